@@ -28,7 +28,7 @@ def test_roles_of_a_cluster_meet_before_they_begin_and_before_they_end(arch, war
     assert text.count("barrier.cluster.arrive.release") == text.count("barrier.cluster.wait.acquire") == 2 * roles
 
 
-@pytest.mark.parametrize("where", ["before", "behind", "inside"])
+@pytest.mark.parametrize("where", ["before", "after", "inside"])
 def test_a_barrier_of_the_cluster_beside_roles_is_refused(where):
     tile = tk.st(tk.bf16, 64, 64)
     g, y = tk.gl(meta(128, 64), tile), tk.gl(meta(256, 64))
@@ -36,7 +36,7 @@ def test_a_barrier_of_the_cluster_beside_roles_is_refused(where):
         if where == "inside":
             meets_inside.compile(y, cluster_size=2)
         else:
-            cases.shared_loads_of_roles.compile(g, y, tile, 4, where == "before", where == "behind", False, cluster_size=2)
+            cases.shared_loads_of_roles.compile(g, y, tile, 4, where == "before", where == "after", False, cluster_size=2)
 
 
 @triton.jit

@@ -79,7 +79,7 @@ PRODUCTS = {
     "ring": "mma_AB: A is a ring of st(bf16, 64, 64); take a slot first, ring[slot]",
     "cut atom": "mma_AB: A is a view of st(bf16, 64, 64) that cuts a swizzle atom; the tensor cores cannot read it",
     "arrived": "mma_AB(arrived=…): only a product into tensor memory completes on a semaphore; use wait=False and mma_wait",
-    "width in flight": "mma_ABt: the accumulator under way was begun for operands of another width than fp8e4m3; begin it with "
+    "width in flight": "mma_ABt: the accumulator in flight was begun for operands of another width than fp8e4m3; begin it with "
     "mma_begin(acc, fp8e4m3)",
     "retire registers": "mma_retire: the newest product reads A from registers, which must stay untouched; wait for it with mma_wait",
 }

@@ -4,6 +4,7 @@ interpreted/ and gpu/.
 
 import inspect
 import linecache
+import re
 
 import pytest
 import torch
@@ -185,4 +186,15 @@ def test_help_names_operands_and_result(name):
     operation = getattr(tk, name)
     text = inspect.getdoc(operation)
     assert operation.__name__ == name and len(text) > 60 and text.split("\n")[0].endswith((".", ":", "−∞ by default."))
-    assert all(f"`{p}`" in text or p in ("row", "col") for p in inspect.signature(operation).parameters), text
+    assert all(f"`{p}`" in text or f"\n    {p}: " in text or p in ("row", "col") for p in inspect.signature(operation).parameters), text
+
+
+def test_help_of_every_function_names_its_parameters():
+    """In `code`, in a list of arguments, or by the function that takes the same ones: "as in `f`"."""
+    for name in tk.__all__:
+        function = getattr(getattr(tk, name), "fn", getattr(tk, name))
+        if not inspect.isfunction(function) or function.__module__.startswith("tritonkittens.lang.template"):
+            continue
+        text = inspect.getdoc(function) or ""
+        named = [p for p in inspect.signature(function).parameters if p in ("row", "col") or f"`{p}`" in text or f"\n    {p}: " in text]
+        assert re.search(r"as in `\w+`", text) or named == list(inspect.signature(function).parameters), (name, text)

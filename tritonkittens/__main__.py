@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-CLOSED_PIPE = 128 + 13  # what a shell reports of a command that SIGPIPE ended
+CLOSED_PIPE = 128 + 13  # a shell's exit status of a command that SIGPIPE ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         try:
             return run(argv)
-        finally:  # also behind --help, which leaves by SystemExit
+        finally:  # also after --help, which raises SystemExit
             print(end="", flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
@@ -36,23 +36,23 @@ def run(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tritonkittens", description=about)
     parser.add_argument("--version", action="version", version=f"tritonkittens {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("demo", help="a short tour: a kernel, its result checked, and what the compiler made of it; needs no GPU")
+    commands.add_parser("demo", help="a short tour: a kernel, its result checked, and the compiler's results; needs no GPU")
     cli.add_arguments(commands.add_parser(
         "inspect",
         help="compile a kernel without a GPU and show registers, spills, shared memory, tensor-core instructions, main loops",
-        description="Compiles a kernel without a GPU and shows what the compiler made of it: registers of each warp role and the cap, "
+        description="Compiles a kernel without a GPU and shows the compiler's results: registers of each warp role and the cap, "
         "whether register reallocation took effect, spills, shared and tensor memory by buffer with ring stages and bank conflicts, "
-        "tensor-core and TMA instructions, serialised wgmma, and what runs inside the main loops.",
+        "tensor-core and TMA instructions, serialised wgmma, and the contents of the main loops.",
     ))
     checker = commands.add_parser(
         "check",
         help="run a kernel on the CPU under many schedules and report deadlocks, races, wrong byte counts and the like; needs no GPU",
-        description="Runs a kernel with its example arguments in the simulator, under many legal interleavings, and reports what is wrong with it.",
+        description="Runs a kernel with its example arguments in the simulator, under many legal interleavings, and reports its bugs.",
     )
     check.add_arguments(checker)
     tuned.add_arguments(commands.add_parser(
         "tuned",
-        help="which configuration a kernel runs a problem with, what was tried and why it won; makes the tables that come with the package",
+        help="a problem's configuration, the tried ones and the reason for the winner; also makes the package's tables",
         description="Without arguments: the families of kernels and how many of their problems were tuned. With FAMILY: those problems. With FAMILY "
         "key=value …: why that problem has its configuration. With --export FAMILY: the results on disk as a table of the package.",
     ))
@@ -63,7 +63,7 @@ def run(argv: Sequence[str] | None) -> int:
         return check.run(arguments)
     if arguments.command == "tuned":
         return tuned.run(arguments)
-    from tritonkittens.demo import main as demo  # imports torch and every kernel: only where it is asked for
+    from tritonkittens.demo import main as demo  # imported here because it loads torch and every kernel
 
     demo()
     return 0

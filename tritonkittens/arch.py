@@ -1,7 +1,8 @@
-"""Chips: what each architecture has, its limits, and the names it goes by. `inline_ptx` says of each instruction which targets have it; nothing else in the
-library writes a limit of a chip.
+"""Chips: the features, limits and names of each architecture. `inline_ptx` states each instruction's targets; no
+other module writes a limit of a chip.
 
-Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; PTX ISA, "Target ISA Notes" of each instruction; data sheets (`GPUS`).
+Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; PTX ISA, "Target ISA Notes" of
+each instruction; data sheets (`GPUS`).
 """
 from __future__ import annotations
 
@@ -10,16 +11,16 @@ from dataclasses import dataclass, replace
 KIB = 1024
 WARP = 32  # threads
 REGISTERS = 64 * KIB  # 32-bit registers of a multiprocessor, on every chip
-SHARED_RESERVED = 1 * KIB  # bytes of shared memory that the system takes of a multiprocessor for each resident thread block
-TENSOR_COLUMNS = 512  # of tensor memory, where a chip has it
+SHARED_RESERVED = 1 * KIB  # bytes of shared memory that the system reserves for each resident thread block
+TENSOR_COLUMNS = 512  # columns of tensor memory, on chips that have it
 
 
 class ArchitectureError(RuntimeError):
-    """The target GPU lacks an instruction that the kernel asks for."""
+    """The target GPU lacks an instruction that the kernel needs."""
 
 
 class UnknownArchitectureError(ArchitectureError, ValueError):
-    """A name that is none of `ARCHITECTURES`."""
+    """A name that is not in `ARCHITECTURES`."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,17 @@ class Chip:
     """One architecture.
 
     Args:
-        name: as PTX calls it ("sm_90a").
+        name: its PTX name ("sm_90a").
         capability: compute capability as an integer (90).
         family: "Hopper".
-        shared_per_block: bytes of shared memory that a thread block may use at most.
-        multiprocessors: of its largest GPU.
-        warps, blocks: that are resident on a multiprocessor at most.
-        tensor_flops: dense 16-bit FLOP of a multiprocessor's tensor cores in a clock; 0 where the cost model does not know it.
-        narrowest: fewest bits of an operand at which halving the bits still doubles `tensor_flops`.
-        tma: TMA, bulk copies, clusters and warp roles with registers of their own (setmaxnreg), as explicit tiles need them together.
+        shared_per_block: the most bytes of shared memory of a thread block.
+        multiprocessors: multiprocessors of its largest GPU.
+        warps: the most resident warps of a multiprocessor.
+        blocks: the most resident thread blocks of a multiprocessor.
+        tensor_flops: dense 16-bit FLOP of a multiprocessor's tensor cores per clock; 0 where the cost model does not
+            know it.
+        narrowest: the fewest operand bits down to which half the bits double `tensor_flops`.
+        tma: TMA, bulk copies, clusters and setmaxnreg, which explicit tiles need together.
         wgmma, tcgen05, tcgen05_int8, tcgen05_load_max: the instructions of that name.
     """
 
@@ -56,11 +59,11 @@ class Chip:
 
     @property
     def shared_per_multiprocessor(self) -> int:
-        """Bytes of shared memory, with what the system takes."""
+        """Bytes of shared memory, including the system's share."""
         return self.shared_per_block + SHARED_RESERVED
 
     def shared_for(self, blocks: int) -> int:
-        """Bytes of shared memory that each of so many thread blocks on a multiprocessor may use."""
+        """Return the bytes of shared memory for each of `blocks` thread blocks on a multiprocessor."""
         return self.shared_per_multiprocessor // blocks - SHARED_RESERVED
 
 
@@ -78,7 +81,7 @@ ARCHITECTURES: dict[str, int] = {chip.name: chip.capability for chip in CHIPS.va
 
 
 def capability_of(arch: str | int) -> int:
-    """The compute capability of an architecture: 90 of "sm_90a", which may also be given as 90.
+    """Return the compute capability of an architecture: 90 for "sm_90a" or 90.
 
     Raises `UnknownArchitectureError` for anything else.
     """
@@ -90,14 +93,16 @@ def capability_of(arch: str | int) -> int:
 
 
 def chip_of(capability: int | tuple[int, int]) -> Chip:
-    """The chip of a compute capability, 90 or (9, 0). One that is not listed has none of the newer instructions."""
+    """Return the chip of a compute capability, 90 or (9, 0). An unlisted chip has none of the newer instructions."""
     if isinstance(capability, tuple):
         capability = 10 * capability[0] + capability[1]
     return CHIPS.get(capability) or Chip(f"sm_{capability}", capability)
 
 
 def names_of_chips_with(feature: str) -> str:
-    """The chips that have a feature (a field of `Chip`), as messages list them: "sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre)"."""
+    """Return the chips with a feature (a field of `Chip`), as messages list them: "sm_90a (Hopper), sm_100a or
+    sm_103a (Blackwell data centre)".
+    """
     families: dict[str, list[str]] = {}
     for chip in CHIPS.values():
         if getattr(chip, feature):
@@ -107,7 +112,7 @@ def names_of_chips_with(feature: str) -> str:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A product: its full name, chip, multiprocessors, bytes of L2, and bytes per second of HBM."""
+    """A product: full name, chip, multiprocessors, bytes of L2, and bytes per second of HBM."""
 
     name: str
     chip: Chip

@@ -20,7 +20,7 @@ class Case(NamedTuple):
     operands: Callable[[torch.device], tuple[torch.Tensor, ...]]
     run: Callable[..., torch.Tensor]
     reference: Callable[..., torch.Tensor]
-    small_shape: str  # what is simulated where there is no GPU
+    small_shape: str  # the simulated shape, without a GPU
     small: Callable[[torch.device], tuple[torch.Tensor, ...]]
 
 

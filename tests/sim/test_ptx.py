@@ -250,7 +250,7 @@ def test_blocks_of_others(rng):
         (PtxSyntaxError, "mov.b32 $0, $5;", "$5: there are 2 operands"),
         (PtxSyntaxError, "{ mov.b32 $0, $1;", "a { without its }"),
         (PtxSyntaxError, "mov.b32 $0, $1; }", "a } without its {"),
-        (PtxSyntaxError, "mov.b32 $0, $1", "no ; behind"),
+        (PtxSyntaxError, "mov.b32 $0, $1", "no ; after"),
         (PtxSyntaxError, "bra NOWHERE;", "no such label"),
         (PtxSyntaxError, "{ .reg .b32 a, a; }", "is no name or is there twice"),
         (PtxSyntaxError, "{ .reg .v2 a; }", "declaration"),

@@ -143,7 +143,7 @@ def test_a_product_of_tensor_memory_that_is_not_handed_over(mistake, a_in_tmem, 
 
 def test_values_used_before_the_wait_for_their_load(rng):
     finding, _, _ = product("in-flight", mistake="wait_ld")
-    assert "values of a tcgen05.ld are used before anyone waits for them" in finding.message
+    assert "values of a tcgen05.ld are used before a wait for them" in finding.message
     _, out, expected = product(mistake="wait without tiles")
     assert relative_error(out, expected) < 1e-6
 

@@ -114,5 +114,5 @@ def test_the_register_operand_of_a_product_in_flight_may_not_be_computed_anew(rn
     with sim.device("sm_90a"), pytest.raises(sim.SimulationError) as caught:
         register_products[(1,)](x, y, True, 1)
     text = str(caught.value)
-    assert "in-flight: the register operand of a wgmma is computed anew before the wgmma that reads it is waited for" in text
+    assert "in-flight: the register operand of a wgmma is overwritten before a wait for the wgmma that reads it" in text
     assert "hopper.warpgroup_mma(a + i.to(gl.float16), ones, acc, is_async=True)" in text

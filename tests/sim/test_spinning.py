@@ -69,7 +69,7 @@ def test_a_loop_whose_inputs_nobody_changes_is_found_at_once(way):
     flag, y = zeros(4), poison(zeros(1))
     launch = run(polls, (1,), flag, y) if way == "atomic_poll" else run(waits, (1,), flag, y, way)
     (found,) = launch.findings
-    assert found.kind == "loop" and "nobody will change what they look at" in found.message
+    assert found.kind == "loop" and "no role will change the values that they read" in found.message
     assert re.search(r"waits for a change of F \(16 bytes\), byte 0, which holds 0", found.places[0].what), found
     assert "test_spinning.py" in str(found.places[0]) and launch.simulation.steps < SHORT
 

@@ -1,9 +1,10 @@
-"""PTX, one function an instruction, one module a family. Usable in plain `@triton.jit` kernels and in explicit kernels; nothing is added.
+"""PTX: one function an instruction, one module a family. Usable in plain `@triton.jit` kernels and in explicit
+kernels.
 
     from tritonkittens.inline_ptx import mbarrier, tma
 
-The compiler models none of it: barriers, fences and waits are the caller's. A target that lacks an instruction is refused while the kernel
-compiles (`ArchitectureError`), a wrong operand likewise (`OperandError`).
+The compiler models none of it, so the caller adds all barriers, fences and waits. A missing instruction on the target
+raises `ArchitectureError` while the kernel compiles, a wrong operand `OperandError`.
 """
 
 from tritonkittens.arch import ArchitectureError

@@ -1,9 +1,12 @@
-"""What every shim stands on: one trace-time `asm` for plain Triton and for explicit (Gluon) kernels, and the architecture checks.
+"""The base of every shim: one trace-time `asm` for plain Triton and for explicit (Gluon) kernels, and the
+architecture checks.
 
-A `@triton.jit` function is compiled with its caller's semantics, so the same shim meets two inline-assembly operations. Gluon's is
-threadwise: its operands may be register tiles and shared or tensor-memory descriptors, and it may have no result. Plain Triton's is
-element-wise: it needs at least one result and knows scalars only (as far as this package uses it). `asm` hides the difference. In both,
-every thread of the program (or partition) executes the block once, so a shim of a single-thread instruction guards it with `issued`.
+A `@triton.jit` function is compiled with its caller's semantics, so one shim uses two inline-assembly operations.
+Gluon's is threadwise: its operands may be register tiles and shared or tensor-memory descriptors, and it may have no
+result.
+Plain Triton's is element-wise: it needs at least one result and takes scalars only (as far as this package uses it).
+`asm` hides the difference. In both, every thread of the program (or partition) executes the block once, so a shim of
+a single-thread instruction guards it with `issued`.
 """
 
 import contextvars
@@ -44,10 +47,10 @@ class OperandError(TypeError):
 
 
 def builtin(fn: Function) -> Function:
-    """Marks `fn(..., _semantic=None)` as callable from kernel code; it runs as Python while the kernel is traced.
+    """Marks `fn(..., _semantic=None)` as callable from kernel code. It runs as Python while the kernel is traced.
 
-    Triton's compile cache does not look into such functions, but it hashes the annotations of aggregates: in that way this package's source
-    is part of the key of every kernel that uses it.
+    Triton's compile cache does not look into such functions, but it hashes the annotations of aggregates. Through
+    them, this package's source is part of the key of every kernel that uses it.
     """
     marked: Any = fn  # Triton reads attributes that a function's type does not have
     marked.signature = inspect.signature(fn)  # what the code generator reads; the annotations below are no longer the parameters'
@@ -59,7 +62,7 @@ def builtin(fn: Function) -> Function:
 
 
 def unwrap(value: Traced) -> Traced:
-    """The Python value behind a constexpr, and through lists and tuples of them; anything else unchanged."""
+    """The Python value of a constexpr, and of constexprs in lists and tuples; anything else unchanged."""
     if isinstance(value, tl.constexpr):
         return unwrap(value.value)
     if isinstance(value, (list, tuple, tl.tuple)):
@@ -77,7 +80,9 @@ def _semantic_of(_semantic: Semantic, what: str) -> Semantic:
 
 
 def arch_number(name: object) -> int | None:
-    """The compute capability behind Triton's architecture name, e.g. "sm90" -> 90; None where it is not an NVIDIA one."""
+    """The compute capability of Triton's architecture name, for example "sm90" -> 90; None for a target that is not
+    NVIDIA's.
+    """
     match = re.fullmatch(r"sm_?(\d+)[af]?", str(name))
     return int(match.group(1)) if match else None
 
@@ -130,12 +135,16 @@ def require(feature: Traced, minimum: Traced = None, only: Traced = None, _seman
 
 @constexpr_function
 def issued(instructions: str | tuple[str, ...], issuer: str, sm: int, declarations: str = "") -> str:
-    """PTX that lets the threads chosen by `issuer` execute `instructions`, in a scope of its own (braces scope registers and labels).
+    """PTX in which the threads chosen by `issuer` execute `instructions`, in a scope of its own (braces scope
+    registers and labels).
 
-    "thread" is every thread that reaches the block, "warp" one lane of each warp, "warpgroup" the threads whose %tid.x is a multiple of
-    128, "cta" the thread whose %tid.x is 0, "first" one lane of the block's first warp, by elect.sync, so that ptxas puts no loop over threads around what has
-    uniform operands. `instructions` is one string or a tuple of single instructions, each without a predicate of its own; `declarations` is PTX that every
-    thread executes before. `sm` is the compute capability: below 90 there is no elect.sync, and lane 0 stands in.
+    Args:
+        instructions: one string or a tuple of single instructions, each without a predicate.
+        issuer: "thread" is every thread that reaches the block, "warp" one lane of each warp, "warpgroup" the threads
+            whose %tid.x is a multiple of 128, "cta" the thread whose %tid.x is 0. "first" is one lane of the block's
+            first warp, by elect.sync; ptxas then adds no loop over threads around uniform operands.
+        sm: the compute capability. Below 90 there is no elect.sync, and lane 0 is elected.
+        declarations: PTX that every thread executes before.
     """
     if issuer not in ("thread", "warp", "warpgroup", "cta", "first"):
         raise OperandError(
@@ -178,7 +187,9 @@ def _renumber(template: str, by: int) -> str:
 
 
 def _lower(arg: Traced) -> tuple[Traced, ...]:
-    """The values that stand for one operand: a lang object hands out what it wraps (a descriptor, a tensor, or a tuple of these)."""
+    """The values of one operand. A lang object provides its wrapped value (a descriptor, a tensor, or a tuple of
+    these).
+    """
     arg = unwrap(arg)
     if arg is None:
         return ()
@@ -239,7 +250,7 @@ def asm(template: Traced, constraints: Traced, args: Traced, result_types: Trace
     constraints   LLVM's, as a string ("=r,r,l") or as a tuple with one entry per operand (repeated for every register of that operand;
                   entries that start with "~" are clobbers).
     args          scalars; in explicit kernels also register tiles and shared or tensor-memory descriptors ("r": the i32 address); lang
-                  objects, which hand out one of these through their property `__asm_operand__`; a tuple of these is one operand of
+                  objects, which provide one of these in their property `__asm_operand__`; a tuple of these is one operand of
                   several registers, and None is an operand of no register.
     result_types  () for none, a scalar dtype, in explicit kernels a tile type (`tile.type`), or a tuple of these (gives a tuple).
     is_pure       True only where the block reads nothing but its operands: the compiler may then move, merge or drop it.

@@ -1,16 +1,19 @@
-"""What one PTX instruction does, in numpy, stated beside the shim that emits it; `tritonkittens/sim/ptx.py` executes blocks of them on the CPU.
+"""The meaning of a PTX instruction, in numpy, next to the shim that emits it. `tritonkittens/sim/ptx.py` executes
+blocks of them on the CPU.
 
 A meaning is a function of the machine `t`, the instruction `i` and its sources, for a group of T threads at once:
 
     @meaning("ex2.approx{ftz:ftz}?.f32")
     def _ex2(t, i, x): return bits of the destination
 
-Sources: a register is an array [T] of its bits (uint8, uint16, uint32, uint64; bool for a predicate; [T, 2] uint64 for 128 bits), a vector `{a, b}` a tuple of
-them, a memory operand `[a + 4]` an array of addresses (of `[map, {x, y}]`: a tuple of the addresses and what follows), an immediate a Python int or float.
-It returns the destination's bits (anything that broadcasts to [T]; a tuple for a vector or a pair `p|q`), or None where the instruction has no destination.
-Lanes outside `i.active` hold anything and are not written. Where it must wait it is a generator: `yield wait`, with a Wait of the machine's.
+Sources: a register is an array [T] of its bits (uint8, uint16, uint32, uint64; bool for a predicate; [T, 2] uint64
+for 128 bits). A vector `{a, b}` is a tuple of them. A memory operand `[a + 4]` is an array of addresses (`[map, {x,
+y}]`: a tuple of the addresses and the rest). An immediate is a Python int or float.
+The result is the destination's bits (anything that broadcasts to [T]; a tuple for a vector or a pair `p|q`), or None
+without a destination. Lanes outside `i.active` hold anything and are not written. A meaning that waits is a
+generator: `yield wait`, with a Wait of the machine's.
 
-This module knows nothing of the simulator; `Machine` says what it must provide.
+This module does not depend on the simulator; `Machine` is the interface that a simulator provides.
 """
 
 import re
@@ -23,9 +26,9 @@ import numpy as np
 from ._formats import word
 
 Bits = np.ndarray
-Wait = Any  # the machine's own; a meaning only hands it on
+Wait = Any  # the machine's own type; a meaning only passes it on
 Register = Any  # a source or a result of an instruction, as described above: an array, a tuple of arrays, a Python number, or None
-Waits = Generator[Wait, None, Register]  # what a meaning that waits returns
+Waits = Generator[Wait, None, Register]  # the result of a meaning that waits
 Registered = Callable[..., Any]
 
 
@@ -34,18 +37,20 @@ class NoMeaning(NotImplementedError):
 
 
 class PtxFault(RuntimeError):
-    """What the hardware would reject or leave undefined: operands that must be uniform and are not, illegal descriptors, a loop without end."""
+    """An error that the hardware would reject or leave undefined: differing operands that must be uniform, illegal
+    descriptors, an endless loop.
+    """
 
 
 @dataclass(slots=True)
 class Instruction:
-    """One instruction as a meaning sees it.
+    """One instruction, the argument of a meaning.
 
     mnemonic    "mbarrier.arrive.shared::cta.b64"
     modifiers   ("arrive", "shared::cta", "b64")
     fields      the pattern's fields by name; None for an optional one that is not there
     destination_bits  width of each destination register, 1 for a predicate, 0 for a sink `_`; a tuple for a vector
-    spins       is it the body of a loop that does nothing but repeat it until it succeeds?
+    spins       whether it is the body of a loop that only repeats it until it succeeds
     active      bool [T]: the threads that execute it
     """
 
@@ -68,7 +73,7 @@ class Instruction:
 
 
 class MBarrier(Protocol):
-    """An mbarrier at a shared address; `remote`: the instruction names another CTA's (`.shared::cluster`)."""
+    """An mbarrier at a shared address. `remote`: the instruction names another CTA's (`.shared::cluster`)."""
 
     def init(self, count: int) -> None:
         """mbarrier.init, by one thread."""
@@ -79,27 +84,30 @@ class MBarrier(Protocol):
         """`count` arrivals, of all the threads that arrive in one instruction."""
 
     def expect(self, nbytes: int) -> None:
-        """expect_tx: the open phase waits for so many bytes more."""
+        """expect_tx: the current phase waits for `nbytes` more bytes."""
 
     def complete(self, nbytes: int) -> None:
-        """complete_tx: so many bytes have come."""
+        """complete_tx: `nbytes` bytes have arrived."""
 
     def completed(self, parity: int) -> bool:
-        """Has the phase of that parity completed? True also acquires what its arrivals released."""
+        """Whether the phase of that parity has completed. If so, the thread acquires the clock that its arrivals
+        released.
+        """
 
     def wait(self, parity: int, limit_ns: int | None) -> Wait | None:
-        """A Wait until the phase of that parity has completed, None if it has.
+        """Return a Wait until the phase of that parity has completed, None if it has.
 
-        `limit_ns`: the thread also goes on once so much time has passed without it: when nothing else can happen, the machine ends such waits and
-        advances its clock. None: it waits for completion only.
+        After `limit_ns`, the thread also continues without it: when nothing else can happen, the machine ends such
+        waits and advances its clock. None: no limit.
         """
 
 
 class Machine(Protocol):
-    """The threads of one role and what they reach. T is their number; addresses are arrays of unsigned integers.
+    """The threads of one role and their memories. T is their number; addresses are arrays of unsigned integers.
 
-    Spaces: "shared" (32-bit addresses, the CTA's rank in the bits from 24 up), "global" (64 bits), "generic" (64 bits, either), "tensor" (lane << 16 | 32-bit
-    column). `active` (bool [T]) names the threads that act; what lies in the others must be ignored.
+    Spaces: "shared" (32-bit addresses, the CTA's rank in the bits from 24 up), "global" (64 bits), "generic" (64
+    bits, either), "tensor" (lane << 16 | 32-bit column). `active` (bool [T]) marks the executing threads; the values
+    of other threads must be ignored.
     """
 
     tid: np.ndarray  # int [T]: %tid.x
@@ -110,7 +118,9 @@ class Machine(Protocol):
         """A special register, "%cluster_ctarank", "%globaltimer", "%clock64", "%ctaid.x", "%smid", …: an int or an array [T]."""
 
     def static_shared(self, name: str, nbytes: int, align: int) -> int:
-        """The address of a `.shared` variable of the block that is being executed: one for each operation of the program, at every execution."""
+        """Return the address of a `.shared` variable of the current block: one for each operation of the program, at
+        every execution.
+        """
 
     def load(self, space: str, addresses: Bits, nbytes: int, active: np.ndarray, order: str = "weak", scope: str = "") -> np.ndarray:
         """uint8 [*addresses.shape, nbytes]; addresses have T as their first axis. `order`: "weak", "relaxed", "acquire", "volatile"."""
@@ -142,8 +152,11 @@ class Machine(Protocol):
         """The mbarrier at a shared address (rank in the bits from 24 up)."""
 
     def named_barrier(self, number: int, threads: int | None, arriving: int, arrive_only: bool, votes: int = 0) -> Wait | None:
-        """bar.sync / bar.arrive / bar.red: `arriving` threads of this role come (whole warps), of `threads` in all (None: the whole CTA); of these
-        `votes` vote yes. A Wait until all have come (None: no need to)."""
+        """bar.sync / bar.arrive / bar.red: `arriving` threads of this role arrive (whole warps), of `threads` in all
+        (None: the whole CTA).
+
+        `votes` of them vote yes. Return a Wait until all have arrived, None without a wait.
+        """
 
     def barrier_votes(self, number: int) -> tuple[int, int]:
         """(yes, all) of the round of a named barrier that this role has just waited for."""
@@ -155,8 +168,11 @@ class Machine(Protocol):
         """barrier.cluster.wait for the round that this role arrived at last."""
 
     def fence(self, kind: str, active: np.ndarray) -> None:
-        """The text behind "fence.": "acq_rel.gpu", "sc.cta", "proxy.async", "proxy.async.shared::cta", "mbarrier_init.release.cluster",
-        "proxy.tensormap::generic.acquire.gpu"; also "warp" (bar.warp.sync) and "tcgen05.before_thread_sync", "tcgen05.after_thread_sync"."""
+        """Execute a fence. `kind` is the text after "fence.": "acq_rel.gpu", "sc.cta", "proxy.async",
+        "proxy.async.shared::cta", "mbarrier_init.release.cluster", "proxy.tensormap::generic.acquire.gpu".
+
+        Also "warp" (bar.warp.sync), "tcgen05.before_thread_sync" and "tcgen05.after_thread_sync".
+        """
 
     def bulk_copy(
         self,
@@ -216,14 +232,20 @@ class Machine(Protocol):
         """tcgen05.wait::ld or ::st."""
 
     def tcgen05_issue(self, operation: Any, thread: int) -> None:
-        """Put a `tcgen05.Product` or `tcgen05.Copy` of one thread under way: asynchronous, in order with each other. `operation.run(read, write)` does its
-        work with `read(space, addresses, nbytes)` and `write(space, addresses, data)` of the machine (as `load` and `store`, without threads)."""
+        """Start a `tcgen05.Product` or `tcgen05.Copy` of one thread. They are asynchronous and in order with each
+        other.
+
+        `operation.run(read, write)` does its work with the machine's `read(space, addresses, nbytes)` and
+        `write(space, addresses, data)` (like `load` and `store`, without threads).
+        """
 
     def tcgen05_commit(self, barriers: list[int], thread: int) -> None:
         """One arrival at each of these barriers (shared addresses) when the thread's operations issued so far are done."""
 
     def clc_try_cancel(self, result: int, barrier: int, multicast: bool) -> None:
-        """Asks for a cluster: `clc.encode_answer` goes to the 16 bytes at shared `result`, 16 bytes are completed on `barrier` (in all CTAs if `multicast`)."""
+        """Request a cluster. `clc.encode_answer` is written to the 16 bytes at shared `result`, and 16 bytes complete
+        on `barrier` (in all CTAs if `multicast`).
+        """
 
     def grid_dependency(self, action: str) -> Wait | None:
         """griddepcontrol "wait" or "launch_dependents"."""
@@ -264,11 +286,13 @@ def _compile(pattern: str) -> "re.Pattern[str]":
 
 
 def meaning(*patterns: str, destinations: int = 1, updates: bool = False) -> Callable[[Registered], Registered]:
-    """Registers what the instructions of `patterns` do; `destinations`: how many leading operands they write;
-    `updates`: these are also read, and come first among the sources.
+    """Register the meaning of the instructions of `patterns`.
 
-    A pattern is a mnemonic whose dot-separated words may be fields: `{type}` any word, `{type:f32|f64}` one of these, with `?` behind it none or one, with `*`
-    any number of words. `i.fields` has what they matched.
+    `destinations` is the number of leading operands that they write. `updates`: these are also read, and come first
+    among the sources.
+
+    A pattern is a mnemonic whose dot-separated words may be fields: `{type}` is any word, `{type:f32|f64}` one of
+    these. A `?` after it means none or one, a `*` any number of words. `i.fields` holds the matched words.
     """
 
     def register(function: Registered) -> Registered:
@@ -280,7 +304,7 @@ def meaning(*patterns: str, destinations: int = 1, updates: bool = False) -> Cal
 
 
 def find(mnemonic: str) -> tuple[Meaning, dict[str, str | None]]:
-    """The meaning of a mnemonic, and its fields. Errors: NoMeaning; LookupError where two claim it."""
+    """Return the meaning of a mnemonic, and its fields. Errors: NoMeaning; LookupError for several meanings."""
     found = [(m, match) for m in _MEANINGS.get(mnemonic.split(".")[0], ()) if (match := m.expression.fullmatch("." + mnemonic))]
     if not found:
         raise NoMeaning(f"{mnemonic} has no meaning on the CPU")

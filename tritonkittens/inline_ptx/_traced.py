@@ -1,4 +1,4 @@
-"""Names for what exists only while a kernel is traced."""
+"""Names for values that exist only while a kernel is traced."""
 
 from typing import Any, TypeAlias
 

@@ -51,17 +51,19 @@ def fence_text(semantics: str, scope: str, sm: int) -> str:
 
 @triton.jit
 def sync(number: tl.constexpr, threads: tl.constexpr):
-    """`bar.sync`: waits until `threads` threads (a multiple of 32) have come to barrier `number` (0 to 15), this one included.
+    """`bar.sync`: waits until `threads` threads (a multiple of 32) have arrived at barrier `number` (0 to 15), this
+    one included.
 
-    Whole warps come: every thread of the program or partition executes it. Memory accesses before are visible after, within the CTA.
-    Any architecture. PTX ISA "bar".
+    Whole warps arrive: every thread of the program or partition executes it. Earlier memory accesses are visible
+    after it, within the CTA. Any architecture. PTX ISA "bar".
     """
     asm(named_text("sync", number, threads), "", [])
 
 
 @triton.jit
 def arrive(number: tl.constexpr, threads: tl.constexpr):
-    """`bar.arrive`: counts for barrier `number` as coming, without waiting; `threads` is the same total that those who `sync` there name.
+    """`bar.arrive`: arrives at barrier `number` without waiting. `threads` is the same total as in the matching
+    `sync`.
 
     Any architecture. PTX ISA "bar".
     """
@@ -70,8 +72,10 @@ def arrive(number: tl.constexpr, threads: tl.constexpr):
 
 @triton.jit
 def reduce(vote, number: tl.constexpr, threads: tl.constexpr, operation: tl.constexpr = "popc"):
-    """`bar.red` -> i32: as `sync`, and every thread learns over all `threads` threads the number of those whose `vote` (i32) is not 0
-    ("popc"), or whether all ("and") or any ("or") are. Any architecture. PTX ISA "bar".
+    """`bar.red` -> i32: as `sync`, with a vote over all `threads` threads.
+
+    Every thread receives the number of threads with a nonzero `vote` (i32) for "popc", or whether all ("and") or any
+    ("or") are nonzero. Any architecture. PTX ISA "bar".
     """
     return asm(reduce_text(operation, number, threads), "=r,r", [vote], tl.int32)
 
@@ -89,11 +93,12 @@ def fence(semantics: tl.constexpr = "acq_rel", scope: tl.constexpr = "gpu"):
     asm(fence_text(semantics, scope, arch()), "", [])
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: the effect of each instruction, on the CPU
+# --------------------------------------------------------------------------------
 
 
 def _coming(t: Machine, i: Instruction, number: Register, threads: Register | None) -> tuple[int, int | None, int]:
-    """(barrier, all threads or None, threads of this role that come): barriers count whole warps."""
+    """Return (barrier, all threads or None, arriving threads of this role). Barriers count whole warps."""
     total = None if threads is None else uniform(threads, i.active, "the number of threads of a barrier")
     return uniform(number, i.active, "the number of a barrier"), total, 32 * sum(1 for _ in warps(t, i.active))
 

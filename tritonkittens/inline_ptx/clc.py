@@ -32,10 +32,11 @@ def first_ctaid_text(axis: int) -> str:
 
 @triton.jit
 def try_cancel(result, bar, multicast: tl.constexpr = False, issuer: tl.constexpr = "warp"):
-    """`clusterlaunchcontrol.try_cancel`: asks for the cancellation of a cluster that has not started; the answer goes to `result`.
+    """`clusterlaunchcontrol.try_cancel`: requests the cancellation of a cluster that has not started. The answer
+    arrives in `result`. sm_100.
 
-    16 bytes are counted on `bar`, whose phase must expect them. `multicast`: the answer goes to the same place in every CTA of the cluster
-    (an architecture-specific form: sm_100a, sm_103a, sm_120a). One thread of the cluster issues it. sm_100. PTX ISA
+    16 bytes count on `bar`, whose phase must expect them. `multicast`: the answer arrives at the same place in every
+    CTA of the cluster (sm_100a, sm_103a, sm_120a). One thread of the cluster issues it. PTX ISA
     "clusterlaunchcontrol.try_cancel".
     """
     require("clusterlaunchcontrol.try_cancel", 100)
@@ -44,7 +45,8 @@ def try_cancel(result, bar, multicast: tl.constexpr = False, issuer: tl.constexp
 
 @triton.jit
 def is_canceled(result):
-    """`clusterlaunchcontrol.query_cancel.is_canceled` -> i32: 1 where a cluster was cancelled and its work is ours, 0 where none is left.
+    """`clusterlaunchcontrol.query_cancel.is_canceled` -> i32: 1 if a cluster was cancelled and its work is this
+    cluster's, 0 if none is left.
 
     Read it after the barrier's phase. sm_100. PTX ISA "clusterlaunchcontrol.query_cancel".
     """
@@ -60,15 +62,17 @@ def is_canceled(result):
 
 @triton.jit
 def first_ctaid(result, axis: tl.constexpr = 0):
-    """`clusterlaunchcontrol.query_cancel.get_first_ctaid` -> i32: the cancelled cluster's first %ctaid along `axis` (0 x, 1 y, 2 z).
+    """`clusterlaunchcontrol.query_cancel.get_first_ctaid` -> i32: the cancelled cluster's first %ctaid along `axis`
+    (0 x, 1 y, 2 z).
 
-    Defined only where `is_canceled` gave 1. sm_100. PTX ISA "clusterlaunchcontrol.query_cancel".
+    Defined only where `is_canceled` returned 1. sm_100. PTX ISA "clusterlaunchcontrol.query_cancel".
     """
     require("clusterlaunchcontrol.query_cancel", 100)
     return asm(first_ctaid_text(axis), "=r,r", [result], tl.int32)
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: the effect of each instruction, on the CPU
+# --------------------------------------------------------------------------------
 
 
 def encode_answer(first_ctaid: "tuple[int, int, int] | None") -> np.ndarray:

@@ -1,7 +1,8 @@
-"""Thread block clusters: their barrier, who is where, and the neighbours' shared memory (PTX ISA, "barrier.cluster", "mapa"). sm_90.
+"""Thread block clusters: their barrier, ranks, and the neighbours' shared memory (PTX ISA, "barrier.cluster",
+"mapa"). sm_90.
 
-A remote address is an i32 in the shared::cluster window: `mapa` makes it from a local one. A CTA must not exit while others still use its
-memory: end with `arrive` and `wait`.
+A remote address is an i32 in the shared::cluster window; `mapa` makes it from a local one. A CTA must not exit while
+others still use its memory: end with `arrive` and `wait`.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from tritonkittens.inline_ptx._meaning import Instruction, Machine, Register, Wa
 from tritonkittens.inline_ptx.shared import load_constraints, load_text, register_class, store_constraints, store_text
 
 _AXES = ("x", "y", "z")
-QUAD_STEP = 16 * 128  # bytes that the threads of a warpgroup move at a time, 16 each
+QUAD_STEP = 16 * 128  # bytes of one access by a warpgroup, 16 for each thread
 
 
 @constexpr_function
@@ -71,10 +72,10 @@ def ld_tile_text(outputs: References, inputs: References) -> str:
 
 @triton.jit
 def arrive(semantics: tl.constexpr = "release", aligned: tl.constexpr = True):
-    """`barrier.cluster.arrive`: this thread has come; every thread of every CTA of the cluster executes it.
+    """`barrier.cluster.arrive`: this thread arrives; every thread of every CTA of the cluster executes it. sm_90.
 
-    "release" publishes what it wrote to the threads that `wait`; "relaxed" does not. `aligned`: all threads of the warp execute it
-    together. sm_90. PTX ISA "barrier.cluster".
+    "release" publishes this thread's writes to the threads that `wait`; "relaxed" does not. `aligned`: all threads of
+    the warp execute it together. PTX ISA "barrier.cluster".
     """
     require("barrier.cluster.arrive", 90)
     asm(arrive_text(semantics, aligned), "", [])
@@ -117,7 +118,8 @@ def nctaid(axis: tl.constexpr = 0):
 
 @triton.jit
 def mapa(memory, cta):
-    """`mapa.shared::cluster.u32` -> i32: the address, in the CTA of rank `cta` (i32), of what lies at `memory` in this one. sm_90.
+    """`mapa.shared::cluster.u32` -> i32: the address, in the CTA of rank `cta` (i32), that corresponds to `memory` in
+    this one. sm_90.
 
     `memory` is a shared descriptor or an i32 shared address. PTX ISA "mapa".
     """
@@ -144,10 +146,11 @@ def st(remote, value, dtype: tl.constexpr, issuer: tl.constexpr = "warp"):
 
 @triton.jit
 def st_async(remote, value, remote_bar, dtype: tl.constexpr, issuer: tl.constexpr = "warp"):
-    """`st.async`: writes a scalar `dtype` (32 or 64 bits) to a remote address and then counts its 4 or 8 bytes on `remote_bar`.
+    """`st.async`: writes a scalar `dtype` (32 or 64 bits) to a remote address and then counts its 4 or 8 bytes on
+    `remote_bar`. sm_90.
 
-    Both addresses come from `mapa` with the same CTA; that CTA expects the bytes (`mbarrier.expect_tx`) and waits. sm_90. PTX ISA
-    "st.async".
+    Both addresses come from `mapa` with the same CTA. That CTA expects the bytes (`mbarrier.expect_tx`) and waits.
+    PTX ISA "st.async".
     """
     require("st.async", 90)
     asm(st_async_text(dtype, issuer, arch()), st_async_constraints(dtype), [remote, value, remote_bar])
@@ -155,8 +158,10 @@ def st_async(remote, value, remote_bar, dtype: tl.constexpr, issuer: tl.constexp
 
 @triton.jit
 def st_async_tile(remote, tile, remote_bar):
-    """`st.async.v4`: every thread of a warpgroup writes its registers of a tile of fp32, 16 bytes at a time, to the remote addresses `remote`, `remote` + 2048,
-    … (an i32 that differs between threads, a multiple of 16), and counts them on `remote_bar`. Explicit kernels; sm_90. PTX ISA "st.async".
+    """`st.async.v4`: every thread of a warpgroup writes its registers of an fp32 tile, 16 bytes at a time. sm_90.
+
+    The remote addresses are `remote`, `remote` + 2048, …: an i32 that differs between threads, a multiple of 16. The
+    bytes count on `remote_bar`. Explicit kernels. PTX ISA "st.async".
     """
     require("st.async", 90)
     asm(st_async_tile_text, ("r", "f", "r"), [remote, tile, remote_bar])
@@ -164,13 +169,15 @@ def st_async_tile(remote, tile, remote_bar):
 
 @triton.jit
 def ld_tile(address, like):
-    """`ld.shared.v4`: a tile of fp32 of the type of `like`, read by every thread of a warpgroup from where `st_async_tile` of the thread of the same number has
-    written it. Explicit kernels. PTX ISA "ld".
+    """`ld.shared.v4`: reads an fp32 tile of the type of `like` that `st_async_tile` wrote.
+
+    Each thread of a warpgroup reads the data of the writer's thread of equal number. Explicit kernels. PTX ISA "ld".
     """
     return asm(ld_tile_text, ("=f", "r"), [address], like.type)
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: the effect of each instruction, on the CPU
+# --------------------------------------------------------------------------------
 
 
 @meaning("barrier.cluster.arrive.{order:release|relaxed}?.{aligned:aligned}?", destinations=0)

@@ -288,7 +288,8 @@ def to_e2m1x2_stochastic(low, high, bits, relu: tl.constexpr = False):
     return _convert("stochastic4", mnemonic, (low, high, bits), ("fp32", "fp32", "uint32"), tl.uint8, None, (100, 103))
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: the effect of each instruction, on the CPU
+# --------------------------------------------------------------------------------
 
 _NARROW = "e4m3|e5m2|e2m3|e3m2|e2m1|ue8m0"
 _RANDOM_BITS = {"bf16": 16, "f16": 13, "e4m3": 8, "e5m2": 8, "e2m1": 8, "e2m3": 8, "e3m2": 8}
@@ -334,7 +335,9 @@ def _cvt_widen(t: Machine, i: Instruction, pair: Register) -> Register:
 
 @meaning("cvt.{rounding:rs}.{relu:relu}?.{satfinite:satfinite}?.{to:f16x2|bf16x2}.f32")
 def _cvt_stochastic_pair(t: Machine, i: Instruction, high: Register, low: Register, random: Register) -> Register:
-    """Each half of `random` rounds its half: the low 16 (bf16) or 13 (f16) bits are added below the last kept bit, and what is left is cut off."""
+    """Round each half with its half of `random`: the low 16 (bf16) or 13 (f16) bits are added below the last kept
+    bit, and the rest is cut off.
+    """
     to = (i.fields["to"] or "").removesuffix("x2")
     mask = np.uint16((1 << _RANDOM_BITS[to]) - 1)
     return join([_round(i, _values(x, "f32"), to, bits & mask) for x, bits in zip((low, high), split(random, 32, 2))], 32)

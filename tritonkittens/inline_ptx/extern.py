@@ -1,10 +1,11 @@
-"""Functions in LLVM IR with PTX inside (`extern.ll`, beside this file), linked into the kernels that call them, as libdevice is.
+"""LLVM IR functions with PTX inside (`extern.ll` in this folder), linked into the kernels that call them, as
+libdevice is.
 
-A kernel that uses one must be launched or compiled with the options that `link_options` returns, in plain Triton and in explicit kernels:
+A kernel that uses one needs the launch or compile options of `link_options`, in plain Triton and in explicit kernels:
 
     kernel[grid](…, **link_options())            triton.compile(source, target=…, options=link_options())
 
-Without them the PTX assembler reports an unresolved `tritonkittens_…` symbol.
+Without them, the PTX assembler reports an unresolved `tritonkittens_…` symbol.
 """
 
 from pathlib import Path
@@ -62,7 +63,8 @@ def time_and_place():
     return _time_and_place()
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: the effect of each instruction, on the CPU
+# --------------------------------------------------------------------------------
 
 # What the functions of extern.ll do, as blocks with the same instructions: symbol -> (PTX, constraints: the result, then the arguments).
 PTX = {

@@ -39,7 +39,9 @@ INSTRUCTIONS = {
 
 
 def direct_asm(mnemonic: str, inputs: int) -> tuple[str, int]:
-    """The instruction on operands as they are: `$0` is the result, `$1`… the inputs. Returns (template, elements an instruction)."""
+    """The instruction on its operands: `$0` is the result, `$1`… the inputs. Returns (template, elements an
+    instruction).
+    """
     return f"{mnemonic} {', '.join(f'${i}' for i in range(inputs + 1))};", 2 if mnemonic.endswith("16x2") else 1
 
 
@@ -175,7 +177,8 @@ def min3(a, b, c):
     return _apply("min3", (a, b, c))
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: the effect of each instruction, on the CPU
+# --------------------------------------------------------------------------------
 
 _FLOATS = "f32|f64|f16|bf16|f16x2|bf16x2|f32x2"
 
@@ -216,7 +219,7 @@ def _elementwise(i: Instruction, function: Callable[..., np.ndarray], *sources: 
                 value = np.where(value > 0, np.minimum(value, 1.0), 0.0)  # NaN and minus zero become zero
             out.append(_flush(value) if ftz else value)
         bits = _packed(out, kind, i.fields.get("rounding") or "rn")
-    if ftz:  # what only rounding makes subnormal
+    if ftz:  # values that rounding makes subnormal
         exponent, sign = (0x7F800000, 1 << 31) if kind.startswith("f32") else (0x7F80, 1 << 15)
         count = 2 if kind.endswith("x2") else 1
         size = storage(kind.removesuffix("x2"))
@@ -226,7 +229,9 @@ def _elementwise(i: Instruction, function: Callable[..., np.ndarray], *sources: 
 
 
 def _fused(i: Instruction, a: np.ndarray, b: np.ndarray | np.float64, c: np.ndarray) -> np.ndarray:
-    """a b + c before its last rounding: of float64 as it is, of what is narrower rounded to odd. Downwards, an exact sum of zero is minus zero."""
+    """Return a b + c before its last rounding: exact float64 for float64, rounded to odd for narrower types. Rounding
+    down, an exact sum of zero is minus zero.
+    """
     if i.fields["type"] == "f64":
         return a + c  # b is 1: there is no fma.f64 here
     return -fma_to_odd(-a, b, -c) if i.fields["rounding"] == "rm" else fma_to_odd(a, b, c)
@@ -305,7 +310,9 @@ def _approximate(t: Machine, i: Instruction, x: Register) -> Register:
 
 @meaning("div.{approx:approx|full|rn}.{ftz:ftz}?.{type:f32}", "sqrt.rn.{ftz:ftz}?.{type:f32}", "rcp.rn.{ftz:ftz}?.{type:f32}")
 def _exact(t: Machine, i: Instruction, a: Register, b: Register = None) -> Register:
-    """Rounded once more from float64, which is exact for quotients and roots of float32 (53 bits are more than twice 24)."""
+    """Round once more from float64. That is exact for quotients and roots of float32 (53 bits are more than twice
+    24).
+    """
     return _elementwise(i, np.divide, a, b) if b is not None else _elementwise(i, _FUNCTIONS[i.mnemonic.split(".")[0]], a)
 
 

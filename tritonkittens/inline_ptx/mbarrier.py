@@ -1,8 +1,11 @@
-"""mbarrier: the 64-bit barrier object in shared memory that counts arrivals and bytes (PTX ISA, "Parallel Synchronization: mbarrier").
+"""mbarrier: the 64-bit barrier object in shared memory that counts arrivals and bytes (PTX ISA, "Parallel
+Synchronization: mbarrier").
 
-`bar` is a shared descriptor of one barrier (explicit kernels) or an i32 shared address, 8-byte aligned. A phase completes when `count`
-arrivals and all expected bytes have come; `phase` is the parity of the phase that is waited for: 0 for the first, 1 for the second, ...
-`issuer` names the threads that execute: see `_asm.issued`. The compiler knows nothing of these operations and adds no barrier around them.
+`bar` is a shared descriptor of one barrier (explicit kernels) or an i32 shared address, 8-byte aligned. A phase
+completes when `count` arrivals and all expected bytes have arrived. `phase` is the parity of the awaited phase: 0 for
+the first, 1 for the second, and so on.
+`issuer` selects the executing threads; see `_asm.issued`. The compiler does not model these operations and adds no
+barrier around them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -83,19 +86,20 @@ def wait_or_trap_text(limit_ns: int, scope: str, sm: int) -> str:
 
 @triton.jit
 def init(bar, count, issuer: tl.constexpr = "cta"):
-    """`mbarrier.init`: makes the barrier, expecting `count` arrivals a phase (1 to 2**20 - 1). sm_80.
+    """`mbarrier.init`: initialises the barrier for `count` arrivals a phase (1 to 2**20 - 1). sm_80.
 
-    One thread must execute it, once: the default is thread 0 of the CTA. Other threads see it after a CTA barrier; copies and other CTAs
-    after `fence_init` and a (cluster) barrier. PTX ISA "mbarrier.init".
+    Exactly one thread must execute it; the default is thread 0 of the CTA. Other threads see it after a CTA barrier;
+    copies and other CTAs after `fence_init` and a (cluster) barrier. PTX ISA "mbarrier.init".
     """
     require("mbarrier.init", 80)
     asm(issued("mbarrier.init.shared::cta.b64 [$0], $1;", issuer, arch()), "r,r", [bar, count])
 
 
 def init_all_text(counts: Iterable[tuple[int, int]]) -> str:
-    """PTX by which thread 0 of the CTA makes arrays of mbarriers: operand $i is the address of array i, `counts` says (barriers, arrivals a phase) of each.
+    """PTX in which thread 0 of the CTA initialises arrays of mbarriers.
 
-    One branch around all of them: a predicate of its own for each takes four times as many instructions, which delay a kernel's start (measured:
+    Operand $i is the address of array i. `counts` holds (barriers, arrivals a phase) of each. One branch contains all
+    of them: separate predicates take four times as many instructions, which delay a kernel's start (measured:
     docs/notes/launch.md). PTX ISA "mbarrier.init".
     """
     made = " ".join(f"mbarrier.init.shared::cta.b64 [${i}+{8 * k}], {count};" for i, (number, count) in enumerate(counts) for k in range(number))
@@ -104,14 +108,14 @@ def init_all_text(counts: Iterable[tuple[int, int]]) -> str:
 
 @triton.jit
 def inval(bar, issuer: tl.constexpr = "cta"):
-    """`mbarrier.inval`: ends the barrier's life, so that its 8 bytes may be used for something else. sm_80. PTX ISA "mbarrier.inval"."""
+    """`mbarrier.inval`: ends the barrier's life, so that its 8 bytes can be reused. sm_80. PTX ISA "mbarrier.inval"."""
     require("mbarrier.inval", 80)
     asm(issued("mbarrier.inval.shared::cta.b64 [$0];", issuer, arch()), "r", [bar])
 
 
 @triton.jit
 def arrive(bar, count: tl.constexpr = 1, issuer: tl.constexpr = "warp"):
-    """`mbarrier.arrive`: each issuing thread takes `count` off the pending arrivals (release, CTA scope). sm_80; `count` > 1: sm_90.
+    """`mbarrier.arrive`: each issuing thread arrives `count` times (release, CTA scope). sm_80; `count` > 1: sm_90.
 
     The barrier's count must match: by default one arrival a warp. PTX ISA "mbarrier.arrive".
     """
@@ -121,7 +125,8 @@ def arrive(bar, count: tl.constexpr = 1, issuer: tl.constexpr = "warp"):
 
 @triton.jit
 def arrive_expect_tx(bar, nbytes, issuer: tl.constexpr = "warp"):
-    """`mbarrier.arrive.expect_tx`: adds `nbytes` (i32, bytes) to what the phase waits for, then arrives once, per issuing thread. sm_90.
+    """`mbarrier.arrive.expect_tx`: adds `nbytes` (i32) to the bytes of the phase, then arrives once, per issuing
+    thread. sm_90.
 
     PTX ISA "mbarrier.arrive".
     """
@@ -131,7 +136,7 @@ def arrive_expect_tx(bar, nbytes, issuer: tl.constexpr = "warp"):
 
 @triton.jit
 def expect_tx(bar, nbytes, issuer: tl.constexpr = "warp"):
-    """`mbarrier.expect_tx`: adds `nbytes` (i32, bytes) to what the current phase waits for, without arriving. sm_90.
+    """`mbarrier.expect_tx`: adds `nbytes` (i32) to the bytes of the current phase, without arriving. sm_90.
 
     PTX ISA "mbarrier.expect_tx".
     """
@@ -141,10 +146,10 @@ def expect_tx(bar, nbytes, issuer: tl.constexpr = "warp"):
 
 @triton.jit
 def test_wait(bar, phase, scope: tl.constexpr = "cta"):
-    """`mbarrier.test_wait.parity` -> i32: 1 where the phase of parity `phase` has completed, else 0, at once. sm_80 (scope "cluster":
-    sm_90).
+    """`mbarrier.test_wait.parity` -> i32: 1 if the phase of parity `phase` has completed, else 0, without a wait.
+    sm_80 (scope "cluster": sm_90).
 
-    Every thread asks for itself: the answer may differ between threads. PTX ISA "mbarrier.test_wait".
+    The result may differ between threads. PTX ISA "mbarrier.test_wait".
     """
     require("mbarrier.test_wait", 80)
     return asm(poll_text("test_wait", scope, arch(), 0), "=r,r,r", [bar, phase], tl.int32)
@@ -152,8 +157,10 @@ def test_wait(bar, phase, scope: tl.constexpr = "cta"):
 
 @triton.jit
 def try_wait(bar, phase, scope: tl.constexpr = "cta", hint_ns: tl.constexpr = 0):
-    """`mbarrier.try_wait.parity` -> i32: as `test_wait`, but the thread may sleep for a time (about `hint_ns` nanoseconds, 0: the
-    hardware's own limit) before it answers 0. sm_90. PTX ISA "mbarrier.try_wait".
+    """`mbarrier.try_wait.parity` -> i32: as `test_wait`, but the thread may sleep before it returns 0. sm_90.
+
+    It sleeps about `hint_ns` nanoseconds at most, or with 0 up to the hardware's own limit. PTX ISA
+    "mbarrier.try_wait".
     """
     require("mbarrier.try_wait", 90)
     return asm(poll_text("try_wait", scope, arch(), hint_ns), "=r,r,r", [bar, phase], tl.int32)
@@ -161,10 +168,12 @@ def try_wait(bar, phase, scope: tl.constexpr = "cta", hint_ns: tl.constexpr = 0)
 
 @triton.jit
 def wait(bar, phase, scope: tl.constexpr = "cta"):
-    """Returns once the phase of parity `phase` has completed: a loop around `mbarrier.try_wait` in every thread, without any other barrier.
+    """Waits until the phase of parity `phase` has completed: a loop around `mbarrier.try_wait` in every thread,
+    without any other barrier.
 
-    What the arriving threads wrote before is visible after it (acquire, `scope`: "cluster" where other CTAs arrive). sm_80 (there a loop
-    around test_wait). It hangs if the phase never completes: `wait_or_trap` does not. PTX ISA "mbarrier.try_wait".
+    The arriving threads' earlier writes are visible after it (acquire; `scope` "cluster" where other CTAs arrive).
+    sm_80 (there a loop around test_wait). It hangs if the phase never completes; `wait_or_trap` does not. PTX ISA
+    "mbarrier.try_wait".
     """
     require("mbarrier.wait", 80)
     asm(wait_text(scope, arch()), "r,r", [bar, phase])
@@ -190,7 +199,9 @@ def arrive_remote(bar, cta, count: tl.constexpr = 1, issuer: tl.constexpr = "war
 
 @triton.jit
 def arrive_expect_tx_remote(bar, cta, nbytes, issuer: tl.constexpr = "warp"):
-    """As `arrive_remote`, and adds `nbytes` (i32, bytes) to what that barrier's phase waits for. sm_90. PTX ISA "mbarrier.arrive"."""
+    """As `arrive_remote`, and adds `nbytes` (i32) to the bytes of that barrier's phase. sm_90. PTX ISA
+    "mbarrier.arrive".
+    """
     require("mbarrier.arrive_expect_tx_remote", 90)
     asm(arrive_expect_tx_remote_text(issuer, arch()), "r,r,r", [bar, cta, nbytes])
 
@@ -205,7 +216,8 @@ def fence_init():
     asm("fence.mbarrier_init.release.cluster;", "", [])
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: the effect of each instruction, on the CPU
+# --------------------------------------------------------------------------------
 
 
 TIME_LIMIT_NS = 10_000_000  # of a try_wait without a hint: the hardware's own limit, which the PTX ISA leaves open
@@ -276,8 +288,10 @@ def _complete_tx(t: Machine, i: Instruction, addresses: Register, nbytes: Regist
 
 @meaning(f"mbarrier.{{kind:test_wait|try_wait}}.parity.{{order:acquire|relaxed}}?.{{scope:cta|cluster}}?.{_SPACE}.b64")
 def _wait_meaning(t: Machine, i: Instruction, addresses: Register, parity: Register, hint_ns: Register = 0) -> Waits:
-    """A try_wait sleeps until the phase completes or its time is over. In a loop that does nothing else the time makes no difference: it is left out, and a
-    phase that never completes is then a deadlock that the machine sees. So it is for test_wait in such a loop; elsewhere it answers at once.
+    """Wait for a phase. A try_wait sleeps until the phase completes or its time is over.
+
+    In a loop that does nothing else, the time limit is dropped, because it makes no difference. The machine then sees
+    a phase that never completes as a deadlock. test_wait in such a loop behaves alike; elsewhere it returns at once.
     """
     done = np.zeros(i.active.shape, bool)
     pairs = list(zip(i.threads, lanes(addresses, i.active), lanes(parity, i.active)))

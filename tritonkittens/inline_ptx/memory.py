@@ -1,9 +1,10 @@
-"""Loads, stores, prefetches and reductions on global memory with what `tl.load` does not expose (PTX ISA 9.7.9 `ld`, `st`, `prefetch`;
+"""Loads, stores, prefetches and reductions on global memory beyond `tl.load` (PTX ISA 9.7.9 `ld`, `st`, `prefetch`;
 9.7.14 `red`).
 
-Pointers are scalars or tiles of pointers. An element moves one word of the pointer's element type (32 or 64 bits) or, with `vec`, that many
-consecutive words in one instruction: vec=4 turns a tile of pointers into a tuple of four tiles. The address of a vector must be a multiple
-of its size in bytes. Every thread that holds an element executes the instruction for it, and a tile may be held by several threads.
+Pointers are scalars or tiles of pointers. An element moves one word of the pointer's element type (32 or 64 bits) or,
+with `vec`, that many consecutive words in one instruction: vec=4 turns a tile of pointers into a tuple of four tiles.
+The address of a vector must be a multiple of its size in bytes. Every thread that holds an element executes the
+instruction for it, and several threads may hold a tile.
 """
 
 from collections.abc import Collection
@@ -212,8 +213,10 @@ def load_nc(
     prefetch: tl.constexpr = "",
     policy=None,
 ):
-    """`load` through the read-only path: nobody may write the memory while the kernel runs. cache is "ca", "cg" or "cs". PTX ISA
-    `ld.global.nc`.
+    """`load` through the read-only path: the memory must not be written while the kernel runs. cache is "ca", "cg" or
+    "cs".
+
+    PTX ISA `ld.global.nc`.
     """
     return _load("load_nc", pointer, vec, mask, cache, l1, l2, prefetch, policy)
 
@@ -267,7 +270,8 @@ def _load_acquire(pointer: Traced, scope: Traced, _semantic: Semantic = None) ->
 
 @triton.jit
 def load_acquire(pointer, scope: tl.constexpr = "gpu"):
-    """Reads a flag (32 or 64 bits) of each address: what its writer released before is visible afterwards to the reading threads.
+    """Reads a flag (32 or 64 bits) of each address. Afterwards, the reading threads see everything that its writer
+    released before.
 
     scope "cta", "cluster" (sm_90+), "gpu" or "sys". PTX ISA 9.7.9 `ld.acquire`.
     """
@@ -346,7 +350,8 @@ def _atom_cas_text(order: str, scope: str) -> str:
 
 @triton.jit
 def atom_cas(pointer, expected, value, order: tl.constexpr = "relaxed", scope: tl.constexpr = "gpu"):
-    """Writes an int32 `value` to global memory where `expected` is there, by each thread that comes here -> what was there before. sm_70.
+    """Writes an int32 `value` to global memory if it holds `expected`, in each thread that executes it. Returns the
+    old value. sm_70.
 
     PTX ISA 9.7.14 `atom.cas`.
     """
@@ -399,19 +404,20 @@ def red_add(
     """Adds one value, or a tuple of 2 or 4 consecutive values (sm_90+), to the memory at each address, without returning the old one.
 
     values  float32 for kind "f32"; a word of two packed halves (uint32) for "f16x2" and "bf16x2" (sm_90+); "s32", "u32", "u64".
-    order   "relaxed", or "release" (what the thread wrote before is visible to who acquires the sum).
+    order   "relaxed", or "release" (the thread's earlier writes are visible to a thread that acquires the sum).
     issuer  which threads add a scalar: "thread" (each of them!), "warp", "warpgroup" or "cta" (one of each).
     Tiles are for explicit kernels, in layouts that hold each element once. PTX ISA 9.7.14 `red.global.add`.
     """
     _red_add(pointer, values, kind, order, scope, issuer)
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: the effect of each instruction, on the CPU
+# --------------------------------------------------------------------------------
 
 
 _SPACES = {"global": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "shared"}
 _ORDERS = ("weak", "relaxed", "acquire", "release", "volatile")
-# How caches keep the data: no effect on what is read or written.
+# Cache hints: no effect on values.
 _HINTS = {"ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "mmio", "L2::cache_hint", *(f"L2::{size}" for size in PREFETCH)}
 _HINTS |= {f"{level}::{how}" for level in ("L1", "L2") for how in PRIORITY}
 _WORDS = "{words:" + "|".join([*_SPACES, *_ORDERS, *SCOPES, *sorted(_HINTS), "v2", "v4", "v8"]) + "}*"
@@ -466,7 +472,7 @@ _OPERATIONS = "add|min|max|inc|dec|and|or|xor|exch|cas"
 
 
 def _atomic(t: Machine, i: Instruction, addresses: Register, *values: Register) -> Register:
-    """Element by element of a vector; .noftz is how 16-bit floats are added anyway."""
+    """Execute element by element of a vector. 16-bit floats are always added without ftz."""
     space, order, scope, count, kind = _access(i)
     bits = 32 if kind.endswith("x2") else _bits(kind.removeprefix("b") if kind == "bf16" else kind)
     operation = i.fields["operation"] or ""
@@ -494,7 +500,7 @@ def _atom(t: Machine, i: Instruction, addresses: Register, *values: Register) ->
 
 
 def _with_vector(i: Instruction) -> Instruction:
-    """Here the vector's size stands behind the operation."""
+    """Here the vector's size follows the operation in the mnemonic."""
     if i.fields["vector"]:
         i.fields = {**i.fields, "words": f"{i.fields['words'] or ''}.{i.fields['vector']}"}
     return i
@@ -502,4 +508,4 @@ def _with_vector(i: Instruction) -> Instruction:
 
 @meaning("prefetch.{space:global}?.{level:L1|L2|L2::evict_last|L2::evict_normal}", "prefetchu.L1", destinations=0)
 def _prefetch_meaning(t: Machine, i: Instruction, addresses: Register) -> None:
-    """Caches are no part of what a kernel computes."""
+    """Do nothing: caches do not affect results."""

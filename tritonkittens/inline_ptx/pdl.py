@@ -1,6 +1,6 @@
 """Programmatic dependent launch: the next kernel starts before this one ends (PTX ISA, "griddepcontrol"). sm_90.
 
-It acts only where the launch asks for it (Triton: `launch_pdl=True`); elsewhere both instructions do nothing.
+It needs a launch with the attribute (Triton: `launch_pdl=True`); otherwise both instructions do nothing.
 """
 
 import triton
@@ -18,7 +18,9 @@ def wait():
 
 @triton.jit
 def launch_dependents():
-    """`griddepcontrol.launch_dependents`: this CTA lets the dependent grid start; it does so once all CTAs have said so or ended. sm_90."""
+    """`griddepcontrol.launch_dependents`: allows the dependent grid to start, once all CTAs have executed it or
+    ended. sm_90.
+    """
     require("griddepcontrol.launch_dependents", 90)
     asm("griddepcontrol.launch_dependents;", "", [])
 

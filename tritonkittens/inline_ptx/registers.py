@@ -1,7 +1,8 @@
-"""setmaxnreg: moves registers from one warpgroup to another (PTX ISA, "setmaxnreg"). Architecture-specific: sm_90a, sm_100a, sm_103a.
+"""setmaxnreg: moves registers between warpgroups (PTX ISA, "setmaxnreg"). sm_90a, sm_100a, sm_103a.
 
-The kernel must be compiled with a register limit (Triton: `maxnreg`, or explicit partitions): without one ptxas ignores the instruction.
-ptxas takes it for sm_120a as well; it is refused there, as everything else of the warp-specialised kernels is.
+The kernel must be compiled with a register limit (Triton: `maxnreg`, or explicit partitions); otherwise ptxas ignores
+the instruction. ptxas accepts it for sm_120a, but it is refused there, as are the other instructions of
+warp-specialised kernels.
 """
 
 import triton
@@ -33,7 +34,8 @@ def inc(count: tl.constexpr):
 
 @triton.jit
 def dec(count: tl.constexpr):
-    """`setmaxnreg.dec`: lowers this warpgroup's limit to `count` registers a thread and gives the rest to the CTA's pool.
+    """`setmaxnreg.dec`: lowers this warpgroup's limit to `count` registers a thread and releases the rest to the
+    CTA's pool.
 
     All four warps of the warpgroup execute it. `count` is a multiple of 8 from 24 to 256. PTX ISA "setmaxnreg".
     """

@@ -1,8 +1,9 @@
-"""Shared memory by address: static allocation, and plain loads and stores (PTX ISA, "State Spaces", "ld", "st"). Any architecture.
+"""Shared memory by address: static allocation, and plain loads and stores (PTX ISA, "State Spaces", "ld", "st"). Any
+architecture.
 
-In explicit kernels the compiler owns shared memory and hands out descriptors. A plain Triton kernel has no name for it, so a shim that
-needs a barrier or a buffer there declares its own `.shared` variable: it lies in front of the compiler's dynamic shared memory and adds
-to it.
+In explicit kernels, the compiler owns shared memory and provides descriptors. A plain Triton kernel has no name for
+it, so a shim with a barrier or a buffer declares its own `.shared` variable. That variable precedes the compiler's
+dynamic shared memory and adds to it.
 """
 
 import triton
@@ -20,9 +21,9 @@ _REGISTER_CLASSES = {
     "fp64": ("f64", "d"),
 }
 STATIC_LIMIT = 48 * 1024  # bytes of .shared variables that one kernel may declare: larger amounts are dynamic only
-# The compiler's dynamic shared memory begins where the static ends, and declares an alignment of only 16 bytes, while its swizzled
-# tiles rely on 1024. So static buffers come in multiples of 1024 bytes: anything else would silently misplace the tiles of `tl.dot` and
-# of TMA.
+# The compiler's dynamic shared memory begins where the static ends, and declares an alignment of only 16 bytes,
+# although its swizzled tiles rely on 1024. So static buffers are multiples of 1024 bytes; any other size would
+# silently misalign the tiles of `tl.dot` and of TMA.
 GRANULE = 1024
 
 
@@ -67,10 +68,12 @@ def store_constraints(dtype: tl.dtype) -> str:
 
 @triton.jit
 def allocate(nbytes: tl.constexpr, align: tl.constexpr = 16):
-    """The i32 shared address of `nbytes` bytes of static shared memory of its own, aligned to `align` bytes (uninitialised).
+    """Return the i32 shared address of `nbytes` bytes of static shared memory, uninitialised and aligned to `align`
+    bytes.
 
-    One call in the source is one buffer (a second execution of the same call gives the same one), so call it at the top of the kernel: the
-    compiler may unroll a loop and so make several of it. Each takes a multiple of 1024 bytes, so allocate once and divide by addresses.
+    One call in the source is one buffer, also when it runs again. Call it at the top of the kernel, because the
+    compiler may unroll a loop and make several buffers. Each takes a multiple of 1024 bytes, so allocate once and
+    divide by addresses.
     `align` is a power of two up to 1024; at most 48 KiB a kernel. PTX ISA "Shared State Space"; any architecture.
     """
     return asm(allocate_text(nbytes, align), "=r", [], tl.int32)

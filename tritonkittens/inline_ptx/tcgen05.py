@@ -1,14 +1,14 @@
-"""Fifth-generation tensor cores of datacentre Blackwell (PTX ISA 9.7.16): tensor memory, its loads and stores, mma; sm_100a and sm_103a,
-one CTA.
+"""Fifth-generation tensor cores of datacentre Blackwell (PTX ISA 9.7.16): tensor memory, its loads and stores, mma;
+sm_100a and sm_103a, one CTA.
 
-Tensor memory has 128 lanes of 512 32-bit columns a CTA; an address is lane << 16 | column, as int32 or a tensor-memory descriptor.
-Three kinds of instructions, by who executes them:
- - alloc, dealloc and relinquish_alloc_permit belong to one whole warp. issuer: "warp" (every warp that gets here), "warpgroup" (the first
-   warp of
-   each four), "cta" (the first warp of the CTA);
- - mma, cp, shift and commit belong to one thread. issuer as in the whole package: "thread", "warp", "warpgroup", "cta";
- - ld, st, the waits and the fences are executed by every warp; ld and st need a warpgroup, whose warp w reaches lanes 32 w to 32 w + 31
-   only.
+Tensor memory has 128 lanes of 512 32-bit columns a CTA; an address is lane << 16 | column, as int32 or a
+tensor-memory descriptor. Three kinds of instructions, by their executing threads:
+ - alloc, dealloc and relinquish_alloc_permit belong to one whole warp. issuer: "warp" (every warp that executes it),
+   "warpgroup" (the first warp of each four), "cta" (the first warp of the CTA);
+ - mma, cp, shift and commit belong to one thread. issuer as in the whole package: "thread", "warp", "warpgroup",
+   "cta";
+ - ld, st, the waits and the fences are executed by every warp; ld and st need a warpgroup, whose warp w accesses
+   lanes 32 w to 32 w + 31 only.
 """
 
 from collections.abc import Callable
@@ -125,7 +125,7 @@ def shared_descriptor(address, leading_bytes: tl.constexpr, stride_bytes: tl.con
 
 
 def warp_issued(instruction: str, issuer: str) -> str:
-    """`instruction` executed by whole warps: all that get here, the first of each warpgroup, or the first of the CTA."""
+    """`instruction` executed by whole warps: all that reach it, the first of each warpgroup, or the first of the CTA."""
     if issuer not in ("warp", "warpgroup", "cta"):
         raise ValueError(
             f"issuer={issuer!r}: an allocation belongs to a whole warp: 'warp' (each), 'warpgroup' (first of four) or 'cta' (first)"
@@ -162,7 +162,9 @@ def alloc(destination, columns: tl.constexpr, issuer: tl.constexpr = "cta"):
 
 @triton.jit
 def dealloc(address, columns: tl.constexpr, issuer: tl.constexpr = "cta"):
-    """Frees the `columns` that alloc gave at `address`; needed before the kernel ends. PTX ISA 9.7.16.7.1 `tcgen05.dealloc`."""
+    """Frees the `columns` of an alloc at `address`; needed before the kernel ends. PTX ISA 9.7.16.7.1
+    `tcgen05.dealloc`.
+    """
     _allocation("tcgen05.dealloc.cta_group::1.sync.aligned.b32 $0, COLUMNS;", (address,), columns, issuer)
 
 
@@ -237,9 +239,8 @@ def ld(
     """A register tile of 32-bit elements from tensor memory; it may be used after `wait_ld` only. Explicit kernels, a whole warpgroup.
 
     address     lane 0 of the tile; each warp adds its own quarter of the lanes.
-    tile_shape  (rows, columns) and layout: thread t's registers, in the layout's order, are what the instruction gives it. Default: 128
-                rows, row t in
-                thread t ("32x32b").
+    tile_shape  (rows, columns) and layout: the instruction fills thread t's registers in the layout's order. Default: 128
+                rows, row t in thread t ("32x32b").
     shape       "32x32b", "16x64b", "16x128b", "16x256b" or "16x32bx2" (with `split`, the column distance of its halves); the repeat count
                 follows.
     half        two 16-bit columns are packed into each register. PTX ISA 9.7.16.8.3 `tcgen05.ld`.
@@ -350,11 +351,11 @@ def mma(d, a, b, instruction, kind: tl.constexpr, accumulate=1, a_in_tmem: tl.co
 
 @triton.jit
 def commit(barrier, multicast=None, issuer: tl.constexpr = "warp"):
-    """The mbarrier (shared address or descriptor) gets one arrival when this thread's earlier mma, cp and shift are done; the issuer must
-    be their thread.
+    """Arrives once at the mbarrier (shared address or descriptor) when this thread's earlier mma, cp and shift are
+    done. Their thread must be the issuer.
 
-    multicast: 16-bit mask of CTAs of the cluster, whose barriers at the same offset get one arrival each.
-    PTX ISA 9.7.16.12.1 `tcgen05.commit.mbarrier::arrive::one`.
+    multicast: 16-bit mask of CTAs of the cluster; the barriers at the same offset receive one arrival each. PTX ISA
+    9.7.16.12.1 `tcgen05.commit.mbarrier::arrive::one`.
     """
     if multicast is None:
         _issue("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [$0];", (barrier,), ("r",), issuer, "", (100, 103))
@@ -369,7 +370,8 @@ def commit(barrier, multicast=None, issuer: tl.constexpr = "warp"):
         )
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: the effect of each instruction, on the CPU
+# --------------------------------------------------------------------------------
 
 
 LANES = 128
@@ -377,8 +379,9 @@ _ARCHITECTURE_BITS = 0b001  # bits 46-48 of every shared-memory descriptor
 
 
 def decode_descriptor(descriptor: int) -> MatrixDescriptor:
-    """The 64-bit shared-memory descriptor (PTX ISA 9.7.16.4.1). Errors: PtxFault for what it excludes; the 128-byte swizzle of 32-byte units and absolute
-    leading addresses are not known here.
+    """The 64-bit shared-memory descriptor (PTX ISA 9.7.16.4.1). Errors: PtxFault for an invalid one.
+
+    The 128-byte swizzle of 32-byte units and absolute leading addresses are not supported.
     """
     modes = {code: size for size, code in SWIZZLES.items()}
     if descriptor >> 46 & 7 != _ARCHITECTURE_BITS or descriptor >> 61 not in modes or descriptor >> 52 & 1:
@@ -452,7 +455,9 @@ class Copy:
 
 
 def decode_instruction(descriptor: int, kind: str) -> dict[str, Any]:
-    """The fields of `instruction_descriptor`'s 32 bits, by its parameters' names. Errors: PtxFault for what it would refuse."""
+    """The fields of `instruction_descriptor`'s 32 bits, by its parameters' names. Errors: PtxFault for an invalid
+    one.
+    """
     operands, accumulators = ({code: name for name, code in table.items()} for table in KINDS[kind])
     a, b, d = descriptor >> 7 & 7, descriptor >> 10 & 7, descriptor >> 4 & 3
     if descriptor & 7 or a not in operands or b not in operands or d not in accumulators:
@@ -588,7 +593,7 @@ _SHAPE = "{shape:" + "|".join(SHAPES) + "}.{count:x1|x2|x4|x8|x16|x32|x64|x128}"
 
 @meaning(f"tcgen05.ld.sync.aligned.{_SHAPE}.{{half:pack::16b}}?.b32")
 def _ld_meaning(t: Machine, i: Instruction, address: Register, split: Register = 0) -> Register:
-    """Values are there at once; that they may be used only after tcgen05.wait::ld is the machine's to check."""
+    """Load at once. The machine checks that values are used only after tcgen05.wait::ld."""
     single = not isinstance(i.destination_bits[0], tuple)
     words, half = 1 if single else len(i.destination_bits[0]), i.fields["half"] is not None
     bits = from_bytes(np.asarray(t.load("tensor", _transfer(t, i, address, words, split, half), 4, i.active)), 32)

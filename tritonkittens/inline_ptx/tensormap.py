@@ -1,7 +1,9 @@
-"""Tensor maps: the 128 bytes that tell the copy engine what a tensor looks like. Encoded on the host by the driver, amended on the device.
+"""Tensor maps: the copy engine's 128-byte descriptors of a tensor. The driver encodes them on the host; the device
+can change fields.
 
-Sources: CUDA Driver API, "Tensor Map Object Management" (`cuTensorMapEncodeTiled`); PTX ISA, "Tensors", "tensormap.replace",
-"membar / fence" (tensormap proxy). Everything is in the hardware's order: the fastest dimension first.
+Everything is in the hardware's order: the fastest dimension first.
+Sources: CUDA Driver API, "Tensor Map Object Management" (`cuTensorMapEncodeTiled`); PTX ISA, "Tensors",
+"tensormap.replace", "membar / fence" (tensormap proxy).
 """
 
 import numpy as np
@@ -58,12 +60,15 @@ def replace_constraints(field: str, space: str) -> str:
 def replace(
     tensor_map, value, field: tl.constexpr, ordinal: tl.constexpr = 0, space: tl.constexpr = "global", issuer: tl.constexpr = "warp"
 ):
-    """`tensormap.replace.tile`: overwrites one field of a tensor map in memory.
+    """`tensormap.replace.tile`: overwrites one field of a tensor map in memory. sm_90a, sm_100a, sm_103a, sm_120a.
 
-    `tensor_map` is a generic address (u64 or pointer; `space` "shared::cta": an i32 shared address), 128-byte aligned. `field` is
-    "global_address" (bytes, u64), "rank" (i32, rank - 1), "box_dim", "global_dim", "element_stride" (i32, elements) or "global_stride"
-    (u64, bytes; ordinal 0 is dimension 1), `ordinal` the dimension, fastest first. Publish it with `tma.fence_tensormap_release`.
-    Architecture-specific: sm_90a, sm_100a, sm_103a, sm_120a. PTX ISA "tensormap.replace".
+    tensor_map  a generic address (u64 or pointer), or with `space` "shared::cta" an i32 shared address; 128-byte aligned.
+    value       the new value.
+    field       "global_address" (bytes, u64), "rank" (i32, rank - 1), "box_dim", "global_dim", "element_stride" (i32,
+                elements) or "global_stride" (u64, bytes; ordinal 0 is dimension 1).
+    ordinal     the dimension, fastest first.
+
+    Publish the map with `tma.fence_tensormap_release`. PTX ISA "tensormap.replace".
     """
     require("tensormap.replace", only=TARGETS)
     asm(replace_text(field, ordinal, space, issuer, arch()), replace_constraints(field, space), [tensor_map, value])
@@ -79,14 +84,15 @@ def _parameter_text(index: Traced, _semantic: Semantic = None) -> Traced:
 def parameter_address(index: tl.constexpr):
     """`cvta.param` -> i64: the generic address of the tensor map that is kernel parameter number `index`. sm_90.
 
-    Gluon passes tensor maps as parameters and does not give out their addresses, which multicast copies need. Inside `@tk.kernel` only.
-    PTX ISA "cvta", "Kernel Function Parameters".
+    Gluon passes tensor maps as parameters without their addresses, which multicast copies need. Inside `@tk.kernel`
+    only. PTX ISA "cvta", "Kernel Function Parameters".
     """
     require("cvta.param", 90)
     return asm(_parameter_text(index), "=l", [], tl.int64, is_pure=True)
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: the effect of each instruction, on the CPU
+# --------------------------------------------------------------------------------
 
 
 @meaning(f"tensormap.replace.tile.{{field:{'|'.join(_FIELDS)}}}.{{space:global|shared::cta}}.b1024.{{type:b32|b64}}", destinations=0)

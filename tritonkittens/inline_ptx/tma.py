@@ -1,12 +1,14 @@
-"""The copy engine: tensor copies, plain bulk copies, reductions, prefetches, and the fences around them (PTX ISA, "cp.async.bulk"). sm_90.
+"""The copy engine: tensor copies, plain bulk copies, reductions, prefetches, and their fences (PTX ISA,
+"cp.async.bulk"). sm_90.
 
-`tensor_map` is the generic address (u64 or pointer) of a 128-byte tensor map in global memory: see `tensormap.encode_tiled`.
-`coordinates` is a tuple of 1 to 5 i32 element offsets, fastest dimension first. Shared operands are descriptors or i32 addresses,
-128-byte aligned for tensor copies (more for a swizzle: 256, 512, 1024 bytes for 32, 64, 128), 16-byte aligned for plain ones. `nbytes` is
-a multiple of 16.
+`tensor_map` is the generic address (u64 or pointer) of a 128-byte tensor map in global memory; see
+`tensormap.encode_tiled`. `coordinates` is a tuple of 1 to 5 i32 element offsets, fastest dimension first.
+Shared operands are descriptors or i32 addresses. They are 128-byte aligned for tensor copies (256, 512, 1024 bytes
+for a swizzle of 32, 64, 128), 16-byte aligned for plain ones. `nbytes` is a multiple of 16.
 
-Loads count their bytes on an mbarrier. Stores read shared memory behind the program's back: `fence_proxy_async` by the threads that wrote
-it, a barrier, the store, `commit_group`, and `wait_group_read` before the memory is written again. `issuer`: see `_asm.issued`.
+Loads count their bytes on an mbarrier. Stores read shared memory asynchronously. Their order is: `fence_proxy_async`
+by the writing threads, a barrier, the store, `commit_group`, and `wait_group_read` before the memory is written
+again. `issuer`: see `_asm.issued`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -131,7 +133,7 @@ def reduce_bulk_cluster_text(operation: str, kind: str, issuer: str, sm: int) ->
 def wait_group_text(pending: int, read: bool) -> str:
     if pending < 0:
         raise OperandError(
-            f"tma.wait_group{'_read' if read else ''}({pending}): the number of groups that may still be under way, 0 or more"
+            f"tma.wait_group{'_read' if read else ''}({pending}): the number of groups that may still be in flight, 0 or more"
         )
     return f"cp.async.bulk.wait_group{'.read' if read else ''} {pending};"
 
@@ -196,11 +198,11 @@ def store_tensor(tensor_map, coordinates, source, cache_hint=None, issuer: tl.co
 
 @triton.jit
 def reduce_tensor(tensor_map, coordinates, source, operation: tl.constexpr, cache_hint=None, issuer: tl.constexpr = "warp"):
-    """`cp.reduce.async.bulk.tensor` shared -> global: as `store_tensor`, but combines with what is there, element by element and
-    atomically.
+    """`cp.reduce.async.bulk.tensor` shared -> global: combines the box with the tensor, element by element and
+    atomically. sm_90.
 
-    `operation` is "add", "min", "max", "inc", "dec", "and", "or" or "xor"; the element type is the tensor map's. sm_90.
-    PTX ISA "cp.reduce.async.bulk.tensor".
+    Operands as in `store_tensor`. `operation` is "add", "min", "max", "inc", "dec", "and", "or" or "xor"; the element
+    type is the tensor map's. PTX ISA "cp.reduce.async.bulk.tensor".
     """
     require("cp.reduce.async.bulk.tensor", 90)
     asm(
@@ -279,9 +281,10 @@ def reduce_bulk(destination, source, nbytes, operation: tl.constexpr, kind: tl.c
 
 @triton.jit
 def reduce_bulk_cluster(remote, source, nbytes, remote_bar, operation: tl.constexpr, kind: tl.constexpr, issuer: tl.constexpr = "warp"):
-    """`cp.reduce.async.bulk` shared::cta -> shared::cluster: as `copy_bulk_cluster`, but combines with what is there.
+    """`cp.reduce.async.bulk` shared::cta -> shared::cluster: combines with the remote values; operands as in
+    `copy_bulk_cluster`. sm_90.
 
-    add (u32 s32 u64), min and max (u32 s32), inc and dec (u32), and, or, xor (b32). sm_90. PTX ISA "cp.reduce.async.bulk".
+    add (u32 s32 u64), min and max (u32 s32), inc and dec (u32), and, or, xor (b32). PTX ISA "cp.reduce.async.bulk".
     """
     require("cp.reduce.async.bulk", 90)
     asm(reduce_bulk_cluster_text(operation, kind, issuer, arch()), "r,r,r,r", [remote, source, nbytes, remote_bar])
@@ -306,9 +309,11 @@ def commit_group():
 
 @triton.jit
 def wait_group(pending: tl.constexpr = 0):
-    """`cp.async.bulk.wait_group`: until at most `pending` of this thread's latest groups are incomplete (their writes done). sm_90.
+    """`cp.async.bulk.wait_group`: waits until at most `pending` of this thread's latest groups are incomplete (their
+    writes done). sm_90.
 
-    Only the issuing thread waits for its groups: a barrier tells the others. PTX ISA "cp.async.bulk.wait_group".
+    Only the issuing thread can wait for its groups; other threads need a barrier after that. PTX ISA
+    "cp.async.bulk.wait_group".
     """
     require("cp.async.bulk.wait_group", 90)
     asm(wait_group_text(pending, False), "", [])
@@ -333,9 +338,11 @@ def fence_proxy_async(space: tl.constexpr = "shared::cta"):
 
 @triton.jit
 def fence_tensormap_acquire(tensor_map, scope: tl.constexpr = "gpu"):
-    """`fence.proxy.tensormap::generic.acquire`: later uses of the tensor map see what was written to it before the matching release.
+    """`fence.proxy.tensormap::generic.acquire`: later uses of the tensor map see the writes before the matching
+    release. sm_90.
 
-    Every thread executes it. `scope` is "cta", "cluster", "gpu", or "sys" for one that the host wrote. sm_90. PTX ISA "membar / fence".
+    Every thread executes it. `scope` is "cta", "cluster", "gpu", or "sys" for a map that the host wrote. PTX ISA
+    "membar / fence".
     """
     require("fence.proxy.tensormap", 90)
     asm(tensormap_fence_text("acquire", scope), "l", [tensor_map])
@@ -359,7 +366,8 @@ def create_policy(priority: tl.constexpr, fraction: tl.constexpr = 1.0):
     return asm(policy_text(priority, fraction), "=l", [], tl.uint64, is_pure=True)
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: the effect of each instruction, on the CPU
+# --------------------------------------------------------------------------------
 
 
 def _each(i: Instruction, *operands: Register | None) -> Iterator[tuple[int, ...]]:
@@ -404,7 +412,7 @@ def _store_tensor(t: Machine, i: Instruction, place: Register, shared: Register,
     f"cp.async.bulk.prefetch.tensor.{_RANK}.L2.global.{{mode:tile}}?.{_HINT}", f"cp.async.bulk.prefetch.L2.global.{_HINT}", "prefetch.tensormap", destinations=0
 )
 def _prefetch(t: Machine, i: Instruction, *operands: Register) -> None:
-    """Caches are no part of what a kernel computes."""
+    """Do nothing: caches do not affect results."""
 
 
 @meaning(f"cp.async.bulk.{{to:shared::cluster|shared::cta}}.global.mbarrier::complete_tx::bytes.{{multicast:multicast::cluster}}?.{_HINT}", destinations=0)
@@ -451,5 +459,5 @@ def _wait_group(t: Machine, i: Instruction, pending: Register) -> Waits:
 
 @meaning(f"createpolicy.fractional.{{primary:{'|'.join('L2::' + name for name in _PRIORITIES)}}}.{{secondary:L2::evict_first|L2::evict_unchanged}}?.b64")
 def _createpolicy(t: Machine, i: Instruction, fraction: Register = 1.0) -> Register:
-    """A policy is only handed to cache hints, which have no effect here: any number does."""
+    """Return any number: a policy only reaches cache hints, which have no effect here."""
     return _PRIORITIES.index((i.fields["primary"] or "").removeprefix("L2::")) + 1

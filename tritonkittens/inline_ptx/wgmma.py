@@ -229,7 +229,7 @@ def _storage(tile: Traced) -> tuple[int, int]:
 
 
 def shared_operand(tile: Traced, k_axis: int) -> Operand:
-    """What `tile` (a 2-D shared descriptor) is as an operand whose K runs along `k_axis` (0 or 1).
+    """Describe `tile` (a 2-D shared descriptor) as an operand whose K runs along `k_axis` (0 or 1).
 
     Errors: TypeError for a layout or type, ValueError for a shape or major-ness that wgmma cannot read.
     """
@@ -494,19 +494,19 @@ def mma_async(
     saturate: tl.constexpr = False,
     step: tl.constexpr = 0,
 ):
-    """One wgmma: accumulator = scale_a * scale_b * A B + (accumulator if scale_d else 0). Returns the accumulator, which is not ready
-    before the wait.
+    """One wgmma: accumulator = scale_a * scale_b * A B + (accumulator if scale_d else 0). Explicit kernels, sm_90a.
+
+    Returns the accumulator, which is not ready before the wait.
 
     accumulator  a register tile or a tuple of them (see the module), N columns together. It fixes D: float32, int32, or packed float16.
     a            uint64 matrix descriptor of 64 x K, or a register fragment tile; b: uint64 matrix descriptor. K is 32 bytes: 16 for 16-bit
-                 types,
-                 8 for tf32, 32 for 8-bit types. A fragment wider than K supplies its columns of K step `step`.
+                 types, 8 for tf32, 32 for 8-bit types. A fragment wider than K supplies its columns of K step `step`.
     a_type       "f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8" or the Triton type; needed unless A is a register tile of that type.
                  b_type: likewise, default a_type.
     scale_d      int32 or constant; scale_a, scale_b: 1 or -1 (not for integers).
     trans_a/b    True for an MN-major shared operand (16-bit types). saturate: int32 accumulators clamp instead of wrapping.
-    A 16- or 8-bit fragment is packed inside, which costs moves and a second fence in each call: in a loop use `pack` once.
-    Explicit kernels, sm_90a. PTX ISA 9.7.15.5.2 `wgmma.mma_async`.
+    A 16- or 8-bit fragment is packed inside, with moves and a second fence in each call. In a loop, call `pack` once.
+    PTX ISA 9.7.15.5.2 `wgmma.mma_async`.
     """
     return _mma_async(accumulator, a, b, a_type, b_type, scale_d, scale_a, scale_b, trans_a, trans_b, saturate, step)
 
@@ -675,7 +675,8 @@ def unpack(words, dtype: tl.constexpr, layout: tl.constexpr):
     return _unpack(words, dtype, layout)
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: the effect of each instruction, on the CPU
+# --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

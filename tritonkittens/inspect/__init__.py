@@ -1,4 +1,5 @@
-"""What the compiler made of a kernel: registers, spills, shared and tensor memory, tensor-core instructions, the main loop. No GPU needed.
+"""The compiler's results for a kernel: registers, spills, shared and tensor memory, tensor-core instructions, the
+main loop. No GPU needed.
 
     report = inspect(compiled)          # a Triton CompiledKernel
     print(report.table())

@@ -1,4 +1,4 @@
-"""Puts the report together."""
+"""Assembly of the report."""
 
 import os
 import re
@@ -12,29 +12,39 @@ from . import _roles, _sass, _tiles, _tools, _ttgir
 from ._roles import distinct
 from .report import Buffer, Loop, Report, Role
 
-# Counted beside the tensor-core instructions, in this order.
+# Counted in addition to the tensor-core instructions, in this order.
 _COUNTED = (
     "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "LDTM", "STTM", "UTCCP", "LDS", "STS", "LDSM", "STSM", "ATOMS",
     "LDGSTS", "LDG", "STG", "LDL", "STL", "SHFL", "MUFU", "BAR", "SYNCS", "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR",
 )  # fmt: skip
-# By the ends of their folders: a kernel out of Triton's cache can name the files of another installation.
+# By the ends of their folders, because a kernel from Triton's cache can name the files of another installation.
 _LIBRARIES = ("/tritonkittens/lang/", "/triton/language/", "/triton/experimental/")
 
 
 def inspect(compiled: Any, roles: Sequence[str] | None = None, buffers: Sequence[str] | None = None) -> Report:
-    """Reads what the compiler made of a kernel. Needs no GPU.
+    """Report the compiler's results for a kernel: registers, spills, memory, roles and tensor-core loops. Needs no
+    GPU.
 
     Args:
-        compiled: a Triton `CompiledKernel` for an NVIDIA target: what `triton.compile(...)` or `kernel.warmup(...)` returns.
-        roles: names for the default partition and the worker partitions, in the order of `warp_specialize`. Without it a role is called
-            after the Python function it calls.
-        buffers: names for the allocations in shared and tensor memory, in the order in which the kernel makes them. Without it a buffer is
-            called after the Python variable that its allocation was first bound to.
+        compiled: a Triton `CompiledKernel` for an NVIDIA target: the result of `triton.compile(...)` or
+            `kernel.warmup(...)`.
+        roles: names for the default partition and the worker partitions, in the order of `warp_specialize`. By
+            default, a role has the name of the Python function that it calls.
+        buffers: names for the allocations in shared and tensor memory, in the kernel's order. By default, a buffer
+            has the name of the Python variable to which its allocation was first bound.
+
+    Returns:
+        A `Report`.
 
     Raises:
         TypeError: `compiled` has no ttgir, ptx and cubin.
-        ValueError: another number of names than the kernel has roles or buffers.
+        ValueError: the number of names differs from the kernel's roles or buffers.
         RuntimeError: nvdisasm or ptxas is missing or fails.
+
+    Example::
+
+        report = inspect(kernel.compile(x, y, arch="sm_90a"))
+        print(report.table())
     """
     asm = getattr(compiled, "asm", None)
     missing = [stage for stage in ("ttgir", "ptx", "cubin") if asm is None or stage not in asm]
@@ -91,7 +101,7 @@ def _role_names(module: _ttgir.Module, given: Sequence[str] | None) -> list[str]
 
 
 def _count(instructions: Iterable[_sass.Instruction]) -> tuple[dict[str, int], dict[str, int]]:
-    """Tensor-core instructions and the other ones of interest, by opcode."""
+    """Count tensor-core instructions and the other ones of interest, by opcode."""
     mma: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for i in instructions:
@@ -119,7 +129,7 @@ def _loop(loop: _sass.Loop, graph: _sass.Graph, blocks: dict[int, set[int]], nam
 
 
 def _source(frames: _sass.Frames) -> str | None:
-    """The innermost line that is neither Triton's nor the language's own."""
+    """Return the innermost line that is neither Triton's nor the language's own."""
     if not frames:
         return None
     user = [f for f in frames if not any(library in f[0] for library in _LIBRARIES)]
@@ -128,7 +138,7 @@ def _source(frames: _sass.Frames) -> str | None:
 
 
 def _bits(dtype: str) -> int | None:
-    """Of MLIR's type names: bf16, f32, f8E4M3FN, i64; i1 takes a byte in memory."""
+    """Return the bits of MLIR's type names: bf16, f32, f8E4M3FN, i64. An i1 takes a byte in memory."""
     found = re.match(r"[a-z]+(\d+)", dtype)
     return max(int(found[1]), 8) if found and found[1] != "4" else 4 if found else None
 

@@ -1,8 +1,10 @@
-"""Which SASS belongs to which warp-specialised partition.
+"""Assignment of SASS to warp-specialised partitions.
 
-Triton lowers `warp_specialize` to one function: the default partition's warps branch off at the start; every worker warp loops over
-"barrier 1, read my state byte from shared memory, jump to that state's partition" (its last state returns). So a partition is what can
-run between such a jump and the next reading of the state, and it is recognised by its source lines: ptxas lays the states out in any order.
+Triton lowers `warp_specialize` to one function. The default partition's warps branch off at the start. Every worker
+warp loops: wait at barrier 1, read its state byte from shared memory, and jump to that state's partition. The last
+state returns.
+So a partition is the code between such a jump and the next read of the state. ptxas places the states in any order,
+so source lines identify the partition.
 """
 
 from collections.abc import Sequence
@@ -12,7 +14,9 @@ from ._ttgir import Module, Partition
 
 
 def distinct(functions: Sequence[str]) -> list[str]:
-    """Names of roles after the functions that they run, without leading underscores; numbered where several run the same."""
+    """Return role names after the functions that they run, without leading underscores; numbered where several run
+    the same function.
+    """
     names = [name.strip("_") for name in functions]
     return [f"{name}{names[:k].count(name)}" if names.count(name) > 1 else name for k, name in enumerate(names)]
 
@@ -22,14 +26,16 @@ def _starts_partition(instruction: Instruction) -> bool:
 
 
 def _dispatch(graph: Graph) -> int | None:
-    """The block where worker warps read their state: the one nearest the entry that reads a byte of shared memory behind barrier 1."""
+    """Return the block where worker warps read their state: the one nearest the entry that reads a byte of shared
+    memory after barrier 1.
+    """
     reads = [n for n, block in enumerate(graph.blocks) if n in graph.predecessors and any(i.opcode.startswith("LDS.U8") for i in block)]
     behind = [n for n in reads if any(_starts_partition(i) for d in graph.dominators(n)[:3] for i in graph.blocks[d])]
     return min(behind, key=lambda n: len(graph.dominators(n)), default=None)
 
 
 def _entries(graph: Graph, dispatch: int) -> list[int]:
-    """The first block of each state that does something, in the order of the jump table where there is one."""
+    """Return the first non-trivial block of each state, in the order of the jump table where there is one."""
     seen, entries, todo = set(graph.dominators(dispatch)), [], list(graph.successors[dispatch])
     while todo:
         n = todo.pop(0)
@@ -44,9 +50,9 @@ def _entries(graph: Graph, dispatch: int) -> list[int]:
 
 
 def assign(graph: Graph, module: Module) -> dict[int, set[int]]:
-    """Blocks of each role: 0 is the default partition (or the whole kernel), k + 1 is worker partition k.
+    """Return the blocks of each role: 0 is the default partition (or the whole kernel), k + 1 is worker partition k.
 
-    A role that cannot be told is absent. A block that ptxas made serve several roles is in each of them.
+    A role that cannot be identified is absent. A block that ptxas shares between roles is in each of them.
     """
     everything = graph.reachable(0)
     if not module.specialized:
@@ -69,15 +75,18 @@ def assign(graph: Graph, module: Module) -> dict[int, set[int]]:
 
 
 def _explained(graph: Graph, region: set[int], partition: Partition, module: Module) -> float:
-    """The share of a region's instructions, of those with a source line inside the kernel, that come from lines of `partition`."""
+    """Return the share of a region's instructions that come from lines of `partition`, among those with a source line
+    inside the kernel.
+    """
     frames: list[Frames] = [inside for n in region for i in graph.blocks[n] if (inside := module.within(i.frames))]
     return sum(f in partition.frames for f in frames) / len(frames) if frames else 0.0
 
 
 def registers_in_force(graph: Graph, blocks: set[int], compiled: int) -> int | None:
-    """The limit under which most of a role's instructions run: the last `setmaxnreg` before them, `compiled` where there was none.
+    """Return the register limit of most of a role's instructions: the last `setmaxnreg` before them, or `compiled`
+    without one.
 
-    Instructions that different paths reach with different limits do not count; None if there are only such.
+    Instructions with different limits on different paths do not count. None if there are only such.
     """
     state: dict[int, set[int]] = {0: {compiled}}
     todo = [0]

@@ -18,7 +18,7 @@ _TARGET = re.compile(r"`\((?P<label>[^)]+)\)")
 _BRANCH_TABLE = re.compile(r"BRANCH_TARGETS (?P<labels>[^\"]+)")
 _LIVE = re.compile(r"//\s*\|\s*(?P<live>\d*)\s*\|")
 
-_ENDS = {"BRA", "BRX", "BRXU", "JMP", "JMX", "EXIT", "RET", "BSYNC"}  # what ends a basic block
+_ENDS = {"BRA", "BRX", "BRXU", "JMP", "JMX", "EXIT", "RET", "BSYNC"}  # opcodes that end a basic block
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Instruction:
     guarded: bool
     targets: tuple[str, ...]
     frames: Frames
-    live: int | None  # general registers that hold a value here
+    live: int | None  # general registers that hold a value at this instruction
 
     @property
     def base(self) -> str:
@@ -50,9 +50,10 @@ class Instruction:
 
 
 def parse(lines: str, lives: str) -> tuple[list[Instruction], dict[str, int]]:
-    """Instructions in address order and where each label points (an index into them).
+    """Return instructions in address order, and the index of each label's instruction.
 
-    `lines` is `nvdisasm -c -gi` (source lines), `lives` is `nvdisasm -c -plr -lrm count` (live registers): nvdisasm gives one at a time.
+    `lines` is `nvdisasm -c -gi` (source lines), `lives` is `nvdisasm -c -plr -lrm count` (live registers). nvdisasm
+    prints only one of the two at a time.
     """
     live = {}
     for line in lives.splitlines():
@@ -80,11 +81,11 @@ def parse(lines: str, lives: str) -> tuple[list[Instruction], dict[str, int]]:
             table = _BRANCH_TABLE.search(line)
             opcode, operands = found["opcode"], found["operands"].strip()
             targets = tuple(table["labels"].strip().split(",")) if table else tuple(_TARGET.findall(operands))
-            if opcode.startswith("BSSY"):  # says where the BSYNC of the same barrier register goes on; does not branch itself
+            if opcode.startswith("BSSY"):  # names the target of the BSYNC of the same barrier register, and does not branch itself
                 rejoins[operands.split(",")[0]], targets = targets, ()
             elif opcode.startswith("BSYNC"):
                 targets = rejoins.get(operands, ())
-            elif opcode.startswith("RET"):  # names the function that it leaves, not where it goes
+            elif opcode.startswith("RET"):  # names the function that it leaves, not its target
                 targets = ()
             address = int(found["address"], 16)
             instructions.append(Instruction(address, opcode, operands, bool(found["guard"]), targets, tuple(frames), live.get(address)))
@@ -113,14 +114,14 @@ class Graph:
         self.successors: list[list[int]] = []
         for n, block in enumerate(self.blocks):
             last = block[-1]
-            # a call or a collective names a label that control comes back from: it follows as well as the next instruction
+            # control returns from the label of a call or a collective, so the next instruction follows as well
             following = [at[labels[t]] for t in last.targets if labels.get(t) in at]
             if last.falls_through and n + 1 < len(self.blocks):
                 following.append(n + 1)
             self.successors.append(list(dict.fromkeys(following)))
 
     def reachable(self, start: int, stop: Iterable[int] = ()) -> set[int]:
-        """Blocks that can run after `start` begins without running one of `stop`; `start` itself is among them."""
+        """Return the blocks that can run after `start` begins without running one of `stop`, including `start`."""
         barred, seen, todo = set(stop), {start}, [start]
         while todo:
             for n in self.successors[todo.pop()]:
@@ -178,7 +179,7 @@ class Graph:
         return parent
 
     def dominators(self, block: int) -> list[int]:
-        """The blocks that every path from the entry to `block` runs through, from `block` to the entry."""
+        """Return the blocks on every path from the entry to `block`, from `block` to the entry."""
         chain = [block]
         while chain[-1] != 0:
             chain.append(self._immediate_dominators[chain[-1]])
@@ -186,7 +187,7 @@ class Graph:
 
     @functools.cached_property
     def loops(self) -> list[Loop]:
-        """Natural loops, those with the same header merged."""
+        """Return the natural loops; loops with the same header are merged."""
         bodies: dict[int, set[int]] = {}
         for tail in self._order:
             for header in self.successors[tail]:
@@ -203,6 +204,8 @@ class Graph:
 
     @functools.cached_property
     def main_loops(self) -> list[Loop]:
-        """The innermost loops with a tensor-core instruction. Loops inside without one (a spin on a barrier) are part of them."""
+        """Return the innermost loops with a tensor-core instruction. Inner loops without one (a spin on a barrier)
+        belong to them.
+        """
         heavy = [loop for loop in self.loops if any(i.is_mma for n in loop.blocks for i in self.blocks[n])]
         return [loop for loop in heavy if not any(other.blocks < loop.blocks for other in heavy)]

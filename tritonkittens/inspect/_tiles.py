@@ -7,14 +7,16 @@ from ._ttgir import Layout
 
 @dataclass(frozen=True)
 class BankConflicts:
-    """In how many turns shared memory serves an access; 1 is none."""
+    """The degree of an access: the number of wavefronts that serve it. 1 is free of conflicts."""
 
     fragment: int  # eight rows of 16 bytes at one column: ldmatrix, stmatrix, a wgmma core matrix
     column: int  # thirty-two rows, one element each, at one column
 
 
 def bank_conflicts(layout: Layout | None, shape: tuple[int, ...], bits: int) -> BankConflicts | None:
-    """The worst column of a tile (the last two dimensions of `shape`); None for a layout that this module has no formula for."""
+    """Return the conflicts of a tile's worst column (the last two dimensions of `shape`); None for a layout without a
+    formula here.
+    """
     if layout is None or len(shape) < 2 or bits < 8:
         return None
     place = _nvmma if layout.kind == "nvmma_shared" else _swizzled if layout.kind == "swizzled_shared" else None
@@ -26,7 +28,7 @@ def bank_conflicts(layout: Layout | None, shape: tuple[int, ...], bits: int) -> 
     vector = min(max(16 // size, 1), columns)
 
     def worst(height: int, width: int) -> int:
-        """Over every column: `height` rows of `width` elements each, at once."""
+        """Return the worst degree over every column, for `height` rows of `width` elements each, at once."""
         at = [[(place(layout, r, c, columns, size), width * size) for r in range(min(rows, height))] for c in range(0, columns, width)]
         return max(map(_ways, at))
 
@@ -34,7 +36,7 @@ def bank_conflicts(layout: Layout | None, shape: tuple[int, ...], bits: int) -> 
 
 
 def _ways(accesses: list[tuple[int, int]]) -> int:
-    """The most different words that one bank is asked for, over byte ranges (address, length)."""
+    """Return the most different words in one bank, over byte ranges (address, length)."""
     words = {w for address, length in accesses for w in range(address // 4, (address + length - 1) // 4 + 1)}
     banks = [w % 32 for w in words]
     return max(banks.count(b) for b in set(banks))

@@ -1,4 +1,4 @@
-"""The CUDA tools that Triton ships: nvdisasm reads the cubin, ptxas repeats its verdict on the PTX."""
+"""The CUDA tools that Triton ships: nvdisasm reads the cubin, and ptxas compiles the PTX again for its log."""
 
 import re
 import subprocess
@@ -12,8 +12,10 @@ from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
 
 
 def disassemble(cubin: bytes) -> tuple[str, str]:
-    """The kernel's SASS twice: with source lines, and with the number of live registers at each instruction, or nothing where
-    nvdisasm counts none (`NO_LIVE_RANGES`)."""
+    """Return the kernel's SASS twice: with source lines, and with the number of live registers at each instruction.
+
+    The second is empty where nvdisasm counts no registers (`NO_LIVE_RANGES`).
+    """
     try:
         tool = knobs.nvidia.nvdisasm.path
     except RuntimeError as error:
@@ -24,11 +26,11 @@ def disassemble(cubin: bytes) -> tuple[str, str]:
         file.write_bytes(cubin)
         return _run(tool, "-c", "-gi", str(file)).stdout, _run(tool, "-c", "-plr", "-lrm", "count", str(file), refusals=NO_LIVE_RANGES).stdout
 
-NO_LIVE_RANGES = ("Invalid register count", "flow analysis is disabled")  # of a kernel that starts with 255 registers; below sm_90
+NO_LIVE_RANGES = ("Invalid register count", "flow analysis is disabled")  # nvdisasm's errors for a kernel that starts with 255 registers, and below sm_90
 
 
 def _run(*command: str, refusals: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Raises RuntimeError where the tool fails, unless it says one of `refusals`."""
+    """Run a tool. Raises RuntimeError where it fails, unless its error is one of `refusals`."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode and not any(refusal in done.stderr for refusal in refusals):
         raise RuntimeError(f"inspect: {Path(command[0]).name} failed ({done.returncode}): {done.stderr.strip()[-500:]}")
@@ -37,15 +39,15 @@ def _run(*command: str, refusals: tuple[str, ...] = ()) -> subprocess.CompletedP
 
 @dataclass(frozen=True)
 class PtxasLog:
-    registers: int | None  # a thread has these when the kernel starts
+    registers: int | None  # of a thread, when the kernel starts
     stack_bytes: int | None
     spill_store_bytes: int | None
     spill_load_bytes: int | None
-    remarks: tuple[str, ...]  # what it says about wgmma (serialised, a wait put in), and its other warnings
+    remarks: tuple[str, ...]  # remarks about wgmma (serialised, an added wait), and other warnings
 
 
 def assemble(ptx: str, metadata: Any) -> PtxasLog:
-    """Runs ptxas as Triton 3.9 did for this kernel, for its log, which Triton does not keep."""
+    """Run ptxas as Triton 3.9 did for this kernel, for its log, which Triton discards."""
     capability = metadata.target.arch
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.ptx"
@@ -60,7 +62,7 @@ def assemble(ptx: str, metadata: Any) -> PtxasLog:
 
 
 def read_ptxas_log(log: str) -> PtxasLog:
-    """Sums over the kernel and the functions that were not inlined into it; registers are the kernel's."""
+    """Sum over the kernel and the functions that were not inlined into it. Registers are the kernel's."""
 
     def total(pattern: str) -> int | None:
         found = re.findall(pattern, log)

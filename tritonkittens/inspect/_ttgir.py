@@ -1,4 +1,6 @@
-"""What the inspector needs of a kernel's TTGIR text: source locations, allocations and their layouts, warp-specialised partitions."""
+"""A kernel's TTGIR text for the inspector: source locations, allocations and their layouts, warp-specialised
+partitions.
+"""
 
 import re
 from dataclasses import dataclass, field
@@ -37,7 +39,7 @@ class Allocation:
     dtype: str
     layout: Layout | None
     frames: Frames
-    indexed: bool  # its leading dimension is a choice of slots
+    indexed: bool  # whether its leading dimension selects a slot
     indexed_at_run_time: bool
 
 
@@ -56,10 +58,10 @@ class Module:
     workers: list[Partition]
     specialized: bool
     allocations: list[Allocation]
-    own_frame: Frames  # the kernel's def line, the outermost frame of some operations and not of others
+    own_frame: Frames  # the kernel's def line, the outermost frame of some operations only
 
     def within(self, frames: Frames) -> Frames:
-        """The frames inside the kernel."""
+        """Return the frames inside the kernel."""
         return frames[:-1] if self.own_frame and frames[-1:] == self.own_frame else frames
 
 
@@ -91,7 +93,7 @@ class _Locations:
 
 
 def _split(arguments: str) -> list[str]:
-    """Splits at the commas that no bracket encloses."""
+    """Split at the commas outside brackets."""
     parts, depth, start = [], 0, 0
     for i, c in enumerate(arguments):
         if c in "(<[{":
@@ -110,10 +112,12 @@ def _layouts(text: str) -> dict[str, Layout]:
 
 
 def _called(source: str) -> tuple[list[str | None], list[str | None]]:
-    """The functions that default regions and partitions call, in what Triton's frontend made of the kernel: TTGIR has them inlined."""
+    """Return the functions that default regions and partitions call, from the output of Triton's frontend; TTGIR has
+    them inlined.
+    """
     defaults: list[str | None] = []
     workers: list[str | None] = []
-    open_for: list[str | None] | None = None  # a region has begun and called nothing yet
+    open_for: list[str | None] | None = None  # for a region that has called nothing so far
     for line in source.splitlines():
         if _DEFAULT.match(line) or _PARTITION.match(line):
             open_for = defaults if _DEFAULT.match(line) else workers
@@ -124,10 +128,10 @@ def _called(source: str) -> tuple[list[str | None], list[str | None]]:
 
 
 def parse(text: str, source: str) -> Module:
-    """Reads TTGIR with locations, as `CompiledKernel.asm["ttgir"]` holds it.
+    """Read TTGIR with locations, as `CompiledKernel.asm["ttgir"]` holds it.
 
-    `source`, the frontend's text in `asm["source"]`, names what partitions call. Python's files are not asked: Triton takes equal functions of two files for
-    one, so the locations of a kernel out of its cache can be those of a file that is gone.
+    `source`, the frontend's text in `asm["source"]`, names the functions that partitions call. Python's files are not
+    read: Triton treats equal functions of two files as one, so a cached kernel may name a file that no longer exists.
     """
     locate, layouts = _Locations(text), _layouts(text)
     lines = text.splitlines()
@@ -143,13 +147,13 @@ def parse(text: str, source: str) -> Module:
     workers: list[Partition] = []
     module = Module(kernel, default, workers, "ttg.warp_specialize(" in text, [], own)
     constants: set[str] = set()
-    renamed: dict[str, str] = {}  # a partition's argument -> what it was given
+    renamed: dict[str, str] = {}  # a partition's argument -> its value
     indexed: dict[str, bool] = {}
     raw: list[tuple[re.Match[str], str | None, Frames]] = []
     region: Partition | None = None
     given: list[str] = []
     requested: list[int] = []
-    regions: list[tuple[int, Partition | None]] = []  # indentation at which the region in force ends
+    regions: list[tuple[int, Partition | None]] = []  # indentation at which the current region ends
     for line in lines[kernel_at:]:
         depth = len(line) - len(line.lstrip())
         while regions and line.strip().startswith("}") and depth <= regions[-1][0]:

@@ -1,7 +1,8 @@
-"""`python -m tritonkittens inspect`: compiles a kernel of `tritonkittens.kernels` for a named architecture and prints its report.
+"""`python -m tritonkittens inspect`: compile a kernel of `tritonkittens.kernels` for a named architecture and print
+its report.
 
-A kernel module takes part with a dictionary `inspectable`: name -> function of the architecture ("sm_90a") that returns the compiled
-kernel, or the `Report` of one (to name its roles and buffers).
+A kernel module offers a dictionary `inspectable`: name -> function of the architecture ("sm_90a") that returns the
+compiled kernel, or its `Report` (with names of roles and buffers).
 """
 
 import argparse
@@ -30,7 +31,7 @@ def registry(package: ModuleType | None = None) -> dict[str, Callable[[str], Any
     names = [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
     for module in [package, *map(importlib.import_module, names)]:
         for name, function in getattr(module, "inspectable", {}).items():
-            # a package may show its modules' dictionary again
+            # a package may re-export its modules' dictionary
             if name in found and found[name] is not function:
                 raise ValueError(f"inspectable kernel {name!r} is in {owner[name]} and in {module.__name__}; a name stands for one kernel")
             found[name], owner[name] = function, module.__name__
@@ -38,14 +39,14 @@ def registry(package: ModuleType | None = None) -> dict[str, Callable[[str], Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's arguments."""
+    """Declare the command's arguments."""
     parser.add_argument("kernel", nargs="?", metavar="KERNEL", help="a kernel's name; without it, the names are listed")
     parser.add_argument("--arch", default="sm_90a", metavar="ARCH", help=f"{', '.join(ARCHITECTURES)} (default: sm_90a)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(arguments: argparse.Namespace, kernels: Mapping[str, Callable[[str], Any]] | None = None) -> int:
-    """Carries the command out; the exit status: 0, or 2 where the request was refused (said on stderr)."""
+    """Run the command. Return the exit status: 0, or 2 where it refuses the request (with a message on stderr)."""
     kernels = registry() if kernels is None else kernels
     try:
         capability_of(arguments.arch)

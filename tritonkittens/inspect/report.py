@@ -1,4 +1,6 @@
-"""What the inspector found out about one kernel, as plain frozen data. None means that it cannot be known from the compiled kernel."""
+"""The inspector's results for one kernel, as plain frozen data. None means that the compiled kernel does not show the
+value.
+"""
 
 import dataclasses
 import json
@@ -11,9 +13,11 @@ from ._tiles import BankConflicts
 
 @dataclass(frozen=True)
 class Loop:
-    """An innermost loop with tensor-core instructions. `counts`: instructions by opcode in its code, however often each runs."""
+    """An innermost loop with tensor-core instructions. `counts` are static instructions by opcode, independent of how
+    often each runs.
+    """
 
-    roles: tuple[str, ...]  # who runs it; several where ptxas merged their code
+    roles: tuple[str, ...]  # roles that run it; several where ptxas merged their code
     source: str | None  # file:line of its first tensor-core instruction
     instructions: int
     mma: dict[str, int]
@@ -22,13 +26,13 @@ class Loop:
 
 @dataclass(frozen=True)
 class Role:
-    """A warp-specialised partition, or the whole kernel where there is none."""
+    """A warp-specialised partition, or the whole kernel without warp roles."""
 
     name: str
     warps: int
-    requested_registers: int | None  # a thread's; None for the default partition, which gets what the others leave
-    registers: int | None  # the limit its code runs under: setmaxnreg's, or what the kernel was compiled for
-    live_registers: int | None  # the most that hold values at once
+    requested_registers: int | None  # of a thread; None for the default partition, which receives the remaining registers
+    registers: int | None  # the register limit of its code: setmaxnreg's, or the kernel's
+    live_registers: int | None  # the most registers that hold values at once
     instructions: int | None
     mma: dict[str, int] | None
     counts: dict[str, int] | None
@@ -44,8 +48,8 @@ class Buffer:
     shape: tuple[int, ...]
     bytes: int | None
     slots: int | None  # the leading dimension, where the kernel picks one of several by index
-    stages: int | None  # the same, where the index is a run-time value: a ring. None for a fixed choice (one slot per consumer)
-    columns: int | None  # of tensor memory
+    stages: int | None  # pipeline stages: `slots` where the index is a run-time value. None for a fixed index (one slot per consumer)
+    columns: int | None  # columns of tensor memory
     layout: str | None
     bank_conflicts: BankConflicts | None
     source: str | None
@@ -53,64 +57,64 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Report:
-    """`inspect`'s answer. `to_json` for machines, `table` for people."""
+    """The result of `inspect`. `to_json` is for machines, `table` for people."""
 
     kernel: str
     arch: str
     warps: int
-    registers: int | None  # a thread's when the kernel starts
-    register_cap: int  # what 65536 registers leave for each of these threads, in steps of 8, at most 255
+    registers: int | None  # of a thread, when the kernel starts
+    register_cap: int  # share of each of these threads in 65536 registers, in steps of 8, at most 255
     reallocation_requested: bool
     reallocated: bool  # setmaxnreg is in the code
     stack_bytes: int | None
     spill_store_bytes: int | None
     spill_load_bytes: int | None
     spill_instructions: int  # LDL and STL
-    shared_bytes: int  # of a block, all in all
+    shared_bytes: int  # total of a thread block
     tensor_columns: int
-    wgmma_serialized: bool | None  # ptxas' verdict; None where there is no wgmma
+    wgmma_serialized: bool | None  # whether ptxas serialised wgmma; None without wgmma
     roles: tuple[Role, ...]
     buffers: tuple[Buffer, ...]
     loops: tuple[Loop, ...]
     mma: dict[str, int]
     counts: dict[str, int]
-    remarks: tuple[str, ...]  # ptxas' own words on wgmma, and its other numbered messages
+    remarks: tuple[str, ...]  # ptxas' remarks on wgmma, and its other numbered messages
 
     @property
     def register_budget_used(self) -> int | None:
-        """Registers of all roles together, of 65536; padding warps of a worker group that is not a multiple of four are not in it."""
+        """Registers of all roles together, of 65536, without the padding warps of an incomplete worker warpgroup."""
         limits = [role.registers for role in self.roles]
         return sum(32 * role.warps * (role.registers or 0) for role in self.roles) if None not in limits else None
 
     def role(self, name: str) -> Role:
-        """The role of that name."""
+        """Return the role of that name. Raises KeyError without one."""
         for role in self.roles:
             if role.name == name:
                 return role
         raise KeyError(f"role {name!r}: {self.kernel} has {', '.join(r.name for r in self.roles)}")
 
     def buffer(self, name: str) -> Buffer:
-        """The first buffer of that name."""
+        """Return the first buffer of that name. Raises KeyError without one."""
         for buffer in self.buffers:
             if buffer.name == name:
                 return buffer
         raise KeyError(f"buffer {name!r}: {self.kernel} has {', '.join(str(b.name) for b in self.buffers)}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested dicts and lists of plain values."""
+        """Return nested dicts and lists of plain values."""
         return dataclasses.asdict(self)
 
     def to_json(self, indent: int | None = 2) -> str:
-        """The report as JSON; None is null."""
+        """Return the report as JSON; None is null."""
         return json.dumps(self.to_dict(), indent=indent)
 
     def table(self) -> str:
-        """The report as text, one section a topic."""
+        """Return the report as text, one section a topic."""
         return "\n".join([*self._summary(), "", *self._roles(), *self._buffers(), *self._loops(), *(f"ptxas: {r}" for r in self.remarks)])
 
     def _summary(self) -> Iterable[str]:
         yield f"{self.kernel} for {self.arch}: {self.warps} warps"
-        took_effect = "took effect" if self.reallocated else "DID NOT TAKE EFFECT" if self.reallocation_requested else "not asked for"
+        took_effect = "took effect" if self.reallocated else "DID NOT TAKE EFFECT" if self.reallocation_requested else "not requested"
         yield f"  registers       {_text(self.registers)} a thread at the start (cap {self.register_cap}); reallocation {took_effect}"
         yield (f"  spills          {self.spill_instructions} LDL/STL; {_text(self.spill_store_bytes)} bytes stored, "
                f"{_text(self.spill_load_bytes)} loaded; stack {_text(self.stack_bytes)} bytes")
@@ -151,7 +155,7 @@ def _counts(counts: dict[str, int] | None) -> str:
 
 
 def _columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    """An aligned table and an empty line; nothing for no rows. A dash stands for None."""
+    """Return an aligned table and an empty line; nothing without rows. A dash is None."""
     if not rows:
         return []
     cells = [list(head), *([("-" if c is None else str(c)) for c in row] for row in rows)]

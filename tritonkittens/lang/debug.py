@@ -1,4 +1,4 @@
-"""Looking into a running kernel: prints, and a timeline of marks."""
+"""Debugging a running kernel: prints, and a timeline of marks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -31,11 +31,22 @@ def _print_once(LABEL: tl.constexpr, x, thread):
 
 @op
 def print(t: Trace, label: Traced, x: Traced) -> Traced:
-    """Print a tile, vector or scalar with a label when the kernel runs: `tk.print("row maximum", m)`.
+    """Print a tile, vector or scalar with a label while the kernel runs.
 
-    A scalar is printed once a role, a tile by every thread for the elements it holds (with their indices in the tile's power-of-two piece,
-    which the label names where there are several). A shared or tensor-memory tile is loaded first, by the whole role. The output appears
-    when the stream is synchronised.
+    Args:
+        label: printable ASCII, a compile-time string.
+        x: a scalar is printed once a role. Of a tile, every thread prints its elements with their indices in the
+            tile's power-of-two piece; the label names the piece where there are several. The whole role first loads a
+            shared or tensor-memory tile.
+
+    The output appears when the stream is synchronised.
+
+    Raises:
+        TileError: for another label.
+
+    Example::
+
+        tk.print("row maximum", m)
     """
     label = unwrap(label)
     if not isinstance(label, str) or not label or not (label.isascii() and label.isprintable()):
@@ -61,11 +72,18 @@ def _now():
 
 @op
 def mark(t: Trace, g: Traced, index: Traced, label: Traced = 0) -> None:
-    """Write a record of this moment as row `index` of a global layout of shape (records, 4), int64: nanoseconds of the GPU's clock
-    (%globaltimer, about a microsecond fine), multiprocessor, warp in the block, and `label`, an integer. One thread of the role writes;
-    rows outside are dropped.
+    """Record a time stamp in row `index` of a global layout. One thread of the role writes; rows outside are dropped.
+
+    Args:
+        g: a global layout of shape (records, 4), int64. A row holds the nanoseconds of %globaltimer (resolution about
+            1 µs), the multiprocessor, the warp in the block, and `label`.
+        index: the row, a constant or an int32 scalar.
+        label: an integer.
 
     `tk.timeline(tensor)` reads the records on the host.
+
+    Raises:
+        TileError: for another shape or dtype.
     """
     t.require_explicit("mark")
     check_global(g, "mark")
@@ -82,7 +100,7 @@ def mark(t: Trace, g: Traced, index: Traced, label: Traced = 0) -> None:
 
 
 class Event(NamedTuple):
-    """A record of `mark`: nanoseconds since the first one, multiprocessor, warp in its block, label, and the row it was written to."""
+    """A record of `mark`: nanoseconds since the first record, multiprocessor, warp in its block, label, and row."""
 
     nanoseconds: int
     multiprocessor: int
@@ -92,9 +110,14 @@ class Event(NamedTuple):
 
 
 def timeline(buffer: torch.Tensor, labels: Sequence[str] = ()) -> list[Event]:
-    """The events that `mark` wrote into `buffer`, an int64 tensor of shape (records, 4) that was zero before, in the order of time.
+    """Return the events that `mark` wrote, in order of time. Synchronises with the GPU.
 
-    `labels` are names for the labels 0, 1, …. Synchronises with the GPU. Raises `TileError` for another tensor.
+    Args:
+        buffer: an int64 tensor of shape (records, 4), zero before the launch.
+        labels: names of the labels 0, 1, ….
+
+    Raises:
+        TileError: for another tensor.
     """
     if buffer.ndim != 2 or buffer.shape[1] != MARK_WORDS or buffer.dtype != torch.int64:
         raise TileError(f"timeline of shape {tuple(buffer.shape)}, {buffer.dtype}: needs (records, {MARK_WORDS}) of torch.int64")

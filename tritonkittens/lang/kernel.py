@@ -29,35 +29,37 @@ from tritonkittens.launch.launcher import Grid
 from tritonkittens.launch.tensormap import MapSpec
 
 OPTIONS = {"num_warps", "debug", "maxnreg", "minnctapersm", "cluster_size", "launch_pdl", "launch_cooperative_grid"}
-CLUSTER_SIZES = (1, 2, 4, 8, 16)  # 16 is not portable: the launcher asks for it
+CLUSTER_SIZES = (1, 2, 4, 8, 16)  # 16 is not portable; the launcher requests it explicitly
 
-Fixed = tuple[tuple[int | None, ...], tuple[int | None, ...]]  # extents and strides of a tensor, None where the kernel is not compiled for them
-Static = tuple[tuple[Path, Fixed], ...]  # those of all arguments that have any
+Fixed = tuple[tuple[int | None, ...], tuple[int | None, ...]]  # extents and strides of a tensor; run-time values are None
+Static = tuple[tuple[Path, Fixed], ...]  # the fixed values of all arguments that have any
 Options = tuple[tuple[str, Any], ...]
-Key = tuple[tuple[tuple[Any, ...], Static], Options]  # ((constants, static layouts), options): what a kernel is compiled for, beside types
+Key = tuple[tuple[tuple[Any, ...], Static], Options]  # ((constants, static layouts), options): the compile key, without types
 
 
 class Kernel:
-    """An explicit-tile kernel.
+    """An explicit-tile kernel. `kernel[grid](*args, num_warps=4, debug=False)` launches it.
 
-    `kernel[grid](*args, num_warps=4, debug=False)` launches it; `kernel.compile(*args, arch="sm_90a")` compiles it for an architecture
-    without a GPU, where tensors may be on any device, also "meta". Arguments: `tk.gl(tensor, tiles…)`, tensors (pointers), numbers, tuples
-    of these; parameters annotated `tk.constexpr` take any hashable constant.
+    Arguments are `tk.gl(tensor, tiles…)`, tensors (pointers), numbers and tuples of these. Parameters annotated
+    `tk.constexpr` take any hashable constant. Options, by keyword:
 
-    Options, by keyword: `num_warps` of the block (of its first role); `debug`, True makes waits trap after two seconds, "report" also say
-    who waited; `maxnreg`, registers of a thread at the start, which the compiler may move between roles; `minnctapersm`, blocks for which
-    a multiprocessor has registers without moving any (an option of ptxas); `cluster_size` blocks form a cluster (1, 2, 4, 8 or 16), the
-    grid then counts clusters; `launch_pdl`, the kernel may start before the one queued ahead of it ends (`tk.dependency_wait`);
-    `launch_cooperative_grid`, all blocks run at the same time.
+    - `num_warps`: warps of the block (of its first role).
+    - `debug`: True makes waits trap after two seconds; "report" also prints the warps that wait.
+    - `maxnreg`: registers of a thread at the start; the compiler may move registers between roles.
+    - `minnctapersm`: thread blocks for which a multiprocessor has registers without moving any (an option of ptxas).
+    - `cluster_size`: thread blocks of a cluster (1, 2, 4, 8 or 16). The grid then counts clusters.
+    - `launch_pdl`: the kernel may start before the previous kernel of the stream ends (`tk.dependency_wait`).
+    - `launch_cooperative_grid`: all thread blocks run at the same time.
 
-    `triton.autotune` and `triton.heuristics` go over `@tk.kernel`. A configuration's `num_warps` (4 where it names none) stands in place of the
-    kernel's; its `num_stages` is for the pipeliner of plain kernels and has no effect.
+    `kernel.compile(*args, arch="sm_90a")` compiles without a GPU, for tensors on any device, also "meta".
+    `triton.autotune` and `triton.heuristics` go over `@tk.kernel`. A configuration's `num_warps` (4 by default)
+    replaces the kernel's; its `num_stages` has no effect.
     """
 
     def __init__(self, fn: Any, num_warps: int = 4):
         self.name: str = getattr(fn, "__name__", str(fn))
-        self.fn, self.arg_names = fn, getattr(fn, "arg_names", [])  # what triton.autotune and triton.heuristics ask of a kernel, beside `run` and `warmup`
-        if isinstance(fn, InterpretedFunction):  # refused when it is used: a module that defines explicit kernels can be imported
+        self.fn, self.arg_names = fn, getattr(fn, "arg_names", [])  # triton.autotune and triton.heuristics read these, and call `run` and `warmup`
+        if isinstance(fn, InterpretedFunction):  # refused at its use, so that a module that defines explicit kernels can be imported
             return
         if not isinstance(fn, JITFunction):
             raise TileError(f"@tk.kernel {getattr(fn, '__name__', fn)!r}: put it over an @triton.jit function")
@@ -78,9 +80,10 @@ class Kernel:
         self.launcher(grid, self._prepared(runtime), (constants, options))
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **kwargs: Any) -> Any:
-        """Launch as Triton's decorators do. `grid` may be a function of a dict of all arguments by name, constants included.
+        """Launch as Triton's decorators do. `grid` may be a function of a dict of all arguments by name, constants
+        included.
 
-        `warmup` compiles for the current device without launching and returns the CompiledKernel.
+        `warmup` compiles for the current device without a launch, and returns the CompiledKernel.
         """
         named = self.jit.signature.parameters if hasattr(self, "jit") else {}
         if "num_stages" not in named:
@@ -98,11 +101,22 @@ class Kernel:
         return None
 
     def warmup(self, *args: Any, grid: Grid, **kwargs: Any) -> Any:
-        """Compile for the current device without launching; returns the CompiledKernel."""
+        """Compile for the current device without a launch. Returns the CompiledKernel."""
         return self.run(*args, grid=grid, warmup=True, **kwargs)
 
     def compile(self, *args: Any, arch: str | int = "sm_90a", **kwargs: Any) -> Any:
-        """Compile for `arch` with arguments of these types; returns Triton's CompiledKernel (`.asm`, `.metadata`)."""
+        """Compile for an architecture, without a GPU.
+
+        Args:
+            args: arguments of a launch; only their types, shapes and strides count.
+            arch: "sm_90a" or 90, for example.
+
+        Returns:
+            Triton's CompiledKernel (`.asm`, `.metadata`).
+
+        Raises:
+            TileError: for a broken rule; KernelError for a mistake in the kernel.
+        """
         runtime, constants, options = self._bind(args, kwargs)
         names = self._described((constants, options))[1]
         for name, argument in zip(names, runtime, strict=True):
@@ -114,7 +128,7 @@ class Kernel:
             raise error.with_traceback(None) from error.__cause__
 
     def _described(self, key: Any) -> tuple[str, list[Any]]:
-        """What messages call the kernel and its arguments: their names here, or where a constant of the kernel has names for what they hold, those."""
+        """Return the names of the kernel and its arguments for messages. A constant of the kernel may replace them."""
         names = [self.parameters[i].name for i in self.runtime]
         configuration = _configuration(key[0][0])
         if configuration is None:
@@ -123,7 +137,7 @@ class Kernel:
         return name, [inside.get(n, n) for n in names]
 
     def _prepared(self, arguments: list[Any]) -> Args:
-        """What the launcher gets. Raises `TileError` naming the argument that no kernel takes."""
+        """Convert the arguments for the launcher. Raises `TileError` that names an argument which no kernel takes."""
         prepared: list[Any] = []
         try:
             for argument in arguments:
@@ -157,7 +171,10 @@ class Kernel:
         return self._compile(key, types, major * 10 + minor)
 
     def _compile(self, key: Key, types: Types, arch: int) -> Any:
-        """Compile; where that takes too much shared memory, again with less of what a constant chooses itself. The compiler's scratch is known only then."""
+        """Compile the kernel. If it exceeds the shared memory, compile again with a smaller configuration.
+
+        The compiler's scratch memory is known only after a compilation.
+        """
         while True:
             (constants, static), options = key
             compiled, bill = self._compile_once(key, types, arch)
@@ -169,7 +186,7 @@ class Kernel:
             if smaller is None:
                 break
             key = (tuple(smaller if c is configuration else c for c in constants), static), options
-        if not bill.shared:  # from the disk cache, which keeps no bill
+        if not bill.shared:  # the disk cache keeps no bill
             with knobs.compilation.scope():
                 knobs.compilation.always_compile = True
                 _, bill = self._compile_once(key, types, arch)
@@ -194,7 +211,7 @@ class Kernel:
         if arch < 89 and any("fp8e4nv" in kind for kind in _flat(tuple(signature.values()))):
             raise ArchitectureError(f"{self.name}: the 8-bit float e4m3 (fp8e4m3) needs sm_89 or newer; this kernel is compiled for "
                                     f"sm_{arch}")
-        # Triton's overflow checks in debug mode are calls of an assert, at which ptxas serialises wgmma: only "report" pays that price
+        # Triton's overflow checks call an assert, and ptxas serialises wgmma at calls, so only debug="report" has them
         overflow = dict(options).get("debug") == REPORT
         settings = {"num_warps": self.num_warps, "enable_fp_fusion": True, "sanitize_overflow": overflow, **link_options(), **dict(options)}
         if blocks := settings.pop("minnctapersm", None):
@@ -211,8 +228,8 @@ class Kernel:
         finally:
             in_cluster.reset(token)
             kernel_name.reset(named)
-        # To Triton a cluster is one program spread over several blocks; to us every block is a program, and only the launch knows of the
-        # cluster
+        # Triton treats a cluster as one program over several blocks. Here every block is a program, and only the
+        # launch sets the cluster.
         compiled.metadata = compiled.metadata._replace(num_ctas=cluster)
         return compiled, bill
 
@@ -222,7 +239,8 @@ def _configuration(constants: tuple[Any, ...]) -> Configuration | None:
 
 
 def _parameter_numbers(kinds: Sequence[Any]) -> dict[Path, int]:
-    """For the `parameter` field of every argument that has one, by its path: the number of the kernel parameter that its first descriptor is.
+    """Return, by the path of each `parameter` field, the number of the kernel parameter that holds the argument's
+    first descriptor.
 
     A descriptor is followed by its extents and strides, each a parameter of its own.
     """
@@ -267,7 +285,9 @@ def _descriptor(element: str, spec: MapSpec) -> str:
 
 
 def check_descriptors(argument: object, name: Any) -> None:
-    """Refuse, without a GPU, a tensor that TMA cannot address; the message names the argument. Raises ValueError or TypeError."""
+    """Refuse, without a GPU, a tensor that TMA cannot address. The message names the argument. Raises ValueError or
+    TypeError.
+    """
     if isinstance(argument, (gl, GlobalArg)):
         tensor = argument.tensor
         address = None if tensor.is_meta else tensor.data_ptr()
@@ -279,7 +299,7 @@ def check_descriptors(argument: object, name: Any) -> None:
 
 
 def static_layouts(arguments: Sequence[Any], path: Path = ()) -> Static:
-    """(path, (extents, strides)) of the global layouts, also inside tuples, with dimensions that the kernel is compiled for."""
+    """Return (path, (extents, strides)) of the global layouts with fixed dimensions, also inside tuples."""
     found: list[tuple[Path, Fixed]] = []
     for i, argument in enumerate(arguments):
         if isinstance(argument, gl):
@@ -291,8 +311,10 @@ def static_layouts(arguments: Sequence[Any], path: Path = ()) -> Static:
 
 
 def prepare(argument: Any) -> Any:
-    """What the launcher gets for an argument: a `gl` becomes its descriptors and pointer, or pointer, extents and strides where it has
-    no descriptor."""
+    """Convert an argument for the launcher.
+
+    A `gl` becomes its descriptors and pointer; without descriptors, its pointer, extents and strides.
+    """
     if isinstance(argument, gl):
         tensor = argument.tensor
         even: Any = None if even_rows(tensor) else ()
@@ -311,7 +333,26 @@ def prepare(argument: Any) -> Any:
 
 
 def kernel(fn: Any = None, *, num_warps: int = 4) -> Any:
-    """Make an explicit-tile kernel of a `@triton.jit` function: `@tk.kernel` or `@tk.kernel(num_warps=8)` over `@triton.jit`."""
+    """Make an explicit-tile kernel of a `@triton.jit` function.
+
+    Args:
+        fn: the `@triton.jit` function.
+        num_warps: warps of a thread block, or of its first role.
+
+    Returns:
+        A `Kernel`.
+
+    Raises:
+        TileError: for anything but a `@triton.jit` function.
+
+    Example::
+
+        @tk.kernel(num_warps=8)
+        @triton.jit
+        def scale(X, Y):
+            tile = tk.load(X, tk.rt(tk.bf16, 64, 64), (0, tk.block_index()))
+            tk.store(Y, tk.mul(tile, 2.0), (0, tk.block_index()))
+    """
     if fn is None:
         return functools.partial(kernel, num_warps=num_warps)
     return Kernel(fn, num_warps)

@@ -1,4 +1,6 @@
-"""Kernel arguments: what in them can change the compiled code or a prebuilt launch, and how they are laid out as parameters."""
+"""Kernel arguments: the properties that change the compiled code or a prebuilt launch, and the layout of the
+parameters.
+"""
 
 import struct
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -16,15 +18,16 @@ ALIGNED = [["tt.divisibility", POINTER_ALIGNMENT]]  # Triton's attribute of a po
 
 
 Args = tuple[Any, ...]  # a launch's arguments: tensors, GlobalArg, numbers, None, constexpr, and tuples of these
-Path = tuple[int, ...]  # of an argument: its number, then that inside it, …
+Path = tuple[int, ...]  # of an argument: its number, then the number inside it, …
 Types = tuple[Any, ...]  # an ArgType for each argument, nested as the arguments are
 
 
 class GlobalArg(NamedTuple):
     """A tensor that a kernel moves with TMA: one tensor map per tile in ``specs``.
 
-    As kernel parameters, each spec is the tensor map, the shape (int32 each) and the strides in elements (int64 each), in this order:
-    what Triton calls a ``tensordesc`` argument. Reuse one ``specs`` tuple from call to call: the launcher recognises it by identity first.
+    As kernel parameters, each spec is the tensor map, the shape (int32 each) and the strides in elements (int64
+    each), in this order. Triton calls it a ``tensordesc`` argument.
+    Reuse one ``specs`` tuple from call to call: the launcher first compares its identity.
     """
 
     tensor: torch.Tensor
@@ -32,7 +35,7 @@ class GlobalArg(NamedTuple):
 
 
 class ArgType(NamedTuple):
-    """What the compiled code may depend on, of one argument.
+    """The properties of one argument on which the compiled code may depend.
 
     ========== ============================================ =======================================
     kind       type                                         also
@@ -54,7 +57,9 @@ CONSTEXPR = ArgType("constexpr", "constexpr")
 
 
 def scalar_type(value: int | float) -> str | None:
-    """Triton's type of a Python scalar: ``u1``, ``i32``, ``i64``, ``u64`` or ``fp32``; None for an integer beyond 64 bits."""
+    """Return Triton's type of a Python scalar: ``u1``, ``i32``, ``i64``, ``u64`` or ``fp32``; None for an integer
+    beyond 64 bits.
+    """
     if isinstance(value, bool):
         return "u1"
     if isinstance(value, float):
@@ -66,17 +71,20 @@ def scalar_type(value: int | float) -> str | None:
     return "u64" if 0 <= value < 1 << 64 else None
 
 
-Names = Sequence[Any]  # of arguments, for messages: a str each, or for a tuple the names of what it holds
+Names = Sequence[Any]  # of arguments, for messages: a str each, or for a tuple the names of its items
 
 
 def name_at(names: Names, i: int) -> Any:
-    """What messages call argument number ``i``, or the names of what it holds."""
+    """Return the name of argument number ``i`` in messages, or the names of its items."""
     return names[i] if i < len(names) else f"argument {i}"
 
 
 def names_inside(name: Any, value: Args) -> Names:
-    """The names of what a tuple argument holds: those given for it, that of a tensor for all that describe it (a tuple whose class says ``of_one_tensor``),
-    the fields of a named tuple, else numbers."""
+    """Return the names of a tuple argument's items.
+
+    They are the given ones, the tensor's for all parts of a tensor (a tuple whose class says ``of_one_tensor``), the
+    fields of a named tuple, or numbers.
+    """
     if not isinstance(name, str):
         return name
     if getattr(value, "of_one_tensor", False):
@@ -86,7 +94,9 @@ def names_inside(name: Any, value: Args) -> Names:
 
 
 def leaves(args: Sequence[Any], names: Names = ()) -> Iterator[tuple[str, Any]]:
-    """The arguments in parameter order with a name for messages; nested tuples flattened, a GlobalArg being one leaf."""
+    """Return the arguments in parameter order with a name for messages. Nested tuples are flattened; a GlobalArg is
+    one leaf.
+    """
     for i, value in enumerate(args):
         name = name_at(names, i)
         if isinstance(value, tuple) and not isinstance(value, GlobalArg):
@@ -96,9 +106,10 @@ def leaves(args: Sequence[Any], names: Names = ()) -> Iterator[tuple[str, Any]]:
 
 
 def fingerprint(args: Sequence[Any], scalars: list[int | float]) -> tuple[Hashable, ...]:
-    """A hashable description of the arguments that equals another's only if the same prebuilt launch serves both.
+    """Return a hashable key that is equal for two argument lists only if the same prebuilt launch serves both.
 
-    Tensors enter as integers and dtypes, never as objects; scalars enter as types, and their values are appended to ``scalars``.
+    Tensors enter as integers and dtypes, never as objects. Scalars enter as types; their values are appended to
+    ``scalars``.
     """
     out: list[Any] = []
     for value in args:
@@ -120,7 +131,7 @@ def fingerprint(args: Sequence[Any], scalars: list[int | float]) -> tuple[Hashab
 
 
 def argument_types(args: Sequence[Any], names: Names = ()) -> Types:
-    """The arguments' :class:`ArgType`, nested as the arguments are.
+    """Return the arguments' :class:`ArgType`, nested as the arguments are.
 
     Raises TypeError for an argument that a kernel cannot take, ValueError for an integer beyond 64 bits.
     """
@@ -163,10 +174,12 @@ def signature_of(
     constexprs: dict[Path, Any],
     descriptor: Callable[[str, MapSpec], str] | None = None,
 ) -> Any:
-    """Triton's type of an argument of this :class:`ArgType`, nested as the argument is; its place among the kernel's parameters is ``path``.
+    """Return Triton's type of an argument of this :class:`ArgType`, nested as the argument is. ``path`` is its
+    position among the parameters.
 
-    What is known of pointers is put into ``attributes``, arguments that take no parameter into ``constexprs``. ``descriptor``: the type of a tensor map of an
-    element type; a descriptor argument becomes the tuple of its maps.
+    Properties of pointers are added to ``attributes``, arguments without a parameter to ``constexprs``.
+    ``descriptor`` returns the type of a tensor map of an element type; a descriptor argument becomes the tuple of its
+    maps.
     """
     if not isinstance(kind, ArgType):
         nested = tuple(signature_of(inner, (*path, i), attributes, constexprs, descriptor) for i, inner in enumerate(kind))
@@ -181,7 +194,7 @@ def signature_of(
 
 
 def element_type(tensor: torch.Tensor, name: str) -> str:
-    """Triton's name of a tensor's dtype, such as ``bf16``. TypeError if it has none."""
+    """Return Triton's name of a tensor's dtype, such as ``bf16``. Raises TypeError if it has none."""
     try:
         return canonicalize_dtype(tensor.dtype)
     except KeyError:
@@ -207,7 +220,7 @@ def check_devices(args: Sequence[Any], names: Names, device_type: str) -> None:
 
 
 def tensor_device(args: Sequence[Any]) -> int | None:
-    """Index of the device of the first tensor, None if there is none."""
+    """Return the device index of the first tensor, None if there is none."""
     for value in args:
         if isinstance(value, GlobalArg):
             value = value.tensor
@@ -219,7 +232,9 @@ def tensor_device(args: Sequence[Any]) -> int | None:
 
 
 def signature_types(signature: Sequence[Any], tensordesc_meta: Any) -> list[str]:
-    """Triton's parameter types of a compiled kernel, flat, without constexprs and scratch pointers; a tensor map is ``nvTmaDesc``."""
+    """Return Triton's parameter types of a compiled kernel, flat, without constexprs and scratch pointers. A tensor
+    map is ``nvTmaDesc``.
+    """
     flat: list[str] = []
 
     def visit(types: Sequence[Any]) -> None:
@@ -238,8 +253,11 @@ SCALAR_FORMAT = {"u1": "<I", "i32": "<i", "i64": "<q", "u64": "<Q", "fp32": "<f"
 
 
 class Parameters(NamedTuple):
-    """The parameter block of a launch: values, the offset of each parameter, and (offset, type) of the scalars still to be filled in. ``places`` says where
-    the tensors' ``addresses`` are: (number of the tensor, offset, is it inside a tensor map?)."""
+    """The parameter block of a launch: values, the offset of each parameter, and (offset, type) of the scalars to
+    fill in.
+
+    ``places`` locates the tensors' ``addresses``: (number of the tensor, offset, whether it is inside a tensor map).
+    """
 
     block: bytes
     offsets: tuple[int, ...]
@@ -249,7 +267,7 @@ class Parameters(NamedTuple):
 
 
 class ParameterBlock:
-    """Lays parameters out one after the other, each at its natural alignment relative to a block aligned to 128 bytes."""
+    """Lays out parameters in sequence, each at its natural alignment relative to a block aligned to 128 bytes."""
 
     def __init__(self) -> None:
         self.data, self.types = bytearray(), list[str]()
@@ -300,10 +318,12 @@ def pack(
     encode_map: Callable[[torch.Tensor, MapSpec, str, int], bytes],
     kernel: str,
 ) -> Parameters:
-    """The parameter block of a launch, scalars left at zero, with Triton's two scratch pointers (global, profile; null) at its end.
+    """Return the parameter block of a launch, with zeros for scalars and Triton's two scratch pointers (global,
+    profile; null) at its end.
 
-    ``expected``: :func:`signature_types` of the compiled kernel. ``encode_map(tensor, spec, name, position)`` gives a tensor map's bytes;
-    ``position`` counts the descriptors. Raises RuntimeError if the kernel was compiled for other parameters.
+    ``expected``: :func:`signature_types` of the compiled kernel. ``encode_map(tensor, spec, name, position)`` returns
+    a tensor map's bytes; ``position`` counts the descriptors. Raises RuntimeError if the kernel was compiled for
+    other parameters.
     """
     block, descriptors = ParameterBlock(), 0
     for name, value in leaves(args, names):

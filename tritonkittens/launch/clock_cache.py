@@ -9,10 +9,11 @@ class Used(Protocol):
 
 
 class ClockCache:
-    """At most ``capacity`` entries; the reader marks an entry ``used``, and eviction gives marked entries a second chance.
+    """A cache of at most ``capacity`` entries. A reader marks an entry ``used``; eviction gives marked entries a
+    second chance.
 
-    This approximates least-recently-used without touching the dictionary on a hit, so that hits need no lock. ``table`` may be read by
-    any thread at any time; ``insert`` must be called under the owner's lock.
+    This approximates least-recently-used without a write to the dictionary on a hit, so hits need no lock. Any thread
+    may read ``table`` at any time; ``insert`` needs the owner's lock.
     """
 
     def __init__(self, capacity: int):
@@ -22,7 +23,9 @@ class ClockCache:
         self.table: dict[Hashable, Any] = {}
 
     def insert(self, key: Hashable, value: Used) -> None:
-        """Add ``value`` (anything with a writable ``used``), evicting the oldest entries that were not used since last looked at."""
+        """Add ``value`` (anything with a writable ``used``), and evict the oldest entries that are unused since the
+        last eviction.
+        """
         table = self.table
         table.pop(key, None)
         while len(table) >= self.capacity:

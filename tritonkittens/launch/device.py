@@ -1,4 +1,4 @@
-"""What a kernel's configuration may ask of the device, instead of hard-coding it."""
+"""Device facts for a kernel's configuration, instead of hard-coded numbers."""
 
 import functools
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Device:
 
     @staticmethod
     def of_chip(chip: Chip, name: str, multiprocessors: int, l2_bytes: int, memory_bytes: int) -> "Device":
-        """A device that is not there (index -1): its chip's limits, and what differs between products of one chip."""
+        """Return a device that does not exist here (index -1): its chip's limits, and the properties of one product."""
         return Device(
             index=-1,
             name=name,
@@ -62,10 +62,15 @@ def _device(index: int) -> Device:
 
 
 def device_facts(device: int | torch.device | None = None) -> Device:
-    """Facts about ``device`` (an index, a torch device, or None for the current one); read once per device. Within `tritonkittens.sim.device` the
-    CPU (index -1) and the current device are the simulated one.
+    """Return the facts of a device; they are read once per device.
 
-    Raises ValueError for a device that is not a GPU, RuntimeError without one.
+    Args:
+        device: an index, a torch device, or None for the current one. Within `tritonkittens.sim.device`, the CPU
+            (index -1) and the current device are the simulated one.
+
+    Raises:
+        ValueError: for a device that is no GPU.
+        RuntimeError: without a GPU.
     """
     simulated = simulator.get()
     if simulated is not None and (device is None or device == -1 or (isinstance(device, torch.device) and device.type == "cpu")):
@@ -78,20 +83,22 @@ def device_facts(device: int | torch.device | None = None) -> Device:
 
 
 def multiprocessor_count(device: int | torch.device | None = None) -> int:
-    """Number of streaming multiprocessors."""
+    """Return the number of streaming multiprocessors; `device` as in `device_facts`."""
     return device_facts(device).multiprocessors
 
 
 def shared_memory_per_block(device: int | torch.device | None = None) -> int:
-    """Bytes of shared memory that one block may use (opt-in maximum)."""
+    """Return the bytes of shared memory that one thread block may use (opt-in maximum); `device` as in
+    `device_facts`.
+    """
     return device_facts(device).shared_memory_per_block
 
 
 def l2_bytes(device: int | torch.device | None = None) -> int:
-    """Bytes of L2 cache."""
+    """Return the bytes of L2 cache; `device` as in `device_facts`."""
     return device_facts(device).l2_bytes
 
 
 def capability(device: int | torch.device | None = None) -> tuple[int, int]:
-    """Compute capability (major, minor)."""
+    """Return the compute capability (major, minor); `device` as in `device_facts`."""
     return device_facts(device).capability

@@ -1,6 +1,7 @@
-"""Tensor maps from plain numbers, by the driver's `cuTensorMapEncodeTiled`: every mode that the driver knows, of memory that need not be a torch tensor's.
+"""Tensor maps from plain numbers, by the driver's `cuTensorMapEncodeTiled`: every mode of the driver, for any memory.
 
-Sources: CUDA Driver API, "Tensor Map Object Management". Everything is in the hardware's order: the fastest dimension first.
+Everything is in the hardware's order: the fastest dimension first. Source: CUDA Driver API, "Tensor Map Object
+Management".
 """
 
 import ctypes
@@ -53,7 +54,7 @@ _FILLS = {"zero": 0, "nan": 1}
 
 
 def dtype_name(dtype: Dtype) -> str:
-    """The key in _DTYPES of a dtype given by name, as a `tl.dtype` or as a `torch.dtype`."""
+    """Return the key in _DTYPES of a dtype given by name, as a `tl.dtype` or as a `torch.dtype`."""
     name = str(dtype).removeprefix("torch.").removeprefix("tl.")
     name = _ALIASES.get(name, name)
     if name not in _DTYPES:
@@ -62,7 +63,7 @@ def dtype_name(dtype: Dtype) -> str:
 
 
 def dtype_entry(dtype: Dtype) -> tuple[int, int, bool]:
-    """(CUtensorMapDataType, bytes, floating) of such a dtype."""
+    """Return (CUtensorMapDataType, bytes, floating) of such a dtype."""
     return _DTYPES[dtype_name(dtype)]
 
 
@@ -84,7 +85,7 @@ def check_tiled(
     l2_promotion: int = 128,
     element_strides: Sequence[int] | None = None,
 ) -> None:
-    """Raises ValueError where the driver's rules for `encode_tiled` with these arguments are broken; needs no GPU and no driver."""
+    """Raise ValueError where arguments of `encode_tiled` break the driver's rules. Needs no GPU and no driver."""
     _, itemsize, floating = dtype_entry(dtype)
     rank = len(shape)
     _choice("swizzle", swizzle, _SWIZZLES)
@@ -138,7 +139,7 @@ def check_tiled(
 
 @functools.cache
 def driver() -> ctypes.CDLL:
-    """libcuda, through ctypes. RuntimeError on a machine without NVIDIA's driver."""
+    """Return libcuda, through ctypes. Raises RuntimeError on a machine without NVIDIA's driver."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -166,7 +167,7 @@ def encode_tiled(
     box              extents of the tile in elements, each at most 256; the fastest one a multiple of 16 bytes, at most the swizzle's span
     swizzle          0, 32, 64 or 128 bytes
     interleave       0, 16 or 32 bytes
-    fill             what a load finds outside the tensor: "zero" or "nan"
+    fill             the value outside the tensor: "zero" or "nan"
     l2_promotion     0, 64, 128 or 256 bytes: the granularity of L2 fetches
     element_strides  step between elements along each dimension, 1 to 8
 
@@ -209,15 +210,18 @@ def encode_tiled(
 
 
 def driver_version(library: ctypes.CDLL) -> int:
-    """The CUDA version that the driver supports, e.g. 13000 for 13.0."""
+    """Return the CUDA version that the driver supports, for example 13000 for 13.0."""
     version = ctypes.c_int()
     library.cuDriverGetVersion(ctypes.byref(version))
     return version.value
 
 
 def correct_small_tensor(data: bytes, span: int, version: int) -> bytes:
-    """The tensor map as hardware wants it: drivers up to CUDA 13.1 set a wrong bit for tensors that span less than 128 KiB, and a copy then ends in an
-    illegal instruction. Bit 21 of the second word is cleared, as Triton and CUTLASS do. `span` is the offset in bytes of the last element.
+    """Return the tensor map with a driver bug corrected.
+
+    Drivers up to CUDA 13.1 set a wrong bit for tensors that span less than 128 KiB, and a copy then ends in an
+    illegal instruction. Bit 21 of the second word is cleared, as in Triton and CUTLASS. `span` is the offset in bytes
+    of the last element.
     """
     if version > 13010 or span + 1 >= 128 * 1024:
         return data

@@ -1,4 +1,4 @@
-"""Tensor maps in im2col mode: what they say of a convolution's input, and their rules.
+"""Tensor maps in im2col mode: the tile of a convolution's input, and its rules.
 
 Sources: CUDA driver API, ``cuTensorMapEncodeIm2col``; PTX ISA, "im2col mode".
 """
@@ -9,16 +9,20 @@ from typing import NamedTuple
 MAX_PIXELS = 1024  # of one copy
 MAX_CHANNELS = 256  # of one copy
 MAX_ELEMENT_STRIDE = 8
-# The values of one corner share 16 bits of the tensor map: the more of them, the smaller their range. By the tensor's rank.
+# The values of one corner share 16 bits of the tensor map, so more values have a smaller range. By the tensor's rank.
 CORNER_RANGE = {3: (-32768, 32767), 4: (-128, 127), 5: (-16, 15)}
 
 
 class Im2colSpec(NamedTuple):
-    """What the tensor map of one im2col tile looks like.
+    """The tile of an im2col tensor map.
 
-    ``box``: pixels and channels of the tile. ``swizzle`` and ``fill`` as in a ``TensorMapSpec``. The other fields have one value for each
-    spatial dimension, in the tensor's order ([[D,] H,] W): ``lower``, the first position of a base pixel; ``upper``, the last one, counted
-    from the last pixel of the tensor; ``element_strides``, the step from one base pixel to the next.
+    Args:
+        box: pixels and channels of the tile.
+        swizzle: as in a ``TensorMapSpec``.
+        fill: as in a ``TensorMapSpec``.
+        lower: the first position of a base pixel, one per spatial dimension in the tensor's order ([[D,] H,] W).
+        upper: the last position, counted from the tensor's last pixel.
+        element_strides: the step from one base pixel to the next.
     """
 
     box: tuple[int, int]
@@ -30,9 +34,11 @@ class Im2colSpec(NamedTuple):
 
 
 def check_im2col(spec: Im2colSpec, rank: int, name: str, shape: Sequence[int] | None = None) -> None:
-    """Refuse what im2col mode alone forbids, for a tensor of ``rank`` dimensions (and this ``shape``, where it is known).
+    """Refuse an im2col tile `spec` that im2col mode forbids, for a tensor of `rank` dimensions (and this `shape`,
+    where it is known).
 
-    Raises TypeError for values that are no ints, ValueError for a broken rule; ``name`` is what the message calls the tensor.
+    `name` is the tensor's name in messages. Raises TypeError for values that are no ints, ValueError for a broken
+    rule.
     """
     if rank not in CORNER_RANGE:
         raise ValueError(f"{name}: {rank} dimensions; im2col takes 3 (NWC), 4 (NHWC) or 5 (NDHWC)")

@@ -1,4 +1,6 @@
-"""Tensors in, kernel launched: compiled kernels by type, prebuilt launches by shape, both found by plain integers."""
+"""Launch compiled kernels. Compiled kernels are found by type and prebuilt launches by shape, both with plain integer
+keys.
+"""
 
 import ctypes
 import operator
@@ -44,10 +46,10 @@ _BLOCK_ALIGNMENT = 128
 
 
 class Code:
-    """A compiled kernel loaded on one device, and what every launch of it shares."""
+    """A compiled kernel loaded on one device, with the data that all its launches share."""
 
     def __init__(self, compiled: Any, driver: CudaDriver, device: int):
-        compiled._init_handles()  # loads the binary into the current context; raises OutOfResources if it cannot fit
+        compiled._init_handles()  # loads the binary into the current context; raises OutOfResources if it does not fit
         metadata = compiled.metadata
         self.compiled, self.driver, self.device = compiled, driver, device
         self.name: str = metadata.name
@@ -80,7 +82,7 @@ class Code:
         self.attributes_address = ctypes.addressof(self._attributes_storage)
 
     def encode_map(self, tensor: torch.Tensor, spec: MapSpec, name: str, position: int) -> bytes:
-        """The tensor map of the ``position``-th descriptor, with the box that this kernel's copies were compiled for."""
+        """Return the tensor map of the ``position``-th descriptor, with the box of this kernel's copies."""
         if position >= len(self.descriptors):
             raise RuntimeError(
                 f"{name}: descriptor {position}, but {self.name} was compiled with {len(self.descriptors)} tensor descriptors; the compile "
@@ -103,7 +105,9 @@ class Code:
             return encode(tensor, spec, name=name, box=box, driver=self.driver)
 
     def scratch(self, grid: tuple[int, int, int], stream: int) -> tuple[Any, Any]:
-        """Global and profile scratch buffers for one launch (None where the kernel needs none), as Triton's own launcher allocates them."""
+        """Return global and profile scratch buffers for one launch (None where the kernel needs none), as Triton's
+        own launcher allocates them.
+        """
         blocks = grid[0] * grid[1] * grid[2] * self.num_ctas
         buffers: list[Any] = [None, None]
         if self.global_scratch[0]:
@@ -118,14 +122,18 @@ class Code:
 
 
 class Binding:
-    """One prebuilt launch: everything but grid, stream, scalars and scratch. Immutable, so that threads can share it."""
+    """One prebuilt launch: everything but grid, stream, scalars and scratch. It is immutable, so threads can share
+    it.
+    """
 
     def __init__(self, code: Code, parameters: Parameters):
         self.code, self.parameters, self.used = code, parameters, False
         self._shared = self._block()
 
     def _block(self) -> tuple[Any, int, Any]:
-        """A fresh copy of the parameter block at a 128-byte boundary: storage, address, array of parameter addresses."""
+        """Return a fresh copy of the parameter block at a 128-byte boundary: storage, address, array of parameter
+        addresses.
+        """
         block, offsets = self.parameters[:2]
         storage = ctypes.create_string_buffer(len(block) + _BLOCK_ALIGNMENT)
         start = (ctypes.addressof(storage) + _BLOCK_ALIGNMENT - 1) & -_BLOCK_ALIGNMENT
@@ -154,7 +162,7 @@ class Binding:
         code.driver.check(result, f"cuLaunchKernelEx of {code.name}")
 
     def native(self, module: Any, owner: Any) -> Any:
-        """The same launch for native.c; ``owner`` is kept alive with it."""
+        """Return this launch for native.c, which keeps ``owner`` alive."""
         code, (block, offsets, slots, places, addresses) = self.code, self.parameters
         return module.Binding(
             code.function,
@@ -180,18 +188,23 @@ def _scalar_bytes(type: str, value: int | float) -> bytes:
 
 
 class Launcher:
-    """Launches one kernel. Cheap when called again with the same tensors: one look-up and one driver call.
+    """Launches one kernel. A repeated launch takes one look-up and one driver call.
 
-    ``compile(key, types, device)`` is called once for every new combination, with the device current and under the launcher's lock. It
-    gets the caller's ``key``, the arguments' types (a tuple of :class:`ArgType`, nested as the arguments are) and the device index, and
-    returns a ``triton.compiler.CompiledKernel`` whose signature has, in order, one entry per pointer and scalar and one ``tensordesc`` per
-    spec of a GlobalArg. ``name`` and ``arg_names`` are what messages call the kernel and its arguments; ``described``, where that depends on the key, returns
-    both for a key.
+    Args:
+        compile: ``compile(key, types, device)`` returns a ``triton.compiler.CompiledKernel``. The launcher calls it
+            once for every new combination, with the device current and under the launcher's lock. ``types`` is a
+            tuple of :class:`ArgType`, nested as the arguments are. The kernel's signature has one entry per pointer
+            and scalar, and one ``tensordesc`` per spec of a GlobalArg, in order.
+        name: the kernel's name in messages.
+        arg_names: the arguments' names in messages.
+        described: returns both names for a key, where they depend on the key.
+        capacity: the number of prebuilt launches to keep. Compiled kernels are kept for ever.
+        native: False keeps to the Python path.
+        refusals: exceptions of ``compile`` with complete messages; a call raises them without the frames in between.
 
-    Compiled kernels are kept for ever; prebuilt launches, ``capacity`` of them, by dtypes, and for TMA arguments shapes and strides, never by
-    the tensors: addresses, which an allocator gives anew, are put in at the launch (without native.c they are looked up as well). Launches
-    may come from any thread, on any stream, in a CUDA graph capture, with tensors of any device. ``native=False`` keeps to Python.
-    ``refusals`` are exceptions of ``compile`` whose messages say everything: a call raises them without the frames between it and ``compile``.
+    Prebuilt launches are found by dtypes, and for TMA arguments by shapes and strides, never by the tensors.
+    Addresses are filled in at the launch (without native.c they are part of the key).
+    Launches may come from any thread, on any stream, in a CUDA graph capture, with tensors of any device.
     """
 
     def __init__(
@@ -220,12 +233,17 @@ class Launcher:
     def __call__(self, grid: Grid, args: Args, key: Hashable = None) -> None:
         """Launch with ``args`` on the current stream of the device of their first tensor.
 
-        ``grid``: one to three ints, in clusters, or a function of the arguments that gives them; an extent of 0 launches nothing. ``args``:
-        a tuple of tensors (passed as pointers), GlobalArg, int, float, bool, None or constexpr (not passed), and tuples of these. ``key``
-        stands for everything else that the code depends on; it is hashed on every launch, so make it cheap.
+        Args:
+            grid: one to three ints, in clusters, or a function of the arguments that returns them. An extent of 0
+                launches nothing.
+            args: a tuple of tensors (passed as pointers), GlobalArg, int, float, bool, None or constexpr (not
+                passed), and tuples of these.
+            key: everything else on which the code depends. Every launch hashes it, so keep it cheap.
 
-        Raises TypeError or ValueError for arguments or a grid that cannot be launched, before anything reaches the GPU; RuntimeError if
-        the driver refuses.
+        Raises:
+            TypeError: for arguments or a grid that cannot be launched.
+            ValueError: for values of them that cannot.
+            RuntimeError: if the driver refuses.
         """
         if callable(grid):
             grid = grid(*args)
@@ -236,10 +254,12 @@ class Launcher:
                 raise error.with_traceback(None) from error.__cause__
 
     def bind(self, grid: Grid, args: Args, key: Hashable, owners: tuple[int, ...], fallback: Callable[..., None]) -> Callable[..., None]:
-        """The launch as a function of tensors alone, compiled now: number ``owners[i]`` of a call's stands where the i-th of ``args`` does.
+        """Compile the launch now, and return it as a function of tensors alone.
 
-        Only addresses are read of a call's tensors: at each has to begin what the tensor in ``args`` is, in dtype, shape and strides. ``fallback`` does the
-        same with more steps; it is called where launch hooks are set, and is what comes back in the simulator and where there is no native module.
+        Tensor number ``owners[i]`` of a call replaces the i-th of ``args``. Only addresses of a call's tensors are
+        read, so each must have the dtype, shape and strides of the tensor in ``args``.
+        ``fallback`` does the same in more steps. It runs where launch hooks are set; in the simulator and without the
+        native module, it is the result.
         """
         if callable(grid) or (simulator.get() is not None and tensor_device(args) in (None, -1)):
             return fallback
@@ -255,16 +275,16 @@ class Launcher:
         return self._dispatcher.bind(grid, args, key, owners, fallback) or fallback
 
     def compiled(self, args: Args, key: Hashable = None) -> Any:
-        """The CompiledKernel that a call with these arguments would launch (compiled now if need be)."""
+        """Return the CompiledKernel of a call with these arguments, compiled now if needed."""
         with self._lock:
             return self._code(args, key, self._device(args)).compiled
 
     def compile(self, args: Args, key: Hashable, device: int) -> Any:
-        """Compile for the current target, without loading and without keeping: what the simulator asks for."""
+        """Compile for the current target, without loading or caching, for the simulator."""
         return self._compile(key, argument_types(args, self.names(key)), device)
 
     def names(self, key: Hashable = None) -> Names:
-        """What messages call the arguments of a launch with this key."""
+        """Return the arguments' names in messages, for this key."""
         return self._described(key)[1] if self._described else self.arg_names
 
     def _name(self, key: Hashable) -> str:
@@ -272,12 +292,12 @@ class Launcher:
 
     @property
     def num_bindings(self) -> int:
-        """How many prebuilt launches are held."""
+        """The number of prebuilt launches."""
         return len(self._bindings)
 
     @property
     def num_compiled(self) -> int:
-        """How many compiled kernels are held."""
+        """The number of compiled kernels."""
         return len(self._codes)
 
     @property
@@ -286,7 +306,7 @@ class Launcher:
         return self._dispatcher is not None
 
     def _start(self) -> None:
-        """Open the driver and the native module, when there is something to launch."""
+        """Open the driver and the native module at the first launch."""
         with self._lock:
             if self._is_started:
                 return
@@ -316,7 +336,7 @@ class Launcher:
         binding_key = (key, device, fingerprint(args, scalars))
         try:
             binding: Binding | None = self._bindings.table.get(binding_key)
-        except TypeError:  # unhashable: say which argument, if it is one
+        except TypeError:  # unhashable: name the argument, if it is one
             argument_types(args, self.names(key))
             raise
         native_key = self._dispatcher.table_key(args, key) if self._dispatcher else None
@@ -401,10 +421,10 @@ def _globals(args: Args) -> list[Any]:
 
 
 def _is_active(hook: Any) -> bool:
-    """Whether a launch hook would do anything: Triton's default is a chain of no hooks."""
+    """Whether a launch hook does anything: Triton's default is a chain of no hooks."""
     return bool(hook.calls) if isinstance(hook, knobs.HookChain) else hook is not None
 
 
 def _decline(grid: Any, args: Args, key: Hashable) -> bool:
-    """The fast path without a native module: there is none."""
+    """The fast path without a native module: it declines every launch."""
     return False

@@ -1,4 +1,4 @@
-"""The few calls of the CUDA driver API that a launch needs, through ctypes."""
+"""The CUDA driver calls of a launch, through ctypes."""
 
 import ctypes
 import functools
@@ -26,19 +26,21 @@ TENSOR_MAP_BYTES = 128
 
 
 def launch_attribute(kind: int, *values: int) -> bytes:
-    """One CUlaunchAttribute (72 bytes): its id and up to 16 32-bit values."""
+    """Return one CUlaunchAttribute (72 bytes): its id and up to 16 32-bit values."""
     return _ATTRIBUTE.pack(kind, struct.pack(f"<{len(values)}I", *values))
 
 
 def launch_config(grid: tuple[int, int, int], threads: int, shared: int, stream: int, attributes: int, count: int) -> bytes:
-    """One CUlaunchConfig (56 bytes). ``grid`` in blocks, ``shared`` in bytes, ``stream`` and ``attributes`` as addresses."""
+    """Return one CUlaunchConfig (56 bytes). ``grid`` in blocks, ``shared`` in bytes, ``stream`` and ``attributes`` as
+    addresses.
+    """
     return _CONFIG.pack(*grid, threads, 1, 1, shared, stream, attributes, count)
 
 
 class CudaDriver:
-    """libcuda, opened by name or path. ``device_type`` is the torch device type whose tensors it can launch on.
+    """libcuda, opened by name or path. ``device_type`` is the torch device type of tensors for its launches.
 
-    A test opens a stand-in library here; everything else uses :func:`cuda_driver`.
+    A test opens a stand-in library with this class; all other code uses :func:`cuda_driver`.
     """
 
     def __init__(self, library: str = "libcuda.so.1", device_type: str = "cuda"):
@@ -64,7 +66,7 @@ class CudaDriver:
         self._error_string = self._function("cuGetErrorString", ctypes.c_int, ctypes.c_void_p)
         self._contexts: dict[int, int] = {}
         self._lock = threading.Lock()
-        # The stream that torch would launch on, by device index: an integer handle, without building a Stream object.
+        # torch's current stream by device index: an integer handle, without a Stream object.
         self.current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if device_type == "cuda" else _default_stream
 
     def _function(self, name: str, *argtypes: Any) -> Callable[..., int]:
@@ -82,7 +84,7 @@ class CudaDriver:
             self.raise_error(code, call)
 
     def raise_error(self, code: int, call: str) -> NoReturn:
-        """Raise RuntimeError with the driver's own name and sentence for ``code``."""
+        """Raise RuntimeError with the driver's own name and text for ``code``."""
         texts = []
         for function in (self._error_name, self._error_string):
             text = ctypes.c_char_p()
@@ -97,7 +99,7 @@ class CudaDriver:
         return version.value
 
     def primary_context(self, device: int) -> int:
-        """The context that torch and Triton use on ``device``; retained once and kept for the life of the process."""
+        """Return the context of torch and Triton on ``device``, retained once for the life of the process."""
         with self._lock:
             if device not in self._contexts:
                 context = ctypes.c_void_p()
@@ -107,7 +109,7 @@ class CudaDriver:
 
     @contextmanager
     def on_device(self, device: int) -> Iterator[None]:
-        """Make ``device`` current for torch, Triton and the driver, and restore what was current."""
+        """Make ``device`` current for torch, Triton and the driver, and restore the previous one."""
         if self.device_type != "cuda":
             yield
             return
@@ -130,7 +132,9 @@ class CudaDriver:
                 self.check(self.context_set(current.value), "cuCtxSetCurrent")
 
     def launch(self, context: int, config: bytes, function: int, parameters: Any) -> int:
-        """cuLaunchKernelEx in ``context``; the driver's result code. ``config``: :func:`launch_config`; ``parameters``: ctypes array."""
+        """Call cuLaunchKernelEx in ``context``; return the driver's result code. ``config``: :func:`launch_config`;
+        ``parameters``: ctypes array.
+        """
         current = ctypes.c_void_p()
         self.check(self.context_get(ctypes.byref(current)), "cuCtxGetCurrent")
         if current.value == context:
@@ -145,7 +149,9 @@ class CudaDriver:
     def encode_tiled(
         self, dtype: int, address: int, dims: list[int], strides: list[int], box: list[int], swizzle: int, l2_promotion: int, fill: int
     ) -> bytes:
-        """cuTensorMapEncodeTiled: a 128-byte tensor map. Lists run from the innermost dimension; strides in bytes, one fewer than dims."""
+        """Call cuTensorMapEncodeTiled; return a 128-byte tensor map. Lists run from the innermost dimension; strides
+        in bytes, one fewer than dims.
+        """
         rank = len(dims)
         storage, tensor_map = _tensor_map_storage()
         code = self._encode_tiled(
@@ -180,7 +186,9 @@ class CudaDriver:
         l2_promotion: int,
         fill: int,
     ) -> bytes:
-        """cuTensorMapEncodeIm2col: a 128-byte tensor map. Lists as in :meth:`encode_tiled`; corners have two fewer than dims."""
+        """Call cuTensorMapEncodeIm2col; return a 128-byte tensor map. Lists as in :meth:`encode_tiled`; corners have
+        two fewer than dims.
+        """
         rank = len(dims)
         storage, tensor_map = _tensor_map_storage()
         code = self._encode_im2col(
@@ -210,7 +218,7 @@ class CudaDriver:
 
 @functools.cache
 def cuda_driver() -> CudaDriver:
-    """The machine's libcuda. RuntimeError without an NVIDIA driver."""
+    """Return the machine's libcuda. Raises RuntimeError without an NVIDIA driver."""
     try:
         return CudaDriver()
     except OSError as error:
@@ -218,7 +226,7 @@ def cuda_driver() -> CudaDriver:
 
 
 def _tensor_map_storage() -> tuple[Any, int]:
-    """Memory that holds a tensor map at a multiple of 128 bytes, and that address."""
+    """Allocate memory for a tensor map at a multiple of 128 bytes; return it and that address."""
     storage = ctypes.create_string_buffer(2 * TENSOR_MAP_BYTES)
     return storage, (ctypes.addressof(storage) + TENSOR_MAP_BYTES - 1) & -TENSOR_MAP_BYTES
 

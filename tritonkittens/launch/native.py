@@ -1,4 +1,4 @@
-"""Builds and checks the launch fast path (native.c). Without a C compiler, or on any doubt, launches go the Python way."""
+"""Build and check the fast launch path (native.c). Without a C compiler, or in doubt, launches take the Python path."""
 
 import ctypes
 import functools
@@ -36,14 +36,17 @@ def _load() -> tuple[Any, tuple[int, ...]] | None:
         functions = tuple(address(getattr(library, f"aoti_torch_get_{name}")) for name in _TENSOR_FUNCTIONS)
         module = compile_module_from_file(str(_SOURCE), "tritonkittens_launch", library_dirs=[], include_dirs=[], libraries=[])
         _check(module, functions)
-    except Exception as error:  # a missing compiler, header or symbol: nothing that should stop a kernel from running
+    except Exception as error:  # a missing compiler, header or symbol must not stop a kernel
         _log.warning("launching through Python, a few microseconds slower per kernel: %s: %s", type(error).__name__, error)
         return None
     return module, functions
 
 
 def load() -> tuple[Any, tuple[int, ...]] | None:
-    """The compiled module and the addresses of torch's functions, or None; built once per process (and cached on disk by Triton)."""
+    """Return the compiled module and the addresses of torch's functions, or None.
+
+    Each process builds it once; Triton caches it on disk.
+    """
     with _lock:
         return _load()
 
@@ -78,8 +81,12 @@ def _reader(module: Any, functions: tuple[int, ...], device_type: str) -> Any:
 
 @functools.cache
 def signature_reader(device_type: str = "cuda") -> Callable[..., bytes | None]:
-    """A function of tensors that gives everything about them that a call is planned by (dtypes, devices, alignments, shapes, strides) in a few hundred
-    nanoseconds; None where one is no plain tensor on such a device, and always without the native module."""
+    """Return a function that reads everything by which a call is planned: dtypes, devices, alignments, shapes and
+    strides of its tensors.
+
+    ``device_type`` is "cuda" or "cpu". The function takes a few hundred nanoseconds. It returns None if an argument
+    is no plain tensor on such a device, or without the native module.
+    """
     loaded = load()
     return (lambda *tensors: None) if loaded is None else _reader(*loaded, device_type).signature
 

@@ -1,4 +1,6 @@
-"""Plain `@triton.jit` kernels on our launch path, which takes a third of the host time of Triton's own (`python -m tests.test_plain_kernel`)."""
+"""Plain `@triton.jit` kernels on this library's launch path, which takes a third of the host time of Triton's own
+(measured: docs/notes/launch.md).
+"""
 from __future__ import annotations
 
 import functools
@@ -16,13 +18,15 @@ from .arguments import Args, Types, signature_of
 from .device import capability
 from .launcher import Launcher
 
-MULTIPLE = 16  # numbers that Triton compiles for as multiples of it: a row of so many elements is a multiple of any vector access
-ONE, A_MULTIPLE, ANY = "one", "multiple", "any"  # what the code knows of an argument that is no constant
+MULTIPLE = 16  # Triton specialises integers that are multiples of 16: such a row length is a multiple of any vector access
+ONE, A_MULTIPLE, ANY = "one", "multiple", "any"  # specialisations of an argument that is no constant
 
 
 class Specialization:
-    """What the code depends on beside the types of arguments: values that are compiled in, by parameter, parameters that are multiples of a number,
-    and Triton's options. Compiled kernels are found by its identity: keep one object for equal ones (`specialization` does).
+    """The part of the compile key besides the types of arguments.
+
+    It holds compiled-in values by parameter, parameters that are multiples of a number, and Triton's options.
+    Compiled kernels are found by its identity, so `specialization` returns one object for equal values.
     """
 
     def __init__(self, constants: tuple[tuple[str, Any], ...], multiples: tuple[tuple[str, int], ...], options: tuple[tuple[str, Any], ...]):
@@ -35,9 +39,10 @@ specialization = functools.lru_cache(maxsize=None)(Specialization)
 class PlainKernel:
     """A `@triton.jit` kernel; `kernel[grid](*args)` launches it as Triton does.
 
-    Numbers are specialised as Triton's are: 1 is compiled in, a multiple of 16 is known to be one. Those in tuples are not. Arguments by position: tensors,
-    numbers, None, tuples of these; where the parameter is a `tl.constexpr`, any hashable value. `options` are Triton's (num_warps, num_stages, launch_pdl …).
-    With TRITON_INTERPRET=1 it is Triton's own launch.
+    Numbers are specialised as in Triton: 1 is compiled in, and a multiple of 16 is known as one. Numbers in tuples
+    are not specialised. Arguments are positional: tensors, numbers, None, tuples of these, and any hashable value for
+    a `tl.constexpr`.
+    `options` are Triton's (num_warps, num_stages, launch_pdl …). With TRITON_INTERPRET=1, Triton's own launch runs.
     """
 
     def __init__(self, fn: Any, **options: Any):
@@ -51,19 +56,24 @@ class PlainKernel:
             self._found: dict[tuple[Any, ...], Specialization] = {}
 
     def _names(self, key: Specialization) -> list[str]:
-        """The parameters that are not compiled in."""
+        """Return the parameters that are not compiled in."""
         return [name for name in self.runtime if name not in key.constants]
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return functools.partial(self.launch, grid) if isinstance(self.fn, JITFunction) else self.fn[grid]
 
     def launch(self, grid: Any, *args: Any) -> None:
-        """Launch on the current stream of the tensors' device. Raises TypeError for a wrong number of arguments, and what a `Launcher` raises."""
+        """Launch on the current stream of the tensors' device.
+
+        Raises TypeError for a wrong number of arguments, and the errors of a `Launcher`.
+        """
         runtime, key = self._specialized(args)
         self.launcher(grid, runtime, key)
 
     def bind(self, grid: Any, *args: Any) -> Callable[..., None]:
-        """`launch` with the numbers and constants of these arguments as a function of the tensors alone, which stand in front of them (see `Launcher.bind`)."""
+        """Return `launch` with these numbers and constants as a function of the tensors alone, which precede them;
+        see `Launcher.bind`.
+        """
         tensors = next((i for i, x in enumerate(args) if not isinstance(x, torch.Tensor)), len(args))
         if not isinstance(self.fn, JITFunction):
             interpreted, rest = self.fn[grid], args[tensors:]
@@ -73,7 +83,7 @@ class PlainKernel:
         return launcher.bind(grid, runtime, key, tuple(range(tensors)), lambda *given: launcher(grid, given + numbers, key))
 
     def _specialized(self, args: Args) -> tuple[Args, Specialization]:
-        """(arguments that are none of the code's, what the code is specialised for)."""
+        """Return (arguments that the code does not contain, the specialisation)."""
         if len(args) != len(self._is_constant):
             raise TypeError(f"{self.fn.__name__}: {len(args)} arguments; it takes {len(self._is_constant)} ({', '.join(self.names)})")
         runtime: list[Any] = []
@@ -107,8 +117,10 @@ class PlainKernel:
         return self.compile(key, types, 10 * major + minor)
 
     def compile(self, key: Specialization, types: Types, arch: int) -> Any:
-        """Compile for an architecture (compute capability as an integer) and arguments of these types, those that `key` has compiled in left out. Returns
-        Triton's CompiledKernel."""
+        """Compile for an architecture and argument types. Returns Triton's CompiledKernel.
+
+        `arch` is the compute capability as an integer (90). `types` leaves out the values that `key` compiles in.
+        """
         place = {name: i for i, name in enumerate(self.names)}
         signature: dict[str, Any] = dict.fromkeys(self.names, "constexpr")
         constexprs: dict[tuple[int, ...], Any] = {(place[name],): value for name, value in key.constants.items()}
@@ -120,5 +132,9 @@ class PlainKernel:
 
 
 def plain_kernel(fn: Any = None, **options: Any) -> Any:
-    """Launch a `@triton.jit` function by our path: `@plain_kernel` or `@plain_kernel(launch_pdl=True)` over `@triton.jit`."""
+    """Launch a `@triton.jit` function `fn` by this library's path: `@plain_kernel` or
+    `@plain_kernel(launch_pdl=True)` over `@triton.jit`.
+
+    Returns a `PlainKernel`; the options are Triton's.
+    """
     return functools.partial(plain_kernel, **options) if fn is None else PlainKernel(fn, **options)

@@ -1,4 +1,4 @@
-"""What a call would launch on a GPU, recorded instead of run: so an operator shows its kernels to whoever compiles them, on any machine."""
+"""A device that records launches instead of running them. So an operator's kernels can be compiled on any machine."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -24,23 +24,24 @@ class RecordedLaunch:
     facts: Device
 
     def compile(self, arch: str | int = "sm_90a") -> Any:
-        """Compile the kernel for an architecture without a GPU; returns Triton's CompiledKernel.
+        """Compile the kernel for an architecture without a GPU; return Triton's CompiledKernel.
 
-        Raises `ArchitectureError` for an `arch` that is none of `tritonkittens.arch.ARCHITECTURES`, and what the kernel's compilation raises.
+        Raises `ArchitectureError` for an `arch` that is none of `tritonkittens.arch.ARCHITECTURES`, and the errors of
+        the kernel's compilation.
         """
         target = Recorder(replace(self.facts, capability=divmod(capability_of(arch), 10)))
         return target.run(lambda: self.launcher.compile(self.args, self.key, target.facts.index))
 
 
 class Recorder:
-    """A device that keeps the launches of CPU tensors and runs none of them: results stay uninitialised."""
+    """A device that keeps the launches of CPU tensors and runs none of them. Results stay uninitialised."""
 
     def __init__(self, facts: Device):
         self.facts = facts
         self.launches: list[RecordedLaunch] = []
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """What `call()` returns on this device."""
+        """Return the result of `call()` on this device."""
         token = simulator.set(self)
         try:
             return call()
@@ -51,12 +52,12 @@ class Recorder:
         self.launches.append(RecordedLaunch(launcher, args, key, self.facts))
 
     def encode_tiled(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, fill: str) -> bytes:
-        """An empty tensor map: no kernel reads it."""
+        """Return an empty tensor map: no kernel reads it."""
         return bytes(TENSOR_MAP_BYTES)
 
 
 def recorded(call: Callable[[], Any], facts: Device) -> list[RecordedLaunch]:
-    """The launches of `call()`, whose tensors are on the CPU, on a device with these facts; none of them runs."""
+    """Return the launches of `call()`, whose tensors are on the CPU, on a device with these facts. None of them runs."""
     recorder = Recorder(facts)
     recorder.run(call)
     return recorder.launches

@@ -1,4 +1,4 @@
-"""Where kernels run: on a GPU, or, within `tritonkittens.sim.device(...)`, on CPU tensors in the simulator."""
+"""The target of launches: a GPU, or, within `tritonkittens.sim.device(...)`, CPU tensors in the simulator."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Simulator(Protocol):
-    """What the launch path needs of a simulated device."""
+    """The interface of a simulated device for the launch path."""
 
     facts: Device
 
@@ -21,18 +21,18 @@ class Simulator(Protocol):
         """Run one launch of a `Launcher` to its end."""
 
     def encode_tiled(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, fill: str) -> bytes:
-        """The bytes of a tensor map, dimensions from the fastest (`launch.encoding.encode_tiled`)."""
+        """Return the bytes of a tensor map, dimensions from the fastest (`launch.encoding.encode_tiled`)."""
 
 
 simulator: ContextVar[Simulator | None] = ContextVar("simulator", default=None)
 
 
 def simulated_facts() -> Device | None:
-    """The device that is simulated now, None without: what is kept for one such device does not hold for another."""
+    """Return the facts of the active simulated device, or None outside the simulator. Cache keys include them."""
     device = simulator.get()
     return None if device is None else device.facts
 
 
 def is_reachable(device: torch.device) -> bool:
-    """May a kernel take tensors on that device now?"""
+    """Whether a kernel can take tensors on `device` now."""
     return device.type == "cuda" or (device.type == "cpu" and simulator.get() is not None)

@@ -1,7 +1,7 @@
-"""Tensor maps: what the Tensor Memory Accelerator (TMA) knows about one tensor and one tile shape.
+"""Tensor maps: the Tensor Memory Accelerator's (TMA) descriptors of one tensor and one tile shape.
 
-A tensor map (``CUtensorMap``, 128 opaque bytes) holds the tensor's address, extents and strides and the box that one copy moves. Rules
-and limits: CUDA driver API, ``cuTensorMapEncodeTiled``; PTX ISA, "Tensor-map".
+A tensor map (``CUtensorMap``, 128 opaque bytes) holds the tensor's address, extents and strides, and the box of one
+copy. Rules and limits: CUDA driver API, ``cuTensorMapEncodeTiled``; PTX ISA, "Tensor-map".
 """
 
 import threading
@@ -24,7 +24,7 @@ ALIGNMENT = 16  # bytes: address, strides and inner box
 SWIZZLES = (0, 32, 64, 128)  # bytes
 SPAN = 1 << 30  # rows of a ragged map
 WRAP = 1 << 34  # elements
-RAGGED_EXTENT = 0x7FFF0000  # more than any coordinate in front
+RAGGED_EXTENT = 0x7FFF0000  # larger than any leading coordinate
 
 _SWIZZLE_CODE = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
 _FILL_CODE = {"zero": 0, "nan": 1}  # CUtensorMapFloatOOBfill
@@ -41,14 +41,16 @@ _TYPE_CODE = {
 
 
 class TensorMapSpec(NamedTuple):
-    """What the tensor map of one tile looks like.
+    """The tile of a tensor map.
 
-    ``box``: the tile's extents in elements, as many as the tensor has dimensions. ``swizzle``: width in bytes of the shared-memory
-    swizzle, 0, 32, 64 or 128. ``fill``: what a read outside the tensor gives, ``"zero"`` or ``"nan"`` (floating point only). ``ragged``: the
-    map is of :func:`ragged` extents, of two dimensions more than the tensor has.
+    Args:
+        box: the tile's extents in elements, one per dimension of the tensor.
+        swizzle: the width in bytes of the shared-memory swizzle: 0, 32, 64 or 128.
+        fill: the value of a read outside the tensor: ``"zero"`` or ``"nan"`` (floating point only).
+        ragged: the map has :func:`ragged` extents, with two dimensions more than the tensor.
 
-    A tile wider than one copy can be (256 elements, or the swizzle width along the last dimension) is moved by several copies, as
-    Triton's TMA lowering does; :func:`hardware_box` says how large one copy is.
+    One copy moves at most 256 elements along a dimension, and the swizzle width along the last one. A larger tile
+    takes several copies, as in Triton's TMA lowering; :func:`hardware_box` gives the extents of one copy.
     """
 
     box: tuple[int, ...]
@@ -61,8 +63,11 @@ MapSpec = TensorMapSpec | Im2colSpec
 
 
 def hardware_box(spec: MapSpec, itemsize: int) -> tuple[int, ...]:
-    """Extents in elements of one TMA copy of a tile: at most 256 each (1024 pixels of im2col), and exactly the swizzle width in the last
-    dimension."""
+    """Return the extents in elements of one TMA copy of the tile `spec`.
+
+    They are at most 256 each (1024 pixels of im2col), and exactly the swizzle width in the last dimension. `itemsize`
+    is in bytes.
+    """
     box = list(spec.box) if isinstance(spec, Im2colSpec) else [min(extent, MAX_BOX) for extent in spec.box]
     if spec.swizzle:
         box[-1] = spec.swizzle // itemsize
@@ -70,12 +75,14 @@ def hardware_box(spec: MapSpec, itemsize: int) -> tuple[int, ...]:
 
 
 def ragged(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Extents and strides (elements) of a map that bounds every copy by rows of its own: those of sequences packed end to end in a tensor
-    of two or three dimensions, whose last two are rows and columns.
+    """Return extents and strides (elements) of a map that bounds every copy by its own number of rows.
 
-    A box at (SPAN, last, …, SPAN − n + row, col) lies at row ``last`` − n + ``row``, and what lies at or behind row ``last`` is outside:
-    the hardware compares with the extent SPAN of the rows. Two dimensions in front take SPAN away again: SPAN · 2³⁴ elements are a multiple
-    of 2⁶⁴ bytes, and addresses are sums modulo 2⁶⁴. Source: Triton, ``triton/tools/ragged_tma.py``.
+    The tensor holds sequences packed end to end. It has two or three dimensions; the last two are rows and columns.
+
+    A box at (SPAN, last, …, SPAN − n + row, col) lies at row ``last`` − n + ``row``. Rows from ``last`` on are
+    outside, because the hardware compares with the extent SPAN of the rows. The two leading dimensions subtract SPAN
+    again: SPAN · 2³⁴ elements are a multiple of 2⁶⁴ bytes, and addresses are sums modulo 2⁶⁴.
+    Source: Triton, ``triton/tools/ragged_tma.py``.
     """
     strides = addressable_strides(shape, strides, itemsize)
     row = strides[-2]
@@ -83,16 +90,16 @@ def ragged(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple
 
 
 def mapped(tensor: torch.Tensor, spec: MapSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Extents and strides (elements) of a tensor as its map has them."""
+    """Return extents and strides (elements) of a tensor in its map."""
     if isinstance(spec, TensorMapSpec) and spec.ragged:
         return ragged(tensor.shape, tensor.stride(), tensor.itemsize)
     return tuple(tensor.shape), tensor.stride()
 
 
 def addressable_strides(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """``strides`` (elements) with those of size-1 dimensions replaced by ones that TMA accepts.
+    """Return ``strides`` (elements) with those of size-1 dimensions replaced by ones that TMA accepts.
 
-    torch leaves arbitrary strides on dimensions of size 1; they take part in no address, but TMA checks them.
+    torch leaves arbitrary strides on dimensions of size 1. No address uses them, but TMA checks them.
     """
     legal = list(strides)
     quantum = max(ALIGNMENT // itemsize, 1)
@@ -115,12 +122,20 @@ def check_tensor_map(
     name: str,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Refuse a tensor or tile that TMA cannot address.
+    """Refuse a tensor or tile that TMA cannot address. Needs no GPU.
 
-    ``shape`` and ``strides`` are in elements, ``itemsize`` in bytes; ``address`` is None for a tensor without storage (meta). ``name`` is
-    what the message calls the tensor. Needs no GPU.
+    Args:
+        shape: extents in elements.
+        strides: strides in elements.
+        itemsize: bytes of an element.
+        address: the address, or None for a tensor without storage (meta).
+        spec: the tile.
+        name: the tensor's name in messages.
+        dtype: the torch dtype, for the check of ``fill``.
 
-    Raises TypeError for a spec or extents of the wrong type, ValueError for a broken rule.
+    Raises:
+        TypeError: for a spec or extents of the wrong type.
+        ValueError: for a broken rule.
     """
     if not isinstance(spec, MapSpec):
         raise TypeError(f"{name}: a tile is described by a TensorMapSpec, got {type(spec).__name__}: {spec!r}")
@@ -197,12 +212,22 @@ def encode(
     box: tuple[int, ...] | None = None,
     driver: CudaDriver | None = None,
 ) -> bytes:
-    """The 128 bytes of the tensor map of ``tensor`` (rank 1 to 5) for the tile ``spec``.
+    """Return the 128 bytes of the tensor map of ``tensor`` (rank 1 to 5) for the tile ``spec``.
 
-    ``box`` overrides :func:`hardware_box` (a compiled kernel knows its own). Cached by address, dtype, shape, strides, device and tile,
-    not by tensor: the cache keeps no tensor alive, and an address that comes back with another shape gets another map.
+    Args:
+        tensor: a CUDA tensor.
+        spec: the tile.
+        name: the tensor's name in messages.
+        box: replaces :func:`hardware_box`, for a compiled kernel with its own box.
+        driver: the CUDA driver.
 
-    Raises ValueError or TypeError as :func:`check_tensor_map`, RuntimeError if the driver refuses.
+    Raises:
+        TypeError: as in :func:`check_tensor_map`.
+        ValueError: as in :func:`check_tensor_map`.
+        RuntimeError: if the driver refuses.
+
+    The cache key is address, dtype, shape, strides, device and tile, not the tensor. So the cache keeps no tensor
+    alive, and a reused address with another shape gets another map.
     """
     driver = driver or cuda_driver()
     key = (id(driver), tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, spec, box)
@@ -219,10 +244,11 @@ def encode(
 
 
 def l2_promotion(tensor: torch.Tensor) -> int:
-    """How many bytes a copy fetches into L2 at least, 128 or 256.
+    """Return the least bytes that a copy fetches into L2, 128 or 256.
 
-    Five stacks of HBM3 (H100) give 256 bytes of a row faster than 128 now and 128 when the next copy asks: there 256 are fetched of a
-    tensor that L2 cannot hold, where its rows have as many. Six stacks of HBM3e (H200) do not. Measured: docs/notes/launch.md.
+    With five stacks of HBM3 (H100), one fetch of 256 bytes is faster than two of 128. So 256 bytes are fetched for
+    tensors that exceed L2 and have such rows. Six stacks of HBM3e (H200) show no gain. Measured:
+    docs/notes/launch.md.
     """
     if not tensor.is_cuda or tensor.shape[-1] * tensor.itemsize < 256:
         return 128
@@ -248,7 +274,7 @@ def _encode(driver: CudaDriver, tensor: torch.Tensor, spec: MapSpec, name: str, 
 
 
 def type_code(dtype: torch.dtype, name: str = "tensor") -> int:
-    """CUtensorMapDataType of a torch dtype. TypeError for a dtype that TMA does not move."""
+    """Return the CUtensorMapDataType of a torch dtype. Raises TypeError for a dtype that TMA does not move."""
     if dtype not in _TYPE_CODE:
         raise TypeError(f"{name}: TMA does not move {dtype}")
     return _TYPE_CODE[dtype]

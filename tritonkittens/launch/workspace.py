@@ -1,4 +1,4 @@
-"""Global memory for blocks that sum up a task together: partial sums, and counters that are zero between launches."""
+"""Global memory for thread blocks that share a task: partial sums, and counters that are zero between launches."""
 from __future__ import annotations
 
 import threading
@@ -12,10 +12,18 @@ _lock = threading.Lock()
 
 
 def workspace(device: torch.device, floats: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(fp32 memory of at least `floats` elements, int32 zeros of at least `counters`) for a launch on the current stream of `device`.
+    """Return workspace memory for a launch on the current stream of `device`.
 
-    Launches on one stream run one after the other and share a buffer, which grows as needed; a captured graph may run beside anything and gets memory of its
-    own, with the zeroing in the graph.
+    Args:
+        device: a CUDA device, or the CPU in the simulator.
+        floats: the least number of fp32 elements.
+        counters: the least number of int32 counters.
+
+    Returns:
+        (fp32 tensor, int32 tensor of zeros), both one-dimensional.
+
+    Launches on one stream run one after the other and share a buffer, which grows as needed. A captured graph may run
+    concurrently with any launch, so it gets its own memory, and zeroes it in the graph.
     """
     if simulator.get() is not None or device.type != "cuda":
         return torch.full((floats,), float("nan"), dtype=torch.float32, device=device), torch.zeros(counters, dtype=torch.int32, device=device)

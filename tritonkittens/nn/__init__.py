@@ -1,4 +1,4 @@
-"""Modules that drop into a PyTorch model: `Linear`, and `replace_linears`, which puts it in place of a model's own."""
+"""PyTorch modules on the shipped kernels: `Linear`, and `replace_linears`, which replaces a model's own."""
 
 from tritonkittens.nn.linear import Linear, replace_linears
 

@@ -1,4 +1,6 @@
-"""`torch.nn.Linear` on the matrix product of `tritonkittens.kernels.gemm`: bias and activation in the product's kernel, gradients, torch.compile."""
+"""`torch.nn.Linear` on `tritonkittens.kernels.gemm`: bias and activation in the product's epilogue, gradients,
+torch.compile.
+"""
 from __future__ import annotations
 
 import copy
@@ -31,13 +33,22 @@ def _known(activation: str | None) -> str | None:
 class Linear(nn.Linear):
     """y = activation(x · Wᵀ + bias), a `torch.nn.Linear` with the same parameters, initialisation and state_dict.
 
-    x: (…, in_features) gives (…, out_features), of the dtype of x. bf16 and fp16 on a Hopper or Blackwell GPU (or in the simulator) run as one kernel,
-    `tritonkittens.kernels.gemm.gemm`, which sums in fp32, adds the bias and applies the activation before it rounds (large products in bf16 round before the
-    activation, too, as torch's do). A jagged nested tensor runs as the matrix of its rows. Everything else (other dtypes, devices, tensor subclasses) runs as
-    `torch.nn.functional.linear` and torch's activation. Under `torch.autocast` x, weight and bias are cast first, as torch's own Linear casts them.
-    activation: None, "gelu", "gelu_tanh" or "silu".
+    x: (…, in_features) gives (…, out_features), of the dtype of x. bf16 and fp16 on a Hopper or Blackwell GPU (or in
+    the simulator) run as one kernel, `tritonkittens.kernels.gemm.gemm`. It sums in fp32, and adds the bias and
+    applies the activation before it rounds. Large bf16 products round before the activation too, as torch's do.
+    A jagged nested tensor runs as the matrix of its rows. Everything else (other dtypes, devices, tensor subclasses)
+    runs as `torch.nn.functional.linear` and torch's activation. Under `torch.autocast`, x, weight and bias are cast
+    first, as in torch's own Linear.
 
-    Raises ValueError for an activation that is none of these.
+    Args:
+        activation: None, "gelu", "gelu_tanh" or "silu". The other arguments are those of `torch.nn.Linear`.
+
+    Raises:
+        ValueError: for another activation.
+
+    Example::
+
+        layer = Linear(4096, 1024, activation="gelu", device="cuda", dtype=torch.bfloat16)
     """
 
     def __init__(
@@ -49,7 +60,8 @@ class Linear(nn.Linear):
 
     @classmethod
     def from_torch(cls, module: nn.Linear, activation: str | None = None) -> Linear:
-        """A Linear with the very parameters, hooks and mode of a torch.nn.Linear: training one trains the other.
+        """Return a Linear that shares parameters, hooks and mode with a torch.nn.Linear. Training one trains the
+        other.
 
         Raises TypeError for another module, ValueError for an unknown activation.
         """
@@ -61,7 +73,7 @@ class Linear(nn.Linear):
         return new
 
     def forward(self, input: Tensor) -> Tensor:
-        if isinstance(input, NestedTensor) and input._ragged_idx == 1 and input._lengths is None:  # its rows are those of one matrix
+        if isinstance(input, NestedTensor) and input._ragged_idx == 1 and input._lengths is None:  # its rows form one matrix
             lengths = dict(min_seqlen=input._maybe_min_seqlen, max_seqlen=input._maybe_max_seqlen)
             return torch.nested.nested_tensor_from_jagged(self.forward(input.values()), input.offsets(), **lengths)
         y = self._by_kernel(input)
@@ -69,7 +81,7 @@ class Linear(nn.Linear):
 
     @unseen_by_function_modes
     def _by_kernel(self, input: Tensor) -> Tensor | None:
-        """The result where the kernel takes the operands, else None."""
+        """Return the result if the kernel takes the operands, else None."""
         x, weight, bias = input, self.weight, self.bias
         device = x.device
         if torch.is_autocast_enabled(device.type):
@@ -82,7 +94,7 @@ class Linear(nn.Linear):
         return y if rank > 1 else y.squeeze(0)
 
     def _operands(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Input, weight and bias, as autocast has them."""
+        """Return input, weight and bias after autocast's casts."""
         x, weight, bias = input, self.weight, self.bias
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
@@ -98,17 +110,25 @@ class Linear(nn.Linear):
 
 
 def _autocast(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What autocast does with an operand of a matrix product: float64 and what is no float stay."""
+    """Cast an operand of a matrix product as autocast does: float64 and non-float tensors stay."""
     return x.to(dtype) if x is not None and x.is_floating_point() and x.dtype != torch.float64 else x
 
 
 def replace_linears(model: nn.Module, filter: Callable[[str, nn.Linear], bool] | None = None) -> int:
-    """Puts a `Linear` with the same parameters in place of every torch.nn.Linear of a model; returns how many were replaced.
+    """Replace every torch.nn.Linear of a model by a `Linear` with the same parameters.
 
-    Subclasses stay: they may compute something else. A module that has several names is replaced once, under all of them. filter(name, module): False keeps
-    a module, name as in `model.named_modules()`.
+    Args:
+        model: a module that contains Linears.
+        filter: `filter(name, module)`, name as in `model.named_modules()`; False keeps a module.
 
-    Raises ValueError where the model itself is a torch.nn.Linear, which has no place to be replaced in.
+    Returns:
+        The number of replaced modules.
+
+    Raises:
+        ValueError: where the model itself is a torch.nn.Linear.
+
+    Subclasses stay, because they may compute something else. A module with several names is replaced once, under all
+    of them.
     """
     if type(model) is nn.Linear:
         raise ValueError("replace_linears(Linear): a model that is one Linear has nothing to hold another; use Linear.from_torch(model)")

@@ -25,33 +25,46 @@ _torch_attention: Callable[..., Tensor] = functional.scaled_dot_product_attentio
 
 
 class Unsupported(ValueError):
-    """What the kernels cannot do and PyTorch's implementation can."""
+    """Arguments that PyTorch's implementation takes and the kernels do not."""
 
 
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
     enable_gqa: bool = False, *, fallback: bool = False,
 ) -> Tensor:  # fmt: skip
-    """`torch.nn.functional.scaled_dot_product_attention`, computed by `kernels.attention`.
+    """Compute `torch.nn.functional.scaled_dot_product_attention` by `kernels.attention`. Differentiable; traced by
+    torch.compile.
 
-    query: (…, heads, L, E), key: (…, kv_heads, S, E), value: (…, kv_heads, S, E_v), bf16 or fp16 on one CUDA device; leading dimensions broadcast. heads and
-    kv_heads are equal, or with `enable_gqa` the first a multiple of the second. `is_causal` is aligned at the top left, as in PyTorch; `attn_mask` may be
-    `torch.nn.attention.bias.causal_lower_right(L, S)` or `causal_upper_left(L, S)`. Head dimensions up to 256; those that are no multiples of 16 are padded,
-    which copies the operands. Differentiable; traced by torch.compile.
+    Args:
+        query: (…, heads, L, E), bf16 or fp16 on one CUDA device. Leading dimensions broadcast. Head dimensions go up
+            to 256; others than multiples of 16 are padded, which copies the operands.
+        key: (…, kv_heads, S, E), same dtype.
+        value: (…, kv_heads, S, E_v), same dtype.
+        attn_mask: None, `torch.nn.attention.bias.causal_lower_right(L, S)` or `causal_upper_left(L, S)`.
+        dropout_p: 0.
+        is_causal: a causal mask, aligned at the top left as in PyTorch.
+        scale: a positive number; 1/√E by default.
+        enable_gqa: heads may be a multiple of kv_heads; otherwise they are equal.
+        fallback: run PyTorch's implementation instead of raising `Unsupported`.
+
+    Returns:
+        (…, heads, L, E_v) in the dtype of query.
+
+    Raises:
+        Unsupported: (a ValueError) for other masks, dropout, dtypes, tensor subclasses, no heads, an empty head
+            dimension, or a scale that is not positive.
 
     Jagged nested tensors (batch, heads, ragged length, E) run on `kernels.attention_varlen`, without padding.
-
-    Another mask, dropout, other dtypes, tensor subclasses, no heads or an empty head dimension, and a scale that is not positive raise `Unsupported` (a
-    ValueError); with `fallback` PyTorch's implementation runs instead, and refuses in its own words what it does not do either.
     """
     if scale is not None and not isinstance(scale, (float, int)) and not torch.compiler.is_compiling():
-        scale = float(scale)  # of numpy, or a tensor of no dimensions
+        scale = float(scale)  # a numpy number, or a tensor without dimensions
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
         query, key, value = (x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
     if attn_mask is None and not dropout_p and is_plain(query, key, value):
         plan = find_plan(query, key, value, None, is_causal, None, scale, None)
-        # Operands that the kernels have had before need no more checks, but that of what they take and PyTorch does not.
+        # Operands of an earlier call need no further checks, except for those that the kernels take and PyTorch
+        # refuses.
         if plan.scores is not None and (enable_gqa or query.shape[1] == key.shape[1]) and not (is_causal and query.shape[2] != key.shape[2]):
             return attend(query, key, value, plan)
     try:
@@ -62,9 +75,9 @@ def scaled_dot_product_attention(
         if not fallback:
             raise
         return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if window is not None and window[1] is not None and window[1] < 0:  # aligned at the top left, the last keys are nobody's
+    if window is not None and window[1] is not None and window[1] < 0:  # aligned at the top left, no query sees the last keys
         key, value, window = key[..., : query.shape[-2], :], value[..., : query.shape[-2], :], (None, 0)
-    if _fits(query, key, value):  # no views then, which cost as much host time as the call, and as much again in the backward
+    if _fits(query, key, value):  # skips views, which cost as much host time as the call, and again in the backward
         causal = window == (None, 0)
         return attention(query, key, value, causal=causal, window=None if causal else window, scale=scale)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -76,7 +89,7 @@ def scaled_dot_product_attention(
 
 
 def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Are operands as `attention` takes them?"""
+    """Whether the operands already have the form of `attention`."""
     batch = query.shape[0]
     return all(x.ndim == 4 and x.shape[0] == batch and x.shape[-1] % STEP == 0 for x in (query, key, value))
 
@@ -84,7 +97,9 @@ def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
 def _window(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool,
 ) -> tuple[int | None, int | None] | None:  # fmt: skip
-    """What a query sees, as `attention` takes it. Raises `Unsupported` for what the kernels cannot do, ValueError for what PyTorch refuses too."""
+    """Return the window of `attention`. Raises `Unsupported` for arguments beyond the kernels, ValueError for
+    arguments that PyTorch refuses too.
+    """
     if reason := reason_against(query, key, value, dropout_p, scale):
         raise Unsupported(_text(reason))
     heads, kv_heads = query.shape[-3], key.shape[-3]
@@ -113,7 +128,7 @@ def _window(
 
 
 def reason_against(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, scale: float | None) -> str | None:
-    """Why the kernels cannot do what PyTorch's implementation can, if so."""
+    """Return the reason why only PyTorch's implementation can take these arguments, or None."""
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not is_ordinary(x):
             return f"{name} is {'nested' if x.is_nested else f'a {type(x).__name__}'}; it must be a dense tensor"
@@ -139,7 +154,9 @@ def reason_against(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, 
 def _jagged(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool,
 ) -> Tensor:  # fmt: skip
-    """Attention of jagged nested tensors (batch, heads, ragged length, E), on their packed values. Raises `Unsupported`."""
+    """Compute attention of jagged nested tensors (batch, heads, ragged length, E) on their packed values. Raises
+    `Unsupported`.
+    """
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, NestedTensor) or x.ndim != 4 or x._ragged_idx != 2 or x._lengths is not None:
             raise Unsupported(_text(f"{name} is not jagged as query is: (batch, heads, ragged length, E), without holes"))
@@ -168,14 +185,24 @@ def _text(message: str) -> str:
 
 
 def padded(x: Tensor) -> Tensor:
-    """With zeros behind the head dimension where it is no multiple of 16: they add nothing to a score, and their columns of the result are cut off."""
+    """Pad the head dimension with zeros to a multiple of 16.
+
+    Zeros add nothing to a score, and their columns of the result are cut off.
+    """
     missing = -x.shape[-1] % STEP
     return functional.pad(x, (0, missing)) if missing else x
 
 
 class use_attention(TorchFunctionMode):
-    """Inside `with use_attention():` every call of `torch.nn.functional.scaled_dot_product_attention`, by models too, runs on the shipped kernels; what they
-    cannot do runs in PyTorch as before."""
+    """Run every call of `torch.nn.functional.scaled_dot_product_attention` on the shipped kernels, in models too.
+
+    Calls that the kernels do not support run in PyTorch as before.
+
+    Example::
+
+        with use_attention():
+            y = model(x)
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}

@@ -1,8 +1,9 @@
-"""What the mask functions of Hugging Face transformers let a query see, read from the functions themselves: a range of keys for every query.
+"""Ranges of visible keys, read from the mask functions of Hugging Face transformers.
 
-The functions of `transformers.masking_utils` are closures, and `and_masks` and `or_masks` compose them. A closure is known by its code, its parameters are its
-cells, and what it lets a query see follows from these: no mask of queries × keys is made. A function that is not known, or whose keys are no range for some
-query, has no ranges here (`ranges_of` returns None).
+The functions of `transformers.masking_utils` are closures, and `and_masks` and `or_masks` compose them. A closure's
+code identifies it, and its cells hold its parameters. Both give a range of visible keys for every query, without a
+mask of queries × keys.
+`ranges_of` returns None for an unknown function, or one whose visible keys are no range for some query.
 """
 from __future__ import annotations
 
@@ -15,19 +16,21 @@ import numpy as np
 import torch
 from transformers import masking_utils
 
-FAR = 1 << 40  # beyond every position
+FAR = 1 << 40  # larger than every position
 MaskFunction = Callable[..., Any]
 
 
 class Queries(NamedTuple):
-    """Positions of queries, (batch or 1, queries) in int64, and how many positions keys may have."""
+    """Positions of queries, (batch or 1, queries) in int64, and the number of key positions."""
 
     at: np.ndarray
     batch: int
     positions: int
 
     def of(self, x: Any) -> np.ndarray | None:
-        """(batch, positions): the integers of a tensor on the host; None for another tensor, and where queries are at other positions."""
+        """Return (batch, positions): the integers of a tensor on the host. None for another tensor, or queries at
+        other positions.
+        """
         numbers = _integers(x, 2)
         if numbers is None or numbers.shape[0] < self.batch or numbers.shape[1] < self.positions:
             return None
@@ -35,14 +38,16 @@ class Queries(NamedTuple):
         return numbers[: self.batch, : self.positions] if inside else None
 
     def pick(self, *numbers: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Of (batch, positions) those of the queries."""
+        """Select the queries' elements of (batch, positions)."""
         at = np.broadcast_to(self.at, (self.batch, self.at.shape[1]))
         return tuple(np.take_along_axis(x, at, 1) for x in numbers)
 
 
 class Ranges(NamedTuple):
-    """A query sees the keys from position `begin` up to `end` − 1; arrays that broadcast to (batch, queries). Whether it sees keys outside `since` …
-    `until` − 1 is not known."""
+    """A query sees the keys from position `begin` up to `end` − 1, arrays that broadcast to (batch, queries).
+
+    Keys outside `since` … `until` − 1 are unknown.
+    """
 
     begin: Any
     end: Any
@@ -51,7 +56,7 @@ class Ranges(NamedTuple):
 
 
 def ranges_of(function: MaskFunction, queries: Queries) -> Ranges | None:
-    """The ranges of a mask function, which hold for all keys, or None where they are not known."""
+    """Return the ranges of a mask function for all keys, or None where they are unknown."""
     found = _read(function, queries)
     return found if found is not None and _is_whole(found) else None
 
@@ -66,7 +71,7 @@ def _read(function: MaskFunction, queries: Queries) -> Ranges | None:
 
 
 def _cells(function: MaskFunction) -> dict[str, Any]:
-    """What a closure holds, by name."""
+    """Return the cells of a closure, by name."""
     names = function.__code__.co_freevars
     return {name: cell.cell_contents for name, cell in zip(names, function.__closure__ or (), strict=True)}
 
@@ -106,7 +111,9 @@ def _blockwise(queries: Queries, block_sequence_ids: Any) -> Ranges | None:
 
 
 def _alike(queries: Queries, numbers: np.ndarray, counted: np.ndarray) -> Ranges | None:
-    """Queries see the keys with a number like theirs, where `counted`, else none. None where keys with another number lie between."""
+    """Return the ranges where queries see the keys of an equal number, where `counted`, and no others. None where
+    keys with another number lie between.
+    """
     begin, end = _stretches(np.diff(numbers, axis=1) != 0)
     heads = counted & (begin == np.arange(numbers.shape[1]))
     for of_sequence, first in zip(numbers, heads, strict=True):
@@ -117,7 +124,9 @@ def _alike(queries: Queries, numbers: np.ndarray, counted: np.ndarray) -> Ranges
 
 
 def _stretches(split: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(begin, end) of the stretch of every position, for whether position i + 1 begins another one, (batch, positions − 1)."""
+    """Return (begin, end) of the run of every position. `split` (batch, positions − 1) marks where position i + 1
+    begins another run.
+    """
     place = np.arange(split.shape[1] + 1)
     begin = np.maximum.accumulate(np.where(np.pad(split, ((0, 0), (1, 0)), constant_values=True), place, 0), 1)
     last = np.where(np.pad(split, ((0, 0), (0, 1)), constant_values=True), place + 1, FAR)
@@ -125,7 +134,9 @@ def _stretches(split: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _remapped(queries: Queries, mask_function: MaskFunction, position_ids: Any) -> Ranges | None:
-    """A function of other positions. Among keys whose positions follow each other a range of positions is one of keys; others are not known."""
+    """Return the ranges of a function of other positions. Only consecutive positions turn a range of positions into
+    one of keys.
+    """
     numbers = queries.of(position_ids)
     if numbers is None or numbers.min(initial=0) < 0:
         return None
@@ -138,7 +149,9 @@ def _remapped(queries: Queries, mask_function: MaskFunction, position_ids: Any) 
 
 
 def _all_of(queries: Queries, mask_functions: Any) -> Ranges | None:
-    """The keys that all functions let a query see. Keys that one does not know are hidden if another one hides them."""
+    """Return the keys that all functions show to a query. Keys unknown to one function are hidden if another hides
+    them.
+    """
     found = [_read(function, queries) for function in mask_functions]
     if any(x is None for x in found):
         return None
@@ -151,7 +164,7 @@ def _all_of(queries: Queries, mask_functions: Any) -> Ranges | None:
 
 
 def _any_of(queries: Queries, mask_functions: Any) -> Ranges | None:
-    """The keys that one of the functions lets a query see. None where they are no range for a query."""
+    """Return the keys that at least one function shows to a query. None where they are no range for a query."""
     found = [_read(function, queries) for function in mask_functions]
     if not found or any(x is None for x in found):
         return None
@@ -180,7 +193,7 @@ def _minimum(arrays: Any) -> Any:
 
 
 def _integers(x: Any, dimensions: int) -> np.ndarray | None:
-    """A tensor of integers on the host; None for another."""
+    """Return a tensor of integers on the host; None for another."""
     if not isinstance(x, torch.Tensor) or x.is_floating_point() or x.is_complex() or x.ndim != dimensions:
         return None
     return x.detach().cpu().numpy().astype(np.int64)
@@ -191,7 +204,9 @@ Reader = Callable[..., "Ranges | None"]
 
 @functools.cache
 def _readers() -> dict[CodeType, Reader]:
-    """By the code of a mask function what reads it. A version of transformers in which a function sees other keys does not have that one."""
+    """Return the readers by the code of their mask function. A function that another version of transformers changed
+    has no reader.
+    """
     samples = torch.tensor([[0, 0, 1, 1, 1, 2, 2], [3, 3, 3, 3, 4, 5, 5]], device="cpu")
     blocks = torch.tensor([[-1, -1, 0, 0, 0, -1, 1], [2, 2, -1, -1, -1, -1, -1]], device="cpu")
     candidates: dict[str, tuple[tuple[Any, ...], Reader]] = {
@@ -212,14 +227,14 @@ def _readers() -> dict[CodeType, Reader]:
 
 
 def _agrees(function: MaskFunction, reader: Reader, samples: torch.Tensor) -> bool:
-    """Does what is read from a function agree with what it says of every query and key of the samples?"""
+    """Whether a reader's ranges agree with the function for every query and key of the samples."""
     batch, length = samples.shape
     place = torch.arange(length, device="cpu")
     sequence, head = torch.arange(batch, device="cpu")[:, None, None], torch.zeros((), dtype=torch.long, device="cpu")
     said = function(sequence, head, place[:, None], place).expand(batch, length, length)
     try:
         read = reader(Queries(place.numpy()[None], batch, length), **_cells(function))
-    except TypeError:  # another name of a parameter
+    except TypeError:  # a parameter has another name
         return False
     if read is None:
         return False

@@ -1,9 +1,13 @@
-"""The two functions of an attention implementation of Hugging Face transformers: what masks models hand to their layers, and the attention of a layer.
+"""The two functions of an attention implementation of Hugging Face transformers: the mask of a model's layers, and
+the attention of a layer.
 
-A mask says everything: what a layer's own attributes say of windows is not looked at, as in transformers' own implementations. It is None where the queries are
-the last ones and see the keys up to their own, or in bidirectional attention all keys; else the range of keys of every query, (batch, 1, queries, 2) in int32,
-as `attention_ranges` takes it: four dimensions, by which transformers knows a mask that it need not make again. It is on the CPU, since the host reads it,
-except for one query, for which the decode kernel does. Source of the interface: transformers 5.17, masking_utils.py.
+The mask alone decides. A layer's own window attributes are ignored, as in transformers' own implementations. The mask
+is None where the queries are the last positions and see all keys up to their own, or in bidirectional attention all
+keys.
+Otherwise it is the range of keys of every query, (batch, 1, queries, 2) in int32, as `attention_ranges` takes it.
+transformers recognises a finished mask by its four dimensions. The mask is on the CPU because the host reads it. For
+one query it is on the GPU, where the decode kernel reads it.
+Source of the interface: transformers 5.17, masking_utils.py.
 """
 from __future__ import annotations
 
@@ -28,9 +32,9 @@ from tritonkittens.ops.mask_functions import Queries, ranges_of
 
 HOLES = "a query sees keys on both sides of hidden ones; padding must be on one side (on the left for generate)"
 DENSE = f"attention_mask is a mask of queries and keys: one that was given as such, or one in which {HOLES}"
-EVALUATED = 1 << 26  # elements of a mask that are made at a time
-ADDED = ("s_aux", "sinks", "position_bias")  # to scores
-CHOSEN = ("indices", "block_indices")  # of keys
+EVALUATED = 1 << 26  # elements of a mask that are evaluated at a time
+ADDED = ("s_aux", "sinks", "position_bias")  # arguments that are added to scores
+CHOSEN = ("indices", "block_indices")  # arguments that select keys
 
 
 def attention_mask(
@@ -38,16 +42,19 @@ def attention_mask(
     attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool | None = None, use_vmap: bool = False,
     device: torch.device | str = "cpu", strict: bool = True, **others: Any,
 ) -> Tensor | None:  # fmt: skip
-    """The mask of a model's layers, as this module says; arguments as transformers' `sdpa_mask` takes them. attention_mask: (batch, keys), True for tokens.
+    """Return the mask of a model's layers in this module's form. The arguments are those of transformers'
+    `sdpa_mask`.
 
-    Where a query does not see a range of keys it is the dense mask, (batch, 1, queries, keys) in bool; with `strict` that raises `Unsupported`. In causal
-    attention a query whose own key is hidden is padding, and what it sees is not defined. A trace cannot look at numbers: it makes ranges, and one that cannot
-    be ends before it begins, which `attention_ranges` refuses.
+    `attention_mask` is (batch, keys), True for tokens. Where a query does not see a range of keys, the result is the
+    dense mask, (batch, 1, queries, keys) in bool; with `strict`, that raises `Unsupported`.
+    In causal attention, a query whose own key is hidden is padding, and its visible keys are undefined. A trace
+    cannot read numbers, so it always makes ranges. An impossible range ends before it begins, and `attention_ranges`
+    refuses it.
     """
     call: dict[str, Any] = dict(
         batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
         attention_mask=attention_mask, use_vmap=use_vmap, device=device)  # fmt: skip
-    causal = allow_is_bidirectional_skip is None  # only masks of bidirectional attention are asked for with it
+    causal = allow_is_bidirectional_skip is None  # transformers passes it for bidirectional attention only
     may_skip = bool(allow_is_causal_skip if causal else allow_is_bidirectional_skip)
     if is_tracing(torch.empty(0, dtype=torch.bool, device=device) if attention_mask is None else attention_mask):
         return _traced(call, causal, may_skip)
@@ -65,20 +72,20 @@ def attention_mask(
 
 
 def _of_one_query(call: dict[str, Any], may_skip: bool) -> tuple[bool, Tensor | None]:
-    """(whether there are ranges, the mask) for one query of every sequence, whose dense mask is a row."""
+    """Return (whether there are ranges, the mask) for one query of every sequence, whose dense mask is a row."""
     begin, end, whole, needless = _evaluated(call)
     whole, needless = torch.stack((whole.all(), needless.all())).tolist()
     return bool(whole), None if may_skip and needless else _ranges(begin, end)
 
 
 def _of_many_queries(call: dict[str, Any], seen: Tensor | None, causal: bool, may_skip: bool) -> tuple[bool, Tensor | None]:
-    """(whether there are ranges, the mask). seen: (batch, keys), which keys are tokens."""
+    """Return (whether there are ranges, the mask). `seen` (batch, keys) marks tokens."""
     batch, queries, keys, offset = (call[name] for name in ("batch_size", "q_length", "kv_length", "kv_offset"))
     place: np.ndarray = np.arange(queries) + int(call["q_offset"])
     own = place - offset
     tokens = None if seen is None else seen.cpu().numpy()
     tokens = None if tokens is None or tokens.all() else tokens
-    asked = np.ones((batch, queries), bool)  # what others see is not defined
+    asked = np.ones((batch, queries), bool)  # the visible keys of other queries are undefined
     if causal and tokens is not None and keys:
         asked = (own < 0) | (own >= keys) | tokens[:, own.clip(0, keys - 1)]
     found = None if call["use_vmap"] else ranges_of(call["mask_function"], Queries(place[None], batch, offset + keys))
@@ -99,14 +106,17 @@ def _of_many_queries(call: dict[str, Any], seen: Tensor | None, causal: bool, ma
 
 
 def _among_tokens(begin: np.ndarray, end: np.ndarray, tokens: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(begin, end, whether they are all of the tokens and nothing else) of the tokens, (batch, keys), in ranges (batch or 1, queries). The range of a query
-    that is not `asked` for and sees tokens ends where it did."""
+    """Return (begin, end, exact) of the tokens in ranges (batch or 1, queries).
+
+    `exact`: begin … end covers all of the range's tokens and nothing else. `tokens` is (batch, keys). A query outside
+    `asked` that sees tokens keeps the range's end.
+    """
     batch, keys = tokens.shape
     place = np.arange(keys)
     so_far = np.pad(tokens.cumsum(1), ((0, 0), (1, 0)))
-    first = np.pad(np.where(tokens, place, keys), ((0, 0), (0, 1)), constant_values=keys)  # token from a place on
+    first = np.pad(np.where(tokens, place, keys), ((0, 0), (0, 1)), constant_values=keys)  # first token from a position on
     first = np.minimum.accumulate(first[:, ::-1], 1)[:, ::-1]
-    behind = np.maximum.accumulate(np.pad(np.where(tokens, place + 1, 0), ((0, 0), (1, 0))), 1)  # the last token before a place
+    behind = np.maximum.accumulate(np.pad(np.where(tokens, place + 1, 0), ((0, 0), (1, 0))), 1)  # the last token before a position
     begin, end = (np.broadcast_to(x, (batch, x.shape[1])) for x in (begin, end))
     count = np.take_along_axis(so_far, end, 1) - np.take_along_axis(so_far, begin, 1)
     low, high = np.take_along_axis(first, begin, 1), np.take_along_axis(behind, end, 1)
@@ -116,7 +126,7 @@ def _among_tokens(begin: np.ndarray, end: np.ndarray, tokens: np.ndarray, asked:
 
 
 def _evaluated(call: dict[str, Any]) -> tuple[Tensor, ...]:
-    """`_of_dense` of all queries, of which some are evaluated at a time."""
+    """Apply `_of_dense` to all queries, some at a time."""
     queries, keys = call["q_length"], call["batch_size"] * call["kv_length"]
     rows = max(1, EVALUATED // max(1, keys))
     parts = [_of_dense({**call, "q_offset": call["q_offset"] + first, "q_length": min(rows, queries - first)}) for first in range(0, max(queries, 1), rows)]
@@ -124,7 +134,7 @@ def _evaluated(call: dict[str, Any]) -> tuple[Tensor, ...]:
 
 
 def _of_dense(call: dict[str, Any]) -> tuple[Tensor, ...]:
-    """(begin, end, whether these are the keys that it sees, whether it sees all) of every query, (batch, queries), from the dense mask."""
+    """Return (begin, end, exact, sees all keys) of every query, (batch, queries), from the dense mask."""
     batch, keys = call["batch_size"], call["kv_length"]
     place = torch.arange(1, keys + 1, device=call["device"])
     visible = sdpa_mask(**call, allow_is_causal_skip=False).expand(batch, 1, -1, keys)[:, 0]
@@ -134,7 +144,9 @@ def _of_dense(call: dict[str, Any]) -> tuple[Tensor, ...]:
 
 
 def _traced(call: dict[str, Any], causal: bool, may_skip: bool) -> Tensor | None:
-    """The mask in a trace, which neither looks at numbers nor reads closures; functions that are no closures need no dense mask."""
+    """Return the mask in a trace, which can neither read numbers nor closures. Functions that are no closures need no
+    dense mask.
+    """
     batch, queries, keys, offset = (call[name] for name in ("batch_size", "q_length", "kv_length", "kv_offset"))
     plain = call["mask_function"] is (masking_utils.causal_mask_function if causal else masking_utils.bidirectional_mask_function)
     last = not causal or (not isinstance(call["q_offset"], Tensor) and call["q_offset"] + queries == offset + keys)
@@ -155,8 +167,11 @@ def _traced(call: dict[str, Any], causal: bool, may_skip: bool) -> Tensor | None
 
 
 def _of_plain(seen: Tensor, own: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """(begin, end, whether these are the keys that it sees) of every query, (batch, queries), that sees all tokens among the keys or, `causal`, those up to its
-    own. seen: (batch, keys), which keys are tokens; own: (queries,), the places of queries."""
+    """Return (begin, end, exact) of every query, (batch, queries), that sees all tokens or, with `causal`, those up
+    to its own position.
+
+    `seen` (batch, keys) marks tokens. `own` (queries,) holds the queries' positions.
+    """
     place = torch.arange(1, seen.shape[1] + 1, device=seen.device)
     ends, counts = torch.where(seen, place, 0).cummax(1).values, seen.cumsum(1)
     ends, counts = (functional.pad(x, (1, 0)) for x in (ends, counts))
@@ -176,11 +191,20 @@ def attention_forward(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
     softcap: float | None = None, is_causal: bool | None = None, *, strict: bool = True, **others: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """A layer's attention. query: (batch, heads, queries, D), key and value: (batch, kv_heads, keys, D and D_v); attention_mask as the function of that name
-    leaves it, or (batch or 1, heads or 1, queries, keys) in bool or added to scores. Returns ((batch, queries, heads, D_v), None).
+    """Compute a layer's attention.
 
-    What the kernels cannot do PyTorch does, with a warning for every reason; with `strict` that is an error, `Unsupported`, as it always is where keys are
-    chosen by `indices`.
+    Args:
+        query: (batch, heads, queries, D).
+        key: (batch, kv_heads, keys, D).
+        value: (batch, kv_heads, keys, D_v).
+        attention_mask: the result of the function of that name, or (batch or 1, heads or 1, queries, keys), bool or
+            added to scores.
+
+    Returns:
+        ((batch, queries, heads, D_v), None).
+
+    Unsupported arguments run in PyTorch, with a warning for every reason. With `strict`, and always where `indices`
+    select keys, they raise `Unsupported`.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     kind = query.device.type
@@ -207,7 +231,7 @@ def attention_forward(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, ranges: Tensor | None, scale: float, softcap: float | None, causal: bool) -> Tensor:
-    """(batch, heads, queries, D_v up to a multiple of 16) of operands that the kernels take."""
+    """Return (batch, heads, queries, D_v up to a multiple of 16) for operands that the kernels take."""
     queries = query.shape[2]
     differentiable = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     few = queries <= ROWS and not differentiable  # then never slower, with a group of heads up to 10 times faster (measured: docs/notes/attention_decode.md)
@@ -235,7 +259,10 @@ def _reason_of(dense: bool, others: dict[str, Any]) -> str | None:
 
 
 def _dense(ranges: Tensor | None, queries: int, keys: int, causal: bool, may_skip: bool, device: torch.device | str) -> Tensor | None:
-    """A mask as a boolean one, (batch or 1, 1, queries, keys), or None where every query sees all keys or, with `may_skip`, PyTorch's `is_causal` says all."""
+    """Return a mask as a boolean one, (batch or 1, 1, queries, keys).
+
+    None where every query sees all keys or, with `may_skip`, where PyTorch's `is_causal` is enough.
+    """
     if ranges is None and (not causal or queries == 1 or may_skip and queries == keys):
         return None
     key = torch.arange(keys, device=device)
@@ -249,7 +276,9 @@ def _in_torch(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float | None, softcap: float | None, sinks: Tensor | None,
     bias: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """(batch, heads, queries, D_v) with soft-caps and sinks, (heads,) or (batch, heads, queries, 1), which PyTorch's has not; softmax in fp32."""
+    """Return (batch, heads, queries, D_v) with soft-caps and sinks, (heads,) or (batch, heads, queries, 1), which
+    PyTorch's function lacks. The softmax is in fp32.
+    """
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     scores = (query @ key.mT).float() * (query.shape[-1] ** -0.5 if scale is None else scale)
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
@@ -265,12 +294,12 @@ def _in_torch(
     return functional.dropout(weights, dropout).to(value.dtype) @ value
 
 
-_warned: set[str] = set()  # reasons
+_warned: set[str] = set()  # reasons of earlier warnings
 
 
 @torch.compiler.assume_constant_result
 def _warn(reason: str) -> None:
-    """Say once in a process that PyTorch's attention runs, and why."""
+    """Warn once in a process that PyTorch's attention runs, with the reason."""
     if reason not in _warned:
         _warned.add(reason)
         warnings.warn(_text(f"{reason}. PyTorch's attention runs instead; register_transformers(strict=True) makes this an error"), stacklevel=3)

@@ -1,4 +1,6 @@
-"""Run any compiled Triton, Gluon or tritonkittens kernel on the CPU, and learn what is wrong with it: deadlocks, races, byte counts, phases, memory."""
+"""Run any compiled Triton, Gluon or tritonkittens kernel on the CPU, and report its bugs: deadlocks, races, byte
+counts, phases, memory.
+"""
 
 from tritonkittens.arch import ARCHITECTURES
 

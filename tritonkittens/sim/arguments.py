@@ -1,4 +1,6 @@
-"""A launch's arguments as values of the lowered kernel's parameters: addresses, numbers, tensor maps with the extents and strides that follow them."""
+"""A launch's arguments as values of the lowered kernel's parameters: addresses, numbers, and tensor maps with their
+extents and strides.
+"""
 from __future__ import annotations
 
 import ctypes
@@ -22,7 +24,7 @@ from .values import TensorMap
 _ELEMENTS = {
     torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64", torch.float8_e4m3fn: "f8E4M3FN", torch.float8_e5m2: "f8E5M2",
     torch.uint8: "i8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bool: "i8", torch.float8_e8m0fnu: "i8",
-    torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",  # a reduction by TMA asks for the sign
+    torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",  # TMA reductions depend on the sign
 }  # fmt: skip
 
 
@@ -31,7 +33,10 @@ class ArgumentError(TypeError):
 
 
 def as_tensor(value: Any) -> Any:
-    """numpy arrays become torch tensors of the same memory; anything else stays. Of a read-only array a kernel may read: the tensor names it `read_only`."""
+    """Convert a numpy array to a torch tensor of the same memory; return anything else unchanged.
+
+    The tensor of a read-only array has the attribute `read_only`: a kernel may only read it.
+    """
     if not isinstance(value, np.ndarray):
         return value
     if value.flags.writeable or not value.size:
@@ -40,12 +45,12 @@ def as_tensor(value: Any) -> Any:
     low, high = value.ctypes.data + sum(min(0, s) for s in spans), value.ctypes.data + sum(max(0, s) for s in spans) + value.itemsize
     memory = (ctypes.c_uint8 * (high - low)).from_address(low)
     tensor = torch.from_numpy(np.ndarray(value.shape, value.dtype, memory, value.ctypes.data - low, value.strides))
-    setattr(tensor, READ_ONLY, value)  # torch knows no such tensors; it also keeps the memory
+    setattr(tensor, READ_ONLY, value)  # torch has no read-only tensors; the attribute also keeps the memory alive
     return tensor
 
 
 def tensor_map(tensor: torch.Tensor, spec: Any, name: str) -> TensorMap:
-    """What cuTensorMapEncode makes of a tensor and a tile."""
+    """Return the simulator's tensor map of a tensor and a tile, as cuTensorMapEncode does."""
     element = _ELEMENTS[tensor.dtype]
     size = tensor.element_size()
     fill = math.nan if getattr(spec, "fill", "zero") == "nan" else 0.0
@@ -58,7 +63,7 @@ def tensor_map(tensor: torch.Tensor, spec: Any, name: str) -> TensorMap:
 
 
 def _descriptor_values(value: Any, name: str, memory: Global) -> Iterator[Any]:
-    """A Triton TensorDescriptor: the map, then its extents, then its strides in elements."""
+    """Return the values of a Triton TensorDescriptor: the map, its extents, and its strides in elements."""
     tensor = as_tensor(value.base)
     memory.add_tensor(tensor, name)
     size = tensor.element_size()
@@ -75,7 +80,9 @@ def _descriptor_values(value: Any, name: str, memory: Global) -> Iterator[Any]:
 
 
 def flatten(values: Sequence[Any], kinds: Sequence[Any], names: Names, memory: Global) -> Iterator[Any]:
-    """Arguments in parameter order, without those that the kernel is compiled for. `kinds` is Triton's signature, nested as the arguments are."""
+    """Return the arguments in parameter order, without compiled-in ones. `kinds` is Triton's signature, nested as the
+    arguments are.
+    """
     for i, (value, kind) in enumerate(zip(values, kinds)):
         name = name_at(names, i)
         if isinstance(value, tuple) and isinstance(kind, tuple) and not isinstance(value, GlobalArg):
@@ -111,7 +118,7 @@ def flatten(values: Sequence[Any], kinds: Sequence[Any], names: Names, memory: G
 
 
 def convert(flat: Sequence[Any], types: Sequence[Any], kernel: str) -> list[Any]:
-    """Numbers in the form that each parameter's type has at run time."""
+    """Return numbers in the run-time form of each parameter's type."""
     if len(flat) != len(types):
         raise ArgumentError(f"{kernel}: {len(flat)} values for {len(types)} parameters of the compiled kernel")
     out: list[Any] = []

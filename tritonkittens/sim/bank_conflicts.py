@@ -1,9 +1,10 @@
-"""Bank conflicts of a kernel's own accesses of shared memory, from the layouts that the compiler chose: 32 banks of 4 bytes.
+"""Bank conflicts of a kernel's own accesses of shared memory, from the compiler's layouts: 32 banks of 4 bytes.
 
 The model is in `sim/shared_access.py`.
 
-What is not here. TMA, wgmma and tcgen05 read and write shared memory without threads; scratch of reductions and layout conversions is laid out by the
-compiler; addresses in inline PTX, and of a gather or scatter, are known only at run time (`degree` is None for the latter).
+Not included: TMA, wgmma and tcgen05, which access shared memory without threads; scratch of reductions and layout
+conversions, which the compiler lays out; addresses in inline PTX. Addresses of a gather or scatter are known only at
+run time (`degree` is None).
 """
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from .ttgir import Block, Location, MemDesc, Module, Op
 
 @dataclass(frozen=True)
 class SharedAccess:
-    """One access of shared memory in a kernel. `degree` 1: free of conflicts; None: the addresses are known only at run time."""
+    """One access of shared memory in a kernel. `degree` 1: free of conflicts; None: the addresses are known only at
+    run time.
+    """
 
     line: str  # of the user's code
     role: str
@@ -42,9 +45,17 @@ class SharedAccess:
 
 
 def bank_conflicts(kernel: Any) -> list[SharedAccess]:
-    """Every access of shared memory by the threads of a kernel, with its conflict degree, in the order of the code.
+    """Return every access of shared memory by the threads of a kernel, with its conflict degree, in the order of the
+    code.
 
-    kernel: what `sim.run` returned (or one of `device.launches`), a compiled Triton or Gluon kernel, or TTGIR text. See this module for the model and limits.
+    Args:
+        kernel: the result of `sim.run`, one of `device.launches`, a compiled Triton or Gluon kernel, or TTGIR text.
+
+    Returns:
+        A list of `SharedAccess`. The module states the model and its limits.
+
+    Raises:
+        TypeError: for anything else.
     """
     program = _program(kernel)
     module = program.module
@@ -89,12 +100,12 @@ def _program(kernel: Any) -> Any:
     if text is not None:
         return load_ttgir(text)
     raise TypeError(
-        f"bank_conflicts takes what sim.run gave, a compiled kernel or TTGIR text, not {type(kernel).__name__}: a kernel's layouts exist once it is compiled"
+        f"bank_conflicts takes a result of sim.run, a compiled kernel or TTGIR text, not {type(kernel).__name__}: a kernel's layouts exist once it is compiled"
     )
 
 
 def _walk(program: Any) -> Iterator[tuple[str, int, Op]]:
-    """Every operation with the role that runs it and the role's warps."""
+    """Yield every operation with its role and the role's warps."""
     def blocks(some: list[Block], role: str, warps: int) -> Iterator[tuple[str, int, Op]]:
         for block in some:
             for op in block.operations:
@@ -110,7 +121,7 @@ def _walk(program: Any) -> Iterator[tuple[str, int, Op]]:
 
 
 class _Names:
-    """Which allocations a memory descriptor may come from: back through views, branches and the captures of partitions."""
+    """The possible allocations of a memory descriptor, found through views, branches and the captures of partitions."""
 
     def __init__(self, module: Module):
         self.makers: dict[int, Op] = {}

@@ -1,7 +1,9 @@
-"""mbarrier objects, exactly as PTX ISA "Parallel Synchronization: mbarrier" defines them: pending arrivals, tx-count, phase.
+"""mbarrier objects as the PTX ISA defines them ("Parallel Synchronization: mbarrier"): pending arrivals, tx-count,
+phase.
 
-A phase completes when no arrival is pending and the tx-count is zero; the next begins at once with the initial count. Beside that state a barrier remembers who
-arrived and what was expected and delivered in the current phase, so that a report can say why a phase does not complete.
+A phase completes when no arrival is pending and the tx-count is zero. The next phase begins at once with the initial
+count. A barrier also records the arrivals and the expected and delivered bytes of the current phase, so that a report
+can explain an incomplete phase.
 """
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ MAX_COUNT = (1 << 20) - 1
 
 
 class Barrier:
-    """One initialised mbarrier. `phase` counts completed phases; its parity is what a wait names."""
+    """One initialised mbarrier. `phase` counts completed phases; a wait names its parity."""
 
     def __init__(self, name: str, count: int, roles: int, init_op: Op, init_access: Any, address: int):
         self.name, self.count, self.address = name, count, address
@@ -24,15 +26,17 @@ class Barrier:
         self.phase = 0
         self.time = 0.0  # modelled time at which the last phase completed
         self.pending_time = 0.0
-        self.gathering = Clock(roles)  # what the arrivals of the current phase released
-        self.released = Clock(roles)  # what the last completed phase released
+        self.gathering = Clock(roles)  # the clock released by the arrivals of the current phase
+        self.released = Clock(roles)  # the clock released by the last completed phase
         self.expected = 0
         self.delivered = 0
         self.arrived: list[str] = []
-        self.history: dict[str, tuple[str, Op]] = {}  # everyone who ever took part: who → (what, where)
+        self.history: dict[str, tuple[str, Op]] = {}  # all participants so far: name → (action, operation)
 
     def completed(self, parity: int) -> bool:
-        """Would a wait for the phase of that parity return now? The phase before the current one has the other parity."""
+        """Whether a wait for the phase of that parity would return now. The phase before the current one has the
+        other parity.
+        """
         return (self.phase & 1) != (parity & 1)
 
     def advance(self, time: float) -> bool:
@@ -49,7 +53,7 @@ class Barrier:
         return True
 
     def state(self) -> str:
-        """For reports: what the current phase still misses."""
+        """Return, for reports, the missing arrivals and bytes of the current phase."""
         parts = [f"phase {self.phase} (parity {self.phase & 1}) is open"]
         if self.pending:
             parts.append(f"{self.pending} of {self.count} arrivals missing")

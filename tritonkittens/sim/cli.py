@@ -1,4 +1,6 @@
-"""`python -m tritonkittens check FILE:NAME`: run what a file launches in the simulator, under many schedules, and say what is wrong."""
+"""`python -m tritonkittens check FILE:NAME`: run a file's kernel in the simulator, under many schedules, and print
+the findings.
+"""
 from __future__ import annotations
 
 import argparse
@@ -15,7 +17,7 @@ from .explore import explore
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's arguments."""
+    """Declare the command's arguments."""
     parser.add_argument(
         "target", metavar="FILE:NAME",
         help="a Python file and in it a kernel, a template or its class, whose example arguments the function example_NAME() gives as "
@@ -42,9 +44,10 @@ def load(path: str) -> ModuleType:
 
 
 def example(module: ModuleType, name: str) -> tuple[Any, Any, tuple[Any, ...], dict[str, Any]]:
-    """(kernel, grid, arguments, keywords) of a name in a file; of a template's class the template with its default knobs.
+    """Return (kernel, grid, arguments, keywords) of a name in a file. A template's class gives the template with its
+    default knobs.
 
-    Raises LookupError with what is missing.
+    Raises LookupError that names the missing part.
     """
     kernel = getattr(module, name, None)
     if kernel is None:
@@ -61,7 +64,7 @@ def example(module: ModuleType, name: str) -> tuple[Any, Any, tuple[Any, ...], d
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carries the command out; 0 where nothing was found, 1 where something was, 2 where the request was refused."""
+    """Run the command. Return 0 without findings, 1 with findings, 2 where it refuses the request."""
     path, _, name = arguments.target.rpartition(":")
     if not path or not name:
         return _refuse(f"{arguments.target!r}: give FILE:NAME")

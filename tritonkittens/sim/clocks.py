@@ -1,9 +1,12 @@
-"""Happens-before: vector clocks of roles and asynchronous operations, and the shadow that remembers who touched which bytes.
+"""Happens-before: vector clocks of roles and asynchronous operations, and a shadow memory of the last accesses to
+each byte.
 
-A role (the threads of one partition) is a component of the clock that counts its releases. An asynchronous operation (a copy, a matrix product) is one bit: it
-is in a clock once somebody has waited for it. Ordinary accesses are seen by the asynchronous proxy (TMA, wgmma, tcgen05) only across `fence.proxy.async`
-(PTX ISA, "Async proxy"), so a clock has a second half: what of the past was fenced. Loads and stores of tensor memory by threads are operations too, over
-at tcgen05.wait; other threads and the tensor core follow them only across tcgen05.fence::before_thread_sync, a barrier and ::after_thread_sync (PTX ISA,
+A role (the threads of one partition) is a clock component that counts its releases. An asynchronous operation (a
+copy, a matrix product) is one bit, set in a clock once a role has waited for it.
+The asynchronous proxy (TMA, wgmma, tcgen05) sees ordinary accesses only after `fence.proxy.async` (PTX ISA, "Async
+proxy"). So a clock has a second half: the fenced part of the past.
+Loads and stores of tensor memory by threads are operations too, complete at tcgen05.wait. Other threads and the
+tensor core follow them only through tcgen05.fence::before_thread_sync, a barrier and ::after_thread_sync (PTX ISA,
 "tcgen05 Memory Consistency Model").
 """
 from __future__ import annotations
@@ -16,17 +19,17 @@ TENSOR_THREADS = "tcgen05.ld/st"  # tcgen05.ld and .st of threads
 
 
 class Clock:
-    """What is known to have happened: the releases of each role, and the asynchronous operations that are complete."""
+    """The events known to have happened: the releases of each role, and the complete asynchronous operations."""
 
     __slots__ = ("roles", "operations", "fenced", "fenced_operations", "before_sync", "after_sync")
 
     def __init__(self, number_of_roles: int):
         self.roles = [0] * number_of_roles
         self.operations = 0
-        self.fenced = [0] * number_of_roles  # as `roles`, for ordinary accesses that the asynchronous proxy sees
+        self.fenced = [0] * number_of_roles  # like `roles`, for ordinary accesses visible to the asynchronous proxy
         self.fenced_operations = 0
-        self.before_sync = 0  # tcgen05.ld and .st behind which their threads executed fence::before_thread_sync; barriers hand it on
-        self.after_sync = 0  # … and these threads fence::after_thread_sync: later tcgen05 operations of theirs follow them
+        self.before_sync = 0  # tcgen05.ld and .st before a fence::before_thread_sync of their threads; barriers pass it on
+        self.after_sync = 0  # … after which these threads executed fence::after_thread_sync: their later tcgen05 operations follow
 
     def copy(self) -> Clock:
         new = Clock.__new__(Clock)
@@ -43,17 +46,17 @@ class Clock:
         self.before_sync |= other.before_sync
 
     def fence(self) -> None:
-        """`fence.proxy.async`: everything known so far is known to the asynchronous proxy too."""
+        """Execute `fence.proxy.async`: the asynchronous proxy now sees everything known so far."""
         self.fenced, self.fenced_operations = self.roles[:], self.operations
 
     def covers(self, access: Access) -> bool:
-        """Did that access happen before?"""
+        """Whether that access happened before."""
         if access.bit:
             return bool(self.operations & access.bit)
         return self.roles[access.role] >= access.epoch
 
     def covers_fenced(self, access: Access) -> bool:
-        """… and is it visible to the asynchronous proxy?"""
+        """Whether that access happened before and is visible to the asynchronous proxy."""
         if access.bit:
             return bool(self.fenced_operations & access.bit)
         return self.fenced[access.role] >= access.epoch
@@ -67,7 +70,7 @@ class Access(NamedTuple):
     bit: int
     proxy: str
     write: bool
-    op: Any  # the operation that did it, for reports
+    op: Any  # the operation of the access, for reports
     who: str
     atomic: bool = False
 
@@ -87,20 +90,20 @@ class _Segment:
 
 
 class Shadow:
-    """The last write and the reads since then, for every byte of one memory; equal neighbours are one segment."""
+    """The last write and the reads since then, for every byte of one memory. Equal neighbours are one segment."""
 
     def __init__(self, size: int):
         self.starts = [0]
         self.segments = [_Segment(0, size, None, ())]
 
     def grow(self, size: int) -> None:
-        """More bytes behind the end, which nobody has touched."""
+        """Append untouched bytes at the end."""
         end = self.segments[-1].end
         self.starts.append(end)
         self.segments.append(_Segment(end, size, None, ()))
 
     def _cut(self, at: int) -> int:
-        """Make `at` a boundary; the index of the segment that starts there."""
+        """Make `at` a boundary. Return the index of the segment that starts there."""
         i = bisect_right(self.starts, at) - 1
         segment = self.segments[i]
         if segment.start == at:
@@ -113,7 +116,9 @@ class Shadow:
         return i + 1
 
     def access(self, runs: list[tuple[int, int]], base: int, access: Access, clock: Clock) -> Conflict | None:
-        """Record an access of the bytes `base + run`; the first conflict with an earlier access that `clock` does not order before it."""
+        """Record an access of the bytes `base + run`. Return the first conflict with an earlier access that `clock`
+        does not order before it.
+        """
         found: Conflict | None = None
         for start, end in runs:
             start += base
@@ -142,7 +147,7 @@ class Shadow:
                 continue
             ours = before.proxy == TENSOR_THREADS == access.proxy and before.role == access.role
             if ours and access.write:
-                continue  # a store behind the same threads' loads and stores
+                continue  # a store after the same threads' loads and stores
             if not clock.covers(before):
                 return Conflict("race", before, segment.start, segment.end)
             if before.proxy == TENSOR_THREADS and not ours and not clock.after_sync & before.bit:

@@ -1,18 +1,20 @@
-"""The modelled time of operations, in cycles of one multiprocessor: a stated model for timelines, never a measurement.
+"""Modelled time of operations, in cycles of one multiprocessor. It serves timelines; it is a model, not a
+measurement.
 
-ThunderKittens (arXiv:2410.20399, section 2) takes a kernel's cost as the maximum over memory levels and units, plus setup and synchronisation. Here the
-maximum comes about by itself: each level and unit has a rate and works beside the others, a role waits for what it waits for, and latencies and
-synchronisation are added. An operation of a role takes the role's own time, and time of a unit that all roles of the CTA share (`Unit`), so that two
-consumers share the special-function units as they share the tensor cores.
+ThunderKittens (arXiv:2410.20399, section 2) models a kernel's cost as the maximum over memory levels and units, plus
+setup and synchronisation. In the simulation, the maximum follows from the schedule: each level and unit has a rate
+and works concurrently with the others, and roles wait for results. Latencies and synchronisation add to that.
+An operation takes time of its role, and time of a unit that all roles of the CTA share (`Unit`). So two consumers
+share the special-function units and the tensor cores.
 
-Figures are of an H100/H200 SXM (132 multiprocessors) at the 1.7 GHz of this project's benchmarks; those of Blackwell's tensor cores of a B200. Rates follow
-from data sheets and the CUDA C++ Programming Guide; latencies are rounded from published microbenchmarks, are what an uncontended access takes, and were not
-measured by this project. docs/notes/launch.md compares what one CTA's timeline promises for a whole GPU with what an H200 does, at a clock that it lowers under
-load.
+The numbers are for an H100/H200 SXM (132 multiprocessors) at 1.7 GHz, the clock of this project's benchmarks;
+Blackwell's tensor cores are a B200's. Rates follow from data sheets and the CUDA C++ Programming Guide. Latencies are
+rounded from published microbenchmarks of uncontended accesses. docs/notes/launch.md compares the model with an H200,
+whose clock drops under load.
 
-What the model leaves out: clusters start when they like (each has multiprocessors to itself), other CTAs press on L2 and HBM only through their even share,
-wgmma's own reads of shared memory cost nothing, instruction caches, register banks, warps' skew, the fusing of multiply and add, and a load from global
-memory holds its role until it arrives (the hardware would go on to the first use).
+The model omits: the start of clusters (each has its own multiprocessors); other CTAs' use of L2 and HBM beyond their
+even share; wgmma's reads of shared memory; instruction caches, register banks, warp skew, and fused multiply-add. A
+load from global memory blocks its role until the data arrives; hardware blocks at the first use.
 """
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ from .layouts import bases, registers
 from .shared_access import access_cost, tensor_and_memory
 from .ttgir import MemDesc, Op, Tensor, Type
 
-CLOCK_GHZ = 1.7  # under load; turns cycles into the microseconds of a trace
+CLOCK_GHZ = 1.7  # under load; converts cycles to the microseconds of a trace
 
 # latencies, cycles: after Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture" (arXiv:2402.13499) and its successor (arXiv:2501.12084)
 GLOBAL_LATENCY = 480.0  # a load that misses L2 (L2 hit: about 260)
@@ -55,8 +57,8 @@ FMA_RESULTS = 128.0  # 32-bit float add, multiply, fused multiply-add
 ALU_RESULTS = 64.0  # integers, comparisons, minimum and maximum, selects, conversions; 64-bit floats
 SPECIAL_RESULTS = 16.0  # exp2, log2, reciprocal, (reciprocal) square root, sine, cosine
 SHUFFLE_RESULTS = 32.0
-SCHEDULERS = 4  # of a multiprocessor, each with a quarter of its units: fewer warps than that reach only so many quarters
-ISSUE = 2.0  # an instruction of one warp, behind another of it
+SCHEDULERS = 4  # schedulers of a multiprocessor, each with a quarter of its units; w < 4 warps use only w quarters
+ISSUE = 2.0  # an instruction of one warp after another of the same warp
 TMA_ISSUE = 12.0  # elect one thread, coordinates, the instruction
 WGMMA_ISSUE = 4.0  # one m64nNk16: descriptors and the instruction
 
@@ -76,7 +78,9 @@ _INSTRUCTION = re.compile(r"^\s*(?:[\w$]+:\s*)?(?:@!?[\w$%{}]+\s+)?([a-z][a-z0-9
 
 @dataclass(frozen=True)
 class Cost:
-    """What an operation takes: `cycles` of its role's time if it is alone, of which the shared `unit` is busy for `load`. `kind` is for pictures."""
+    """The cost of an operation: `cycles` of its role's time if it runs alone, and `load` cycles of the shared `unit`.
+    `kind` is for pictures.
+    """
 
     cycles: float
     kind: str = "arithmetic"
@@ -88,7 +92,9 @@ FREE = Cost(0.0)
 
 
 class Unit:
-    """A unit that roles share, first come first served: when it is busy, as intervals. Work fills what is free, in pieces, as warps interleave."""
+    """A unit that roles share, first come first served. It keeps its busy intervals. Work fills free time in pieces,
+    as warps interleave.
+    """
 
     __slots__ = ("starts", "ends")
 
@@ -97,7 +103,7 @@ class Unit:
         self.ends: list[float] = []
 
     def take(self, at: float, load: float) -> float:
-        """Have the unit for `load` cycles from `at` on; the time at which that much was had."""
+        """Reserve the unit for `load` cycles from `at` on. Return the time when the work ends."""
         starts, ends = self.starts, self.ends
         first = bisect_left(ends, at)
         index, time, left = first, at, load
@@ -131,12 +137,12 @@ def global_cycles(nbytes: int) -> float:
 
 
 def wgmma_cycles(m: int, n: int, k: int, bits: int) -> float:
-    """Twice the rate with 8 bits, half with tf32."""
+    """Cycles of a wgmma: twice the rate with 8 bits, half with tf32."""
     return m * n * k / (WGMMA_RATE * 16 / max(bits, 8))
 
 
 def tcgen05_cycles(m: int, n: int, k: int, bits: int) -> float:
-    """Twice the rate with 8 bits, four times with 4."""
+    """Cycles of a tcgen05.mma: twice the rate with 8 bits, four times with 4."""
     return m * n * k / (TCGEN05_RATE * 16 / max(bits, 4))
 
 
@@ -149,13 +155,15 @@ def _largest(types: tuple[Type, ...]) -> Tensor | None:
 
 
 def _work(results: float, rate: float, warps: int, kind: str, unit: str, latency: float = 0.0) -> Cost:
-    """So many results of a unit by a role of so many warps."""
+    """Cost of `results` results of a unit by a role of `warps` warps."""
     load = results / rate
     return Cost(latency + max(ISSUE, load * SCHEDULERS / min(max(warps, 1), SCHEDULERS)), kind, unit, load)
 
 
 def operation_cost(op: Op, warps: int) -> Cost:
-    """What an operation takes of its role's own time, and of which unit. Asynchronous work (TMA, wgmma, tcgen05, cp.async) is timed where it starts."""
+    """Return an operation's cost in its role's time and in a unit's. Asynchronous work (TMA, wgmma, tcgen05,
+    cp.async) is timed where it starts.
+    """
     name = op.name
     if name in _FREE or name.startswith("ttg.memdesc_") or name.endswith("_id") or name == "ttng.tmem_subslice":
         return FREE
@@ -181,7 +189,7 @@ def operation_cost(op: Op, warps: int) -> Cost:
         assert tensor is not None
         return _work(size / max(1, 16 // op.operand_types[1].element.nbytes), SHUFFLE_RESULTS, warps, "issue", "shared memory")  # type: ignore[union-attr]
     if name in ("ttng.init_barrier", "ttng.inval_barrier", "ttng.barrier_expect", "ttng.arrive_barrier", "ttng.async_copy_mbarrier_arrive"):
-        return Cost(2 * ISSUE, "synchronisation")  # sent to shared memory; nothing waits for an answer
+        return Cost(2 * ISSUE, "synchronisation")  # a message to shared memory without a reply
     if name == "ttg.warp_specialize" or any(word in name for word in ("barrier", "fence", "wait", "cluster")):
         return Cost(0.0 if name in ("ttng.warp_group_dot_wait", "ttg.async_wait", "ttng.async_tma_store_wait") else BARRIER, "synchronisation")
     if name in ("tt.elementwise_inline_asm", "ttg.inline_asm"):
@@ -202,16 +210,16 @@ def operation_cost(op: Op, warps: int) -> Cost:
 
 
 def _shared(op: Op, warps: int) -> Cost:
-    """As many cycles as wavefronts, bank conflicts included."""
+    """Cost of a shared-memory access: one cycle per wavefront, bank conflicts included."""
     found = tensor_and_memory(op)
     assert found is not None, op.name
     cost = access_cost(op, warps)
-    wavefronts = cost.wavefronts if cost is not None else elements(found[0]) * 4 / SHARED_BYTES  # indices known only at run time: as if free of conflicts
+    wavefronts = cost.wavefronts if cost is not None else elements(found[0]) * 4 / SHARED_BYTES  # indices known only at run time count as free of conflicts
     return Cost(SHARED_LATENCY + wavefronts, "shared memory", "shared memory", wavefronts)
 
 
 def _assembly(op: Op, warps: int, size: int) -> Cost:
-    """Each instruction once for the elements it handles, or once for the warp where there are no tensors."""
+    """Cost of inline PTX: each instruction once for its elements, or once for the warp without tensors."""
     text = str(op.attributes.get("asm_string", ""))
     instructions = _INSTRUCTION.findall(re.sub(r"[;{}]", "\n", text))
     if "mbarrier" in text or "barrier" in text or "fence" in text:
@@ -228,7 +236,9 @@ def _assembly(op: Op, warps: int, size: int) -> Cost:
 
 
 def _reduction(op: Op, warps: int) -> Cost:
-    """Within threads as arithmetic, then a round of shuffles for each bit of the lane along the axis, then through shared memory where warps divide it."""
+    """Cost of a reduction: arithmetic within threads, one round of shuffles for each lane bit along the axis, and
+    shared memory where warps divide the axis.
+    """
     kind = next(t for t in op.operand_types if isinstance(t, Tensor))
     combines = [inner.name for region in op.regions for block in region.blocks for inner in block.operations if not inner.name.endswith(".return")]
     rate = FMA_RESULTS if combines and all(c in _FMA_OPERATIONS for c in combines) else ALU_RESULTS
@@ -244,7 +254,9 @@ def _reduction(op: Op, warps: int) -> Cost:
 
 
 def _conversion(op: Op, warps: int) -> Cost:
-    """Free where every thread keeps its elements, shuffles where every warp does, else through shared memory and back."""
+    """Cost of a layout conversion: none where every thread keeps its elements, shuffles where every warp does, else
+    shared memory.
+    """
     before, after = op.operand_types[0], op.result_types[0]
     assert isinstance(before, Tensor) and isinstance(after, Tensor)
     if before.layout is None or after.layout is None:
@@ -261,10 +273,10 @@ def _conversion(op: Op, warps: int) -> Cost:
 
 @functools.cache
 def _reach(before: str, after: str, shape: tuple[int, ...], warps: int) -> str:
-    """From how far a thread needs elements: its own registers, its warp's, or others'."""
+    """Return the distance of a thread's elements: its own registers, its warp's, or other warps'."""
     source, target = registers(before, shape, warps)[: 32 * warps], registers(after, shape, warps)[: 32 * warps]
     for reach, threads in (("thread", 1), ("warp", 32)):
-        # (group of threads, element) as one number
+        # encodes (group of threads, element) as one number
         group: Any = np.arange(32 * warps)[:, None] // threads * prod(shape)
         if np.isin(target + group, source + group).all():
             return reach

@@ -29,13 +29,15 @@ from .values import TensorMap
 
 
 def facts(capability: int, multiprocessors: int | None = None) -> Facts:
-    """What a kernel's configuration may ask of the device that is simulated."""
+    """Return the device facts of the simulated device, for kernels' configurations."""
     chip = chip_of(capability)
     return Facts.of_chip(chip, f"simulated sm_{capability}", multiprocessors or chip.multiprocessors, l2_bytes=50 << 20, memory_bytes=80 << 30)
 
 
 class Launch:
-    """One launch on a simulated device: what it was, and how to do it again on the same memory with another schedule."""
+    """One launch on a simulated device: its program, grid and arguments. It can run again on the same memory with
+    another schedule.
+    """
 
     def __init__(self, program: Program, grid: tuple[int, int, int], values: list[Any], memory: Global, cluster: int, multiprocessors: int | None = None):
         self.program, self.grid, self.values, self.memory, self.cluster, self.multiprocessors = program, grid, values, memory, cluster, multiprocessors
@@ -59,7 +61,7 @@ class Launch:
 
 
 class NoLaunch(Launch):
-    """What is left of a grid with a 0 in it: nothing ran, and nothing is found."""
+    """The result of a grid with a 0 in it: nothing ran, and nothing is found."""
 
     def __init__(self) -> None:
         self.grid, self.values, self.memory, self.cluster = (0, 0, 0), [], Global(), 1
@@ -67,7 +69,10 @@ class NoLaunch(Launch):
 
 
 class SimulatedDevice:
-    """Launches go here. `launches` are kept in order; `raise_findings=False` collects what is found there instead of raising `SimulationError`."""
+    """A simulated device. `launches` keeps its launches in order.
+
+    With `raise_findings=False`, it collects findings there instead of raising `SimulationError`.
+    """
 
     def __init__(
         self, arch: str | int = "sm_90a", *, schedule: Schedule | int | Callable[[], Schedule] | None = None, multiprocessors: int | None = None,
@@ -94,7 +99,7 @@ class SimulatedDevice:
 
     @contextlib.contextmanager
     def only_trying(self) -> Iterator[None]:
-        """Within it kernels are compiled and checked against the device, and not run."""
+        """Compile kernels and check them against the device, without running them, inside this context."""
         before, self.trying = self.trying, True
         try:
             yield
@@ -102,7 +107,9 @@ class SimulatedDevice:
             self.trying = before
 
     def start(self, program: Program, grid: tuple[int, int, int], flat: Callable[[Global], list[Any]], cluster: int) -> None:
-        """Run a program; `flat(memory)` gives its parameters' values and makes the tensors known. A grid with a 0 in it is no launch."""
+        """Run a program. `flat(memory)` returns its parameters' values and registers the tensors. A grid with a 0 in
+        it launches nothing.
+        """
         if 0 in grid or self.trying:
             return
         memory = Global()
@@ -133,7 +140,9 @@ class SimulatedDevice:
         self.start(program, (x * cluster, y, z), lambda memory: list(flatten(args, kinds, launcher.names(key), memory)), cluster)
 
     def encode_tiled(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, fill: str) -> bytes:
-        """What cuTensorMapEncodeTiled makes, dimensions from the fastest as it takes them."""
+        """Return a tensor map in the simulator's form. Dimensions start from the fastest, as in
+        cuTensorMapEncodeTiled.
+        """
         element, size = tensormaps.FORMATS[dtype]
         nan = math.nan if fill == "nan" else 0.0
         return tensormaps.pack(TensorMap(address, element, size, tuple(shape[::-1]), (*strides[::-1], size), tuple(box[::-1]), nan, swizzle=swizzle))
@@ -152,23 +161,23 @@ class SimulatedDevice:
 
 
 def _kinds(types: Types) -> tuple[Any, ...]:
-    """Which of nested `ArgType`s are compiled for."""
+    """Return, for nested `ArgType`s, which arguments are compiled in."""
     return tuple((t.kind if t.kind == "constexpr" else "value") if hasattr(t, "kind") else _kinds(t) for t in types)
 
 
 class _Utilities:
-    """What Triton asks of the driver's C module."""
+    """The functions of the driver's C module that Triton calls."""
 
     def __init__(self, device: SimulatedDevice):
         self.device = device
 
     def load_binary(self, name: str, kernel: bytes, shared: int, device: Any) -> tuple[None, Program, int, int, int]:
         program = load_lowered(kernel.decode())
-        # registers of a thread: as many as it can have, for hosts that compute an occupancy from them
+        # the most registers of a thread, for hosts that compute an occupancy from them
         return None, program, min(255, self.device.facts.registers_per_multiprocessor // (32 * program.total_warps)), 0, 1024
 
     def unload_module(self, module: Any) -> None:
-        """Nothing was loaded."""
+        """Do nothing: no module was loaded."""
 
     def get_device_properties(self, device: Any) -> dict[str, Any]:
         known = self.device.facts
@@ -191,7 +200,7 @@ class _Driver:
         return self.identity
 
     def set_current_device(self, device: Any) -> None:
-        """There is one."""
+        """Do nothing: there is one device."""
 
     def get_current_stream(self, device: Any) -> int:
         return 0
@@ -212,20 +221,36 @@ class _Driver:
         return torch.empty(1, dtype=torch.float32, device="cpu")
 
     def clear_cache(self, cache: torch.Tensor) -> None:
-        """Nothing is cached."""
+        """Do nothing: there is no cache."""
 
 
 @contextlib.contextmanager
 def device(arch: str | int = "sm_90a", **options: Any) -> Iterator[SimulatedDevice]:
-    """Within it, kernels launched on CPU tensors run in the simulator: `kernel[grid](...)` of Triton and Gluon, `@tk.kernel`s, templates and the shipped
-    operators.
+    """Run every kernel that is launched on CPU tensors in the simulator, inside this context.
 
-    A kernel under `triton.autotune` runs with the first configuration that fits, and nothing is timed. A grid with a 0 in it is no launch.
+    That includes `kernel[grid](...)` of Triton and Gluon, `@tk.kernel`s, templates and the shipped operators. A
+    kernel under `triton.autotune` runs with the first configuration that fits; nothing is timed. A grid with a 0 in
+    it launches nothing.
 
-    arch: "sm_90a", "sm_100a", …. options: `schedule` (a seed, a `Schedule`, or a function that makes one for each launch), `multiprocessors`, `step_limit`,
-    `raise_findings`, `memory` (tensors that a kernel reaches through addresses in memory). Gives the device, whose `launches` say what ran.
+    Args:
+        arch: "sm_90a", "sm_100a" or another of `sim.ARCHITECTURES`.
+        schedule: a seed, a `Schedule`, or a function that makes one for each launch.
+        multiprocessors: the simulated multiprocessors; None: as many as the GPU has.
+        step_limit: the most operations of one launch.
+        raise_findings: False collects findings in `launches` instead of raising.
+        recorder: a `Timeline`.
+        memory: tensors that a kernel reaches through addresses in memory.
 
-    Raises SimulationError where a launch does something wrong.
+    Returns:
+        A context manager for the `SimulatedDevice`.
+
+    Raises:
+        SimulationError: where a launch has findings.
+
+    Example::
+
+        with sim.device("sm_90a"):
+            kernel[grid](x, y)
     """
     made = SimulatedDevice(arch, **options)
     config: Any = triton_driver
@@ -241,7 +266,7 @@ def device(arch: str | int = "sm_90a", **options: Any) -> Iterator[SimulatedDevi
 
 
 def start_kernel(simulated: SimulatedDevice, kernel: Any, grid: Any, args: Args, options: dict[str, Any]) -> None:
-    """Launch a kernel of any kind on a simulated device that is active."""
+    """Launch a kernel of any kind on an active simulated device."""
     args = tuple(as_tensor(a) for a in args)
     options = {k: as_tensor(v) for k, v in options.items()}
     if isinstance(kernel, str):
@@ -256,14 +281,26 @@ def start_kernel(simulated: SimulatedDevice, kernel: Any, grid: Any, args: Args,
 
 
 def run(kernel: Any, grid: Any, *args: Any, arch: str | int = "sm_90a", **options: Any) -> Launch:
-    """Run one kernel on the CPU: numpy arrays or CPU torch tensors, results written into them.
+    """Run one kernel on the CPU. Results are written into the arguments.
 
-    kernel: a `@triton.jit` or `@gluon.jit` function, a `@tk.kernel`, a template (then `grid` is None or the number of blocks), or TTGIR text. Options of the
-    device (`schedule`, `multiprocessors`, `step_limit`, `raise_findings`) and the kernel's own keywords follow by name.
+    Args:
+        kernel: a `@triton.jit` or `@gluon.jit` function, a `@tk.kernel`, a template, or TTGIR text.
+        grid: the launch grid; for a template None or the number of thread blocks.
+        args: numpy arrays or CPU torch tensors, and numbers. Read-only arrays may be read.
+        arch: "sm_90a", "sm_100a" or another of `sim.ARCHITECTURES`.
+        options: options of `device` (`schedule`, `multiprocessors`, `step_limit`, `raise_findings`, `recorder`,
+            `memory`), and the kernel's keywords.
 
-    Arrays that are read-only may be read. Returns the launch: `.simulation` (None where the grid has a 0), `.findings`, `.seconds`.
+    Returns:
+        The launch, with `.simulation` (None where the grid has a 0), `.findings` and `.seconds`.
 
-    Raises SimulationError for what the kernel does wrong, ReadOnlyError where it writes a read-only array.
+    Raises:
+        SimulationError: where the kernel has findings.
+        ReadOnlyError: where the kernel writes a read-only array.
+
+    Example::
+
+        sim.run(kernel, (4,), x, y, arch="sm_90a")
     """
     own = {k: options.pop(k) for k in ("schedule", "multiprocessors", "step_limit", "raise_findings", "recorder", "memory") if k in options}
     with device(arch, **own) as simulated:

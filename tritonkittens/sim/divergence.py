@@ -1,8 +1,8 @@
-"""Branches that divide the threads of a role: on a scalar that differs between threads (a block of inline PTX can give each its own, whatever the compiler
-believes).
+"""Branches that divide the threads of a role: on a scalar that differs between threads.
 
-The two parts run as roles of their own, with the same clock component, until both have come to the block where every path from the branch meets (its immediate
-post-dominator); there they are one role again. What only whole roles can do is refused inside a part.
+A block of inline PTX can give each thread another scalar, although the compiler takes scalars to be uniform. The two
+parts run as roles of their own, with the same clock component. They rejoin at the block where every path from the
+branch meets (its immediate post-dominator). Operations of whole roles are refused inside a part.
 """
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from .values import Poison
 if TYPE_CHECKING:
     from .simulation import Simulation
 
-# Effects that a part of a role may have: the others belong to all its threads, or to its first, which the compiler does not tell apart.
+# Effects that a part of a role may have. Other effects belong to all threads or to the first; the compiler does not
+# distinguish these.
 BY_THREAD = {"ttg.inline_asm", "tt.elementwise_inline_asm", "tt.print", "tt.assert", "llvm.intr.assume", "tt.assume"}
 
 _MEETINGS: weakref.WeakKeyDictionary[Block, weakref.ref[Block] | None] = weakref.WeakKeyDictionary()
@@ -32,7 +33,9 @@ def successors(block: Block) -> tuple[Block, ...]:
 
 
 def meeting(block: Block) -> Block | None:
-    """The immediate post-dominator of a block: the first that is on every path from it; None where paths end apart."""
+    """Return the immediate post-dominator of a block: the first block on every path from it. None where paths end
+    separately.
+    """
     if block in _MEETINGS:
         found = _MEETINGS[block]
         return None if found is None else found()
@@ -59,7 +62,10 @@ def meeting(block: Block) -> Block | None:
 
 
 def between(block: Block, meets: Block) -> Iterator[tuple[int, Any]]:
-    """(value, type) of what is computed from a branch to its meeting: behind a loop that threads leave at different times the header's values live on."""
+    """Return (value, type) of the values computed from a branch to its meeting.
+
+    After a loop that threads leave at different times, the header's values are still needed.
+    """
     seen, stack = {block}, [block]
     while stack:
         here = stack.pop()
@@ -73,7 +79,7 @@ def between(block: Block, meets: Block) -> Iterator[tuple[int, Any]]:
 
 
 def differs(role: Role, condition: Any) -> bool:
-    """Do the executing threads disagree about a condition?"""
+    """Whether the executing threads differ in a condition."""
     if not isinstance(condition, np.ndarray) or not condition.ndim:
         return False
     own = condition if role.mask is None else condition[role.mask]
@@ -81,24 +87,24 @@ def differs(role: Role, condition: Any) -> bool:
 
 
 def first(role: Role, value: Any) -> Any:
-    """A scalar that executing threads agree about."""
+    """Return a scalar that is equal in all executing threads."""
     if not isinstance(value, np.ndarray) or not value.ndim:
         return value
     return (value if role.mask is None else value[role.mask])[0]
 
 
 def check(role: Role, op: Op) -> None:
-    """Refuse in a part of a role what is no single thread's doing."""
+    """Refuse operations that single threads cannot do, in a part of a role."""
     if op.name in BY_THREAD:
         return
     if any(isinstance(kind, Tensor) for kind in op.operand_types) or not role.mask[0]:
         place = Place(role.machine.where(role), op.name, op.location)
         some = f"only some threads take ({int(role.mask.sum())} of {role.mask.size})"
-        raise Stop(Finding("unknown", f"{op.name} behind a branch that {some}; the simulator does it for whole roles", (place,)))
+        raise Stop(Finding("unknown", f"{op.name} in a branch that {some}; the simulator does it for whole roles", (place,)))
 
 
 def part_of(role: Role, mask: np.ndarray, meets: Block | None) -> Role:
-    """Some of a role's threads, to go their own way."""
+    """Return a part of a role: some of its threads."""
     part = Role(role.machine, role.rank, role.index, role.name, role.warps, role.start_warp, list(role.environment), role.block)
     part.clock, part.time, part.op = role.clock.copy(), role.time, role.op
     part.seen_phase, part.mask, part.meets = dict(role.seen_phase), mask, meets
@@ -109,7 +115,7 @@ def part_of(role: Role, mask: np.ndarray, meets: Block | None) -> Role:
 
 
 def rejoin(role: Role, parts: list[Role]) -> None:
-    """What the parts learned and left in flight is the role's."""
+    """Merge the knowledge and the operations in flight of the parts into the role."""
     for part in parts:
         role.clock.join(part.clock)
         role.time = max(role.time, part.time)
@@ -117,7 +123,7 @@ def rejoin(role: Role, parts: list[Role]) -> None:
         role.steps += part.steps
     for name in ("products", "bulk_groups", "bulk_open", "bulk_writes", "copy_groups", "copy_open"):
         before = getattr(role, name)
-        kept = [x for x in before if all(any(x is y for y in getattr(part, name)) for part in parts)]  # what a part waited for is over
+        kept = [x for x in before if all(any(x is y for y in getattr(part, name)) for part in parts)]  # removes the operations for which a part has waited
         for part in parts:
             kept += [x for x in getattr(part, name) if not any(x is y for y in before)]
         setattr(role, name, kept)
@@ -129,7 +135,9 @@ def rejoin(role: Role, parts: list[Role]) -> None:
 
 
 def merged(role: Role, op: Op, kind: Any, parts: list[Role], values: list[Any]) -> Any:
-    """One value from those of the parts: for each thread, and each element of a tile that a thread holds, its own part's."""
+    """Merge the parts' values: each thread, and each element of a tile that a thread holds, takes its own part's
+    value.
+    """
     a, b = values
     if a is b:
         return a
@@ -141,21 +149,21 @@ def merged(role: Role, op: Op, kind: Any, parts: list[Role], values: list[Any]) 
         return out.reshape(kind.shape)
     numbers = (int, float, np.generic, np.ndarray)
     if isinstance(kind, Tensor) or not isinstance(a, numbers) or not isinstance(b, numbers):
-        return Poison(op)  # whoever uses it is told
+        return Poison(op)  # its use is a finding
     if not isinstance(a, np.ndarray) and not isinstance(b, np.ndarray) and a == b:
         return a
     return np.where(parts[1].mask, b, a)
 
 
 def diverge(simulation: Simulation, role: Role, op: Op, condition: np.ndarray, ways: list[tuple[Block, tuple[int, ...]]]) -> Generator[Wait, None, None]:
-    """Go both ways of a branch; the role goes on where they meet."""
+    """Take both ways of a branch. The role continues at the meeting."""
     machine = role.machine
     everyone = np.ones(condition.size, bool) if role.mask is None else role.mask
     taken = condition.astype(bool) & everyone
     meets = meeting(role.block)
     if meets is None and role.frames:
         place = Place(machine.where(role), op.name, op.location)
-        raise Stop(Finding("unknown", "a return behind a branch that only some threads of a called function take", (place,)))
+        raise Stop(Finding("unknown", "a return in a branch that only some threads of a called function take", (place,)))
     parts = []
     for mask, (block, operands) in zip((taken, everyone & ~taken), ways):
         part = part_of(role, mask, meets)
@@ -172,7 +180,7 @@ def diverge(simulation: Simulation, role: Role, op: Op, condition: np.ndarray, w
         return
     for slot, kind in [*zip(meets.arguments, meets.argument_types), *between(role.block, meets)]:
         values = [part.environment[slot] for part in parts]
-        known = [v for v in values if v is not None]  # what only one part has computed nobody uses behind the meeting
+        known = [v for v in values if v is not None]  # values of only one part are unused after the meeting
         role.environment[slot] = merged(role, op, kind, parts, values) if len(known) == 2 else known[0] if known else None
     role.block, role.at = meets, 0
     role.done = meets is role.meets

@@ -1,4 +1,6 @@
-"""Many legal interleavings of one launch; the failing one made small, so that a person can read it and replay it."""
+"""Exploration of many legal interleavings of one launch. A failing interleaving is shrunk, so that a person can read
+and replay it.
+"""
 from __future__ import annotations
 
 import time
@@ -15,14 +17,16 @@ from .schedule import Recorded, Replay, nth
 from .simulation import STEP_LIMIT
 
 SHRINK_SECONDS = 20.0
-ORDER_DEPENDENT = ("tt.atomic_rmw", "ttng.async_tma_reduce")  # sums whose rounding depends on the order
+ORDER_DEPENDENT = ("tt.atomic_rmw", "ttng.async_tma_reduce")  # sums that round differently in another order
 CHECKED_STEPS = 12  # steps of a trace that are shown
 
 
 @dataclass
 class Exploration:
-    """What `explore` saw. `seeds` ran; where one failed: its `schedule`, its `findings`, the shrunk `choices` (for `replay`) and the `trace` of what they
-    do."""
+    """The result of `explore`: the number of `seeds` that ran, and of a failure its `schedule` and `findings`.
+
+    `choices` is the shrunk schedule, for `replay`; `trace` describes it.
+    """
 
     kernel: str
     seeds: int
@@ -40,7 +44,7 @@ class Exploration:
         return self.failing_seed is None
 
     def replay(self, recorder: Any = None) -> list[Finding]:
-        """Run the shrunk schedule again; its findings."""
+        """Run the shrunk schedule again. Returns its findings."""
         assert self._rerun is not None and self.launch is not None
         self.launch.recorder = recorder
         return self._rerun(Replay(self.choices))
@@ -63,7 +67,7 @@ class Exploration:
 
 
 class _Traced(Replay):
-    """A replay that says what its choices were."""
+    """A replay that describes its choices."""
 
     def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Any:
         before = self.at
@@ -78,7 +82,7 @@ class _Traced(Replay):
 
 
 class _Snapshot:
-    """The contents of the memory of a launch, to begin every run alike."""
+    """The contents of a launch's memory, so that every run begins alike."""
 
     def __init__(self, launch: Launch):
         writable = (found[1] for start, found in launch.memory.ranges.items() if start not in launch.memory.read_only)
@@ -93,7 +97,7 @@ class _Snapshot:
 
 
 def explore_launch(launch: Launch, schedules: int, snapshot: _Snapshot, step_limit: int = STEP_LIMIT, seeds: Sequence[int] | None = None) -> Exploration:
-    """Run a launch under many schedules, each from the contents of `snapshot`; stops at the first that finds something."""
+    """Run a launch under many schedules, each from the contents of `snapshot`. Stop at the first with findings."""
     started = time.perf_counter()
     compare = not any(op.name in ORDER_DEPENDENT or "red." in str(op.attributes.get("asm_string", "")) for op in launch.program.module.walk())
     reference: list[np.ndarray] | None = None
@@ -126,7 +130,9 @@ def explore_launch(launch: Launch, schedules: int, snapshot: _Snapshot, step_lim
 
 
 def _shrink(result: Exploration, run: Callable[[Any], list[Finding]], compare: bool, reference: Any, snapshot: _Snapshot) -> None:
-    """Delta debugging (Zeller and Hildebrandt, 2002) over the choices: give back to the default as many as the failure does not need."""
+    """Shrink the choices by delta debugging (Zeller and Hildebrandt, 2002): reset as many to the default as the
+    failure does not need.
+    """
     wanted = result.findings[0].kind
     deadline = time.perf_counter() + SHRINK_SECONDS
 
@@ -137,7 +143,7 @@ def _shrink(result: Exploration, run: Callable[[Any], list[Finding]], compare: b
         return any(f.kind == wanted for f in findings)
 
     choices: list[int | None] = [c if c else None for c in result.choices]
-    if not fails(choices):  # a schedule that also reorders clusters, for instance: its choices alone do not reproduce it
+    if not fails(choices):  # choices alone do not reproduce a schedule that also reorders clusters, for example
         result.trace = ["the failure needs the whole schedule: run it again by its seed"]
         return
     size = max(1, len(choices) // 2)
@@ -164,14 +170,28 @@ def explore(
     kernel: Any, grid: Any = None, *args: Any, schedules: int = 50, arch: str | int = "sm_90a", raise_findings: bool = True, step_limit: int = STEP_LIMIT,
     multiprocessors: int | None = None, **options: Any,
 ) -> Exploration:  # fmt: skip
-    """Run a launch under `schedules` different legal interleavings, with delays on every asynchronous completion, adversarial ones first.
+    """Run a launch under different legal interleavings, with delays on every asynchronous completion. Adversarial
+    schedules run first.
 
-    kernel, grid, args, options: as in `run`; or `kernel` a function that launches, with grid None (every launch it makes is explored on its own, with what
-    it found in memory). multiprocessors: of the simulated device; None: as many as the GPU has. A result that differs between schedules is a finding too,
-    unless the kernel adds atomically.
+    Args:
+        kernel: as in `run`, or a function that launches. With such a function, grid is None, and each of its launches
+            is explored separately from the contents of memory at that launch.
+        grid: as in `run`.
+        args: as in `run`.
+        schedules: the number of schedules.
+        arch: as in `run`.
+        raise_findings: False returns failures instead of raising.
+        step_limit: the most operations of one run.
+        multiprocessors: of the simulated device; None: as many as the GPU has.
+        options: the kernel's keywords.
 
-    Returns an `Exploration`, of the first launch that failed or of the last. Raises SimulationError (unless `raise_findings` is False); its text has the
-    shrunk schedule.
+    Returns:
+        An `Exploration` of the first launch that failed, or of the last one.
+
+    Raises:
+        SimulationError: its text contains the shrunk schedule.
+
+    A result that differs between schedules is a finding too, unless the kernel adds atomically.
     """
     snapshots: list[_Snapshot] = []
     with device(arch, raise_findings=False, step_limit=step_limit, multiprocessors=multiprocessors) as simulated:
@@ -186,7 +206,7 @@ def explore(
             break
         snapshot.restore()
         for (data, _), after in zip(snapshot.parts, contents):
-            data[:] = after  # what the caller sees is the first run's result
+            data[:] = after  # the caller receives the first run's result
     if not result.ok and raise_findings:
         error = SimulationError(result.kernel, result.findings, result)
         error.args = (str(result),)

@@ -1,7 +1,9 @@
-"""Triton's layouts → where each element lies. The compiler itself evaluates them: a layout's text goes through its parser and comes back as bases over GF(2).
+"""Element positions of Triton's layouts. The compiler evaluates them: its parser reads a layout's text and returns
+bases over GF(2).
 
-A linear layout maps the bits of a place (register, lane, warp, block; or offset, block; or row and column of tensor memory) to coordinates by XOR of basis
-vectors ("Linear Layouts", arXiv:2505.23819).
+A linear layout maps the bits of a position (register, lane, warp, block; or offset, block; or row and column of
+tensor memory) to coordinates, by XOR of basis vectors.
+Source: "Linear Layouts", arXiv:2505.23819.
 """
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from triton._C.libtriton import gluon_ir, ir, nvidia
 
 from .ttgir import Descriptor, MemDesc, Tensor, Type
 
-SHARED_STRIDE = 1 << 24  # shared addresses of neighbouring CTAs of a cluster are this far apart, as in the hardware's shared window
+SHARED_STRIDE = 1 << 24  # distance of the shared addresses of neighbouring CTAs in a cluster, as in the hardware's shared window
 TENSOR_LANE_BYTES = 2048  # a lane of tensor memory: 512 columns of 32 bits
 LANES = 128
 
@@ -44,7 +46,7 @@ def _context() -> Any:
 
 @functools.cache
 def gluon_layout(text: str, kind: str, shape: tuple[int, ...], bits: int = 32) -> Any:
-    """Gluon's layout object for the text of an encoding attribute; `kind` is tensor, shared or tmem."""
+    """Return Gluon's layout object for the text of an encoding attribute; `kind` is tensor, shared or tmem."""
     dims = "x".join(map(str, shape))
     types = {
         "tensor": f"tensor<{dims}xi32, {text}>",
@@ -72,7 +74,7 @@ def gluon_layout(text: str, kind: str, shape: tuple[int, ...], bits: int = 32) -
 
 @functools.cache
 def _rank(text: str) -> int:
-    """How many dimensions a layout has, from its text."""
+    """Return the number of dimensions of a layout, from its text."""
     body = text
     slices = 0
     while body.startswith("#ttg.slice<"):
@@ -92,7 +94,9 @@ def _rank(text: str) -> int:
 
 @functools.cache
 def bases(text: str, kind: str, shape: tuple[int, ...], bits: int = 32) -> Bases:
-    """The linear layout of a tile of `shape`. Raises LayoutError for a layout that is not linear (padded shared memory)."""
+    """Return the linear layout of a tile of `shape`. Raises LayoutError for a layout that is not linear (padded
+    shared memory).
+    """
     layout = gluon_layout(text, kind, shape, bits)
     builder = gluon_ir.GluonOpBuilder(_context())
     if kind == "shared":
@@ -107,7 +111,7 @@ def bases(text: str, kind: str, shape: tuple[int, ...], bits: int = 32) -> Bases
         "reg_bases": "register", "lane_bases": "lane", "warp_bases": "warp", "block_bases": "block", "offset_bases": "offset", "rows": "row", "cols": "column",
     }  # fmt: skip
     found = {name: [list(b) for b in getattr(made, attribute)] for attribute, name in names.items() if hasattr(made, attribute)}
-    if kind == "tmem" and not found.get("block"):  # Gluon's form of these leaves the CTAs out: each holds a tile of its own
+    if kind == "tmem" and not found.get("block"):  # Gluon's form omits the CTAs, because each holds its own tile
         cga = [list(b) for b in getattr(layout, "cga_layout", ())]
         tile = [n >> sum(bool(b[d]) for b in cga) for d, n in enumerate(shape)]
         found["block"] = [[b * n for b, n in zip(vector, tile)] for vector in cga]
@@ -115,7 +119,7 @@ def bases(text: str, kind: str, shape: tuple[int, ...], bits: int = 32) -> Bases
 
 
 def evaluate(vectors: list[list[int]], rank: int) -> np.ndarray:
-    """Coordinates (2**len(vectors), rank) of every input: the XOR of the basis vectors whose bits are set."""
+    """Return the coordinates (2**len(vectors), rank) of every input: the XOR of the basis vectors whose bits are set."""
     out: np.ndarray = np.zeros((1, rank), np.int64)
     for vector in vectors:
         out = np.concatenate([out, out ^ np.array(vector, np.int64)])
@@ -128,7 +132,10 @@ def _flat(coordinates: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 @functools.cache
 def registers(text: str, shape: tuple[int, ...], warps: int) -> np.ndarray:
-    """Flat logical index of every register: (blocks · 32 · warps, registers per thread). Repeats where a layout gives an element to several threads."""
+    """Return the flat logical index of every register: (blocks · 32 · warps, registers per thread).
+
+    An index repeats where several threads hold the element.
+    """
     found = bases(text, "tensor", shape)
     rank = len(shape)
     lane, warp = found.inputs["lane"], found.inputs["warp"]
@@ -140,9 +147,11 @@ def registers(text: str, shape: tuple[int, ...], warps: int) -> np.ndarray:
 
 @functools.cache
 def shared_offsets(text: str, shape: tuple[int, ...], nbytes: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Byte offset of every element of a tile in shared memory, shape `shape`; and the places of further copies (layouts that give CTAs the same element).
+    """Return the byte offset of every element of a tile in shared memory, in the tile's shape, and the offsets of
+    further copies.
 
-    With several CTAs the rank is in the bits from `SHARED_STRIDE` up.
+    Copies exist where a layout gives several CTAs the same element. With several CTAs, the rank is in the bits from
+    `SHARED_STRIDE` up.
     """
     layout = gluon_layout(text, "shared", shape, 8 * nbytes)
     if hasattr(layout, "interval_padding_pairs"):
@@ -152,7 +161,7 @@ def shared_offsets(text: str, shape: tuple[int, ...], nbytes: int) -> tuple[np.n
     offsets, blocks = found.inputs["offset"], found.inputs.get("block", [])
     elements = 1 << len(offsets)
     coordinates = evaluate([*offsets, *blocks], rank)
-    # a tile may be smaller than what its swizzle repeats over: then several offsets name one element, and the first counts
+    # a tile may be smaller than its swizzle's period; then several offsets name one element, and the first counts
     places: np.ndarray = np.arange(elements, dtype=np.int64) * nbytes
     places = np.concatenate([places + block * SHARED_STRIDE for block in range(1 << len(blocks))])
     flat = _flat(coordinates % np.array(shape), shape)
@@ -173,7 +182,7 @@ def shared_offsets(text: str, shape: tuple[int, ...], nbytes: int) -> tuple[np.n
 
 
 def _padded(layout: Any, shape: tuple[int, ...], nbytes: int) -> np.ndarray:
-    """`PaddedSharedLayout`: a linear order, then after every interval of elements some that hold nothing."""
+    """Evaluate `PaddedSharedLayout`: a linear order with unused elements after every interval."""
     rank = len(shape)
     vectors = [list(b) for b in layout.offset_bases]
     flat = _flat(evaluate(vectors, rank), shape)
@@ -188,9 +197,10 @@ def _padded(layout: Any, shape: tuple[int, ...], nbytes: int) -> np.ndarray:
 
 @functools.cache
 def tensor_offsets(text: str, shape: tuple[int, ...], bits: int) -> tuple[np.ndarray, np.ndarray | None, int]:
-    """Byte offset (lane · 2048 + column · 4) of every element in tensor memory, the places of copies (scales lie in all four lane quarters), the columns taken.
+    """Return the byte offset (lane · 2048 + column · 4) of every element in tensor memory, the offsets of copies, and
+    the columns used.
 
-    With CTA pairs the rank is in the bits from `SHARED_STRIDE` up.
+    Scales have copies in all four lane quarters. With CTA pairs, the rank is in the bits from `SHARED_STRIDE` up.
     """
     found = bases(text, "tmem", shape, bits)
     rank = len(shape)
@@ -216,13 +226,15 @@ def tensor_offsets(text: str, shape: tuple[int, ...], bits: int) -> tuple[np.nda
 
 @functools.cache
 def free_ranks(kind: MemDesc) -> int:
-    """The bits of a CTA's rank that do not matter for what it holds of a view in shared memory: the CTAs that differ in them hold copies."""
+    """Return the rank bits that do not affect a CTA's part of a shared view. CTAs that differ only in these bits hold
+    copies.
+    """
     rank = min(layout_rank(kind), len(kind.shape))
     blocks = bases(kind.layout, "shared", kind.alloc_shape[len(kind.alloc_shape) - rank :], kind.element.bits).inputs.get("block", [])
     return sum(1 << i for i, vector in enumerate(blocks) if not any(vector))
 
 
 def layout_rank(kind: Type) -> int:
-    """Dimensions of the layout of a memory view; earlier dimensions of the view choose a buffer."""
+    """Return the dimensions of a memory view's layout. Earlier dimensions of the view select a buffer."""
     assert isinstance(kind, (MemDesc, Descriptor, Tensor)) and kind.layout is not None
     return _rank(kind.layout)

@@ -1,8 +1,10 @@
-"""TTGIR → the form that is simulated, by Triton's own passes, up to the step before LLVM: memory is allocated, barriers and fences are in place.
+"""Lowering of TTGIR to the simulated form, by Triton's own passes up to the step before LLVM. Memory is then
+allocated, and barriers and fences are in place.
 
-Whatever changes from one Triton to the next in this is here and in `ttgir`: the passes and their order (`make_llir` of the NVIDIA backend), and how generic
-text is got out of MLIR. Triton offers no such printer, but MLIR prints every operation generically once a module does not verify; so an operation is put after
-a terminator, and what is printed is that.
+Everything that changes between Triton releases is here and in `ttgir`: the passes and their order (`make_llir` of the
+NVIDIA backend), and the export of generic text.
+Triton has no printer for that, but MLIR prints every operation generically once a module does not verify. So an
+operation is added after a terminator.
 """
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from triton.compiler import compiler
 from .program import Program, prepare
 from .ttgir import Module, parse
 
-PTX_VERSION = 88  # what the allocation passes are told; 3.9 asks it for nothing that shows in TTGIR
-_SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # in the key of what is cached: other passes, other text
+PTX_VERSION = 88  # an argument of the allocation passes; in Triton 3.9 it does not affect TTGIR
+_SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # part of the cache key, because other passes give another text
 _MARK = 0x7461696C  # the value of the constant that makes the module invalid
 
 
@@ -43,7 +45,7 @@ def lower(module: Any, capability: int) -> str:
 
 
 def generic(module: Any) -> str:
-    """The generic form of a module, which is not valid any more afterwards."""
+    """Return the generic form of a module. The module is invalid afterwards."""
     operations: list[Any] = []
     module.walk(operations.append)
     last = [op for op in operations if op.get_name() == "tt.return"][-1]
@@ -54,7 +56,7 @@ def generic(module: Any) -> str:
 
 
 def parse_lowered(text: str) -> Module:
-    """Parse what `lower` gave, without the operation that was added."""
+    """Parse the result of `lower`, without the added operation."""
     module = parse(text)
     for function in module.functions.values():
         for block in function.regions[0].blocks:
@@ -65,7 +67,7 @@ def parse_lowered(text: str) -> Module:
 
 
 def load_ttgir(text: str, capability: int | None = None) -> Program:
-    """A program from the TTGIR of a compiled kernel (`compiled.asm["ttgir"]`)."""
+    """Return a program from the TTGIR of a compiled kernel (`compiled.asm["ttgir"]`)."""
     context = ir.context()
     ir.load_dialects(context)
     nvidia.load_dialects(context)
@@ -85,15 +87,18 @@ def load_ttgir(text: str, capability: int | None = None) -> Program:
 
 @functools.cache
 def load_lowered(text: str) -> Program:
-    """A program from the text that `stages` leaves in place of a binary."""
+    """Return a program from the text that `stages` stores in place of a binary."""
     return prepare(parse_lowered(text))
 
 
-# ---- compiling for the simulator: Triton's pipeline with its last stages exchanged
+# ---- compiling for the simulator: Triton's pipeline with other last stages
 
 
 def stages(backend: Any = None, table: dict[str, Any] | None = None, options: Any = None, language: Any = None, capability: Any = None) -> Any:
-    """Triton's hook `knobs.runtime.add_stages_inspection_hook`: everything after TTGIR becomes one stage that lowers for the simulator. No ptxas, no GPU."""
+    """Replace all stages after TTGIR by one that lowers for the simulator. No ptxas, no GPU.
+
+    It is Triton's hook `knobs.runtime.add_stages_inspection_hook`.
+    """
     key = f"tritonkittens.sim {_SOURCE}"
     if table is None:
         return key, key
@@ -114,8 +119,9 @@ def stages(backend: Any = None, table: dict[str, Any] | None = None, options: An
 
 
 def _with_file(key_of: Any) -> Any:
-    """Triton's key of a compilation, with the kernel's file. Triton takes equal functions of two files for one, and the cached text has the lines of the
-    first."""
+    """Add the kernel's file to Triton's compile key. Triton treats equal functions of two files as one, and the
+    cached text has the first file's lines.
+    """
 
     def cache_key(source: Any, *rest: Any, **named: Any) -> str:
         function = getattr(source, "fn", None)
@@ -125,7 +131,7 @@ def _with_file(key_of: Any) -> Any:
 
 
 class compiling_for_simulation:
-    """Within it `triton.compile` stops at TTGIR and leaves the simulator's text where the binary would be."""
+    """Make `triton.compile` stop at TTGIR and store the simulator's text in place of the binary, inside this context."""
 
     def __enter__(self) -> None:
         self.before = knobs.runtime.add_stages_inspection_hook, compiler.get_cache_key

@@ -1,8 +1,9 @@
-"""One cluster at work: its CTAs' memories, the roles that run code, the asynchronous operations in flight, and the rules of order between them.
+"""One running cluster: its CTAs' memories, the roles, the asynchronous operations in flight, and the rules of order
+between them.
 
-Nothing here knows a TTGIR operation; `operations/` says what each does in terms of this machine. A role runs until an operation touches something that
-others see,
-then the schedule chooses who goes on: a role that can, or an asynchronous operation that completes.
+This module contains no TTGIR operation; `operations/` defines each in terms of this machine. A role runs until an
+operation touches shared state. Then the schedule chooses the next event: a role that can run, or an asynchronous
+operation that completes.
 """
 from __future__ import annotations
 
@@ -26,21 +27,23 @@ if TYPE_CHECKING:
 
 MASK = SHARED_STRIDE - 1
 WAITED_FOR = {"TMA load", "TMA gather", "wgmma", "tcgen05.mma", "tcgen05.cp", "cp.async"}
-BULK_STORES = ("TMA store", "TMA reduce", "TMA scatter")  # what a CTA leaves behind must not read its shared memory any more
+BULK_STORES = ("TMA store", "TMA reduce", "TMA scatter")  # work in flight at a CTA's end that must no longer read its shared memory
 
 
 def needs_wait(kind: str) -> bool:
-    """Must some role know that such an operation is over before its CTA ends?"""
+    """Whether a role must wait for such an operation before its CTA ends."""
     return kind in WAITED_FOR or kind.startswith(BULK_STORES)
 
 
 def _nothing(operation: Async) -> None:
-    """The effect of an operation that is complete."""
+    """The effect of a completed operation."""
 
 
 class Wait:
-    """Why a role does not go on: `ready` says whether it can, `describe` what it waits for. `barrier` and `parity` for waits of an mbarrier. `outside`: may
-    other clusters end it?"""
+    """A role's wait: `ready` tells whether it can continue, `describe` names the event.
+
+    `barrier` and `parity` are set for waits of an mbarrier. `outside`: other clusters can end the wait.
+    """
 
     __slots__ = ("ready", "describe", "barrier", "parity", "phase", "time", "outside")
 
@@ -53,9 +56,10 @@ class Wait:
 
 
 class Async:
-    """An operation that a role starts and hardware completes, at any moment the schedule chooses.
+    """An operation that a role starts and hardware completes, at any moment that the schedule chooses.
 
-    `effect` runs at completion: it touches memory (as this agent) and signals. `after`: an operation of the same in-order unit that completes first.
+    `effect` runs at completion: it accesses memory (as this agent) and signals. `after` is an operation of the same
+    in-order unit that completes first.
     """
 
     __slots__ = ("kind", "role", "op", "clock", "bit", "effect", "after", "done", "started", "finish", "who", "number", "barrier", "phase",
@@ -69,17 +73,19 @@ class Async:
         self.started: float = role.time
         self.finish: float = role.time
         self.who = f"{kind} of {role.name}"
-        self.barrier: Barrier | None = None  # that it will signal
-        self.phase = 0  # of that barrier when it started
+        self.barrier: Barrier | None = None  # the barrier to signal
+        self.phase = 0  # the barrier's phase at the start
         self.gate: Callable[[], bool] | None = None
-        self.registers: Any = None  # a matrix operand in registers, which must live until the product is waited for
+        self.registers: Any = None  # a matrix operand in registers, which must stay unchanged until the wait for the product
 
     def can_complete(self) -> bool:
         return (self.after is None or self.after.done) and (self.gate is None or self.gate())
 
 
 class Role:
-    """The threads of one partition of one CTA (or of the pair, where Triton compiled for several CTAs), in lockstep between operations."""
+    """The threads of one partition of one CTA (or of the pair, where Triton compiled for several CTAs), in lockstep
+    between operations.
+    """
 
     def __init__(self, machine: Machine, rank: int, index: int, name: str, warps: int, start_warp: int, environment: list[Any], block: Block):
         self.machine, self.rank, self.index, self.name, self.warps, self.start_warp = machine, rank, index, name, warps, start_warp
@@ -88,25 +94,25 @@ class Role:
         self.clock.roles[index] = 1
         self.time: float = 0.0
         self.wait: Wait | None = None
-        self.pending: Any = None  # the generator of an operation that is under way
+        self.pending: Any = None  # the generator of the operation in progress
         self.pending_results: tuple[int, ...] = ()
         self.done = False
         self.frames: list[tuple[Block, int, tuple[int, ...]]] = []  # callers
         self.steps = 0
         self.op: Op | None = None
         self.products: list[Async] = []  # wgmma groups in flight, oldest first
-        self.bulk_groups: list[list[Async]] = []  # of bulk stores: the writes, each behind its reads (`after`)
+        self.bulk_groups: list[list[Async]] = []  # of bulk stores: the writes, each after its reads (`after`)
         self.bulk_open: list[Async] = []
-        self.bulk_writes: list[tuple[Async, Spans]] = []  # to global memory, which this role may not have waited for
+        self.bulk_writes: list[tuple[Async, Spans]] = []  # writes to global memory without a wait of this role so far
         self.copy_groups: list[list[Async]] = []
         self.copy_open: list[Async] = []
-        self.tensor_accesses: dict[str, list[Async]] = {"ld": [], "st": []}  # of tensor memory, by instructions of its threads, until tcgen05.wait
+        self.tensor_accesses: dict[str, list[Async]] = {"ld": [], "st": []}  # accesses of tensor memory by its threads, until tcgen05.wait
         self.seen_phase: dict[int, int] = {}
         self.children: list[Role] = []
-        self.looks = False  # does the operation that is under way only look? (`spinning`)
-        self.watch: Any = None  # for loops that only look
-        self.watching: list[Any] = []  # watches that want to know what the role reads
-        self.mask: Any = None  # bool for each thread: those that took a branch which divides the role (`divergence`); None is all
+        self.looks = False  # whether the operation in progress only reads (`spinning`)
+        self.watch: Any = None  # for loops that only read
+        self.watching: list[Any] = []  # watches of the role's reads
+        self.mask: Any = None  # bool for each thread: the threads in this part of a divided role (`divergence`); None is all
         self.meets: Block | None = None  # where a part of a divided role ends
 
     @property
@@ -114,7 +120,7 @@ class Role:
         return not self.done and (self.wait is None or self.wait.ready())
 
     def release(self) -> Clock:
-        """The clock that an arrival hands on; what the role does from now on is not in it."""
+        """Return the clock that an arrival releases, without the role's later work."""
         clock = self.clock.copy()
         self.clock.roles[self.index] += 1
         return clock
@@ -126,10 +132,10 @@ class Cta:
         self.shared = Bytes(shared_bytes)
         self.tensor = Bytes(LANES * TENSOR_LANE_BYTES) if tensor else None
         self.allocations: dict[str, list[Allocation]] = {"shared": [], "tensor": []}
-        self.tensor_live: dict[int, Allocation] = {}  # of tcgen05.alloc, by column
+        self.tensor_live: dict[int, Allocation] = {}  # allocations of tcgen05.alloc, by column
         self.tensor_relinquished = False
-        self.registers: dict[int, int] = {}  # of each warp's threads, where setmaxnreg changed them
-        self.free_registers = 0  # of the CTA's pool
+        self.registers: dict[int, int] = {}  # registers of each warp's threads, where setmaxnreg changed them
+        self.free_registers = 0  # free registers of the CTA's pool
         self.registers_time = 0.0
         self.static_top = 0
 
@@ -144,7 +150,7 @@ class Machine:
         self.ctas = [Cta(rank, program, module.shared_bytes, module.uses_tensor_memory) for rank, program in enumerate(programs)]
         self.roles: list[Role] = []
         self.flying: list[Async] = []
-        self.completed: list[tuple[int, Role, Op, str]] = []  # what some role has to wait for before the CTA ends
+        self.completed: list[tuple[int, Role, Op, str]] = []  # operations that need a wait of some role before the CTA ends
         self.barriers: dict[int, Barrier] = {}
         self.dead_barriers: dict[int, Op] = {}
         self.operations = 0
@@ -152,15 +158,15 @@ class Machine:
         self.shared_units: dict[tuple[str, int], Unit] = {}  # units that the roles of a CTA share
         self.queues: dict[Any, Async] = {}  # last operation of an in-order unit
         self.named: dict[tuple[int, int], Any] = {}
-        self.words: dict[tuple[str, int], Clock] = {}  # what releasing stores to a word handed on
+        self.words: dict[tuple[str, int], Clock] = {}  # clocks of releasing stores, by word
         self.cluster_barrier = ClusterBarrier(self)
         self.time = 0.0
         self.steps = 0
         self.unanswered = 0  # steps of roles since an operation completed
-        self.version = 0  # counts what is changed in the cluster, and by it in global memory
+        self.version = 0  # counts changes in the cluster, and by it in global memory
 
     def release_memory(self) -> None:
-        """The cluster has ended: what it held is given back, what it was stays for those who ask."""
+        """Free the memory of an ended cluster, but keep its state for later queries."""
         for cta in self.ctas:
             cta.shared, cta.tensor = Bytes(0), None
         for role in self.roles:
@@ -188,7 +194,7 @@ class Machine:
         return found
 
     def _pieces(self, base: int, map: AddressMap) -> list[tuple[int, int, list[tuple[int, int]]]]:
-        """(rank, base within the CTA, runs) of a view."""
+        """Return (rank, base within the CTA, runs) of a view."""
         if not map.spread:
             return [(base >> 24, base & MASK, map.runs)]
         by_rank: dict[int, list[tuple[int, int]]] = {}
@@ -197,7 +203,7 @@ class Machine:
         return [(rank, base & MASK, runs) for rank, runs in by_rank.items()]
 
     def touch(self, agent: Role | Async, view: View, write: bool, proxy: str, op: Op, atomic: bool = False) -> None:
-        """Record an access and report what it races with, what it overruns, what it misaligns."""
+        """Record an access. Report races, overruns and misalignment."""
         role = agent if isinstance(agent, Role) else agent.role
         if write and not atomic:
             self.version += 1
@@ -205,7 +211,7 @@ class Machine:
             for watch in role.watching:
                 watch.looked[view.name] = None
         if view.space == "tensor" and proxy != TENSOR_THREADS:
-            proxy = ASYNC  # the proxies are about shared and global memory; tcgen05 orders its own accesses of tensor memory
+            proxy = ASYNC  # proxies concern shared and global memory; tcgen05 orders its own accesses of tensor memory
         if isinstance(agent, Role):
             access = Access(role.index, role.clock.roles[role.index], 0, proxy, write, op, self.where(role), atomic)
         else:
@@ -241,7 +247,7 @@ class Machine:
             message = f"{name} {how}"
         elif conflict.kind == "thread-sync":
             message = (
-                f"{name}: the {before.who.rsplit(', ', 1)[-1]} is over, but what follows on the other side of a barrier is ordered behind it only between "
+                f"{name}: the {before.who.rsplit(', ', 1)[-1]} is over, but accesses on the other side of a barrier are ordered after it only between "
                 "tcgen05.fence::before_thread_sync and tcgen05.fence::after_thread_sync"
             )
         else:
@@ -256,7 +262,7 @@ class Machine:
         self.simulation.found(Finding(kind, message, (first, second), details))
 
     def read(self, view: View) -> np.ndarray:
-        """The bits of a view's elements."""
+        """Return the bits of a view's elements."""
         if not view.map.spread:
             return self.memory(view.space, view.base >> 24).read(view.base & MASK, view.map)
         nbytes = view.map.nbytes
@@ -305,7 +311,7 @@ class Machine:
         self.report("uninitialized", message, role, op, "reads it", (allocated,), buffer=view.name)
 
     def load(self, agent: Role | Async, view: View, op: Op, proxy: str = GENERIC) -> np.ndarray:
-        """Values of a view, checked."""
+        """Return the values of a view, after checks."""
         self.touch(agent, view, False, proxy, op)
         self.check_written(agent, view, op)
         return decode(view.type.element.name, self.read(view))
@@ -319,7 +325,9 @@ class Machine:
     def start(
         self, kind: str, role: Role, op: Op, effect: Callable[[Async], None], *, queue: Any = None, unit: str = "", cost: float = 0.0, latency: float = 0.0
     ) -> Async:
-        """Put an operation under way. `queue`: operations of one queue complete in order. `unit`, `cost`, `latency`: for modelled time, in cycles."""
+        """Start an operation. Operations of one `queue` complete in order. `unit`, `cost` and `latency` give the
+        modelled time, in cycles.
+        """
         self.version += kind != "timer"
         after = self.queues.get(queue) if queue is not None else None
         operation = Async(kind, role, op, effect, after if after is not None and not after.done else None, unit or kind, self.operations)
@@ -334,14 +342,16 @@ class Machine:
         operation.started = begin
         operation.finish = begin + cost + latency
         self.units[engine] = begin + cost
-        role.clock.roles[role.index] += 1  # what the role does after the start is not ordered before the operation
+        role.clock.roles[role.index] += 1  # the role's later work is not ordered before the operation
         self.flying.append(operation)
         if self.simulation.recorder is not None:
             self.simulation.recorder.issued(self, operation, cost)
         return operation
 
     def tensor_access(self, role: Role, op: Op, what: str) -> Async:
-        """A tcgen05.ld or .st (`what`) of a role's threads: its bytes move at once here, but nobody may count on it before the role's tcgen05.wait."""
+        """Start a tcgen05.ld or .st (`what`) of a role's threads. Its bytes move at once here, but the result is
+        valid only after the role's tcgen05.wait.
+        """
         operation = Async(f"tcgen05.{what}", role, op, _nothing, None, "tensor memory", self.operations)
         operation.done = True
         self.operations += 1
@@ -349,7 +359,7 @@ class Machine:
         return operation
 
     def tensor_wait(self, role: Role, what: str) -> None:
-        """tcgen05.wait::ld or ::st: the accesses are over, and what was loaded may be used."""
+        """Execute tcgen05.wait::ld or ::st: the accesses are complete, and loaded values are valid."""
         over, role.tensor_accesses[what] = role.tensor_accesses[what], []
         self.acquire(role, over)
         for slot, value in enumerate(role.environment if over else ()):
@@ -357,7 +367,9 @@ class Machine:
                 role.environment[slot] = value.product.value
 
     def follow(self, first: Async, kind: str, effect: Callable[[Async], None]) -> Async:
-        """A second part of an operation just started: it completes at any moment after the first, by modelled time at once."""
+        """Add a second part to an operation just started. It completes at any moment after the first; by modelled
+        time, at once.
+        """
         second = Async(kind, first.role, first.op, effect, first, f"{first.unit} ({kind})", self.operations)
         self.operations += 1
         second.clock = first.clock.copy()
@@ -368,7 +380,7 @@ class Machine:
         return second
 
     def shared_unit(self, name: str, rank: int) -> Unit:
-        """A unit that the roles of a CTA share, for modelled time."""
+        """Return a unit that the roles of a CTA share, for modelled time."""
         found = self.shared_units.get((name, rank))
         if found is None:
             found = self.shared_units[name, rank] = Unit()
@@ -378,10 +390,10 @@ class Machine:
         self.flying.remove(operation)
         self.version += operation.kind != "timer"
         self.time = max(self.time, operation.finish)
-        operation.clock.operations |= operation.bit  # what it does itself is in order
+        operation.clock.operations |= operation.bit  # its own accesses are in order
         operation.clock.fenced_operations |= operation.bit
         operation.effect(operation)
-        operation.effect = _nothing  # it holds operands
+        operation.effect = _nothing  # frees the operands
         operation.done = True
         if needs_wait(operation.kind):
             self.completed.append((operation.bit, operation.role, operation.op, operation.kind))
@@ -389,14 +401,14 @@ class Machine:
             self.simulation.recorder.operation(self, operation)
 
     def acquire(self, role: Role, operations: list[Async]) -> None:
-        """The role has waited for these."""
+        """Record that the role has waited for these operations."""
         for operation in operations:
             role.clock.operations |= operation.bit | operation.clock.operations  # and those of its queue before it
             role.clock.fenced_operations |= operation.bit | operation.clock.fenced_operations
             role.time = max(role.time, operation.finish)
 
     def settled(self, role: Role, spans: Spans, op: Op, what: str) -> None:
-        """Report a read of global memory that may come before the writes of the role's own bulk stores."""
+        """Report a read of global memory that may precede the writes of the role's own bulk stores."""
         role.bulk_writes = [pair for pair in role.bulk_writes if not role.clock.operations & pair[0].bit]
         for operation, written in role.bulk_writes:
             if written.meets(spans):
@@ -409,7 +421,7 @@ class Machine:
                 return
 
     def idle_but_for(self, timer: Async) -> bool:
-        """Can nothing happen but that a timer runs out? Of several the first does."""
+        """Whether only a timer can run out next. Of several timers, the first does."""
         if any(role.ready for role in self.roles):
             return False
         return all(o is timer or (o.kind == "timer" and o.finish >= timer.finish) or (o.kind != "timer" and not o.can_complete()) for o in self.flying)
@@ -417,7 +429,7 @@ class Machine:
     # ---- barriers
 
     def barrier(self, role: Role, address: int, op: Op, what: str) -> Barrier | None:
-        """The barrier at an address, or None (reported) where there is none."""
+        """Return the barrier at an address; report and return None without one."""
         found = self.barriers.get(address)
         if self.has_ended(address >> 24, role):
             name = self.name_of("shared", address)
@@ -437,14 +449,16 @@ class Machine:
         return found
 
     def has_ended(self, rank: int, role: Role) -> bool:
-        """Is that another CTA of the cluster, and have all its threads ended? Its shared memory is not there any more."""
+        """Whether `rank` is another CTA of the cluster whose threads have all ended. Its shared memory no longer
+        exists.
+        """
         if rank == role.rank or len(self.ctas) == 1:
             return False
         owners = [r for r in self.roles if r.rank == rank]
         return bool(owners) and all(r.done for r in owners)
 
     def name_of(self, space: str, address: int) -> str:
-        """The buffer at an address."""
+        """Return the name of the buffer at an address."""
         best = None
         for allocation in self.ctas[min(address >> 24, len(self.ctas) - 1)].allocations[space]:
             if allocation.base & MASK <= address & MASK < (allocation.base & MASK) + allocation.size:
@@ -481,7 +495,7 @@ class Machine:
         self.dead_barriers[address] = op
 
     def arrive(self, role: Role, barrier: Barrier, count: int, op: Op, what: str = "arrives", clock: Clock | None = None, who: str | None = None) -> None:
-        """Take `count` off the pending arrivals; release `clock` (or the role's)."""
+        """Subtract `count` from the pending arrivals, and release `clock` (or the role's)."""
         if count <= 0:
             return
         who = who or role.name
@@ -489,7 +503,7 @@ class Machine:
         barrier.history[who] = (what, op)
         barrier.pending_time = max(barrier.pending_time, role.time if clock is None else self.time)
         if count > barrier.pending:
-            others = ", ".join(barrier.arrived) or "nobody"
+            others = ", ".join(barrier.arrived) or "no role"
             self.report(
                 "arrivals", f"{barrier.name}: {count} arrivals at a phase that misses {barrier.pending} of {barrier.count} "
                 f"(phase {barrier.phase}; arrived before: {others})", role, op, what,
@@ -509,7 +523,7 @@ class Machine:
         self._advance(barrier)
 
     def complete_bytes(self, role: Role, barrier: Barrier, nbytes: int, op: Op) -> None:
-        """mbarrier.complete_tx by a thread: as if a copy had delivered."""
+        """Execute mbarrier.complete_tx by a thread, with the effect of a delivered copy."""
         barrier.history[f"{role.name} (complete_tx)"] = (f"completes {nbytes} bytes", op)
         barrier.gathering.join(role.release())
         barrier.tx -= nbytes
@@ -517,12 +531,12 @@ class Machine:
         self._advance(barrier)
 
     def promise(self, operation: Async, barrier: Barrier) -> int:
-        """A copy under way will deliver to the phase that is open now; call when it starts, and give the result to `deliver`."""
+        """Register a started copy with the barrier's current phase. Pass the result to `deliver`."""
         operation.barrier, operation.phase = barrier, barrier.phase
         return barrier.phase
 
     def deliver(self, operation: Async, barrier: Barrier, phase: int, nbytes: int) -> None:
-        """complete_tx of a copy that was started in `phase`."""
+        """Execute complete_tx of a copy that started in `phase`."""
         role = operation.role
         if self.barriers.get(barrier.address) is not barrier:
             self.report("barrier-life", f"{barrier.name}: a copy delivers {nbytes} bytes after mbarrier.inval", role, operation.op, "copy", buffer=barrier.name)
@@ -555,12 +569,12 @@ class Machine:
                 assert op is not None
                 self.report(
                     "phase-wrap", f"{barrier.name}: phases {wait.phase} and {before} both completed while {role.name} waited for phase "
-                    f"{wait.phase}; by parity it cannot tell that from none", role, op,
+                    f"{wait.phase}; its parity cannot distinguish two completed phases from none", role, op,
                     f"waits for parity {wait.parity}", buffer=barrier.name, phase=wait.phase,
                 )  # fmt: skip
 
     def wait_for(self, role: Role, barrier: Barrier, parity: int, op: Op) -> Wait:
-        """What a role yields to wait for the phase of that parity; afterwards it calls `passed`."""
+        """Return the wait that a role yields for the phase of that parity. Afterwards the role calls `passed`."""
         return Wait(
             lambda: barrier.completed(parity),
             lambda: f"phase of parity {parity & 1} of {barrier.name}",
@@ -574,7 +588,9 @@ class Machine:
 
 
 class ClusterBarrier:
-    """barrier.cluster.arrive / wait: every thread of every CTA of the cluster arrives; threads that have ended count as arrived (PTX ISA "barrier.cluster")."""
+    """barrier.cluster.arrive / wait: every thread of every CTA of the cluster arrives. Ended threads count as arrived
+    (PTX ISA "barrier.cluster").
+    """
 
     def __init__(self, machine: Machine):
         self.machine = machine
@@ -586,7 +602,7 @@ class ClusterBarrier:
         self.time = 0.0
 
     def arrive(self, role: Role, warps: int, ranks: range) -> int:
-        """Arrive with so many warps of each of these CTAs; the generation to wait for."""
+        """Arrive with `warps` warps of each of these CTAs. Return the generation to wait for."""
         self.gathering.join(role.release())
         self.time = max(self.time, role.time)
         for rank in ranks:
@@ -620,7 +636,7 @@ class ClusterBarrier:
         return Wait(lambda: self.generation >= generation, missing, time=lambda: self.time)
 
     def _absent(self, rank: int) -> str:
-        """Which roles of a CTA have not arrived, and why."""
+        """Return the roles of a CTA that have not arrived, with reasons."""
         program = self.machine.simulation.program
         running = {r.name: r for r in self.machine.roles if r.rank == rank or program.num_ctas > 1}
         came = self.came.get(rank, set())
@@ -637,12 +653,12 @@ class ClusterBarrier:
 
 
 def used_in_flight(role: Role, op: Op, operation: Async, what: str) -> None:
-    """Report the use of a result that is not there yet."""
+    """Report the use of a result that is still in flight."""
     result = "values of a tcgen05.ld are" if operation.kind == "tcgen05.ld" else "accumulator of a wgmma is"
     places = (Place(role.machine.where(role), operation.kind, operation.op.location),)
-    role.machine.report("in-flight", f"the {result} used before anyone waits for {'them' if result.endswith('are') else 'it'}", role, op, what, places)
+    role.machine.report("in-flight", f"the {result} used before a wait for {'them' if result.endswith('are') else 'it'}", role, op, what, places)
 
 
 def poisoned(*values: Any) -> Poison | None:
-    """The first poison among the operands."""
+    """Return the first poison among the operands."""
     return next((v for v in values if isinstance(v, Poison)), None)

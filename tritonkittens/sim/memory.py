@@ -1,4 +1,4 @@
-"""Bytes: a CTA's shared and tensor memory, poisoned until written, and global memory as the tensors that a launch was given."""
+"""Bytes: a CTA's shared and tensor memory, poisoned until written, and global memory as the tensors of a launch."""
 from __future__ import annotations
 
 import ctypes
@@ -11,11 +11,11 @@ import numpy as np
 from .clocks import Shadow
 from .values import AddressMap
 
-POISON_BYTE = 0xAB  # what unwritten memory holds, so that a wrong result shows even where a finding is ignored
+POISON_BYTE = 0xAB  # the contents of unwritten memory, so that a result is visibly wrong even if a finding is ignored
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-READ_ONLY = "read_only"  # the attribute of a tensor that says of which read-only array it is
+READ_ONLY = "read_only"  # the attribute of a tensor that holds its read-only array
 
 
 class ReadOnlyError(RuntimeError):
@@ -23,7 +23,7 @@ class ReadOnlyError(RuntimeError):
 
 
 class Bytes:
-    """One memory of one CTA: its bytes, which of them were written, and who touched them last."""
+    """One memory of one CTA: its bytes, its written bytes, and the last accesses of each."""
 
     def __init__(self, size: int):
         size += -size % 16
@@ -33,7 +33,7 @@ class Bytes:
         self.shadow = Shadow(size)
 
     def read(self, base: int, map: AddressMap) -> np.ndarray:
-        """Bits of the elements, as unsigned words of their size."""
+        """Return the bits of the elements, as unsigned words of their size."""
         word: np.ndarray = self.bytes[: self.size // map.nbytes * map.nbytes].view(_WORD[map.nbytes])
         return word[map.elements + base // map.nbytes]
 
@@ -48,7 +48,7 @@ class Bytes:
             self.written[base + start : base + end] = True
 
     def unwritten(self, base: int, map: AddressMap) -> int | None:
-        """The first byte of the view that nothing has written."""
+        """Return the first byte of the view that was never written."""
         runs = map.runs if map.replicas is None else [(int(map.offsets.min()), int(map.offsets.max()) + map.nbytes)]
         if map.replicas is not None:
             missing = ~self.written[base + map.offsets]
@@ -60,7 +60,7 @@ class Bytes:
         return None
 
     def grow(self, size: int) -> None:
-        """More room behind the end, unwritten."""
+        """Append unwritten memory at the end."""
         size += -size % 16
         if size <= self.size:
             return
@@ -71,24 +71,24 @@ class Bytes:
         self.size = size
 
     def forget(self, start: int, end: int) -> None:
-        """A new allocation: what was there is gone."""
+        """Discard the contents for a new allocation."""
         self.written[start:end] = False
         self.bytes[start:end] = POISON_BYTE
 
 
 class Global:
-    """The tensors a launch may touch, by address; the addresses are those of the CPU tensors themselves."""
+    """The tensors that a launch may access, by address. The addresses are those of the CPU tensors themselves."""
 
     def __init__(self) -> None:
         self.starts: list[int] = []
         self.ranges: dict[int, tuple[int, np.ndarray, str, Any]] = {}
         self.last: tuple[int, int, np.ndarray] = (0, 0, np.empty(0, np.uint8))
         self.read_only: set[int] = set()  # the starts of ranges that no kernel may write
-        self.watching: list[Any] = []  # who is told what is read (`spinning.Watch`)
-        self.discovers = False  # may an address name a tensor that is no argument? Only in kernels that make pointers of numbers
+        self.watching: list[Any] = []  # observers of reads (`spinning.Watch`)
+        self.discovers = False  # whether an address may name a tensor that is no argument, as in kernels that make pointers of numbers
 
     def add(self, address: int, size: int, name: str, owner: Any = None) -> None:
-        """Make `size` bytes at `address` known; `owner` is kept alive."""
+        """Register `size` bytes at `address`, and keep `owner` alive."""
         if size <= 0:
             return
         known = self.ranges.get(address)
@@ -108,17 +108,17 @@ class Global:
         start, is_new = storage.data_ptr(), storage.data_ptr() not in self.ranges
         self.add(start, storage.nbytes(), name, tensor)
         if not hasattr(tensor, READ_ONLY):
-            self.read_only.discard(start)  # whoever passes the memory as writable, too, may have it written
+            self.read_only.discard(start)  # the same memory is also passed as writable
         elif is_new:
             self.read_only.add(start)
 
     def check_writable(self, start: int) -> None:
-        """Raises ReadOnlyError for a store to the range that begins there, if it is read-only."""
+        """Raise ReadOnlyError for a store to the range that begins there, if it is read-only."""
         if start in self.read_only:
             raise ReadOnlyError(f"{self.ranges[start][2]}: the kernel writes it, and the array is read-only; pass a copy")
 
     def find(self, address: int) -> tuple[int, int, np.ndarray] | None:
-        """(start, size, bytes) of the tensor that holds an address."""
+        """Return (start, size, bytes) of the tensor that contains an address."""
         start, size, _ = self.last
         if start <= address < start + size:
             return self.last
@@ -139,7 +139,7 @@ class Global:
         return None
 
     def name(self, address: int) -> str:
-        """The tensor an address is in or nearest to."""
+        """Return the name of the tensor that contains an address, or of the nearest one."""
         i = max(bisect_right(self.starts, address) - 1, 0)
         if not self.starts:
             return "no tensor"
@@ -147,7 +147,7 @@ class Global:
         return f"{name} ({size} bytes), byte {address - self.starts[i]}"
 
     def _discover(self, address: int) -> bool:
-        """A pointer that came out of memory (a tensor of addresses) may name a live tensor that is no argument."""
+        """Find a live tensor that is no argument, for a pointer that was read from memory (a tensor of addresses)."""
         import torch
 
         for thing in gc.get_objects():
@@ -162,14 +162,14 @@ class Global:
         return False
 
     def gather(self, addresses: np.ndarray, nbytes: int) -> tuple[np.ndarray, int | None]:
-        """Words at flat `addresses`; and the first address that lies in no tensor (its words are zero)."""
+        """Return words at flat `addresses`, and the first address that lies in no tensor (its words are zero)."""
         out, bad = self._gather(addresses, nbytes)
         for watch in self.watching:
             watch.saw(addresses, out)
         return out, bad
 
     def peek(self, addresses: np.ndarray, nbytes: int) -> np.ndarray:
-        """Words at flat `addresses`, of which nobody is told."""
+        """Return words at flat `addresses`, without informing observers."""
         return self._gather(addresses, nbytes)[0]
 
     def _gather(self, addresses: np.ndarray, nbytes: int) -> tuple[np.ndarray, int | None]:
@@ -190,7 +190,7 @@ class Global:
         return out, None
 
     def scatter(self, addresses: np.ndarray, words: np.ndarray) -> int | None:
-        """Write words at flat `addresses`; the first address that lies in no tensor."""
+        """Write words at flat `addresses`. Return the first address that lies in no tensor."""
         nbytes = words.dtype.itemsize
         rest = np.arange(addresses.size)
         while rest.size:

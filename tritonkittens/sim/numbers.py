@@ -1,7 +1,8 @@
 """Number formats with numpy alone: bits ↔ values, and rounding to a format.
 
-Values of every float format but f64 are float32 arrays that hold numbers of that format exactly. OCP 8-bit formats: "OFP8 Formats for Deep Learning"; 4-bit and
-scale formats: "OCP Microscaling Formats (MX)"; conversions saturate only where asked, as PTX `cvt.satfinite`.
+Values of every float format but f64 are float32 arrays that hold numbers of the format exactly. Conversions saturate
+only on request, as PTX `cvt.satfinite`.
+Sources: 8-bit formats, "OFP8 Formats for Deep Learning"; 4-bit and scale formats, "OCP Microscaling Formats (MX)".
 """
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _ALIASES = {"f4E2M1FN": "e2m1", "f6E2M3FN": "e2m3", "f6E3M2FN": "e3m2", "f8E8M0FNU": "ue8m0", "e4m3": "f8E4M3FN", "e5m2": "f8E5M2"}
 _INTEGERS = {
     "i1": np.int8, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "index": np.int64,
-    "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,  # not MLIR's, which has no signs: elements of tensor maps
+    "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,  # for elements of tensor maps; MLIR's types have no signs
 }  # fmt: skip
 
 
@@ -25,7 +26,7 @@ class Small:
     exponent: int
     mantissa: int
     bias: int
-    infinities: bool  # else the largest exponent holds numbers
+    infinities: bool  # otherwise the largest exponent holds numbers
     nan: bool
     signed: bool = True
 
@@ -41,7 +42,7 @@ SMALL = {
 
 @functools.cache
 def table(name: str) -> np.ndarray:
-    """The value of every encoding of a small format; ue8m0: 2 to the (encoding − 127), 255 is NaN."""
+    """Return the value of every encoding of a small format. ue8m0 is 2 to the (encoding − 127); 255 is NaN."""
     if name == "ue8m0":
         values: np.ndarray = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan)).astype(np.float32)
         return values
@@ -62,8 +63,12 @@ def table(name: str) -> np.ndarray:
 
 @np.errstate(all="ignore")
 def narrow(values: np.ndarray) -> np.ndarray:
-    """float64 → float32 rounded to odd: a second rounding, to a format at least two bits shorter, then gives what one rounding would
-    (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to odd")."""
+    """Round float64 to float32, to odd. A second rounding, to a format at least two bits shorter, then equals a
+    single rounding.
+
+    Source: Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved algorithms using rounding to
+    odd".
+    """
     x = np.asarray(values)
     if x.dtype != np.float64:
         return np.ascontiguousarray(x, np.float32)
@@ -77,10 +82,12 @@ def narrow(values: np.ndarray) -> np.ndarray:
 
 @np.errstate(all="ignore")
 def encode_small(name: str, values: np.ndarray, saturate: bool = False, toward_zero: bool = False) -> np.ndarray:
-    """Round to the nearest number of a small format, ties to even (or toward zero), in one step; the encodings as bytes.
+    """Round to the nearest number of a small format in one step, ties to even (or toward zero). Return the encodings
+    as bytes.
 
-    What is too large, infinity included, becomes infinity (e5m2) or NaN (e4m3) unless it saturates; toward zero only infinity itself does. Formats with
-    neither always saturate, and take NaN for their largest number (PTX ISA "cvt").
+    Values that are too large, infinity included, become infinity (e5m2) or NaN (e4m3), unless the conversion
+    saturates. Toward zero, only infinity itself does. Formats with neither always saturate, and NaN becomes their
+    largest number (PTX ISA "cvt").
     """
     if name == "ue8m0":
         return _encode_scale(values)
@@ -117,7 +124,7 @@ def encode_small(name: str, values: np.ndarray, saturate: bool = False, toward_z
 
 
 def _encode_scale(values: np.ndarray) -> np.ndarray:
-    """ue8m0, rounding down to a power of two as cvt.rz does."""
+    """Encode ue8m0, rounding down to a power of two as cvt.rz does."""
     x = np.asarray(values, np.float32)
     bits = x.view(np.uint32)
     code = (bits >> np.uint32(23)) & np.uint32(255)
@@ -143,7 +150,9 @@ def _f16_toward_zero(values: np.ndarray) -> np.ndarray:
 
 @np.errstate(all="ignore")
 def encode(name: str, values: np.ndarray, saturate: bool = False, toward_zero: bool = False) -> np.ndarray:
-    """Bits of values of an MLIR scalar type, as unsigned words of its size (an i1 is a byte). Floats are rounded to the format, once."""
+    """Return the bits of values of an MLIR scalar type, as unsigned words of its size (an i1 is a byte). Floats are
+    rounded to the format once.
+    """
     values = np.asarray(values)
     name = _ALIASES.get(name, name)
     if name in ("f32", "tf32"):
@@ -166,7 +175,7 @@ def encode(name: str, values: np.ndarray, saturate: bool = False, toward_zero: b
 
 @np.errstate(all="ignore")
 def decode(name: str, bits: np.ndarray) -> np.ndarray:
-    """Values of bits: integers signed, i1 bool, f64 float64, every other float float32."""
+    """Return the values of bits: integers signed, i1 bool, f64 float64, every other float float32."""
     bits = np.asarray(bits)
     name = _ALIASES.get(name, name)
     if name in ("f32", "tf32"):
@@ -190,7 +199,7 @@ def decode(name: str, bits: np.ndarray) -> np.ndarray:
 
 @np.errstate(all="ignore")
 def round_to(name: str, values: np.ndarray, toward_zero: bool = False) -> np.ndarray:
-    """Values of float32 or float64 rounded to a float format, once; the result is float64 for f64 and float32 for every other."""
+    """Round float32 or float64 values to a float format once. The result is float64 for f64, else float32."""
     if name == "f32":
         x = np.asarray(values)
         if not toward_zero or x.dtype != np.float64:
@@ -209,13 +218,13 @@ def round_to(name: str, values: np.ndarray, toward_zero: bool = False) -> np.nda
 
 
 def to_bytes(name: str, values: np.ndarray) -> np.ndarray:
-    """The little-endian bytes of values in memory: shape S → uint8 of shape S + (bytes of an element,)."""
+    """Return the little-endian bytes of values in memory: shape S → uint8 of shape S + (bytes of an element,)."""
     words = np.ascontiguousarray(encode(name, values))
     return words.reshape(-1).astype(words.dtype.newbyteorder("<"), copy=False).view(np.uint8).reshape(*np.shape(values), words.dtype.itemsize)
 
 
 def from_bytes(name: str, data: np.ndarray) -> np.ndarray:
-    """The values of little-endian bytes: uint8 of shape S + (bytes of an element,) → shape S."""
+    """Return the values of little-endian bytes: uint8 of shape S + (bytes of an element,) → shape S."""
     data = np.ascontiguousarray(data, np.uint8)
     words = data.reshape(-1).view(f"<u{data.shape[-1]}").reshape(data.shape[:-1])
     return decode(name, words)

@@ -1,4 +1,6 @@
-"""A lowered kernel made ready to run: every operation with its meaning and its modelled cost, the roles of a CTA and their names."""
+"""A lowered kernel prepared to run: every operation with its meaning and its modelled cost, and the roles of a CTA
+with their names.
+"""
 from __future__ import annotations
 
 import ast
@@ -22,7 +24,7 @@ from .spinning import only_looks
 from .ttgir import Block, Module, Op
 
 PURE_KIND, VIEW_KIND, EFFECT_KIND, GENERATOR_KIND, CONTROL_KIND, UNKNOWN_KIND = range(6)
-BETWEEN_ROLES = "tritonkittens/lang/sync/warp_specialize.py"  # code from there is in every role
+BETWEEN_ROLES = "tritonkittens/lang/sync/warp_specialize.py"  # its code is in every role
 CONTROL = {
     "cf.br", "cf.cond_br", "cf.switch", "tt.return", "tt.call", "ttg.warp_specialize", "ttg.warp_yield", "ttg.warp_return", "ub.poison",
 }  # fmt: skip
@@ -36,7 +38,7 @@ class Step:
     function: Callable[..., Any] | None
     op: Op
     cost: Cost
-    looks: bool = False  # does it change nothing that others see?
+    looks: bool = False  # whether it has no visible effect
 
 
 @dataclass(eq=False)
@@ -60,7 +62,7 @@ class Program:
         return [self.num_warps, *(warps for each in partitions for warps in each)]
 
     def block(self, block: Block, warps: int) -> list[Step]:
-        """The steps of a block, resolved when it is first run."""
+        """Return the steps of a block, resolved at its first run."""
         found = self.steps.get(id(block))
         if found is None:
             found = self.steps[id(block)] = [resolve(op, warps) for op in block.operations]
@@ -84,7 +86,9 @@ def resolve(op: Op, warps: int) -> Step:
 
 
 def role_names(module: Module) -> tuple[list[str], dict[int, int]]:
-    """The default role and the partitions of every `warp_specialize`, called after the Python functions that their code comes from."""
+    """Return the names of the default role and of the partitions of every `warp_specialize`, from the Python
+    functions of their code.
+    """
     first: dict[int, int] = {}
     kernel = module.kernel.attributes["sym_name"]
     names = ["kernel"]
@@ -100,7 +104,7 @@ def role_names(module: Module) -> tuple[list[str], dict[int, int]]:
 
 
 def partitions(op: Op) -> list[Any]:
-    """The worker regions of a `warp_specialize`."""
+    """Return the worker regions of a `warp_specialize`."""
     for block in op.regions[1].blocks:
         for inner in block.operations:
             if inner.name == "ttg.warp_specialize.partitions":
@@ -109,7 +113,7 @@ def partitions(op: Op) -> list[Any]:
 
 
 def function_of(blocks: list[Block], kernel: str) -> str | None:
-    """The Python function most of the operations come from: the outermost call below the kernel."""
+    """Return the Python function of most operations: the outermost call below the kernel."""
     found: Counter[str] = Counter()
     stack = [op for block in blocks for op in block.operations]
     while stack:
@@ -134,7 +138,7 @@ def _functions(file: str) -> list[tuple[int, int, str]]:
 
 
 def enclosing_function(file: str, line: int) -> str | None:
-    """The name of the innermost `def` around a source line; None where the source cannot be read."""
+    """Return the name of the innermost `def` around a source line; None where the source cannot be read."""
     around = [(end - start, name) for start, end, name in _functions(file) if start <= line <= end]
     return min(around)[1] if around else None
 

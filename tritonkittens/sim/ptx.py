@@ -1,11 +1,13 @@
 """Blocks of inline PTX: parsed once, executed for all threads of a role at once.
 
     block = parse(asm_string, constraints)                     # of ttg.inline_asm or tt.elementwise_inline_asm
-    outputs = yield from execute(block, machine, inputs)       # a generator: yields the machine's Waits, and None where others may run
+    outputs = yield from execute(block, machine, inputs)       # a generator: yields the machine's Waits, and None
+        where others may run
 
-What an instruction does is registered beside the shim that emits it (`tritonkittens/inline_ptx/_meaning.py`); here are the syntax (PTX ISA 4 and 6, LLVM's
-operand references) and the flow of control: registers are numpy arrays of the threads' bits, and a branch that divides the threads is executed for the lowest
-place first, which lets them meet again behind loops and conditions.
+The meaning of an instruction is registered next to the shim that emits it (`tritonkittens/inline_ptx/_meaning.py`).
+This module has the syntax (PTX ISA 4 and 6, LLVM's operand references) and the control flow.
+Registers are numpy arrays of the threads' bits. Where a branch divides the threads, the lowest position runs first,
+so that threads rejoin after loops and conditions.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from tritonkittens.inline_ptx._meaning import Instruction, Machine, Meaning, NoM
 from tritonkittens.inline_ptx.tensormap import NBYTES
 
 STEP_LIMIT = 1_000_000  # taken back edges
-_UNWRITTEN = 0xABABABABABABABAB  # what a register holds that nothing has written: a wrong result shows
+_UNWRITTEN = 0xABABABABABABABAB  # the contents of an unwritten register, so that a wrong result is visible
 _LETTERS = {"r": 32, "f": 32, "h": 16, "c": 16, "l": 64, "d": 64, "q": 128, "b": 1, "n": 0, "i": 0}
 _TYPES = {"pred": 1, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "f32": 32, "f64": 64, "b128": 128}
 _TYPES |= {f"{k}{n}": n for k in "bus" for n in (8, 16, 32, 64)}
@@ -33,7 +35,7 @@ _DTYPES: dict[int, Any] = {1: bool, 8: np.uint8, 16: np.uint16, 32: np.uint32, 6
 
 
 class PtxSyntaxError(ValueError):
-    """The text is not PTX that is understood here; names the place and the block."""
+    """Text that this parser does not accept as PTX. The message names the position and the block."""
 
 
 # --- syntax ---------------------------------------------------------------------------------------------------------------------------
@@ -53,7 +55,7 @@ class Special:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A `.shared` array: its address is a value."""
+    """A `.shared` array; its value is its address."""
 
     name: str
     nbytes: int
@@ -98,7 +100,9 @@ class Step:
 
 @dataclass
 class Block:
-    """A parsed block. `outputs` and `inputs` are the operands' slots, in order; `variables` the shared memory that it declares."""
+    """A parsed block. `outputs` and `inputs` are the operands' slots, in order; `variables` is the shared memory that
+    it declares.
+    """
 
     asm: str
     steps: list[Step]
@@ -109,8 +113,10 @@ class Block:
 
     @cached_property
     def in_flight(self) -> list[int]:
-        """Which outputs (by number) a wgmma.mma_async or tcgen05.ld writes that the block does not wait for: nothing but a further wgmma and a wait may
-        use them."""
+        """Return the outputs (by number) of a wgmma.mma_async or tcgen05.ld that the block does not wait for.
+
+        Only a further wgmma and a wait may use them.
+        """
         pending: set[int] = set()
         for step in self.steps:
             if step.mnemonic.startswith(("wgmma.mma_async", "tcgen05.ld.")):
@@ -150,7 +156,7 @@ _INSTRUCTION = re.compile(r"([A-Za-z][\w.:]*)\s*(.*)", re.S)
 
 
 def _split(text: str, separator: str = ",") -> list[str]:
-    """Parts between separators that lie in no bracket."""
+    """Split at separators outside brackets."""
     parts, depth, start = [], 0, 0
     for place, letter in enumerate(text):
         depth += (letter in "{[(") - (letter in "}])")
@@ -221,7 +227,7 @@ class _Parser:
                 self.statement(match.group(0)[:-1].strip(), scope)
                 place = match.end()
             else:
-                raise self.error(f"no ; behind {text[place:].strip()!r}")
+                raise self.error(f"no ; after {text[place:].strip()!r}")
         if scope is not outermost:
             raise self.error("a { without its }")
         self.resolve()
@@ -280,7 +286,7 @@ class _Parser:
         if text.startswith("%"):
             return Special(text)
         if match := _PARAMETER.fullmatch(text):
-            return int(match.group(1)) * NBYTES  # a place in parameter space, of the simulator's own measure
+            return int(match.group(1)) * NBYTES  # an address in parameter space, in the simulator's own units
         raise self.error(f"{text!r} is not declared")
 
     def operand(self, text: str, scope: _Scope) -> Any:
@@ -313,7 +319,7 @@ class _Parser:
         return self.name(text, scope)
 
     def resolve(self) -> None:
-        """Targets of branches, meanings, and which instructions a loop does nothing but repeat."""
+        """Resolve branch targets and meanings, and find the instructions that a loop only repeats."""
         for number, (step, scope) in enumerate(zip(self.steps, self.scopes)):
             if step.mnemonic in ("bra", "bra.uni"):
                 target = scope.label(step.operands[0])
@@ -359,7 +365,10 @@ def _number(text: str) -> int | float | None:
 
 @lru_cache(maxsize=4096)
 def parse(asm: str, constraints: str) -> Block:
-    """`asm` with its LLVM `constraints` (results first). Errors: PtxSyntaxError; NoMeaning names an instruction that nothing here can execute."""
+    """Parse `asm` with its LLVM `constraints` (results first).
+
+    Raises PtxSyntaxError, and NoMeaning for an instruction that the simulator cannot execute.
+    """
     return _Parser(asm.replace("$$", "_dollar_"), constraints).parse()  # a literal dollar can only be a letter of a name
 
 
@@ -367,7 +376,7 @@ def parse(asm: str, constraints: str) -> Block:
 
 
 class _Thread:
-    """One execution: the machine and the registers' contents."""
+    """One execution: the machine and the contents of the registers."""
 
     def __init__(self, block: Block, t: Machine, inputs: Sequence[Any]):
         if len(inputs) != len(block.inputs):
@@ -378,7 +387,7 @@ class _Thread:
             self.registers[slot] = self.bits_of(value, block.bits[slot])
 
     def bits_of(self, value: Any, bits: int) -> np.ndarray:
-        """An operand of the block as a register: floats by their bits, integers wrapped."""
+        """Return an operand of the block as a register: floats by their bits, integers wrapped."""
         value = np.asarray(value)
         if bits == 128:
             return np.broadcast_to(value, (self.threads, 2))
@@ -456,16 +465,25 @@ class _Thread:
 def execute(
     block: Block, t: Machine, inputs: Sequence[Any], step_limit: int = STEP_LIMIT, turned: Callable[..., Any] = lambda place, state: None
 ) -> Generator[Any, None, list[np.ndarray]]:  # fmt: skip
-    """Runs a block for the len(t.tid) threads of `t`; a generator that yields Waits, and None where others may run, and returns the outputs' bits.
+    """Run a block for the len(t.tid) threads of `t`. A generator: it yields Waits, and None where others may run, and
+    returns the outputs' bits.
 
-    inputs: an array [T] or a scalar for each input (bits, or a float array whose bits are meant; tied ones
-    included). Outputs: uint16, uint32 or uint64 [T] each.
-    Errors: NoMeaning, PtxFault (both name the instruction and the block), and whatever the machine raises. `step_limit`: taken back edges.
-    turned(place, state): asked at every taken back edge, `state()` is everything that the loop depends on; a Wait, or None.
+    Args:
+        inputs: an array [T] or a scalar for each input (bits, or a float array that stands for its bits), tied ones
+            included.
+        step_limit: the most taken back edges.
+        turned: `turned(place, state)` runs at every taken back edge; `state()` is everything on which the loop
+            depends. It returns a Wait, or None.
+
+    Returns:
+        The outputs, uint16, uint32 or uint64 [T] each.
+
+    Raises:
+        NoMeaning, PtxFault: both name the instruction and the block; and the errors of the machine.
     """
     state = _Thread(block, t, inputs)
     everybody: np.ndarray = np.ones(state.threads, bool)
-    at: dict[int, np.ndarray] = {0: everybody}  # where the threads are
+    at: dict[int, np.ndarray] = {0: everybody}  # the threads at each position
     edges = 0
     end = len(block.steps)
     while at:

@@ -1,4 +1,4 @@
-"""Integer and float arithmetic, comparisons and conversions: the MLIR dialect arith, and what Triton adds to it."""
+"""Integer and float arithmetic, comparisons and conversions: the MLIR dialect arith, and Triton's additions."""
 from __future__ import annotations
 
 import operator
@@ -28,7 +28,7 @@ def constant(op: Op) -> Any:
             number = kind.element
             values = round_to(number.name, values) if number.is_float else wrapped(values, kind)
             found = np.ascontiguousarray(np.broadcast_to(values, kind.shape))
-            found.flags.writeable = False  # made once, and handed to everyone
+            found.flags.writeable = False  # made once and shared
         elif isinstance(value, (int, float)):
             found = settle(np.float64(value) if element(kind).is_float else int(value), kind)
         else:
@@ -38,7 +38,7 @@ def constant(op: Op) -> Any:
 
 
 def wrapped(values: np.ndarray, kind: Type) -> np.ndarray:
-    """Integers of a literal, which may be written without a sign, in their type."""
+    """Return integers of a literal, which may be written without a sign, in their type."""
     return values.astype(np.bool_) if width(element(kind)) == 1 else values.astype(np.uint64 if values.dtype == np.uint64 else np.int64).astype(dtype_of(kind))
 
 
@@ -46,14 +46,14 @@ def wrapped(values: np.ndarray, kind: Type) -> np.ndarray:
 
 
 def read_signed(value: Any, kind: Type) -> Any:
-    """The numbers that the bits stand for with a sign: an i1 that is set is -1."""
+    """Return the signed numbers of the bits: an i1 that is set is -1."""
     if width(element(kind)) != 1:
         return value if isinstance(value, int) else array(value, kind)
     return -value if isinstance(value, int) else -array(value, kind).astype(np.int8)
 
 
 def read_unsigned(value: Any, kind: Type) -> Any:
-    """The numbers that the bits stand for without a sign."""
+    """Return the unsigned numbers of the bits."""
     bits = width(element(kind))
     if isinstance(value, int):
         return value & ((1 << bits) - 1)
@@ -62,7 +62,7 @@ def read_unsigned(value: Any, kind: Type) -> Any:
 
 
 def back(value: Any, kind: Type) -> Any:
-    """Computed integers, of either reading, as values of their type."""
+    """Return computed integers, signed or unsigned, as values of their type."""
     bits = width(element(kind))
     if isinstance(value, int):
         return wrap(value, bits)
@@ -74,11 +74,11 @@ def _integer(name: str, read: Callable[[Any, Type], Any], scalar: Callable[[int,
 
     def run(op: Op, a: Any, b: Any) -> Any:
         kind = op.result_types[0]
-        if type(a) is int and type(b) is int:  # most of what a kernel runs: kept short
+        if type(a) is int and type(b) is int:  # the most frequent case, kept short
             bits = BITS[kind.name]  # type: ignore[union-attr]
             try:
                 out = scalar(a, b) if read is read_signed and bits > 1 else scalar(read(a, kind), read(b, kind))
-            except ZeroDivisionError:  # what tiles give; code may divide in vain, for a tile past the last
+            except ZeroDivisionError:  # as for tiles; code may compute unused quotients, for a tile after the last
                 out = a if "rem" in name else -1
             return out if -128 <= out < 128 and bits > 1 else wrap(out, bits)
         x, y = read(a, kind), read(b, kind)
@@ -96,8 +96,10 @@ def _quotient(a: int, b: int) -> int:
 
 
 def _tile_quotient(a: Any, b: Any) -> Any:
-    """Toward zero. Division by zero gives all ones and leaves the dividend, as 32 bits on the H200 do (PTX leaves it open; positive int64 there give 2**32
-    - 1)."""
+    """Divide toward zero. A division by zero gives all ones and leaves the dividend, as 32-bit ones on the H200 do.
+
+    PTX leaves it undefined; positive int64 numbers give 2**32 - 1 there.
+    """
     rest = np.fmod(a, b)
     return np.where(b == 0, -1, (a - rest) // np.where(b == 0, 1, b)).astype(np.result_type(a, b))
 
@@ -131,7 +133,9 @@ _integer("arith.minui", read_unsigned, min, np.minimum)
 
 @pure("arith.shli", "arith.shrsi", "arith.shrui")
 def shift(op: Op, a: Any, b: Any) -> Any:
-    """A shift by the width or more leaves zeros, or copies of the sign, as shl and shr do (PTX ISA "shr": amounts are clamped to the width)."""
+    """Shift. By the width or more it leaves zeros, or copies of the sign, as shl and shr do (PTX ISA "shr": amounts
+    are clamped to the width).
+    """
     kind = op.result_types[0]
     bits = width(element(kind))
     by = read_unsigned(b, kind)
@@ -146,7 +150,7 @@ def shift(op: Op, a: Any, b: Any) -> Any:
 
 
 def high_product(a: Any, b: Any, kind: Type, read: Callable[[Any, Type], Any]) -> Any:
-    """The upper half of the product of twice the width."""
+    """Return the upper half of the product of twice the width."""
     bits = width(element(kind))
     x, y = read(a, kind), read(b, kind)
     if isinstance(x, int) and isinstance(y, int):
@@ -159,7 +163,7 @@ def high_product(a: Any, b: Any, kind: Type, read: Callable[[Any, Type], Any]) -
     u0, u1, v0, v1 = u & low, u >> half, v & low, v >> half
     middle = u1 * v0 + (u0 * v0 >> half)
     out = u1 * v1 + (middle >> half) + ((u0 * v1 + (middle & low)) >> half)
-    if read is read_signed:  # a negative factor counts 2^64 too much
+    if read is read_signed:  # corrects the 2^64 too much of a negative factor
         out = out - np.where(x < 0, v, np.uint64(0)) - np.where(y < 0, u, np.uint64(0))
     return back(out, kind)
 
@@ -193,14 +197,17 @@ def compare_integers(op: Op, a: Any, b: Any) -> Any:
     """Predicates: eq ne, slt sle sgt sge, ult ule ugt uge."""
     predicate, kind = op.attributes["predicate"], op.operand_types[0]
     read = read_unsigned if predicate >= 6 else read_signed
-    a, b = read(a, kind), read(b, kind)  # also what is no number stops here: == would take anything
+    a, b = read(a, kind), read(b, kind)  # values that are no numbers stop here; == would accept anything
     out = _ORDER[predicate - 4 if predicate >= 6 else predicate](a, b)
     return out if isinstance(out, np.ndarray) and out.ndim else int(out)
 
 
 @pure("arith.cmpf")
 def compare_floats(op: Op, a: Any, b: Any) -> Any:
-    """Predicates: false, oeq ogt oge olt ole one, ord, ueq ugt uge ult ule une, uno, true. Where a number is NaN ordered ones are false, unordered true."""
+    """Compare floats by a predicate: false, oeq ogt oge olt ole one, ord, ueq ugt uge ult ule une, uno, true.
+
+    With a NaN, ordered predicates are false and unordered ones true.
+    """
     predicate, kind = op.attributes["predicate"], op.operand_types[0]
     x, y = array(a, kind), array(b, kind)
     # of numpy's comparisons only != is true for NaN; an unordered predicate is the opposite of an ordered one
@@ -221,7 +228,7 @@ def compare_floats(op: Op, a: Any, b: Any) -> Any:
 
 @pure("arith.select")
 def select(op: Op, condition: Any, a: Any, b: Any) -> Any:
-    """By a scalar: one of the two, untouched (the other may be poison); by a tile: element by element."""
+    """Select by a scalar: one of the two, unread (the other may be poison); by a tile: element by element."""
     if isinstance(condition, np.ndarray) and condition.ndim:
         return np.where(condition, array(a, op.operand_types[1]), array(b, op.operand_types[2]))
     return a if int(condition) else b
@@ -231,8 +238,11 @@ def select(op: Op, condition: Any, a: Any, b: Any) -> Any:
 
 
 def _float(name: str, fn: Callable[..., Any]) -> None:
-    """An operation on floats: computed in float32 (f64 in float64), then rounded to the type. For + - * / and square roots of f16 and bf16 that is
-    what one rounding gives: float32 has more than twice their digits."""
+    """Make an operation on floats: computed in float32 (f64 in float64), then rounded to the type.
+
+    For + - * / and square roots of f16 and bf16 that equals a single rounding, because float32 has more than twice
+    their digits.
+    """
 
     def run(op: Op, *values: Any) -> Any:
         kind = op.result_types[0]
@@ -276,7 +286,7 @@ _float("arith.flush_denormals", lambda x: np.where(np.abs(x) < np.finfo(x.dtype)
 
 @pure("tt.clampf")
 def clamp(op: Op, x: Any, low: Any, high: Any) -> Any:
-    """propagateNan: 65535 (all) keeps NaN; 0 (none) gives a bound for it."""
+    """Clamp. propagateNan: 65535 (all) keeps NaN; 0 (none) replaces it by a bound."""
     kind = op.result_types[0]
     x, low, high = array(x, kind), array(low, kind), array(high, kind)
     return settle(minimum(maximum(x, low), high) if op.attributes["propagateNan"] else min_number(max_number(x, low), high), kind)
@@ -303,7 +313,7 @@ def integer_to_float(op: Op, a: Any) -> Any:
     if element(kind).name in ("f32", "f64"):
         return settle(x.astype(dtype_of(kind)), kind)
     wide = x.astype(np.float64)
-    if width(element(source)) == 64:  # 53 bits may not hold it: what is cut off is kept as an odd last bit
+    if width(element(source)) == 64:  # 53 bits may be too few; an odd last bit keeps the cut-off part
         low = x & x.dtype.type(0xFFF)
         wide = np.where(np.abs(wide) >= 2.0**52, (x - low).astype(np.float64) + np.where(low != 0, 2048.0, 0.0), wide)
     return settle(wide, kind)
@@ -311,8 +321,11 @@ def integer_to_float(op: Op, a: Any) -> Any:
 
 @pure("arith.fptosi", "arith.fptoui")
 def float_to_integer(op: Op, a: Any) -> Any:
-    """Toward zero. What does not fit becomes the nearest end of the range, NaN becomes 0 (64-bit: the top bit alone), as cvt.rzi does (PTX ISA "cvt");
-    there is no 8-bit cvt, so an i8 is the low byte of 16 bits."""
+    """Convert toward zero, as cvt.rzi does (PTX ISA "cvt").
+
+    Values out of range become the nearest end of the range, NaN becomes 0 (64-bit: the top bit alone). There is no
+    8-bit cvt, so an i8 is the low byte of 16 bits.
+    """
     kind = op.result_types[0]
     bits = width(element(kind))
     x = np.trunc(array(a, op.operand_types[0]).astype(np.float64))
@@ -343,7 +356,9 @@ def float_cast(op: Op, a: Any) -> Any:
 
 @pure("tt.fp_to_fp")
 def custom_float_cast(op: Op, a: Any) -> Any:
-    """rounding: 0 toward zero, 1 (or none) to nearest even; to 8 bits this is cvt.rn.satfinite, which also takes infinity to the largest number."""
+    """Convert floats. rounding: 0 toward zero, 1 (or none) to nearest even. To 8 bits this is cvt.rn.satfinite, which
+    also takes infinity to the largest number.
+    """
     kind = op.result_types[0]
     name = element(kind).name
     toward_zero = op.attributes.get("rounding", 1) == 0
@@ -373,7 +388,7 @@ def pointer_cast(op: Op, a: Any) -> Any:
 
 @pure("tt.addptr")
 def add_pointer(op: Op, pointer: Any, offset: Any) -> Any:
-    """Offsets count elements of the pointee and have a sign."""
+    """Add an offset to a pointer. Offsets count elements of the pointee and are signed."""
     kind = element(op.result_types[0])
     assert isinstance(kind, Pointer)
     size = kind.pointee.nbytes  # type: ignore[union-attr]

@@ -1,6 +1,7 @@
 """Functions of numbers: the MLIR dialect math, and CUDA's libdevice by symbol (CUDA "libdevice User's Guide").
 
-Where the hardware approximates (ex2.approx, sin.approx, …: PTX ISA states their error) the exact value is computed and rounded.
+Where the hardware approximates (ex2.approx, sin.approx, …: the PTX ISA states their error), the exact value is
+computed and rounded.
 """
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from .pure_arith import _float, back, float_to_integer, high_product, integer_to
 from .pure_registry import PURE, array, element, pure, settle
 from .ttgir import Op, Scalar
 
-# ---------------------------------------------------------------- sums and products with their errors
-# Knuth's two-sum and Dekker's two-product (Muller et al., "Handbook of Floating-Point Arithmetic", chapter 4): the result of one operation and what it lost.
+# Knuth's two-sum and Dekker's two-product (Muller et al., "Handbook of Floating-Point Arithmetic", chapter 4): an
+# operation's rounded result and its error.
 
 
 def two_sum(a: Any, b: Any) -> tuple[Any, Any]:
@@ -38,7 +39,9 @@ def two_product(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def to_odd(s: Any, error: Any) -> np.ndarray:
-    """A float64 that lost `error` in rounding, rounded to odd instead: rounding it once more, to fewer digits, is then as good as rounding once."""
+    """Round to odd a float64 that lost `error` in rounding. One more rounding, to fewer digits, then equals a single
+    rounding.
+    """
     s, error = np.broadcast_arrays(np.asarray(s, np.float64), error)
     bits = np.atleast_1d(s).view(np.int64) if s.flags.c_contiguous else np.atleast_1d(s.copy()).view(np.int64)
     away = (error > 0) == (s > 0)
@@ -47,7 +50,9 @@ def to_odd(s: Any, error: Any) -> np.ndarray:
 
 
 def fma_parts(a: Any, b: Any, c: Any) -> tuple[Any, Any]:
-    """a·b + c in float64 as an unevaluated sum of which one rounding is exact (Boldo and Melquiond, "Emulation of a FMA…")."""
+    """Return a·b + c in float64 as an unevaluated sum. One rounding of the sum is exact (Boldo and Melquiond,
+    "Emulation of a FMA…").
+    """
     uh, ul = two_product(a, b)
     th, tl = two_sum(c, ul)
     vh, vl = two_sum(uh, th)
@@ -58,7 +63,9 @@ def fma_parts(a: Any, b: Any, c: Any) -> tuple[Any, Any]:
 
 
 def fused(a: Any, b: Any, c: Any) -> Any:
-    """a·b + c, rounded once: in float64 for float64; else a float64 from which one more rounding, to any shorter format, is exact."""
+    """Return a·b + c, rounded once: in float64 for float64, else as a float64 whose next rounding to any shorter
+    format is exact.
+    """
     if np.result_type(a, b, c) == np.float64:
         high, low = fma_parts(a, b, c)
         return high + low
@@ -74,7 +81,7 @@ def _torch(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _each(fn: Callable[[float], float]) -> Callable[[Any], Any]:
-    """A function of Python's math; where it refuses (poles), what C's function of that name gives."""
+    """Apply a function of Python's math. Where it raises (at poles), return the result of C's function."""
 
     def one(x: float) -> float:
         try:
@@ -89,13 +96,13 @@ def _each(fn: Callable[[float], float]) -> Callable[[Any], Any]:
 
 
 def _round_away(x: Any) -> Any:
-    """Halves away from zero, without the rounding of x + 0.5."""
+    """Round halves away from zero, without the rounding of x + 0.5."""
     whole = np.trunc(x)
     return np.copysign(np.where(np.abs(x - whole) >= 0.5, np.abs(whole) + 1, np.abs(whole)), x)
 
 
 def _reduced_pi(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """sin(πx), cos(πx): the argument is brought into one period exactly."""
+    """Compute sin(πx) or cos(πx), with the argument reduced to one period exactly."""
 
     def run(x: Any) -> Any:
         rest = np.fmod(np.asarray(x, np.float64), 2.0)
@@ -127,7 +134,7 @@ ONE["nearbyint"] = ONE["rint"]
 
 
 def _norm(*x: Any) -> Any:
-    """√(x² + …) without overflow in float64's range."""
+    """Compute √(x² + …) without overflow in float64's range."""
     out = np.abs(x[0])
     for v in x[1:]:
         out = np.hypot(out, v)
@@ -144,7 +151,7 @@ SEVERAL: dict[str, Callable[..., Any]] = {
 
 
 def wide(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Computed in float64; what is left is one rounding to the result's type."""
+    """Compute in float64, with one rounding to the result's type."""
     return lambda *values: np.asarray(fn(*[np.asarray(v, np.float64) for v in values]), np.float64)
 
 
@@ -183,7 +190,7 @@ def absolute(op: Op, a: Any) -> Any:
 
 
 def _bits(value: Any, kind: Any) -> np.ndarray:
-    """The bits of integers, most significant first, along a new last axis."""
+    """Return the bits of integers, most significant first, along a new last axis."""
     number = element(kind).bits
     return (np.asarray(read_unsigned(value, kind)).astype(np.uint64)[..., None] >> np.arange(number - 1, -1, -1, dtype=np.uint64)) & np.uint64(1)
 
@@ -207,7 +214,7 @@ def power(op: Op, a: Any, n: Any) -> Any:
 
 @pure("math.ipowi")
 def integer_power(op: Op, a: Any, n: Any) -> Any:
-    """Modulo 2^bits; a negative exponent truncates toward zero."""
+    """Raise to a power modulo 2^bits. A negative exponent truncates toward zero."""
     kind = op.result_types[0]
     bits = element(kind).bits
 
@@ -230,7 +237,7 @@ _NAMED = {"double": "f64", "float": "f32", "int": "i32", "uint": "i32", "ll": "i
 
 
 def directed(value: np.ndarray, error: np.ndarray, mode: str) -> np.ndarray:
-    """A number rounded to nearest, and the sign of what was lost, rounded in another mode instead (rn, rz, rd, ru)."""
+    """Round in another mode (rn, rz, rd, ru), given the nearest value and the sign of its error."""
     if mode == "rn":
         return value
     inf = value.dtype.type(np.inf)
@@ -240,7 +247,7 @@ def directed(value: np.ndarray, error: np.ndarray, mode: str) -> np.ndarray:
 
 
 def _exactly(name: str, x: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """An operation in float64 rounded to nearest, and the sign of what was lost."""
+    """Return an operation in float64, rounded to nearest, and the sign of its error."""
     one = np.float64(1)
     if name in ("add", "sub"):
         s, e = two_sum(x[0], x[1] if name == "add" else -x[1])
@@ -257,7 +264,7 @@ def _exactly(name: str, x: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         e = fused(-s, s, x[0])
     else:
         s = 1 / np.sqrt(x[0])
-        e = np.zeros_like(s)  # only frsqrt_rn asks, and float64 is far more than it needs
+        e = np.zeros_like(s)  # only frsqrt_rn uses it, and float64 is more than precise enough
     return s, np.where(np.isfinite(s) & np.isfinite(e), e, 0.0)
 
 
@@ -272,7 +279,7 @@ def _rounded_operation(symbol: str, mode: str, values: list[np.ndarray]) -> np.n
 
 
 def _converted(source: str, target: str, mode: str, op: Op, a: Any) -> Any:
-    """Conversions with a rounding mode; out of range as cvt."""
+    """Convert with a rounding mode. Values out of range convert as in cvt."""
     kind = op.result_types[0]
     if source in ("double", "float"):
         x = array(a, op.operand_types[0])
@@ -298,7 +305,7 @@ def _as(op: Op, name: str) -> Op:
 
 
 def _extract(name: str, op: Op, values: tuple[Any, ...]) -> Any:
-    """Functions of integers, and those that give or take integers; None where there is none of that name."""
+    """Return the result of a function with integer operands or results; None for another name."""
     kinds, kind = op.operand_types, op.result_types[0]
     signed = [read_signed(v, t) if not element(t).is_float else array(v, t) for v, t in zip(values, kinds)]
     plain = [read_unsigned(v, t) if not element(t).is_float else None for v, t in zip(values, kinds)]
@@ -351,7 +358,9 @@ _TO_INTEGER = {"llrint": np.rint, "llround": _round_away}
 
 @pure("tt.extern_elementwise")
 def extern(op: Op, *values: Any) -> Any:
-    """A function of libdevice. Raises NotImplementedError for a symbol that is not known (the Bessel functions of order n are not)."""
+    """Call a function of libdevice. Raises NotImplementedError for an unknown symbol (such as the Bessel functions of
+    order n).
+    """
     symbol, kind = op.attributes["symbol"], op.result_types[0]
     name = symbol.removeprefix("__nv_")
     unknown = NotImplementedError(f"the simulator knows no libdevice function {symbol}")

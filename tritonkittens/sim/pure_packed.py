@@ -1,6 +1,8 @@
-"""Two numbers an instruction: `add2`, `fma2`, … of Gluon for Blackwell (PTX ISA "add", "fma", "min" with .f32x2, .f16x2, .bf16x2).
+"""Two numbers an instruction: `add2`, `fma2`, … of Gluon for Blackwell (PTX ISA "add", "fma", "min" with .f32x2,
+.f16x2, .bf16x2).
 
-Lane by lane it is the plain operation: rounded once to nearest even; min and max give the operand that is a number where the other is NaN.
+Each lane is the plain operation, rounded once to nearest even. min and max return the number where the other operand
+is NaN.
 """
 
 from __future__ import annotations

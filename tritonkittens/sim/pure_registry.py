@@ -1,7 +1,10 @@
-"""Operations without side effects, by name: `f(op, *operand values) -> result`, a tuple where the operation has several results. And the forms of their values.
+"""Operations without side effects, by name: `f(op, *operand values) -> result`, a tuple for several results. And the
+forms of their values.
 
-Integers of scalars are Python ints (signed; i1 is 0 or 1), floats numpy scalars; of tiles numpy arrays of the logical shape. Inside a region (the combiner of a
-reduction) a value of scalar type is an array, one number for every element at work: operations look at values for shapes, and at types for number formats only.
+Scalar integers are Python ints (signed; i1 is 0 or 1), scalar floats numpy scalars; tiles are numpy arrays of the
+logical shape.
+Inside a region (the combiner of a reduction), a value of scalar type is an array with one number for every active
+element. So operations take shapes from values, and only number formats from types.
 """
 from __future__ import annotations
 
@@ -32,19 +35,19 @@ def pure(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def element(kind: Type) -> Scalar | Pointer:
-    """The number type of a tile or a scalar."""
+    """Return the number type of a tile or a scalar."""
     return kind.element if isinstance(kind, Tensor) else kind  # type: ignore[return-value]
 
 
 def width(number: Scalar | Pointer) -> int:
-    """The bits of an integer or pointer."""
+    """Return the bits of an integer or pointer."""
     if number.name not in BITS:
         raise NotImplementedError(f"the simulator knows no integers of type {number.name}")
     return BITS[number.name]
 
 
 def dtype_of(kind: Type) -> Any:
-    """The numpy type that holds numbers of a type: float32 for every float format but f64, int64 for pointers."""
+    """Return the numpy type for numbers of a type: float32 for every float format but f64, int64 for pointers."""
     number = element(kind)
     if number.is_float:
         return np.float64 if number.name == "f64" else np.float32
@@ -52,7 +55,7 @@ def dtype_of(kind: Type) -> Any:
 
 
 def wrap(value: int, bits: int) -> int:
-    """A Python int as a signed integer of that width; i1 is 0 or 1."""
+    """Return a Python int as a signed integer of that width; i1 is 0 or 1."""
     if bits == 1:
         return value & 1
     value &= (1 << bits) - 1
@@ -60,12 +63,14 @@ def wrap(value: int, bits: int) -> int:
 
 
 def array(value: Any, kind: Type) -> np.ndarray:
-    """A value as an array (of rank 0 for a scalar) of the numpy type that holds its type. Raises TypeError for what is no number (poison)."""
+    """Return a value as an array (of rank 0 for a scalar) of its numpy type. Raises TypeError for values that are no
+    numbers (poison).
+    """
     return np.asarray(value, dtype_of(kind))
 
 
 def settle(value: Any, kind: Type) -> Any:
-    """A computed number in the form of its type: floats rounded once, integers wrapped; one of rank 0 as a scalar."""
+    """Return a computed number in the form of its type: floats rounded once, integers wrapped, rank 0 as a scalar."""
     number = element(kind)
     if number.is_float:
         name = number.name

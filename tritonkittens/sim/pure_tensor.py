@@ -1,4 +1,4 @@
-"""Tiles: shapes, reductions and scans over a region, products in registers."""
+"""Tile operations: shapes, reductions and scans with a region, products in registers."""
 from __future__ import annotations
 
 import weakref
@@ -40,7 +40,7 @@ def broadcast(op: Op, a: np.ndarray) -> Any:
 
 @pure("tt.expand_dims", "tt.reshape")
 def reshape(op: Op, a: np.ndarray) -> Any:
-    """Row-major order, also where the compiler may choose another (allow_reorder)."""
+    """Keep row-major order, also where the compiler may choose another (allow_reorder)."""
     return array(a, op.operand_types[0]).reshape(op.result_types[0].shape)  # type: ignore[union-attr]
 
 
@@ -51,7 +51,7 @@ def transpose(op: Op, a: np.ndarray) -> Any:
 
 @pure("ttg.convert_layout", "gluon.set_auto_layout")
 def convert_layout(op: Op, a: Any) -> Any:
-    """The logical tile does not change."""
+    """Return the tile: its logical values do not change."""
     return array(a, op.operand_types[0])
 
 
@@ -68,7 +68,7 @@ def split(op: Op, a: np.ndarray) -> Any:
 
 @pure("tt.cat")
 def cat(op: Op, a: np.ndarray, b: np.ndarray) -> Any:
-    """The first tile, then the second (Triton may choose any order)."""
+    """Concatenate the first tile and the second (Triton may choose any order)."""
     return np.concatenate([array(a, op.operand_types[0]), array(b, op.operand_types[1])])
 
 
@@ -84,7 +84,7 @@ def gather(op: Op, source: np.ndarray, indices: np.ndarray) -> Any:
 
 @pure("tt.histogram")
 def histogram(op: Op, values: np.ndarray, *mask: Any) -> Any:
-    """One bin an integer from 0. Raises ValueError for a number without a bin (in Triton undefined)."""
+    """Count one bin per integer from 0. Raises ValueError for a number without a bin (in Triton undefined)."""
     kind = op.result_types[0]
     bins = kind.shape[0]  # type: ignore[union-attr]
     chosen = values[mask[0].astype(np.bool_)] if mask else values.reshape(-1)
@@ -100,10 +100,11 @@ _FUNCTIONS: weakref.WeakKeyDictionary[Block, Combine] = weakref.WeakKeyDictionar
 
 
 def sink_constants(module: Module) -> None:
-    """Put what a combiner computes from constants alone back into its region, out of which MLIR moves it (a constant, or a range that the kernel has, too); to
-    be called once, before the module is run.
+    """Move values that a combiner computes from constants back into its region. MLIR moves them out (a constant, or a
+    range that the kernel also has).
 
-    Raises NotImplementedError for a region that uses anything else from outside.
+    Call it once, before the module runs. Raises NotImplementedError for a region that uses anything else from
+    outside.
     """
     makers = {value: op for op in module.walk() for value in op.results}
     for op in module.walk():
@@ -138,7 +139,7 @@ def meaning(op: Op) -> Callable[..., Any]:
 
 
 class Numbers:
-    """The threads of inline PTX inside a region: as many as there are elements, and nothing but their registers."""
+    """The threads of inline PTX inside a region: one thread per element, with registers only."""
 
     def __init__(self, count: int):
         self.tid: np.ndarray = np.arange(count)
@@ -150,7 +151,7 @@ class Numbers:
 
 
 def asm_of_numbers(op: Op, *values: Any) -> Any:
-    """`tt.elementwise_inline_asm` of scalars, for the elements of arrays at once."""
+    """Execute `tt.elementwise_inline_asm` on scalars, for all elements of arrays at once."""
     from .ptx import execute, parse
 
     if op.attributes.get("packed_element", 1) != 1:
@@ -168,12 +169,14 @@ def asm_of_numbers(op: Op, *values: Any) -> Any:
     raise NotImplementedError(f"inline PTX with a loop inside a region, at {op.location}")
 
 
-# Operations on tiles that count dimensions from the front without an attribute that says so.
+# Operations on tiles that count dimensions from the front, without an attribute for it.
 _FROM_THE_FRONT = ("tt.cat", "tt.histogram")
 
 
 def on_tiles(op: Op, *values: Any) -> Any:
-    """An operation inside a region that takes or makes tiles, for all elements at once: numbers are (count,), a tile of shape S is (count, *S)."""
+    """Execute an operation on tiles inside a region for all elements at once. Numbers are (count,), a tile of shape S
+    is (count, *S).
+    """
     function = meaning(op)
     if op.name in _FROM_THE_FRONT:
         raise NotImplementedError(f"the simulator has no meaning for {op.name} inside a region, at {op.location}")
@@ -201,12 +204,12 @@ def on_tiles(op: Op, *values: Any) -> Any:
 
 
 def in_region(op: Op) -> Callable[..., Any]:
-    """What an operation of a region does for all elements at once."""
+    """Return the effect of a region's operation for all elements at once."""
     return on_tiles if any(isinstance(k, Tensor) for k in (*op.operand_types, *op.result_types)) else meaning(op)
 
 
 def region_function(op: Op) -> Combine:
-    """The region of a reduction, scan or map as a function of arrays: one run of it for every element at once."""
+    """Return the region of a reduction, scan or map as a function of arrays: one run for all elements."""
     blocks = op.regions[0].blocks
     if len(blocks) > 1:
         return lambda values: diverging(blocks[0], values)
@@ -228,7 +231,7 @@ def region_function(op: Op) -> Combine:
 
 
 def diverging(entry: Block, values: list[Any]) -> list[Any]:
-    """A region with branches: elements that go the same way run together."""
+    """Run a region with branches: elements that take the same path run together."""
     count = len(values[0])
     finished: list[Any] = []
     waiting = [(entry, np.arange(count), dict(zip(entry.arguments, values)))]
@@ -259,7 +262,7 @@ def diverging(entry: Block, values: list[Any]) -> list[Any]:
 
 
 def combined(combine: Combine, left: list[np.ndarray], right: list[np.ndarray]) -> list[np.ndarray]:
-    """The combiner on pairs of elements, of any shape."""
+    """Apply the combiner to pairs of elements, of any shape."""
     out = combine([x.reshape(-1) for x in (*left, *right)])
     return [np.broadcast_to(np.asarray(o, x.dtype), (x.size,)).reshape(x.shape) for o, x in zip(out, left)]
 
@@ -272,18 +275,21 @@ _TREE: dict[str, Any] = {"arith.addf": np.add, "arith.mulf": np.multiply}
 
 
 def combiner(op: Op) -> str | None:
-    """The name of the only operation of a region, applied to the region's arguments: that is a ufunc of numpy."""
+    """Return the name of a region's only operation, if it is a numpy ufunc of the region's arguments."""
     blocks = op.regions[0].blocks
     if len(blocks) != 1 or len(blocks[0].operations) != 2 or len(op.operands) != 1 or element(op.operand_types[0]).name == "i1":
         return None
     first, last = blocks[0].operations
-    rounds = first.name in _TREE and element(op.operand_types[0]).name not in ("f32", "f64")  # after every step, which numpy would not
+    rounds = first.name in _TREE and element(op.operand_types[0]).name not in ("f32", "f64")  # numpy does not round after every step
     return first.name if set(first.operands) == set(blocks[0].arguments) and last.operands == first.results and not rounds else None
 
 
 @pure("tt.reduce")
 def reduce(op: Op, *sources: np.ndarray) -> Any:
-    """A balanced tree over the axis; float sums come in another order than any one layout's on the hardware, with no more error."""
+    """Reduce by a balanced tree over the axis.
+
+    Float sums have another order than any layout's on the hardware, with no larger error.
+    """
     axis = op.attributes["axis"]
     values = [array(s, t) for s, t in zip(sources, op.operand_types)]
     name = combiner(op)
@@ -301,7 +307,7 @@ def reduce(op: Op, *sources: np.ndarray) -> Any:
             x = merged if n % 2 == 0 else np.concatenate([merged, part(x, slice(2 * half, n))], axis)
         out = [part(x, 0)]
     else:
-        # neighbours first, in their order: a combiner need only be associative
+        # neighbours first, in their order, because a combiner is only associative
         combine = region_function(op)
         parts = [np.ascontiguousarray(np.moveaxis(v, axis, 0)) for v in values]
         while (n := len(parts[0])) > 1:
@@ -315,7 +321,7 @@ def reduce(op: Op, *sources: np.ndarray) -> Any:
 
 @pure("tt.scan")
 def scan(op: Op, *sources: np.ndarray) -> Any:
-    """Inclusive, in log2(n) steps (Hillis and Steele); from the end where `reverse`."""
+    """Scan inclusively in log2(n) steps (Hillis and Steele), from the end where `reverse`."""
     axis = op.attributes["axis"]
     step_back = -1 if op.attributes["reverse"] else 1
     combine = region_function(op)
@@ -331,7 +337,9 @@ def scan(op: Op, *sources: np.ndarray) -> Any:
 
 @pure("tt.map_elementwise")
 def map_elementwise(op: Op, *sources: np.ndarray) -> Any:
-    """The region gets `pack` elements of every source at once: neighbours along the last dimension here; which elements meet is open in Triton."""
+    """Map a region over `pack` elements of every source at once. They are neighbours along the last dimension here;
+    Triton leaves the choice open.
+    """
     pack = op.attributes["pack"]
     lanes = [array(s, t).reshape(-1, pack)[:, i] for s, t in zip(sources, op.operand_types) for i in range(pack)]
     results = region_function(op)(lanes)
@@ -347,9 +355,11 @@ def map_elementwise(op: Op, *sources: np.ndarray) -> Any:
 
 @pure("tt.dot")
 def dot(op: Op, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> Any:
-    """inputPrecision: 0 tf32 rounds float32 operands; 1 (3×tf32), 2 (ieee) and 4 (6×bf16) keep float32's digits; 3 is 3×bf16. Products are exact, sums float32.
+    """Compute (…, M, K) · (…, K, N) + (…, M, N) with exact products and float32 sums. Integers are exact, modulo
+    2^32.
 
-    (…, M, K) · (…, K, N) + (…, M, N). Integers are exact, modulo 2^32.
+    inputPrecision: 0 (tf32) rounds float32 operands; 1 (3×tf32), 2 (ieee) and 4 (6×bf16) keep float32's digits; 3 is
+    3×bf16.
     """
     kind = op.result_types[0]
     a, b, c = (array(v, t) for v, t in zip((a, b, c), op.operand_types))
@@ -374,7 +384,7 @@ SCALED_TYPES = {0: "f8E4M3FN", 1: "f8E5M2", 2: "e2m3", 3: "e3m2", 4: "e2m1", 5: 
 
 
 def unpack_fp4(packed: np.ndarray, axis: int) -> np.ndarray:
-    """Two e2m1 numbers a byte along `axis`, the first in the low bits."""
+    """Unpack two e2m1 numbers a byte along `axis`, the first from the low bits."""
     raw = np.ascontiguousarray(packed).view(np.uint8)
     axis %= raw.ndim
     both = np.stack([raw & 15, raw >> 4], axis=axis + 1)
@@ -382,7 +392,10 @@ def unpack_fp4(packed: np.ndarray, axis: int) -> np.ndarray:
 
 
 def scaled(values: np.ndarray, code: int, scales: tuple[Any, ...], axis: int, packed_axis: int) -> np.ndarray:
-    """An operand of a scaled product as numbers: one scale for each block along `axis` (K). Scales are (…, M or N, K / block): ue8m0 bytes or floats."""
+    """Return an operand of a scaled product as numbers: one scale for each block along `axis` (K).
+
+    Scales are (…, M or N, K / block): ue8m0 bytes or floats.
+    """
     name = SCALED_TYPES[code]
     if name == "e2m1":
         values = unpack_fp4(values, packed_axis)

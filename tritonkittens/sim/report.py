@@ -1,4 +1,4 @@
-"""What the simulator found, in a form a person reads: the kind, both places in the code, the CTA, the role, the buffer, the stage, the phase."""
+"""Findings of the simulator in readable form: kind, both places in the code, CTA, role, buffer, stage, phase."""
 from __future__ import annotations
 
 import linecache
@@ -12,7 +12,7 @@ from .ttgir import Location, Op
 
 _LIBRARIES = (Path(triton.__file__).parent, Path(__file__).parents[1] / "lang", Path(__file__).parents[1] / "inline_ptx")
 
-# every kind of finding, with what it means in one line
+# every kind of finding, with its meaning in one line
 KINDS = {
     "deadlock": "every role that is left waits for something that nothing will do",
     "race": "two accesses of the same bytes, one of them a write, in no order",
@@ -27,8 +27,8 @@ KINDS = {
     "misaligned": "an address or coordinate that the instruction does not take",
     "tmem": "tensor memory not released, or used after release",
     "budget": "more shared memory, tensor memory or registers than the target has",
-    "loop": "a loop without end: nobody changes what it looks at, or the step limit was reached",
-    "unfinished": "asynchronous work that the kernel left behind when it ended",
+    "loop": "a loop without end: nothing changes the values that it reads, or the step limit was reached",
+    "unfinished": "asynchronous work in flight when the kernel ended",
     "nondeterministic": "the result depends on the schedule",
     "assert": "a device_assert of the kernel failed",
     "trap": "the kernel executed trap",
@@ -38,7 +38,7 @@ KINDS = {
 
 
 def source_line(location: Location) -> str:
-    """`file.py:12  code` for the innermost line of the user's own code; the library's line after it where they differ."""
+    """Return `file.py:12  code` for the innermost line of the user's own code, else for the library's line."""
     frames = location.frames
     if not frames:
         return "unknown line"
@@ -50,7 +50,7 @@ def source_line(location: Location) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """One end of a finding."""
+    """One place in the code of a finding."""
 
     who: str
     what: str
@@ -62,7 +62,7 @@ class Place:
 
 @dataclass
 class Finding:
-    """One thing that is wrong. `key` tells findings apart; a run reports each once."""
+    """One bug. `key` identifies it; a run reports each once."""
 
     kind: str
     message: str
@@ -84,7 +84,7 @@ class Finding:
 
 
 class SimulationError(RuntimeError):
-    """A simulated kernel did something wrong. `findings` says what; `run` is everything that is known of the run."""
+    """A simulated kernel has bugs. `findings` describes them; `run` is the launch with all its data."""
 
     def __init__(self, kernel: str, findings: list[Finding], run: Any = None):
         self.findings, self.run = findings, run
@@ -93,7 +93,7 @@ class SimulationError(RuntimeError):
 
 
 class Stop(Exception):
-    """Ends a run at once: the finding makes going on meaningless."""
+    """Ends a run at once, where its continuation would be meaningless after the finding."""
 
     def __init__(self, finding: Finding):
         self.finding = finding

@@ -1,4 +1,4 @@
-"""How many CTAs of a launch are on the device at a time: the others start when these have ended."""
+"""The number of resident CTAs of a launch. Further CTAs start when these have ended."""
 from __future__ import annotations
 
 import sys
@@ -11,7 +11,9 @@ from .program import Program
 
 @dataclass(frozen=True)
 class Residency:
-    """`clusters` fit at a time: `ctas` on each of `multiprocessors`, limited by `limit`, in clusters of `size`."""
+    """`clusters` are resident at a time: `ctas` on each of `multiprocessors`, limited by `limit`, in clusters of
+    `size`.
+    """
 
     clusters: int
     ctas: int = 0
@@ -21,7 +23,10 @@ class Residency:
 
     @staticmethod
     def of(program: Program, cluster: int, multiprocessors: int | None) -> Residency:
-        """At most; that of registers is known only where the compiler fixed their number, and clusters may fit worse than their CTAs. None: no limit."""
+        """Return an upper bound of the residency; None without a limit.
+
+        Registers limit it only where the compiler fixed their number. Clusters may fit worse than their CTAs.
+        """
         if multiprocessors is None:
             return Residency(sys.maxsize)
         warps, chip = program.total_warps, chip_of(program.arch)

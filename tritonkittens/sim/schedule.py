@@ -1,4 +1,6 @@
-"""Who goes next: the one place where a simulation makes choices. Every choice is deterministic by seed, recorded, and can be replayed."""
+"""Schedules: the only place where a simulation makes choices. Every choice is deterministic by seed, recorded and
+replayable.
+"""
 from __future__ import annotations
 
 import random
@@ -11,12 +13,12 @@ Agent = Role | Async
 
 
 def candidates(roles: list[Role], operations: list[Async]) -> list[Agent]:
-    """Everything that can happen now."""
+    """Return all roles and operations that can proceed."""
     return [*roles, *operations]
 
 
 class Schedule:
-    """By modelled time: of everything that can happen the earliest does. The base of all others."""
+    """The schedule by modelled time: the earliest event happens first. Base of all others."""
 
     name = "by modelled time"
 
@@ -25,7 +27,7 @@ class Schedule:
         self.random = random.Random(seed)
 
     def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Agent:
-        """One of the roles that can run and the operations that can complete; there is at least one."""
+        """Choose one of the roles that can run and the operations that can complete. There is at least one."""
         best: Agent | None = None
         time = float("inf")
         for role in roles:
@@ -39,7 +41,7 @@ class Schedule:
         return best
 
     def reads_early(self) -> bool:
-        """Does a copy read its source when it starts (else when it completes)? The memory model allows both."""
+        """Whether a copy reads its source when it starts (else when it completes). The memory model allows both."""
         return False
 
     def cluster_order(self, count: int) -> list[int]:
@@ -148,7 +150,7 @@ class Uniform(Priorities):
 
 
 def nth(seed: int, roles: int) -> Schedule:
-    """The schedule of a seed: 0 by modelled time, then the adversarial ones, then random ones for ever."""
+    """Return the schedule of a seed: 0 by modelled time, then the adversarial ones, then random ones without end."""
     fixed: list[Callable[[], Schedule]] = [
         lambda: Schedule(seed), lambda: Eager(seed), lambda: Lazy(seed), lambda: SlowUnit(seed, "TMA"), lambda: SlowUnit(seed, "tensor core"),
         lambda: SlowUnit(seed, "cp.async"), *[lambda r=r: OneAhead(seed, r) for r in range(roles)], *[lambda r=r: OneBehind(seed, r) for r in range(roles)],
@@ -159,7 +161,9 @@ def nth(seed: int, roles: int) -> Schedule:
 
 
 class Recorded(Schedule):
-    """Another schedule, with its choices written down: at each step the position of the chosen agent in a fixed order of the candidates."""
+    """Another schedule that records its choices: at each step, the index of the chosen agent in a fixed order of the
+    candidates.
+    """
 
     def __init__(self, inner: Schedule):
         super().__init__(inner.seed)
@@ -184,7 +188,9 @@ class Recorded(Schedule):
 
 
 class Replay(Schedule):
-    """Recorded choices again; after their end, and where one is None, the first candidate (the role that was started first)."""
+    """Replays recorded choices. After their end, and where one is None, it takes the first candidate (the role that
+    started first).
+    """
 
     name = "replay"
 

@@ -1,13 +1,16 @@
-"""What one access of shared memory costs: its bank conflicts, from the layouts that the compiler chose.
+"""Bank conflicts of one access of shared memory, from the compiler's layouts.
 
-The model. A warp's access is served in wavefronts of at most 128 bytes: all 32 lanes at once for 1, 2 and 4 bytes a lane, half warps for 8, quarter warps for
-16 (CUDA C++ Programming Guide, "Shared Memory"; NVIDIA's GTC talks on the wider accesses). Lanes that want the same word share it. The degree of an access is
-the most different words that one bank is asked for within one such group: in how many turns shared memory serves it, and 1 is none.
+The model: a warp's access is served in wavefronts of at most 128 bytes. All 32 lanes go at once for 1, 2 and 4 bytes
+a lane, half warps for 8, quarter warps for 16 (CUDA C++ Programming Guide, "Shared Memory"; NVIDIA's GTC talks on
+wider accesses). Lanes that read the same word share it.
+The degree of an access is the number of wavefronts of the worst such group: the most different words in one bank. 1
+is free of conflicts.
 
-What is assumed. An access is ld.shared / st.shared (cp.async for copies) as wide as both layouts allow, up to 16 bytes, with registers in any order, which is
-what Triton emits where it does not take ldmatrix or stmatrix. Where it takes those, the degree is the same: a matrix of 8 rows of 16 bytes is what a warp's
-lanes hold of a fragment, 4 bytes each. (A transposing ldmatrix reads such rows too; here it is taken for accesses of single elements, in which 4 rows meet,
-not 8.) All warps of a role take part, also where several hold the same elements.
+Assumptions: an access is ld.shared / st.shared (cp.async for copies), as wide as both layouts allow, up to 16 bytes,
+with registers in any order. Triton emits that where it does not use ldmatrix or stmatrix. With those, the degree is
+the same: a matrix of 8 rows of 16 bytes is a warp's fragment, 4 bytes each. (A transposing ldmatrix reads such rows
+too; here it counts as accesses of single elements, 4 rows instead of 8.) All warps of a role take part, also where
+several hold the same elements.
 """
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ _RUN_TIME = ("ttg.local_gather", "ttg.local_scatter")
 
 @dataclass(frozen=True)
 class Cost:
-    """How shared memory serves one operation. `degree`: turns for the worst group of lanes; `wavefronts`: turns in all; `ideal`: turns if nothing met."""
+    """The cost of one operation. `degree`: wavefronts of the worst group of lanes; `wavefronts`: all of them;
+    `ideal`: their number without conflicts.
+    """
 
     degree: int
     wavefronts: int
@@ -39,7 +44,9 @@ class Cost:
 
 
 def access_cost(op: Op, warps: int) -> Cost | None:
-    """How shared memory serves an operation's access by a role of so many warps; None where the addresses are known only at run time."""
+    """Return the cost of an operation's access by a role of `warps` warps; None where the addresses are known only at
+    run time.
+    """
     found = tensor_and_memory(op)
     assert found is not None, op.name
     tensor, memory, _ = found
@@ -51,7 +58,9 @@ def access_cost(op: Op, warps: int) -> Cost | None:
 
 @functools.cache
 def conflict(layout: str, shape: tuple[int, ...], memory: MemDesc, warps: int) -> Cost:
-    """An access of `memory` by a tensor of `shape` in the register layout `layout`, by a role of so many warps."""
+    """Return the cost of an access of `memory` by a tensor of `shape` in the register layout `layout`, by a role of
+    `warps` warps.
+    """
     addresses = _addresses(layout, shape, memory, warps)
     width, first = _vectors(addresses, memory.element.nbytes)
     starts = addresses[:, first].T.reshape(-1, 32)  # one row for each instruction of each warp
@@ -62,14 +71,16 @@ def conflict(layout: str, shape: tuple[int, ...], memory: MemDesc, warps: int) -
 
 
 def _addresses(layout: str, shape: tuple[int, ...], memory: MemDesc, warps: int) -> np.ndarray:
-    """Byte address of every register of the role's threads in one CTA: (threads, registers), without registers that repeat an element."""
+    """Return the byte address of every register of the role's threads in one CTA: (threads, registers), without
+    registers that repeat an element.
+    """
     nbytes = memory.element.nbytes
     rank = min(layout_rank(memory), len(memory.alloc_shape))
     tail = memory.alloc_shape[len(memory.alloc_shape) - rank :]
     offsets, _ = shared_offsets(memory.layout, tail, nbytes)
     view = memory.shape[len(memory.shape) - rank :]
     offsets = offsets[tuple(slice(0, n) for n in view)] & (SHARED_STRIDE - 1)
-    # a view with a leading dimension of buffers holds them one after the other; the banks of one are those of all
+    # a view with a leading dimension of buffers holds them one after the other, with equal banks
     places = np.broadcast_to(offsets, memory.shape).reshape(-1)
     own = registers(layout, shape, warps)[: 32 * warps]
     _, kept = np.unique(own[0], return_index=True)
@@ -77,14 +88,14 @@ def _addresses(layout: str, shape: tuple[int, ...], memory: MemDesc, warps: int)
 
 
 def _vectors(addresses: np.ndarray, nbytes: int) -> tuple[int, np.ndarray]:
-    """The widest access that the layouts allow, and for each instruction the register that its address comes from."""
+    """Return the widest access that the layouts allow, and for each instruction the register of its address."""
     count = addresses.shape[1]
     width = WIDEST
     while width > nbytes:
         each = width // nbytes
         within: Any = addresses % width
         if count % each == 0 and (within == within[0]).all():
-            order = np.argsort(addresses[0], kind="stable")  # the registers of thread 0 by address; the same ones must lie together in every thread
+            order = np.argsort(addresses[0], kind="stable")  # the registers of thread 0 by address; they must be adjacent in every thread
             runs: Any = (addresses[:, order] // width).reshape(len(addresses), -1, each)
             if (runs == runs[..., :1]).all() and (within[0][order].reshape(-1, each) == np.arange(each) * nbytes).all():
                 return width, order[::each]
@@ -93,7 +104,7 @@ def _vectors(addresses: np.ndarray, nbytes: int) -> tuple[int, np.ndarray]:
 
 
 def _ways(starts: np.ndarray, width: int) -> np.ndarray:
-    """For each group of lanes that are served together: the most different words in one bank."""
+    """Return, for each group of lanes that are served together, the most different words in one bank."""
     words = starts[..., None] // WORD + np.arange(max(1, width // WORD))
     words = np.sort(words.reshape(len(starts), -1), axis=1)
     fresh = np.ones(words.shape, bool)
@@ -104,7 +115,9 @@ def _ways(starts: np.ndarray, width: int) -> np.ndarray:
 
 
 def tensor_and_memory(op: Op) -> tuple[Tensor, MemDesc, int] | None:
-    """The tensor and the memory of an access by threads, and the value that the memory is; None for other operations."""
+    """Return the tensor and the memory of an access by threads, and the value of the memory; None for other
+    operations.
+    """
     if op.name in ("ttg.local_load", "ttg.local_gather"):
         tensor, memory, value = op.result_types[0], op.operand_types[0], op.operands[0]
     elif op.name in _TENSOR_FIRST:

@@ -1,4 +1,4 @@
-"""A launch: clusters in some order, each a machine; the interpreter of roles; what was found."""
+"""One launch: clusters in some order, each a machine; the interpreter of roles; the findings."""
 from __future__ import annotations
 
 import itertools
@@ -25,19 +25,23 @@ from .ttgir import Op, Pointer, Tensor
 from .values import InFlight, Poison, TensorMap
 
 STEP_LIMIT = 20_000_000  # operations of one launch
-PATIENCE = 2_000  # steps of roles behind which an operation under way completes, whatever the schedule says: a role that polls memory can always go on
-SLICE = 4_000  # operations of one cluster before another may start: clusters that wait for each other through global memory
+PATIENCE = 2_000  # steps of roles after which an operation in flight completes in every schedule, because a polling role never blocks
+SLICE = 4_000  # operations of one cluster before another may run, because clusters may wait for each other through global memory
 MAX_FINDINGS = 25
-MAX_PLACES = 16  # of a deadlock
-FIRST_THREAD = {"tt.store"}  # of a scalar: the compiler lets one thread do it
+MAX_PLACES = 16  # reported places of a deadlock
+FIRST_THREAD = {"tt.store"}  # operations on scalars that the compiler assigns to one thread
 MAX_WARPS = 32
 
 
 class Simulation:
     """One run of a program over a grid.
 
-    grid: programs along x, y, z. cluster: CTAs of a cluster that are programs of their own (Triton's `num_ctas` is in the program). arguments: values of the
-    kernel's parameters in order. memory: the tensors it may touch. multiprocessors: of the device, for how many CTAs are on it at a time; None is no limit.
+    Args:
+        grid: programs along x, y, z.
+        cluster: CTAs of a cluster that are programs of their own (Triton's `num_ctas` is in the program).
+        arguments: values of the kernel's parameters in order.
+        memory: the tensors that the kernel may access.
+        multiprocessors: multiprocessors of the device, which bound the resident CTAs. None is no limit.
     """
 
     def __init__(
@@ -49,7 +53,7 @@ class Simulation:
         self.cluster = cluster
         self.schedule = schedule or Schedule()
         self.step_limit, self.recorder = step_limit, recorder
-        self.tensor_maps: dict[int, TensorMap] = {}  # of kernel parameters, by their address
+        self.tensor_maps: dict[int, TensorMap] = {}  # tensor maps of kernel parameters, by their address
         self.findings: list[Finding] = []
         self.keys: set[Any] = set()
         self.roles_per_cta = len(program.role_names)
@@ -72,7 +76,7 @@ class Simulation:
             raise Stop(finding)
 
     def tensor_map(self, address: int) -> TensorMap | None:
-        """The tensor map at an address: one that was made there, or one whose bytes lie there."""
+        """Return the tensor map at an address: one that was created there, or one whose bytes lie there."""
         known = self.tensor_maps.get(address)
         if known is None and address >= PARAMETER_WINDOW:
             whole = self.arguments[(address - PARAMETER_WINDOW) // tensormaps.NBYTES]
@@ -88,7 +92,7 @@ class Simulation:
         return made
 
     def scratch(self, role: Role, nbytes: int, alignment: int, op: Op) -> int:
-        """Global memory of the compiler's own, for one program."""
+        """Return global scratch memory of the compiler for one program."""
         key = (id(role.machine), role.rank, id(op))
         if key not in self.scratch_blocks:
             block: np.ndarray = np.zeros(nbytes + alignment, np.uint8)
@@ -101,7 +105,7 @@ class Simulation:
     # ---- the grid
 
     def clusters(self) -> list[list[tuple[int, int, int]]]:
-        """The program ids of each cluster's CTAs."""
+        """Return the program ids of each cluster's CTAs."""
         x, y, z = self.grid
         programs = [(i, j, k) for k, j, i in itertools.product(range(z), range(y), range(x))]
         if self.program.num_ctas > 1:
@@ -110,7 +114,7 @@ class Simulation:
         return [programs[i : i + size] for i in range(0, len(programs), size)]
 
     def cancel_next(self) -> tuple[int, int, int] | None:
-        """Cluster launch control: a cluster that has not started will not start; its first program id."""
+        """Cancel the next cluster that has not started (cluster launch control). Return its first program id."""
         return self.waiting.pop(0)[0] if self.waiting else None
 
     def check_budgets(self) -> None:
@@ -133,10 +137,10 @@ class Simulation:
                 sizes = [program.num_warps, *other.attributes.get("partitionNumWarps", ())]
                 total = sum(r * 32 * w for r, w in zip(registers, sizes))
                 if total > 65536:
-                    over(f"the roles ask for {total} registers (setmaxnreg); a multiprocessor has 65536")
+                    over(f"the roles request {total} registers (setmaxnreg); a multiprocessor has 65536")
 
     def run(self) -> None:
-        """Run to the end. What was found is in `findings`; nothing is raised for it."""
+        """Run to the end. Findings are collected in `findings`; none is raised."""
         with np.errstate(all="ignore"):
             try:
                 self.check_budgets()
@@ -149,7 +153,7 @@ class Simulation:
     def _run(self) -> None:
         clusters = self.clusters()
         room = min(self.residency.clusters, len(clusters)) or 1
-        order = sorted(self.schedule.cluster_order(len(clusters)), key=lambda i: i // room)  # the hardware starts those that do not fit in order
+        order = sorted(self.schedule.cluster_order(len(clusters)), key=lambda i: i // room)  # the hardware starts clusters beyond the resident ones in order
         self.waiting = [clusters[i] for i in order]
         resident: list[Machine] = []
         number = 0
@@ -187,11 +191,11 @@ class Simulation:
         return machine
 
     def end(self, machine: Machine) -> None:
-        """What a cluster leaves behind when its roles have ended."""
+        """Check a cluster whose roles have ended for work in flight."""
         self.time = max(self.time, machine.time, *(r.time for r in machine.roles))
         for operation in machine.flying:
             if needs_wait(operation.kind):
-                message = f"a {operation.kind} is in flight when its CTA ends: nobody waits for it"
+                message = f"a {operation.kind} is in flight when its CTA ends: no role waits for it"
                 machine.report("unfinished", message, operation.role, operation.op, operation.kind)
         reported = {place.location for finding in self.findings for place in finding.places}
         known = 0
@@ -199,7 +203,7 @@ class Simulation:
             known |= role.clock.operations
         for bit, role, op, kind in machine.completed:
             if not known & bit and op.location not in reported:
-                message = f"nobody waits for a {kind}: it may still be in flight when its CTA ends"
+                message = f"no role waits for a {kind}: it may still be in flight when its CTA ends"
                 machine.report("unfinished", message, role, op, kind)
         while machine.flying:
             ready = [o for o in machine.flying if o.can_complete()]
@@ -225,7 +229,9 @@ class Simulation:
     # ---- one machine
 
     def advance(self, machine: Machine, budget: int | None) -> bool:
-        """Run a cluster until it ends (True), or until `budget` operations are done and others should have their turn (False)."""
+        """Run a cluster until it ends (True), or until `budget` operations are done and other clusters should run
+        (False).
+        """
         schedule = self.schedule
         while True:
             roles = [r for r in machine.roles if r.ready]
@@ -250,7 +256,7 @@ class Simulation:
                 return False
 
     def step(self, role: Role) -> None:
-        """Run a role up to and including its next operation that others see."""
+        """Run a role up to and including its next operation with visible effects."""
         machine = role.machine
         self.memory.watching = role.watching
         if role.wait is not None:
@@ -317,7 +323,7 @@ class Simulation:
                 return
 
     def spend(self, machine: Machine, role: Role, step: Step) -> None:
-        """The operation's modelled time: the role's own, and what it has to wait for a unit that other roles of its CTA use."""
+        """Add an operation's modelled time: the role's own, and the wait for a unit that other roles of its CTA use."""
         cost, begin = step.cost, role.time
         role.time = begin + cost.cycles
         if cost.unit:
@@ -326,7 +332,9 @@ class Simulation:
             self.recorder.work(machine, role, step, begin)
 
     def failed(self, role: Role, op: Op, values: list[Any], error: Exception) -> Any:
-        """An operation that met a value that is not there: poison spreads, a product in flight is a finding; anything else is a fault of the simulator."""
+        """Handle an operation on a missing value. Poison spreads, a product in flight is a finding, and anything else
+        is a bug of the simulator.
+        """
         flying = next((v for v in values if isinstance(v, InFlight)), None)
         if flying is not None:
             operation = flying.product.operation
@@ -358,7 +366,7 @@ class Simulation:
         raise RuntimeError(f"{note}: {type(error).__name__}: {error}") from error
 
     def _resume(self, role: Role) -> bool:
-        """Go on with the operation that is under way; True if the role gives way to others."""
+        """Continue the operation in progress. Return True if the role yields."""
         generator = role.pending
         if generator is None:
             return False
@@ -383,7 +391,7 @@ class Simulation:
     # ---- control
 
     def control(self, role: Role, op: Op) -> bool:
-        """Branches, calls and partitions; True if the role gives way."""
+        """Execute branches, calls and partitions. Return True if the role yields."""
         environment, name = role.environment, op.name
         if name == "ub.poison":
             environment[op.results[0]] = Poison(op)
@@ -463,13 +471,13 @@ class Simulation:
         return False
 
     def jump(self, role: Role, block: Any, operands: Sequence[int]) -> bool:
-        """Go on in a block; True if the role gives way, because its loop only looks at what does not change."""
+        """Continue in a block. Return True if the role yields because its loop only reads values that do not change."""
         environment = role.environment
         values = [environment[i] for i in operands]
         for slot, value in zip(block.arguments, values):
             environment[slot] = value
         role.block, role.at = block, 0
-        role.done = block is role.meets  # a part of a divided role ends where the parts meet
+        role.done = block is role.meets  # a part of a divided role ends where the parts rejoin
         role.wait = None if role.done else turned(role)
         if role.wait is None:
             return role.done
@@ -478,7 +486,7 @@ class Simulation:
         return True
 
     def specialize(self, role: Role, op: Op) -> None:
-        """Start the partitions; the role itself goes on with the default region."""
+        """Start the partitions. The role itself continues with the default region."""
         machine = role.machine
         machine.version += 1
         holder = next(inner for block in op.regions[1].blocks for inner in block.operations if inner.name == "ttg.warp_specialize.partitions")
@@ -511,7 +519,7 @@ class Simulation:
         machine.time = max(machine.time, role.time)
         machine.cluster_barrier.advance()
 
-    # ---- the end of the road
+    # ---- limits and deadlocks
 
     def endless(self, machine: Machine, role: Role, op: Op) -> None:
         raise Stop(
@@ -523,10 +531,10 @@ class Simulation:
         )  # fmt: skip
 
     def deadlock(self, machines: list[Machine]) -> None:
-        """Nobody can go on: say who waits for what, what would complete it, and why nothing will."""
+        """Report a deadlock: each role's wait, the event that would complete it, and why that event cannot happen."""
         roles = [r for machine in machines for r in machine.roles]
         stuck = [r for r in roles if not r.done]
-        # who only waits for its partitions to end is not the cause
+        # a role that only waits for its partitions is not the cause
         stuck = [r for r in stuck if r.op is None or r.op.name != "ttg.warp_yield"] or stuck
         places = []
         details: dict[str, Any] = {}
@@ -538,7 +546,7 @@ class Simulation:
             if barrier is None or barrier.name in details:
                 continue
             lines = [barrier.state()]
-            lines += [f"arrived in this phase: {', '.join(barrier.arrived) or 'nobody'}"]
+            lines += [f"arrived in this phase: {', '.join(barrier.arrived) or 'no role'}"]
             for who, (what, op) in barrier.history.items():
                 state = self._state_of(role.machine, who)
                 lines.append(f"{who} {what} at {op.location.frames[0] if op.location.frames else 'unknown line'}{state}")
@@ -548,7 +556,7 @@ class Simulation:
                 lines.append(f"it has completed {barrier.phase - role.wait.phase} phases since the wait began")
             details[barrier.name] = "\n        ".join(lines)
             last = role.seen_phase.get(barrier.address)
-            if last is not None and barrier.phase == last + 3:  # only here: roles that take turns skip phases by right (by parity nobody can tell)
+            if last is not None and barrier.phase == last + 3:  # checked only here, because alternating roles legally skip phases, and parity does not show it
                 message = f"{barrier.name}: {role.name} saw phase {last} last; {last + 1} and {last + 2} are both complete, and it waits for {last + 3}"
                 self.found(Finding("phase-wrap", message, (places[-1],), {"buffer": barrier.name, "phase": last + 1}))
             if not barrier.pending and barrier.tx and barrier.delivered:  # all have arrived, copies have delivered, and the bytes do not match
@@ -565,14 +573,14 @@ class Simulation:
             what = "clusters" if self.residency.size > 1 else "CTAs"
             message = f"all CTAs on the device wait, and {len(self.waiting)} of the grid's {len(self.clusters())} {what} have not started: {self.residency}"
         elif all(isinstance(r.wait, Rest) for r in stuck):
-            kind, message = "loop", f"{len(stuck)} of {len(working)} roles are in a loop without end: nobody will change what they look at"
+            kind, message = "loop", f"{len(stuck)} of {len(working)} roles are in a loop without end: no role will change the values that they read"
         if len(places) > MAX_PLACES:
             details["not shown"] = f"{len(places) - MAX_PLACES} more that wait"
         raise Stop(Finding(kind, message, tuple(places[:MAX_PLACES]), details))
 
     @staticmethod
     def _state_of(machine: Machine, who: str) -> str:
-        """Why that participant will not come again."""
+        """Return why that participant will not arrive again."""
         for role in machine.roles:
             if who.split(" (")[0] == role.name:
                 if role.done:
@@ -583,12 +591,12 @@ class Simulation:
 
 
 def makes_pointers(op: Op) -> bool:
-    """Do addresses come out of memory or numbers here?"""
+    """Whether addresses come from memory or numbers in this operation."""
     kinds = [k.element if isinstance(k, Tensor) else k for k in op.result_types]
     return op.name == "tt.int_to_ptr" or (op.name == "tt.load" and any(isinstance(k, Pointer) for k in kinds)) or "inline_asm" in op.name
 
 
 def check(simulation: Simulation) -> None:
-    """Raise what a finished run found."""
+    """Raise the findings of a finished run."""
     if simulation.findings:
         raise SimulationError(simulation.program.name, simulation.findings, simulation)

@@ -1,7 +1,8 @@
-"""Loops that only look: a role whose state repeats while nobody changes anything rests until what it looked at is changed.
+"""Loops that only read: a role whose state repeats sleeps until the values that it reads change.
 
-A watch remembers a role's state at a turn of a loop, at the 4th, 8th, 16th, … without a change (Brent's search for a cycle), and what it reads from there on.
-The same state again means that the loop goes on like this for ever unless its cluster does something, or the words in global memory become others.
+A watch remembers a role's state at a turn of a loop (the 4th, 8th, 16th, … without a change: Brent's search for a
+cycle), and the role's reads from there on. If the state repeats, the loop continues for ever unless its cluster acts,
+or the words in global memory change.
 """
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from .values import Poison, View
 if TYPE_CHECKING:
     from .machine import Machine, Role
 
-FIRST_TURN = 4  # of a loop without a change, at which a state is remembered
-MOST_READS = 256  # of one turn; a loop that reads more is not one that waits
+FIRST_TURN = 4  # the first turn of a loop without a change at which the state is remembered
+MOST_READS = 256  # the most reads of one turn; a loop with more is no waiting loop
 
-# Operations that change nothing that others see, except atomics that change a word, which say so.
+# Operations without visible effects, and atomics, which report a changed word.
 LOOKS = {"tt.load", "tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_load", "tt.atomic_poll", "ttg.local_load", "ttg.barrier", "gpu.barrier", "ttg.local_barrier",
          "tt.assert", "cf.assert", "tt.assume", "llvm.intr.assume", "ttng.fence_async_shared"}  # fmt: skip
 INLINE = {"ttg.inline_asm", "tt.elementwise_inline_asm"}
@@ -31,7 +32,7 @@ PTX_LOOKS = ("mbarrier.test_wait", "mbarrier.try_wait", "griddepcontrol.wait", "
 
 
 def only_looks(op: Op) -> bool:
-    """Does an operation change nothing, unless it says so?"""
+    """Whether an operation changes nothing, unless it reports a change."""
     if op.name not in INLINE:
         return op.name in LOOKS
     try:
@@ -51,7 +52,7 @@ class Read:
 
 
 class Watch:
-    """Looks for a state that repeats in the loops of one role, or of one block of inline PTX that it executes."""
+    """Searches for a repeated state in the loops of one role, or of one block of inline PTX."""
 
     __slots__ = ("role", "version", "turns", "remembered", "key", "state", "reads", "looked")
 
@@ -59,14 +60,16 @@ class Watch:
         self.role = role
         self.version = -1
         self.turns = 0
-        self.remembered = 0  # the turn whose state is kept; 0 is none
+        self.remembered = 0  # the turn of the remembered state; 0 is none
         self.key: Hashable = None
         self.state: list[Any] = []
         self.reads: list[Read] = []
-        self.looked: dict[str, None] = {}  # names of what it read beside global memory
+        self.looked: dict[str, None] = {}  # names of other memory that it read
 
     def turn(self, key: Hashable, state: Callable[[], Sequence[Any]]) -> Rest | None:
-        """Another turn of a loop, at the place `key`: a wait where its `state` is that of a turn before and nothing was changed in between."""
+        """Handle another turn of a loop at `key`. Return a wait if its `state` repeats and nothing changed in
+        between.
+        """
         if self.changed():
             return None
         self.turns += 1
@@ -81,7 +84,7 @@ class Watch:
         return None
 
     def changed(self) -> bool:
-        """Has the cluster changed anything since the last turn? Then the search begins anew."""
+        """Whether the cluster changed anything since the last turn. If so, the search starts again."""
         version = self.role.machine.version
         if version == self.version:
             return False
@@ -92,7 +95,7 @@ class Watch:
 
     def _rest(self) -> Rest:
         rest = Rest(self.role, self.reads, list(self.looked), self.version)
-        self.turns = FIRST_TURN - 2  # whoever is woken soon rests again
+        self.turns = FIRST_TURN - 2  # a role that wakes up sleeps again soon
         self.forget()
         return rest
 
@@ -109,7 +112,7 @@ class Watch:
 
 
 class Rest(Wait):
-    """The wait of a role whose loop only looks: over when what it read has other values, or when its cluster has done something."""
+    """The wait of a role whose loop only reads. It ends when the words that it read change, or when its cluster acts."""
 
     __slots__ = ("role", "reads", "looked", "version", "woken")
 
@@ -132,16 +135,16 @@ class Rest(Wait):
         memory = self.role.machine.simulation.memory
         seen = [f"{memory.name(int(r.addresses[0]))}, which holds {' '.join(map(str, r.words[:4]))}" for r in self.reads if r.addresses.size][:4]
         what = "; ".join(dict.fromkeys([*seen, *self.looked]))
-        return f"a change of {what}: its loop only looks at that" if what else "nothing: its loop looks at nothing that anybody could change"
+        return f"a change of {what}: its loop only reads that" if what else "nothing: its loop reads nothing that another role could change"
 
     @property
     def op(self) -> Op | None:
-        """Where it looks."""
+        """The operation that reads."""
         return next((r.op for r in self.reads[::-1] if r.op is not None), self.role.op)
 
 
 def same(a: Any, b: Any) -> bool:
-    """Are two values of a role's state equal? False where that cannot be said."""
+    """Whether two values of a role's state are equal. False where they cannot be compared."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -158,19 +161,19 @@ def same(a: Any, b: Any) -> bool:
 
 
 def turned(role: Role) -> Rest | None:
-    """A role has jumped to a block."""
+    """Handle a role's jump to a block."""
     if role.watch is None:
         role.watch = Watch(role)
     if role.watch.changed():
         return None
     block, environment = role.block, role.environment
-    # what the loop carries comes first: it differs in most loops
+    # loop-carried values first, because they differ in most loops
     return role.watch.turn(
         (id(block), len(role.frames)), lambda: [*(environment[i] for i in block.arguments), *environment]
     )
 
 
 def resting(machine: Machine) -> bool:
-    """Can nothing happen in a cluster, and would that be otherwise if others changed global memory?"""
+    """Whether nothing can happen in a cluster unless others change global memory."""
     alive = [r for r in machine.roles if not r.done]
     return any(r.wait is not None and r.wait.outside for r in alive) and not any(r.ready for r in alive) and not any(o.can_complete() for o in machine.flying)

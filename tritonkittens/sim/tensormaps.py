@@ -1,5 +1,6 @@
-"""Tensor maps as bytes in memory: 128 of them, as the hardware's, in a form of the simulator's own (the hardware's is not documented). A map that a kernel
-copies, or changes by `tensormap.replace`, stays one.
+"""Tensor maps as 128 bytes in memory, in a format of the simulator (the hardware's is undocumented).
+
+A map that a kernel copies, or changes by `tensormap.replace`, stays a map.
 """
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def pack(tensor: TensorMap) -> bytes:
 
 
 def unpack(data: bytes, name: str) -> TensorMap | None:
-    """The map in these bytes, or None where they hold none. `name`: what reports call its tensor."""
+    """Return the map in these bytes, or None where they hold none. `name` is its tensor's name in reports."""
     magic, element, rank, address, nbytes, swizzle, nan, _, *rest = _FORM.unpack(data[: _FORM.size])
     if magic != _MAGIC:
         return None
@@ -47,7 +48,9 @@ def unpack(data: bytes, name: str) -> TensorMap | None:
 
 
 def changed(tensor: TensorMap, field: str, ordinal: int, value: int) -> TensorMap:
-    """After `tensormap.replace`: `ordinal` counts dimensions from the fastest (strides from the second). Raises ValueError for what is not known here."""
+    """Return the map after `tensormap.replace`. `ordinal` counts dimensions from the fastest (strides from the
+    second). Raises ValueError for unsupported fields.
+    """
     axis = len(tensor.shape) - 1 - ordinal
 
     def put(old: tuple[int, ...], at: int) -> tuple[int, ...]:

@@ -1,4 +1,5 @@
-"""What ran when, in modelled time: a recorder for a simulation, a trace for Perfetto, a picture, and the shares of busy, waiting and idle.
+"""Timelines in modelled time: a recorder for a simulation, a trace for Perfetto, a picture, and the shares of busy,
+waiting and idle.
 
     timeline = Timeline()
     with sim.device("sm_90a", recorder=timeline):
@@ -6,8 +7,9 @@
     timeline.save("attention.json")     # ui.perfetto.dev or chrome://tracing
     timeline.draw("attention.svg")
 
-Times are of the model in `costs`, in cycles; nothing here is measured, and everything written says so. A schedule other than the first (by modelled time) is
-legal but not what the model would do. Every cluster's clock begins at 0; launches follow each other.
+Times come from the model in `costs`, in cycles. Nothing is measured, and every output states that. Schedules other
+than the first (by modelled time) are legal, but do not follow the model. Every cluster's clock begins at 0; launches
+follow each other.
 """
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ _ENGINE_KINDS = {
 
 @dataclass(eq=False)
 class Span:
-    """Something that took time on a lane. `busy`: of an asynchronous operation, when its engine worked on it (it is in flight from start to end)."""
+    """An interval on a lane. For an asynchronous operation, `busy` is the time when its engine worked on it (it is in
+    flight from start to end).
+    """
 
     cta: Cta
     lane: str
@@ -60,7 +64,7 @@ class Span:
 
 @dataclass(eq=False)
 class Cta:
-    """A process of the trace. `offset`: where its launch begins."""
+    """A process of the trace. `offset` is the start of its launch."""
 
     launch: int
     kernel: str
@@ -82,7 +86,10 @@ class Cta:
 
 @dataclass(frozen=True)
 class Share:
-    """Of a CTA's modelled time, how much a lane was busy, waiting, and neither. An engine waits while all it has is in flight and moves nothing."""
+    """The shares of a CTA's modelled time in which a lane was busy, waiting, and neither.
+
+    An engine waits while all its operations are in flight and move no data.
+    """
 
     launch: int
     kernel: str
@@ -102,13 +109,17 @@ class Share:
 
 
 class Timeline:
-    """A recorder: give it to `sim.run(..., recorder=...)` or `sim.device(arch, recorder=...)`. `clusters`: record only so many clusters of each launch."""
+    """A recorder for `sim.run(..., recorder=...)` or `sim.device(arch, recorder=...)`.
+
+    Args:
+        clusters: the number of clusters to record of each launch.
+    """
 
     def __init__(self, clusters: int | None = None):
         self.clusters = clusters
         self.ctas: list[Cta] = []
         self.left_out: set[tuple[int, int, int]] = set()  # (launch, cluster, rank) of CTAs that ran but were not recorded
-        self._launches: list[Any] = []  # simulations, held so that no other has the same identity
+        self._launches: list[Any] = []  # simulations, kept alive so that no other has the same identity
         self._offset = 0.0
         self._by_machine: dict[tuple[int, int, int], Cta] = {}
         self._open: dict[tuple[int, int, int], Span] = {}  # the last span of a role's own work
@@ -116,10 +127,10 @@ class Timeline:
         self._flying: dict[int, tuple[Async, Span, float]] = {}
         self._lines: dict[int, tuple[Op, str]] = {}
 
-    # ---- what the simulation calls
+    # ---- the recorder's interface
 
     def work(self, machine: Machine, role: Role, step: Step, begin: float) -> None:
-        """An operation of a role's own, which took from `begin` to now."""
+        """Record an operation of a role's own, from `begin` to now."""
         cta = self._cta(machine, role)
         if cta is None:
             return
@@ -138,7 +149,7 @@ class Timeline:
         last.lines[line] = last.lines.get(line, 0.0) + end - begin
 
     def waits(self, machine: Machine, role: Role) -> None:
-        """A role begins to wait."""
+        """Record that a role begins to wait."""
         cta = self._cta(machine, role)
         if cta is None or role.wait is None:
             return
@@ -153,7 +164,7 @@ class Timeline:
         self._waiting[self._key(machine, role)] = Span(cta, self._lane(cta, role), "wait", name, role.time, role.time, args)
 
     def waited(self, machine: Machine, role: Role) -> None:
-        """It goes on, at `role.time`. A wait for what had already happened took no time and leaves nothing."""
+        """Record that a role continues, at `role.time`. A wait for an earlier event takes no time and leaves no span."""
         span = self._waiting.pop(self._key(machine, role), None)
         if span is not None and role.time > span.start:
             span.end = role.time
@@ -161,7 +172,7 @@ class Timeline:
             span.cta.end = max(span.cta.end, span.end)
 
     def issued(self, machine: Machine, operation: Async, cost: float) -> None:
-        """A role has put an asynchronous operation under way that needs its engine for `cost` cycles."""
+        """Record that a role has issued an asynchronous operation that needs its engine for `cost` cycles."""
         role = operation.role
         cta = self._cta(machine, role)
         if cta is None:
@@ -181,13 +192,14 @@ class Timeline:
         self._flying[id(operation)] = (operation, Span(cta, lane, kind, name, operation.started, operation.finish, args), cost)
 
     def operation(self, machine: Machine, operation: Async) -> None:
-        """An asynchronous operation is complete."""
+        """Record that an asynchronous operation is complete."""
         found = self._flying.pop(id(operation), None)
         if found is None:
             return
         _, span, cost = found
         span.start, span.end = operation.started, operation.finish
-        # bytes arrive at the end of what a load takes; a product or a store works first, and its result or its completion follows
+        # a load's bytes arrive at the end of its time; a product or a store works first, and its result or completion
+        # follows
         span.busy = (span.end - cost, span.end) if span.kind == "load" else (span.start, span.start + cost)
         if operation.barrier is not None:
             span.args |= {"barrier": operation.barrier.name, "phase": operation.phase}
@@ -229,14 +241,14 @@ class Timeline:
     def _line(self, op: Op) -> str:
         known = self._lines.get(id(op))
         if known is None:
-            known = self._lines[id(op)] = (op, source_line(op.location))  # holds the operation, so that no other has the same identity
+            known = self._lines[id(op)] = (op, source_line(op.location))  # keeps the operation alive, so that no other has the same identity
         return known[1]
 
     def _where(self, op: Op) -> dict[str, Any]:
         return {"line": self._line(op), "called from": str(op.location)}
 
     def spans(self, cta: Cta) -> list[Span]:
-        """What was recorded of a CTA, in order of time; merged work is called after the line that took most of it."""
+        """Return the spans of a CTA, in order of time. Merged work is named after the line that took most of it."""
         for span in cta.spans:
             if span.lines:
                 line = max(span.lines, key=lambda k: span.lines[k])
@@ -256,7 +268,12 @@ class Timeline:
     # ---- numbers
 
     def summary(self) -> list[Share]:
-        """For every CTA and lane the share of busy and waiting time; `print(*timeline.summary(), sep="\\n")`."""
+        r"""Return, for every CTA and lane, the shares of busy and waiting time.
+
+        Example::
+
+            print(*timeline.summary(), sep="\n")
+        """
         out = []
         for cta in self.ctas:
             spans = self.spans(cta)
@@ -275,7 +292,9 @@ class Timeline:
     # ---- a trace
 
     def trace(self) -> dict[str, Any]:
-        """The Trace Event Format of Chrome and Perfetto: a process for each CTA, a thread for each role and engine (several where operations overlap)."""
+        """Return the Trace Event Format of Chrome and Perfetto: a process for each CTA, a thread for each role and
+        engine (several where operations overlap).
+        """
         events: list[dict[str, Any]] = []
         for cta in self.ctas:
             pid = cta.number
@@ -317,9 +336,18 @@ class Timeline:
     def draw(
         self, path: str | Path, *, launch: int = -1, ctas: int = 1, cycles: tuple[float, float] | None = None, title: str | None = None, width: int = 1500,
     ) -> None:  # fmt: skip
-        """Write a picture of a launch's first CTAs: lanes of roles and engines over modelled cycles. SVG, or PNG by matplotlib where the path ends in .png.
+        """Draw a launch's first CTAs: lanes of roles and engines over modelled cycles.
 
-        launch: which, as an index. ctas: how many to show. cycles: a part of the time. title: in place of the kernel's name; what the times are is added.
+        Args:
+            path: an .svg, or a .png (needs matplotlib).
+            launch: the index of the launch.
+            ctas: the number of CTAs to show.
+            cycles: a part of the time.
+            title: replaces the kernel's name. A note on the modelled times is always added.
+            width: the width of the picture.
+
+        Raises:
+            ValueError: for another ending, or without any recorded launch.
         """
         path = Path(path)
         if path.suffix not in (".svg", ".png"):
@@ -340,7 +368,7 @@ class Timeline:
 
 
 def _total(intervals: Iterable[tuple[float, float]]) -> float:
-    """The length of a union."""
+    """Return the length of a union of intervals."""
     total, end = 0.0, float("-inf")
     for a, b in sorted(intervals):
         total += max(0.0, b - max(a, end))
@@ -349,7 +377,7 @@ def _total(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def _rows(spans: list[Span]) -> list[list[Span]]:
-    """Spans in as few rows as they need so that none overlap in a row; at least one row."""
+    """Arrange spans in as few rows as possible, so that none overlap in a row. There is at least one row."""
     rows: list[list[Span]] = [[]]
     ends = [float("-inf")]
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
@@ -382,7 +410,7 @@ class _Box:
 @dataclass(frozen=True)
 class _Text:
     x: float
-    y: float  # of the middle of the line
+    y: float  # the middle of the line
     text: str
     size: float
     anchor: str = "start"
@@ -413,7 +441,9 @@ class _Picture:
 
     @staticmethod
     def named(cta: Cta) -> str:
-        """The kernel and the file that most of its roles' time is spent in: a template's kernel has the template's name."""
+        """Return the kernel and the file in which its roles spend most time. A template's kernel has the template's
+        name.
+        """
         files: dict[str, float] = {}
         for span in cta.spans:
             for line, cycles in span.lines.items():
@@ -464,7 +494,9 @@ class _Picture:
             self.label(box, "#666666" if waits else _ink(box.colour), span.name, short, short.rsplit(".", 1)[-1] if waits else short)
 
     def engine(self, spans: list[Span], y: float) -> float:
-        """Work of the engine on the lane; beneath it a thin strip for each operation from its start to its completion. Returns y moved by the strips."""
+        """Draw an engine's work on the lane, and below it a thin strip for each operation from start to completion.
+        Return y after the strips.
+        """
         owners = sorted({s.args["issued by"] for s in spans})
         for span in spans:
             start, end = span.busy or (span.start, span.end)
@@ -498,14 +530,14 @@ class _Picture:
         return box
 
     def label(self, box: _Box, colour: str, *texts: str) -> None:
-        """The first of the texts that fits, else what fits of the last."""
+        """Draw the first of the texts that fits, else a part of the last."""
         room = int((box.width - 4) / 5.8)
         text = next((t for t in texts if len(t) <= room), texts[-1][: room - 1] + "…" if room >= 5 else "")
         if text:
             self.shapes.append(_Text(box.x + 3, box.y + box.height / 2, text, 9.5, colour=colour))
 
     def axis(self, top: float, bottom: float, at: int) -> None:
-        """Ticks below a CTA's lanes; their lines go behind what was drawn from `at` on."""
+        """Draw ticks below a CTA's lanes. Their lines go below the shapes drawn from `at` on."""
         span = self.last - self.first
         steps = [m * 10**e for e in range(9) for m in (1, 2, 5)]
         step = steps[bisect_right(steps, span / 12)]
@@ -543,7 +575,7 @@ def _mixed(colour: str, white: float) -> str:
 
 
 def _ink(colour: str) -> str:
-    """Black or white, whichever reads better on a colour."""
+    """Return black or white, whichever reads better on a colour."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#222222" if 0.3 * red + 0.59 * green + 0.11 * blue > 150 else "#ffffff"
 

@@ -1,8 +1,8 @@
-"""MLIR text in generic form → operations. The only module that knows how Triton prints TTGIR.
+"""Parser of MLIR text in generic form. It is the only module that depends on Triton's printing of TTGIR.
 
-The generic form (MLIR Language Reference, "Operations") is the same for every operation: results, name, operands, successors, properties, regions, attributes,
-types, location. So nothing here knows a single operation of Triton's; what an operation means is said elsewhere, and an operation without a meaning stops
-the run.
+The generic form (MLIR Language Reference, "Operations") is the same for every operation: results, name, operands,
+successors, properties, regions, attributes, types, location. So this module knows no operation of Triton. Other
+modules define the meanings, and an operation without a meaning stops the run.
 """
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 
 
 class ParseError(ValueError):
-    """The text is not what this release of Triton is known to print."""
+    """Text that this release of Triton does not print."""
 
 
 # ---------------------------------------------------------------- types
@@ -36,7 +36,7 @@ class Scalar:
 
     @property
     def nbytes(self) -> int:
-        """In memory: an i1 takes a byte."""
+        """Bytes in memory: an i1 takes a byte."""
         return max(self.bits, 8) // 8
 
     @property
@@ -126,7 +126,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Location:
-    """Where in Python an operation comes from: innermost call first, and the variable its result was bound to."""
+    """The origin of an operation in Python: innermost call first, and the variable bound to its result."""
 
     frames: tuple[Frame, ...] = ()
     name: str | None = None
@@ -152,8 +152,11 @@ class Region:
 
 @dataclass(eq=False)
 class Op:
-    """One operation. Operands and results are indices of values, unique in the module. Its text, which pytest shows of a failure, leaves out the others that
-    are reached from it: by way of successors they are as many as there are paths."""
+    """One operation. Operands and results are indices of values, unique in the module.
+
+    Its repr, which pytest prints for a failure, omits the operations that it references: through successors, their
+    number grows with the number of paths.
+    """
 
     name: str
     operands: tuple[int, ...]
@@ -168,7 +171,7 @@ class Op:
 
     @functools.cached_property
     def segments(self) -> tuple[slice, ...]:
-        """Where each group of a variadic operation's operands lies."""
+        """Return the range of each group of a variadic operation's operands."""
         out, start = [], 0
         for size in self.attributes["operandSegmentSizes"]:
             out.append(slice(start, start + size))
@@ -176,7 +179,7 @@ class Op:
         return tuple(out)
 
     def split(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
-        """The operands' values by group."""
+        """Return the operands' values by group."""
         return tuple(values[s] for s in self.segments)
 
 
@@ -195,7 +198,7 @@ class Module:
         return int(self.attributes.get(name, default))
 
     def walk(self) -> Any:
-        """Every operation, outer ones first."""
+        """Yield every operation, outer ones first."""
         stack = list(self.functions.values())[::-1]
         while stack:
             op = stack.pop()
@@ -221,7 +224,7 @@ _ESCAPE = re.compile(rb"\\([0-9A-Fa-f]{2}|.)")
 
 
 def unescape(text: str) -> str:
-    """MLIR's string escapes: a backslash and two hexadecimal digits, or a quote, or a backslash."""
+    """Resolve MLIR's string escapes: a backslash and two hexadecimal digits, a quote, or a backslash."""
     if "\\" not in text:
         return text
 
@@ -281,7 +284,7 @@ class _Parser:
         return found
 
     def balanced(self) -> str:
-        """From an opening bracket to its partner, both included."""
+        """Return the text from an opening bracket to its partner, both included."""
         start, at, stack = self.at, self.at, []
         text = self.text
         while found := _BRACKET.search(text, at):
@@ -318,7 +321,7 @@ class _Parser:
         return self.types[text]
 
     def resolve(self, text: str) -> str:
-        """Attribute text with aliases replaced, also inside (a slice layout names its parent)."""
+        """Replace aliases in attribute text, also inside (a slice layout names its parent)."""
         return re.sub(r"#[\w$]+(?![\w$.<])", lambda m: self.resolve(self.aliases[m[0]]) if m[0] in self.aliases else m[0], text.strip())
 
     def make_type(self, text: str) -> Type:
@@ -435,7 +438,7 @@ class _Parser:
     # locations
 
     def location(self) -> Location:
-        """After `loc`: the bracketed text, parsed once."""
+        """Return the location after `loc`; each text is parsed once."""
         text = self.balanced()[1:-1]
         if text not in self.locations:
             self.locations[text] = self.make_location(text)
@@ -477,7 +480,9 @@ class _Parser:
     # operations
 
     def define(self, scope: dict[str, int], name: str) -> int:
-        """A value's index; one that was used before (a later block dominates) keeps the index that its use was given."""
+        """Return a value's index. A value that was used earlier (a later block dominates) keeps the index of that
+        use.
+        """
         pending = scope.get("?" + name)
         if pending is not None:
             del scope["?" + name]
@@ -581,7 +586,7 @@ class _Parser:
 
 
 def split_list(text: str) -> list[str]:
-    """The items between commas that lie in no bracket or string."""
+    """Return the items between commas outside brackets and strings."""
     items, depth, start, i = [], 0, 0, 0
     while i < len(text):
         c = text[i]
@@ -601,7 +606,7 @@ def split_list(text: str) -> list[str]:
 
 
 def partition_top(text: str, separator: str) -> tuple[str, str, str]:
-    """`str.partition` at the first separator that lies in no bracket or string."""
+    """`str.partition` at the first separator outside brackets and strings."""
     depth, i = 0, 0
     while i < len(text):
         c = text[i]
@@ -616,7 +621,7 @@ def partition_top(text: str, separator: str) -> tuple[str, str, str]:
 
 
 def float_from_bits(bits: int, name: str) -> float:
-    """A hexadecimal float literal."""
+    """Return the value of a hexadecimal float literal."""
     if name == "bf16":
         return float(struct.unpack("<f", struct.pack("<I", bits << 16))[0])
     formats = {"f16": ("<H", "<e"), "f32": ("<I", "<f"), "f64": ("<Q", "<d")}

@@ -1,5 +1,8 @@
-"""Kernels under `triton.autotune` on a simulated device: Triton's benchmarks time nothing; the first configuration that compiles and fits is taken. A benchmark
-of the user's own (`do_bench=`) runs as on a GPU."""
+"""`triton.autotune` on a simulated device: Triton's benchmarks time nothing, and the first configuration that
+compiles and fits wins.
+
+A benchmark of the user's own (`do_bench=`) runs as on a GPU.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -15,7 +18,9 @@ _RUN = Autotuner.run
 
 
 def first_that_fits(simulated: SimulatedDevice) -> Callable[..., list[float]]:
-    """What an autotuner takes for its benchmark: a trial compiles a configuration and launches nothing; after one that fits, others are not tried."""
+    """Return a benchmark for autotuners. A trial compiles a configuration and launches nothing. After one that fits,
+    no others are tried.
+    """
     fits = False
 
     def bench(kernel_call: Callable[[], Any], quantiles: Any = None) -> list[float]:
@@ -23,7 +28,7 @@ def first_that_fits(simulated: SimulatedDevice) -> Callable[..., list[float]]:
         if fits:
             return [float("inf")] * 3
         with simulated.only_trying():
-            kernel_call()  # raises what makes Triton pass over a configuration
+            kernel_call()  # raises the errors that make Triton skip a configuration
         fits = True
         return [0.0] * 3
 
@@ -32,8 +37,12 @@ def first_that_fits(simulated: SimulatedDevice) -> Callable[..., list[float]]:
 
 @contextlib.contextmanager
 def tuning_for_simulation(simulated: SimulatedDevice) -> Iterator[None]:
-    """Within it autotuners that have no benchmark of the user's choose by `first_that_fits`, with Triton's own pruning and hooks. What they choose is kept for
-    the simulated device: no choice of a GPU is used here, and none of these there or on disk. `best_config` says what ran last."""
+    """Make autotuners without a benchmark of the user's use `first_that_fits`, with Triton's own pruning and hooks,
+    inside this context.
+
+    Choices are kept per simulated device, separate from those of GPUs and of the disk. `best_config` is the
+    configuration of the last run.
+    """
     caches: dict[Any, dict[Any, Any]] = {}
 
     def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:

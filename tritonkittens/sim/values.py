@@ -1,4 +1,4 @@
-"""What operations hand to each other beside numbers: views of shared and tensor memory, tensor maps, values that are not there (yet)."""
+"""Values of operations besides numbers: views of shared and tensor memory, tensor maps, and missing values."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -11,22 +11,24 @@ from .ttgir import Op, Type
 
 
 class NotComputed(TypeError):
-    """A value was used that is not there."""
+    """An operation used a missing value."""
 
 
 class Poison:
-    """The result of `ub.poison`, or of arithmetic on it. Using it for an address, a decision or a result in memory is reported."""
+    """The result of `ub.poison`, or of arithmetic on it. Its use for an address, a decision or a result in memory is
+    a finding.
+    """
 
     def __init__(self, op: Op, why: str = ""):
         self.op = op
-        self.why = why or f"{op.name} gave no value"
+        self.why = why or f"{op.name} has no value"
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise NotComputed("poison has no value")
 
 
 class InFlight:
-    """The accumulator of a wgmma that nobody has waited for. Only a further wgmma and a wait may take it."""
+    """The accumulator of a wgmma in flight. Only a further wgmma and a wait may take it."""
 
     __slots__ = ("product", "type")
 
@@ -47,18 +49,19 @@ class Spans:
         self.nbytes = nbytes
 
     def meets(self, other: Spans) -> bool:
-        """Do they have a byte in common?"""
+        """Whether the two have a byte in common."""
         if not self.starts.size or not other.starts.size or not self.nbytes or not other.nbytes:
             return False
-        behind = np.asarray(np.searchsorted(other.starts, self.starts - other.nbytes, side="right"))  # the first piece that ends behind each start
+        behind = np.asarray(np.searchsorted(other.starts, self.starts - other.nbytes, side="right"))  # the first piece that ends after each start
         found = behind < other.starts.size
         return bool((other.starts[behind[found]] < self.starts[found] + self.nbytes).any())
 
 
 class AddressMap:
-    """Byte offsets of a view's elements from its base; immutable, and shared by all views made in the same way.
+    """Byte offsets of a view's elements from its base. It is immutable, and equal views share it.
 
-    `replicas` are the places of every copy where a layout keeps several. With several CTAs an offset has the rank in the bits from SHARED_STRIDE up.
+    `replicas` are the offsets of all copies where a layout keeps several. With several CTAs, an offset has the rank
+    in the bits from SHARED_STRIDE up.
     """
 
     __slots__ = ("offsets", "nbytes", "replicas", "_derived", "_runs", "_elements", "spread")
@@ -75,7 +78,9 @@ class AddressMap:
         return self.offsets.shape
 
     def derive(self, key: Any, change: Any) -> AddressMap:
-        """The map after `change` (an index, a transposition, a reshape) of the array of offsets; made once for a key."""
+        """Return the map after `change` (an index, a transposition, a reshape) of the array of offsets; cached by
+        key.
+        """
         found = self._derived.get(key)
         if found is None:
             replicas = None if self.replicas is None else np.stack([change(r) for r in self.replicas])
@@ -84,14 +89,14 @@ class AddressMap:
 
     @property
     def elements(self) -> np.ndarray:
-        """Offsets counted in elements; every offset is a multiple of an element's size."""
+        """Offsets counted in elements. Every offset is a multiple of an element's size."""
         if self._elements is None:
             self._elements = self.offsets // self.nbytes
         return self._elements
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """The bytes covered, as intervals in rising order."""
+        """The covered bytes, as ascending intervals."""
         if self._runs is None:
             places = self.offsets if self.replicas is None else self.replicas
             starts = np.unique(places.reshape(-1))
@@ -112,7 +117,7 @@ class AddressMap:
 
 @dataclass(eq=False)
 class Allocation:
-    """Where a buffer comes from, for reports."""
+    """The origin of a buffer, for reports."""
 
     name: str
     op: Op
@@ -121,7 +126,7 @@ class Allocation:
     stage_bytes: int | None = None  # of one buffer, where the allocation has several
 
     def describe(self, address: int) -> str:
-        """`input.A[1]`: the buffer, and the stage that an address lies in."""
+        """Return `input.A[1]`: the buffer, and the stage of an address."""
         if self.stage_bytes and self.size > self.stage_bytes:
             return f"{self.name}[{(address - self.base) % SHARED_STRIDE // self.stage_bytes}]"
         return self.name
@@ -150,7 +155,7 @@ class TensorMap:
     """A TMA descriptor: a strided tensor in global memory and the box that a copy moves (CUDA driver API, "Tensor Map Object Management")."""
 
     address: int
-    element: str  # MLIR name
+    element: str  # MLIR's name
     nbytes: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # bytes
@@ -159,5 +164,5 @@ class TensorMap:
     name: str = "tensor"
     im2col: dict[str, Any] | None = None
     owner: Any = field(default=None, repr=False)
-    swizzle: int = 0  # bytes; where the map itself places the box (copies by inline PTX), not a layout
-    spec: Any = field(default=None, repr=False)  # of a kernel's parameter: the tile that it was made for
+    swizzle: int = 0  # bytes; for copies by inline PTX, where the map defines the order of the box, not a layout
+    spec: Any = field(default=None, repr=False)  # of a kernel's parameter: its tile

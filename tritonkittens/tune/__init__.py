@@ -1,12 +1,15 @@
-"""Which configuration a kernel runs with: ranked by a cost model, measured where asked, remembered on disk, shipped in tables.
+"""Choice of a kernel's configuration: a cost model ranks, measurements decide where enabled, results persist on disk,
+tables ship with the package.
 
-A kernel family says what its configurations are and what they cost, and asks at every launch:
+A kernel family declares its configurations and their costs, and requests one at every launch:
 
     FAMILY = tune.register(tune.Family("gemm", Config, candidates, cost, problem_type=Problem, match=("dtype",)))
     config = FAMILY.choose(problem, measure, device=tensor.device.index)
 
-TK_TUNE=1 measures problems that are not known yet (TK_TUNE_TRIES candidates, 12); results lie in $TK_CACHE_DIR or ~/.cache/tritonkittens.
-`print(FAMILY.explain(problem))` or `python -m tritonkittens tuned gemm m=4096 …` shows what was tried and why the winner won.
+TK_TUNE=1 measures unknown problems (TK_TUNE_TRIES candidates, 12). Results lie in $TK_CACHE_DIR or
+~/.cache/tritonkittens.
+`print(FAMILY.explain(problem))` or `python -m tritonkittens tuned gemm m=4096 …` shows the tried configurations and
+the reason for the winner.
 """
 
 from typing import TypeVar
@@ -24,6 +27,8 @@ F = TypeVar("F", bound=AnyFamily)
 
 
 def register(family: F) -> F:
-    """Makes a family known to `python -m tritonkittens tuned`. A module that is imported again registers anew."""
+    """Register `family` with `python -m tritonkittens tuned`, and return it. A second import of a module replaces its
+    family.
+    """
     families[family.name] = family
     return family

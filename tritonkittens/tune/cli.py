@@ -1,4 +1,6 @@
-"""`python -m tritonkittens tuned`: what is known about the families' problems, why a problem has its configuration, and the making of shipped tables."""
+"""`python -m tritonkittens tuned`: list the tuned problems of kernel families, explain a configuration, and export
+shipped tables.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from .tuner import AnyFamily
 
 
 def registered() -> dict[str, AnyFamily]:
-    """Every family of `tritonkittens.kernels`, by name; imports them all."""
+    """Return every family of `tritonkittens.kernels`, by name; import all of them."""
     package = importlib.import_module("tritonkittens.kernels")
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
@@ -30,7 +32,7 @@ def registered() -> dict[str, AnyFamily]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's arguments."""
+    """Declare the command's arguments."""
     parser.add_argument("family", nargs="?", metavar="FAMILY", help="a family of kernels; without it, all are listed")
     parser.add_argument("problem", nargs="*", metavar="key=value", help="a problem of the family: why it has its configuration")
     parser.add_argument("--device", metavar="NAME", help="part of a GPU's name (default: the GPU here; H200 without one)")
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, known: Mapping[str, AnyFamily] | None = None) -> int:
-    """Carries the command out; the exit status: 0, or 2 where the request was refused (said on stderr)."""
+    """Run the command. Return the exit status: 0, or 2 where it refuses the request (with a message on stderr)."""
     known = registered() if known is None else known
     try:
         if arguments.export is not None:
@@ -68,7 +70,9 @@ def _family(known: Mapping[str, AnyFamily], name: str) -> AnyFamily:
 
 
 def _problem(family: AnyFamily, words: list[str]) -> Any:
-    """`m=64 dtype=bf16` as the family's problem. A value is read as JSON unless its field is a string or that fails."""
+    """Parse `m=64 dtype=bf16` as the family's problem. A value is read as JSON unless its field is a string or that
+    fails.
+    """
     hints = get_type_hints(family.problem_type)
     values: dict[str, Any] = {}
     for word in words:
@@ -90,7 +94,7 @@ def _problem(family: AnyFamily, words: list[str]) -> Any:
 
 
 def _device(name: str | None) -> Device:
-    """The device to explain for: by name, else the one here, else an H200."""
+    """Return the device to explain for: by name, else the current one, else an H200."""
     if name is None:
         return Device.of() if torch.cuda.is_available() else Device.named("H200")
     if torch.cuda.is_available() and name.lower() in torch.cuda.get_device_name().lower():
@@ -99,12 +103,12 @@ def _device(name: str | None) -> Device:
 
 
 def _measured_devices(name: str | None) -> list[DeviceKey]:
-    """Devices with results on disk, whose names contain `name`."""
+    """Return the devices with results on disk whose names contain `name`."""
     return [device for device in known_devices() if name is None or name.lower() in device.name.lower()]
 
 
 def _entries(family: AnyFamily, device: str | None) -> list[tuple[str, DeviceKey, Entry]]:
-    """What is known of a family: ("disk" or "table", device, entry)."""
+    """Return the known results of a family: ("disk" or "table", device, entry)."""
     found = [("disk", key, entry) for key in _measured_devices(device) for entry in store_for(key).entries().values()]
     tables = [table for table in shipped.tables() if device is None or device.lower() in table.device.name.lower()]
     found += [("table", table.device, entry) for table in tables for entry in table.entries.values()]

@@ -1,7 +1,9 @@
-"""The cost model that ranks configurations: the slowest of the memory levels and units, plus setup and synchronisation.
+"""The cost model that ranks configurations: the slowest of the memory levels and units, plus setup and
+synchronisation.
 
-After ThunderKittens (arXiv:2410.20399, section 2): levels and units work beside one another, so the busiest one bounds a kernel, while filling the pipeline and
-waiting at barriers come on top. A kernel family says how many bytes and operations a configuration takes; `Device` says at which rates.
+Levels and units work concurrently, so the busiest one bounds a kernel. Filling the pipeline and waiting at barriers
+add to that. A kernel family gives the bytes and operations of a configuration; `Device` gives the rates.
+Source: ThunderKittens (arXiv:2410.20399), section 2.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ UNITS = ("hbm", "l2", "shared", "tensor", "alu")
 
 @dataclass(frozen=True)
 class Cost:
-    """Predicted seconds of one launch: those of each memory level and unit, were it alone, and those that nothing hides.
+    """Predicted seconds of one launch: of each memory level and unit alone, and of the work that nothing overlaps.
 
-    An infinite component says that the device cannot run the configuration (too much shared memory, for one): it is never chosen nor measured.
+    An infinite component means that the device cannot run the configuration (too much shared memory, for example). It
+    is never chosen or measured.
     """
 
     hbm: float = 0.0
@@ -41,7 +44,7 @@ class Cost:
 
     @property
     def bound(self) -> str:
-        """Which memory level or unit takes longest: "hbm", "l2", "shared", "tensor" or "alu"."""
+        """The memory level or unit that takes longest: "hbm", "l2", "shared", "tensor" or "alu"."""
         return max(UNITS, key=lambda unit: getattr(self, unit))
 
     def components(self) -> dict[str, float]:
@@ -54,18 +57,21 @@ _UNITS_OF_BITS = (4, 8, 16, 32)
 
 @dataclass(frozen=True)
 class Device:
-    """The rates of one GPU, all multiprocessors together, at the clock that it holds under load.
+    """The rates of one GPU, all multiprocessors together, at its clock under load.
 
-    Of the device itself: its name, capability, number of multiprocessors, L2 and shared memory (bytes), and, where the driver tells them, clock and HBM
-    bandwidth. Per multiprocessor and clock, from the CUDA C++ Programming Guide and data sheets:
+    The device gives its name, capability, number of multiprocessors, L2 and shared memory (bytes), and from the
+    driver, where available, clock and HBM bandwidth. Rates per multiprocessor and clock come from the CUDA C++
+    Programming Guide and data sheets:
 
-    - tensor cores: 4096 dense 16-bit FLOP on sm_90 (989 TFLOP/s over 132 multiprocessors at 1.83 GHz), 8192 on sm_100 and sm_103 (2.25 PFLOP/s over 148 at
-      1.85 GHz); twice that with 8 bits, four times with 4 (sm_100 on), half with tf32;
+    - tensor cores: 4096 dense 16-bit FLOP on sm_90 (989 TFLOP/s over 132 multiprocessors at 1.83 GHz), 8192 on sm_100
+      and sm_103 (2.25 PFLOP/s over 148 at 1.85 GHz); twice that with 8 bits, four times with 4 (sm_100 on), half with
+      tf32;
     - shared memory: 128 bytes (32 banks of 4);
-    - L2 53 bytes, arithmetic 128 float results, special functions 16: the simulator's figures, with their sources in `tritonkittens.sim.costs`.
+    - L2 53 bytes, arithmetic 128 float results, special functions 16: the simulator's numbers, with their sources in
+      `tritonkittens.sim.costs`.
 
-    `launch_seconds`, from the end of one kernel to the start of the next in its stream, is assumed, not measured; it tells configurations of two kernels
-    from those of one.
+    `launch_seconds`, from the end of one kernel to the start of the next in its stream, is assumed. It separates
+    configurations of two kernels from those of one.
     """
 
     name: str
@@ -83,11 +89,11 @@ class Device:
 
     @property
     def chip(self) -> Chip:
-        """Its architecture."""
+        """The device's architecture."""
         return chip_of(self.capability)
 
     def tensor_flops(self, bits: int) -> float:
-        """Dense FLOP/s of the tensor cores with operands of so many bits (32: tf32).
+        """Return the dense FLOP/s of the tensor cores for operands of `bits` bits (32: tf32).
 
         Raises:
             ValueError: the tensor cores do not take such operands.
@@ -99,12 +105,13 @@ class Device:
         return chip.tensor_flops * 16 / bits * self.multiprocessors * self.clock_hz
 
     def seconds(self, cycles: float) -> float:
-        """Seconds that clock cycles take."""
+        """Return the seconds of clock cycles."""
         return cycles / self.clock_hz
 
     @staticmethod
     def of(index: int | torch.device | None = None) -> Device:
-        """The rates of a CUDA device (None: the current one, or the simulated one within `tritonkittens.sim.device`); worked out once.
+        """Return the rates of a CUDA device (None: the current one, or the simulated one within
+        `tritonkittens.sim.device`), computed once.
 
         Raises:
             ValueError: its compute capability is not 9.x or 10.x.
@@ -113,7 +120,7 @@ class Device:
 
     @staticmethod
     def named(name: str) -> Device:
-        """The rates of a known GPU, on any machine: "H100" (SXM), "H200" or "B200".
+        """Return the rates of a known GPU, on any machine: "H100" (SXM), "H200" or "B200".
 
         Raises:
             ValueError: an unknown name.
@@ -126,13 +133,15 @@ class Device:
 
     @staticmethod
     def from_facts(facts: Facts) -> Device:
-        """The rates of the device that these facts are of."""
+        """Return the rates of the device with these facts."""
         clock, _ = _told(facts.index)
         return _device(facts.name, facts.capability, facts.multiprocessors, facts.l2_bytes, facts.shared_memory_per_block, clock, _bandwidth(facts))
 
 
 def memory_bandwidth(index: int | torch.device | None = None) -> float:
-    """Bytes a second of a device's HBM (None: of the current one): as `Device.of` says, without rates that are the simulator's, which takes 0.2 s to load.
+    """Return the bytes per second of a device's HBM (None: of the current one), as in `Device.of`.
+
+    It does not load the simulator, whose rates take 0.2 s to import.
 
     Raises:
         ValueError: its compute capability is not 9.x or 10.x.
@@ -157,7 +166,9 @@ def _unknown(name: str, capability: tuple[int, int]) -> str:
 
 @functools.cache
 def _told(index: int) -> tuple[float | None, float | None]:
-    """Highest clock (Hz) and HBM bandwidth (bytes/s) by the driver, None what it does not tell (CUDA 13 took them out of cudaDeviceProp)."""
+    """Return the driver's highest clock (Hz) and HBM bandwidth (bytes/s), None for values that the driver lacks (CUDA
+    13 removed them from cudaDeviceProp).
+    """
     if index < 0:  # simulated
         return None, None
     properties: Any = torch.cuda.get_device_properties(index)
@@ -171,9 +182,9 @@ def _device(
 ) -> Device:
     if not chip_of(capability).tensor_flops or hbm is None:
         raise ValueError(_unknown(name, capability))
-    from tritonkittens.sim import costs  # the simulator is not loaded where an answer is known without the model
+    from tritonkittens.sim import costs  # imported here, because a known configuration does not need the simulator
 
-    # the power limit, not the highest clock, is what matrix products run against
+    # the power limit, not the highest clock, bounds matrix products
     clock = min(highest_clock or costs.CLOCK_GHZ * 1e9, costs.CLOCK_GHZ * 1e9)
     everywhere = multiprocessors * clock
     return Device(

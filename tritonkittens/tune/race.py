@@ -1,4 +1,4 @@
-"""Measuring a few configurations against one another: interleaved rounds, the slower half dropped after each."""
+"""Comparison of a few configurations: interleaved rounds, and the slower half drops out after each."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from typing import Generic, TypeVar
 
 C = TypeVar("C", bound=Hashable)
 
-FEW = 5  # contenders that are often closer together than one measurement tells
-ROUNDS, FINAL_ROUNDS = 3, 8  # of few, and of the last two: short turns, so that a card that gets warm is the same for all
-_ERROR_LENGTH = 300  # a compiler's message may run to pages
+FEW = 5  # from here on, contenders often differ by less than the noise of one measurement
+ROUNDS, FINAL_ROUNDS = 3, 8  # rounds of few, and of the last two: short turns, so that a warming card affects all alike
+_ERROR_LENGTH = 300  # characters; a compiler's message may fill pages
 
 
 @dataclass
 class Race(Generic[C]):
-    """What was measured: seconds of each round that a configuration was in, the errors of those that failed, and the fastest (None: all failed)."""
+    """The measurements: seconds of each round of each configuration, the errors of failed ones, and the fastest
+    (None: all failed).
+    """
 
     winner: C | None = None
     times: dict[C, list[float]] = field(default_factory=dict)
     errors: dict[C, str] = field(default_factory=dict)
 
     def seconds(self, config: C) -> float | None:
-        """The median; None for a configuration that failed."""
+        """Return the median seconds; None for a configuration that failed."""
         return median(self.times[config]) if config not in self.errors else None
 
 
 def race(contenders: Sequence[C], measure: Callable[[C], float]) -> Race[C]:
-    """Successive halving (Jamieson and Talwalkar, arXiv:1502.07943). Every survivor runs once a round, in turned order every other round, so that a clock that
-    drifts or heat meets all alike; medians are compared only among configurations that ran in the same rounds. Many run one round before the slower half drops
-    out, few ROUNDS, the last two FINAL_ROUNDS.
+    """Race configurations by successive halving (Jamieson and Talwalkar, arXiv:1502.07943).
 
+    Every survivor runs once a round, in reverse order every second round, so that clock drift and heat affect all
+    alike. Medians are compared only among configurations of the same rounds. Many contenders run one round before the
+    slower half drops out, few run ROUNDS, the last two FINAL_ROUNDS.
     A configuration that raises, or whose time is not positive and finite, loses; its error is kept.
     """
     result: Race[C] = Race(times={config: [] for config in contenders})

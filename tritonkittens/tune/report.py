@@ -1,4 +1,4 @@
-"""What is known about a choice, and how it prints."""
+"""The report on one choice of a configuration."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from .cost import Cost
 
 @dataclass(frozen=True)
 class Row:
-    """One candidate: its predicted cost, the seconds it is ranked by (less than `cost.total` where a near problem's winner has its bonus), measured seconds, or
-    the error with which it failed when it was measured."""
+    """One candidate: its predicted cost, its ranking in seconds, and its measured seconds or error.
+
+    The ranking is less than `cost.total` where the winner of a near problem has its bonus.
+    """
 
     config: dict[str, Any]
     cost: Cost
@@ -23,11 +25,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """Why a problem has its configuration.
+    """The reasons for a problem's configuration.
 
-    `source`: "measured" (in this process), "disk", "table" (shipped), "alike" (what won when a problem that is computed alike was measured), "nearest" (the
-    model, led by a near problem's winner) or "model". `in_memory`: asked for before in this process, so that the choice costs a look-up. `rows`: every
-    candidate, the chosen one first, then by measured, then by predicted seconds.
+    Args:
+        source: "measured" (in this process), "disk", "table" (shipped), "alike" (the winner of a problem that is
+            computed alike), "nearest" (the model, with a bonus for a near problem's winner) or "model".
+        in_memory: this process has chosen it before, so a choice costs a look-up.
+        rows: every candidate; the chosen one first, then by measured, then by predicted seconds.
     """
 
     family: str
@@ -40,7 +44,7 @@ class Report:
     rows: tuple[Row, ...]
 
     def table(self, rows: int | None = None) -> str:
-        """The rows (None: all) as text; times in microseconds."""
+        """Return the rows (None: all) as text; times in microseconds."""
         shown = self.rows[:rows]
         varying = [name for name in self.config if len({repr(row.config.get(name)) for row in self.rows}) > 1]
         same = {name: value for name, value in self.config.items() if name not in varying}
@@ -67,7 +71,7 @@ class Report:
 
 
 def plain(values: dict[str, Any]) -> str:
-    """`{"m": 64, "dtype": "bf16"}` as `m=64 dtype=bf16`, the form that the command line takes."""
+    """Return `{"m": 64, "dtype": "bf16"}` as `m=64 dtype=bf16`, the form of the command line."""
     return " ".join(f"{name}={value}" for name, value in values.items())
 
 

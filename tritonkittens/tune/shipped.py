@@ -1,4 +1,6 @@
-"""The tables that come with the package: what was tuned on a GPU by the project, so that nobody pays on the first call."""
+"""The tables that ship with the package: results of the project's own tuning, so that a first call needs no
+measurement.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from pathlib import Path
 from .store import DeviceKey, Entry, versions
 
 TABLES = Path(__file__).parent / "tables"
-_TRIED = 2  # of what was tried a table keeps the winner and the next
+_TRIED = 2  # a table keeps the winner and the second of each problem
 
 
 @dataclass(frozen=True)
@@ -32,29 +34,31 @@ def read(path: Path) -> Table:
 
 @functools.cache
 def tables() -> tuple[Table, ...]:
-    """Every table of the package; read once."""
+    """Return every table of the package; read once."""
     return tuple(read(path) for path in sorted(TABLES.glob("*.json")))
 
 
 def tables_for(device: DeviceKey) -> list[Table]:
-    """The tables whose winners hold for a device, the first that knows a problem: its own, then those of devices with as many multiprocessors of the same
-    capability, the fullest first. H100 and H200 (SXM) differ in their memory only: an H100's own table has what is computed otherwise there."""
+    """Return the tables whose winners apply to a device, in order of preference.
+
+    Its own table comes first. Then come those of devices with equal capability and number of multiprocessors, the
+    fullest first. H100 and H200 (SXM) differ in their memory only; an H100's own table holds the problems with
+    another winner.
+    """
     alike = [t for t in tables() if (t.device.capability, t.device.multiprocessors) == (device.capability, device.multiprocessors)]
     return sorted(alike, key=lambda t: (t.device != device, -len(t.entries)))
 
 
 def relatives(device: DeviceKey) -> list[Table]:
-    """Tables of devices of the same capability, the likest first: their winners are worth a try."""
+    """Return tables of devices of the same capability, the most similar first. Their winners are worth a try."""
     found = [t for t in tables() if t.device.capability == device.capability]
     return sorted(found, key=lambda t: (t.device != device, abs(t.device.multiprocessors - device.multiprocessors)))
 
 
 def write(path: Path, device: DeviceKey, entries: Iterable[Entry]) -> int:
-    """Puts entries into a table, in the place of those for the same problems; other entries stay. One problem is one line, so that a change reads well.
-    Returns how many problems the table holds now.
+    """Write entries into a table, replacing those of the same problems. Return the number of problems in the table.
 
-    Raises:
-        ValueError: the table is of another device.
+    One problem is one line, for readable diffs. Raises ValueError for the table of another device.
     """
     merged: dict[tuple[str, str], Entry] = {}
     if path.exists():

@@ -1,7 +1,8 @@
-"""Tuning results on disk: one file of JSON lines for each device and versions, appended to by any number of processes.
+"""Tuning results on disk: one file of JSON lines for each device and versions. Any number of processes append to it.
 
-A line is written whole, under a lock, and never changed; for one problem the last line counts. So a process that dies while it writes leaves at most a torn
-last line, which readers pass over with one warning and the next writer cuts off.
+A process writes each line whole, under a lock, and never changes it. The last line of a problem counts. A process
+that dies while it writes leaves at most a torn last line. Readers skip that line with one warning, and the next
+writer removes it.
 """
 
 from __future__ import annotations
@@ -25,19 +26,21 @@ import tritonkittens
 
 
 def folder() -> Path:
-    """Where results lie: the folder `tune` of $TK_CACHE_DIR, or of ~/.cache/tritonkittens."""
+    """Return the folder of results: `tune` in $TK_CACHE_DIR, or in ~/.cache/tritonkittens."""
     return Path(os.path.expanduser(os.environ.get("TK_CACHE_DIR") or "~/.cache/tritonkittens"), "tune")
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """The versions that a result holds for: the compiler's and the kernels'. (torch only allocates.)"""
+    """Return the versions for which a result holds: the compiler's and the kernels'. (torch only allocates.)"""
     return {"triton": triton.__version__, "tritonkittens": tritonkittens.__version__}
 
 
 @dataclass(frozen=True)
 class DeviceKey:
-    """Which devices a result holds for: those of the same name and number of multiprocessors (a partition of a GPU keeps its name)."""
+    """The devices for which a result holds: equal name and number of multiprocessors (a partition of a GPU keeps the
+    name).
+    """
 
     name: str
     multiprocessors: int
@@ -48,7 +51,7 @@ class DeviceKey:
 
     @property
     def slug(self) -> str:
-        """As part of a file's name: "nvidia-h200-132"."""
+        """A part of the file's name: "nvidia-h200-132"."""
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-") + f"-{self.multiprocessors}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -61,7 +64,7 @@ class DeviceKey:
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration that was tried: predicted seconds by component, measured seconds (the median), or the error's text."""
+    """A tried configuration: predicted seconds by component, and measured seconds (the median) or the error's text."""
 
     config: dict[str, Any]
     predicted: dict[str, float]
@@ -71,7 +74,9 @@ class Trial:
 
 @dataclass(frozen=True)
 class Entry:
-    """The result of tuning one problem: the winner's configuration and its seconds, what was tried, and when (ISO 8601, UTC)."""
+    """The result of tuning one problem: the winner's configuration and seconds, the trials, and the time (ISO 8601,
+    UTC).
+    """
 
     family: str
     problem: dict[str, Any]
@@ -90,7 +95,7 @@ class Entry:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Entry:
-        """Raises KeyError, TypeError or ValueError where `values` is not what `as_dict` gives."""
+        """Return the entry of an `as_dict` result. Raises KeyError, TypeError or ValueError for anything else."""
         tried = tuple(Trial(t["config"], t["predicted"], t.get("seconds"), t.get("error")) for t in values["tried"])
         if not isinstance(values["problem"], dict) or not isinstance(values["config"], dict):
             raise TypeError("problem and config are dictionaries")
@@ -98,17 +103,19 @@ class Entry:
 
 
 def problem_key(problem: dict[str, Any]) -> str:
-    """One text for each problem, whatever the order of its fields."""
+    """Return one text for each problem, in any order of its fields."""
     return json.dumps(problem, sort_keys=True)
 
 
 class CorruptedError(Exception):
-    """A file holds what no interrupted writer leaves behind."""
+    """A file with contents that no interrupted writer leaves."""
 
 
 @dataclass
 class Content:
-    """What a file holds: a device, entries by family and problem, and how many torn last lines (0 or 1) were passed over."""
+    """The contents of a file: a device, entries by family and problem, and the number of torn last lines (0 or 1)
+    that were skipped.
+    """
 
     device: DeviceKey | None = None
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)
@@ -116,7 +123,7 @@ class Content:
 
 
 def parse(data: bytes) -> Content:
-    """Raises CorruptedError for a line that is no result, but for a last one that was begun and not ended."""
+    """Parse a file. Raises CorruptedError for a line that is no result, except for an unfinished last line."""
     content = Content()
     *lines, last = data.split(b"\n")
     if last:
@@ -135,7 +142,7 @@ def parse(data: bytes) -> Content:
 
 
 class Store:
-    """The results for one device: those on disk, and those that could not be written there."""
+    """The results for one device: those on disk, and those that could not be written."""
 
     def __init__(self, device: DeviceKey, where: Path):
         self.device = device
@@ -149,7 +156,7 @@ class Store:
         self._mutex = threading.RLock()
 
     def entries(self) -> dict[tuple[str, str], Entry]:
-        """Entries by family and problem; the file is read again only where it changed."""
+        """Return entries by family and problem. A changed file is read again."""
         with self._mutex:
             try:
                 status = os.stat(self.path)
@@ -168,10 +175,10 @@ class Store:
             return {**content.entries, **self._unsaved}
 
     def _read(self) -> Content:
-        """What the file holds. A last line that is torn while nobody writes was interrupted."""
+        """Read the file. A torn last line, while no process writes, is from an interrupted writer."""
         content = parse(self.path.read_bytes())
         if content.torn:
-            with contextlib.suppress(OSError), self._locked():  # who may not lock cannot tell, and reads what is whole
+            with contextlib.suppress(OSError), self._locked():  # a process that may not lock reads the whole lines only
                 content = parse(self.path.read_bytes())
                 if content.torn:
                     self._warn("torn", f"{self.path} ends in a line whose writing was interrupted: it is ignored, and cut off with the next result")
@@ -181,10 +188,10 @@ class Store:
         return self.entries().get((family, problem_key(problem)))
 
     def add(self, entry: Entry) -> None:
-        """Append an entry; where the folder cannot be written it is kept for this process, with one warning."""
+        """Append an entry. If the folder is not writable, keep the entry for this process, with one warning."""
         line = json.dumps({**entry.as_dict(), "device": self.device.as_dict()}).encode() + b"\n"
         with self._mutex:
-            self.entries()  # sets a corrupted file aside
+            self.entries()  # moves a corrupted file aside
             try:
                 with self._locked():
                     _append(self.path, line)
@@ -195,7 +202,9 @@ class Store:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone among processes and threads. The lock is a file of its own, which outlives the moving aside of the other."""
+        """Exclude other processes and threads. The lock is a file of its own, so it survives when the other file is
+        moved aside.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -205,7 +214,7 @@ class Store:
             os.close(descriptor)
 
     def _set_aside(self) -> Content | None:
-        """Moves a corrupted file out of the way, unless another process did so meanwhile."""
+        """Move a corrupted file aside, unless another process did so meanwhile."""
         try:
             with self._locked():
                 try:
@@ -221,14 +230,16 @@ class Store:
         return None
 
     def _warn(self, about: str, message: str) -> None:
-        """Once in a process for each store and trouble."""
+        """Warn once in a process for each store and problem."""
         if about not in self._warned:
             self._warned.add(about)
             warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
 def _append(path: Path, line: bytes) -> None:
-    """With one write, behind the last whole line. Under the store's lock a tail without a newline has no writer any more."""
+    """Append with one write, after the last whole line. Under the store's lock, a tail without a newline has no
+    writer any more.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     try:
         size = os.fstat(descriptor).st_size
@@ -249,12 +260,12 @@ def _store(device: DeviceKey, where: Path) -> Store:
 
 
 def store_for(device: DeviceKey) -> Store:
-    """The store of a device; one object for each folder and device in a process."""
+    """Return the store of a device: one object for each folder and device in a process."""
     return _store(device, folder())
 
 
 def known_devices() -> list[DeviceKey]:
-    """Devices that have results on disk, of these versions."""
+    """Return the devices with results on disk, of these versions."""
     ending = "".join(f"_{package}-{version}" for package, version in versions().items()) + ".jsonl"
     found = []
     for path in sorted(folder().glob("*.jsonl")) if folder().is_dir() else ():

@@ -1,4 +1,6 @@
-"""Device time of a call: bursts of calls between CUDA events, each behind a flush of L2. The tuner's measurements, and the benchmarks'."""
+"""Device time of a call: bursts of calls between CUDA events, each after a flush of L2. The tuner and the benchmarks
+use it.
+"""
 from __future__ import annotations
 
 import math
@@ -11,10 +13,10 @@ import torch
 
 from tritonkittens.launch import l2_bytes
 
-BURST = 3e-3  # seconds: the tuner takes turns, and within a round the card should stay what it is
+BURST = 3e-3  # seconds; short, so that the card's state stays constant within a round of the tuner
 FEWEST, MOST = 3, 40
-LONG, SETTLING = 1e-4, 40e-3  # seconds of a call from which its draw may reach the card's power limit, and until the clock is the one that this leaves
-CLOCK = 2e9  # cycles a second, at most, of the counter that a waiting GPU looks at
+LONG, SETTLING = 1e-4, 40e-3  # seconds: a call that may reach the power limit; the clock settles
+CLOCK = 2e9  # the highest rate, in cycles per second, of the counter that a waiting GPU polls
 
 
 class Burst(NamedTuple):
@@ -26,7 +28,7 @@ class Burst(NamedTuple):
 
     @property
     def typical(self) -> float:
-        """Milliseconds of a call: the mean of the medians of both halves."""
+        """Typical milliseconds of a call: the mean of the medians of both halves."""
         return statistics.mean(map(statistics.median, halves(self.calls)))
 
 
@@ -36,15 +38,17 @@ def halves(calls: Sequence[float]) -> list[Sequence[float]]:
 
 
 def flush_buffer(device: int | None) -> torch.Tensor:
-    """Zeroing twice the L2's bytes leaves none of the operands in it."""
+    """Return a buffer of twice the L2's bytes. Zeroing it evicts all operands from L2."""
     return torch.empty(2 * l2_bytes(device), dtype=torch.int8, device="cuda" if device is None else f"cuda:{device}")
 
 
 def burst(run: Callable[[], object], calls: int, flush: Callable[[], object], lead: int = 0) -> Burst:
-    """Time `calls` calls on the current device, each behind a `flush` of L2; the device waits `lead` cycles until the host has queued some.
+    """Time `calls` calls on the current device, each after a `flush` of L2. The device waits `lead` cycles until the
+    host has queued some.
 
-    Of a GPU's launches every other one takes longer, whichever kernel it is (measured: docs/notes/launch.md). With a flush before each call all calls are such
-    launches or none is; one more launch in the middle makes it half of them, in every burst.
+    Every second launch of a GPU takes longer, whichever kernel it is (measured: docs/notes/launch.md). With a flush
+    before each call, all calls are slow launches or none is. One extra launch in the middle makes it half of them, in
+    every burst.
     """
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
     torch.cuda.synchronize()
@@ -65,11 +69,12 @@ def burst(run: Callable[[], object], calls: int, flush: Callable[[], object], le
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Typical seconds of a call on the device, with a cold L2, in a burst of calls, after one to compile and a few to see how many.
+    """Return the typical seconds of a call on the device with a cold L2, from a burst of calls.
 
-    The GPU sleeps until a burst is queued: it would otherwise wait for a slow host between the events around a short call. Long calls first run until the clock
-    is that of their own draw: in a burst between those of others they have the others', and the faster of two is not the one that is faster in a program that
-    runs it again and again (measured: docs/notes/launch.md).
+    One call compiles first, and a few calls determine the burst's length. The GPU sleeps until a burst is queued;
+    otherwise it would wait for a slow host between the events of a short call.
+    Long calls first run until the clock matches their own power draw. In a burst between other calls, they would have
+    the others' clock, and the wrong one could win (measured: docs/notes/launch.md).
     """
     with torch.cuda.device(device):
         flush = flush_buffer(device.index).zero_

@@ -1,4 +1,4 @@
-"""Choosing a kernel's configuration: known, measured, or by the model."""
+"""Choice of a kernel's configuration: known, measured, or predicted by the model."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from .store import DeviceKey, Entry, Trial, problem_key, store_for
 P = TypeVar("P", bound=Hashable)
 C = TypeVar("C", bound=Hashable)
 
-NEAREST_FACTOR = 0.95  # by which the predicted time of a near problem's winner is multiplied at distance 0; 1 at a distance of ln 2 for each numeric field
+NEAREST_FACTOR = 0.95  # factor on the predicted time of a near problem's winner at distance 0; 1 at a distance of ln 2 for each numeric field
 
-# One for all families: what two threads measure at once on one GPU is neither's time. Re-entrant: a measured kernel may ask for a configuration of its own.
+# One lock for all families, because concurrent measurements on one GPU disturb each other. Re-entrant, because a
+# measured kernel may request a configuration itself.
 _deciding = threading.RLock()
 
 
 def tuning() -> bool:
-    """Does TK_TUNE ask for measurements? ("1"; "0", empty or unset: no.)
+    """Whether TK_TUNE enables measurements ("1"; "0", empty or unset: no).
 
     Raises:
-        ValueError: it is something else.
+        ValueError: for another value.
     """
     value = os.environ.get("TK_TUNE", "")
     if value not in ("", "0", "1"):
@@ -44,7 +45,7 @@ def tuning() -> bool:
 
 
 def tries() -> int:
-    """How many candidates are measured: TK_TUNE_TRIES, or 12.
+    """Return the number of candidates to measure: TK_TUNE_TRIES, or 12.
 
     Raises:
         ValueError: it is no positive number.
@@ -56,10 +57,10 @@ def tries() -> int:
 
 
 def as_values(record: Any) -> dict[str, Any]:
-    """A dataclass or NamedTuple as a dictionary of what JSON can hold; tuples become lists.
+    """Return a dataclass or NamedTuple as a dictionary of JSON values; tuples become lists.
 
     Raises:
-        TypeError: it is something else, or a field's value is not plain.
+        TypeError: for another type, or a field's value that is not plain.
     """
     if is_dataclass(record) and not isinstance(record, type):
         values = {f.name: getattr(record, f.name) for f in fields(record)}
@@ -83,8 +84,11 @@ def _tuples(value: Any) -> Any:
 
 
 def distance(problem: Mapping[str, Any], other: Mapping[str, Any], match: Sequence[str] = ()) -> float | None:
-    """How far apart two problems are: |ln(a / b)|, the mean over their numeric fields, less those named in `match`. None where they cannot be compared: a
-    field of `match`, or one that is not a number, differs."""
+    """Return the distance of the problems `problem` and `other`: |ln(a / b)|, averaged over their numeric fields
+    other than those in `match`.
+
+    None where they are not comparable: a field of `match`, or one that is no number, differs.
+    """
     if problem.keys() != other.keys():
         return None
     logarithms = []
@@ -99,7 +103,9 @@ def distance(problem: Mapping[str, Any], other: Mapping[str, Any], match: Sequen
 
 @dataclass(frozen=True)
 class _Neighbour(Generic[C]):
-    """A near problem that was measured, its winner, what the winner's predicted time is multiplied by, and whether it is taken whatever the model says."""
+    """A near, measured problem: its winner, the factor on the winner's predicted time, and whether the winner
+    overrides the model.
+    """
 
     entry: Entry
     config: C
@@ -112,21 +118,21 @@ class _Choice(Generic[C]):
     config: C
     source: str
     entry: Entry | None  # None: not measured
-    where: str = ""  # of a table or store
+    where: str = ""  # the table or store of the entry
 
 
 class Family(Generic[P, C]):
-    """A family of kernels of one purpose, of which each problem has a best configuration.
+    """A family of kernels of one purpose. Each of its problems has a best configuration.
 
     Args:
-        name: as users write it on the command line.
+        name: its name on the command line.
         config_type: a frozen dataclass (or NamedTuple) of plain values: None, bool, int, float, str, tuples of these.
-        candidates: the configurations that can solve a problem.
-        cost: what the model predicts of a problem, a configuration and a device.
-        problem_type: like `config_type`; small and hashable, since a choice looks it up.
-        match: the problem's fields that must be equal for one problem's winner to mean anything for another (dtype, layouts); fields that are not numbers
-            always must.
-        alike: problems whose winner is taken where a problem was not measured, the likest first: those that differ in what hardly matters.
+        candidates: returns the configurations that can solve a problem.
+        cost: returns the model's prediction for a problem, a configuration and a device.
+        problem_type: like `config_type`; small and hashable, because a choice looks it up.
+        match: the problem's fields that must be equal for a winner to apply to another problem (dtype, layouts).
+            Fields that are no numbers must always be equal.
+        alike: returns problems whose winner also applies to an unmeasured problem, the most similar first.
 
     Raises:
         ValueError: `match` names a field that `problem_type` lacks.
@@ -143,26 +149,29 @@ class Family(Generic[P, C]):
                 raise ValueError(f"Family({name!r}, match=…{field!r}…): {problem_type.__name__} has the fields {', '.join(self.problem_fields)}")
         self._candidates, self._cost, self._alike = candidates, cost, alike
         self._settled: dict[tuple[Any, P], C] = {}
-        self._guessed: dict[tuple[Any, P], C] = {}  # to be measured once somebody asks for that
+        self._guessed: dict[tuple[Any, P], C] = {}  # to be measured at the first call with `measure`
         self._choices: dict[tuple[Any, P], _Choice[C]] = {}
 
     def choose(self, problem: P, measure: Callable[[C], float] | None = None, device: int | torch.device | Device | None = None) -> C:
-        """The configuration for a problem.
+        """Return the configuration for a problem.
 
-        In this order: known in this process; on disk (`tune.folder()`), measured on such a device with these versions; the table that comes with the package;
-        where TK_TUNE=1 and `measure` is given, and neither a CUDA graph is being captured nor the device a simulated one, the fastest of the TK_TUNE_TRIES (12)
-        candidates that the model ranks best, kept on disk; else what is known of a problem that is `alike`; else the model's best, where the winner of a near
-        problem is taken to be up to 5 % faster than predicted (`distance`).
-
-        TK_TUNE is read when a problem is first asked for with a `measure`; `forget` lets it be read again.
+        The first source that knows the problem decides: this process; the results on disk (`tune.folder()`) of such a
+        device and these versions; the shipped table; a measurement; a problem that is `alike`; the model.
+        A measurement runs with TK_TUNE=1 and `measure`, outside of CUDA graph captures and simulated devices. It
+        races the TK_TUNE_TRIES (12) candidates that the model ranks best, and keeps the result on disk. The model
+        takes the winner of a near problem to be up to 5 % faster than predicted (`distance`).
+        The first call with a `measure` reads TK_TUNE; `forget` resets that.
 
         Args:
-            measure: seconds of one launch with a configuration. It compiles and warms up by itself, may raise, and is called about twice for each candidate.
-            device: the index of a CUDA device makes the fastest look-up. None: the current one (within `tritonkittens.sim.device`, the simulated one). A
-                `Device`: that one, which need not be here.
+            problem: a value of `problem_type`.
+            measure: returns the seconds of one launch with a configuration. It compiles and warms up by itself, may
+                raise, and is called about twice for each candidate.
+            device: a CUDA index (the fastest look-up), None for the current device (within
+                `tritonkittens.sim.device`, the simulated one), or a `Device`, which need not exist here.
 
         Raises:
-            ValueError: no candidate can solve the problem; TK_TUNE or TK_TUNE_TRIES is malformed. RuntimeError: no device.
+            ValueError: no candidate can solve the problem, or TK_TUNE or TK_TUNE_TRIES is malformed.
+            RuntimeError: no device.
         """
         key = (device if device.__class__ is int and device >= 0 else self._identity(device), problem)
         config = self._settled.get(key)
@@ -172,11 +181,12 @@ class Family(Generic[P, C]):
         return self._choice(key, measure).config if config is None else config
 
     def tune(self, problem: P, measure: Callable[[C], float], device: int | torch.device | Device | None = None, tries: int | None = None) -> C:
-        """Measures a problem whatever is known of it and whatever TK_TUNE says, and keeps the result on disk. `tries`: how many candidates (None:
-        TK_TUNE_TRIES, 12). Otherwise as `choose`.
+        """Measure a problem, whatever is known about it and whatever TK_TUNE says, and keep the result on disk.
+
+        `tries` is the number of candidates (None: TK_TUNE_TRIES, 12). Other arguments as in `choose`.
 
         Raises:
-            RuntimeError: a CUDA graph is being captured, or the device is a simulated one.
+            RuntimeError: during the capture of a CUDA graph, or on a simulated device.
         """
         key = (self._identity(device), problem)
         if not _may_measure(key[0]):
@@ -186,7 +196,9 @@ class Family(Generic[P, C]):
             return self._remember(key, self._measured(key, options, self._neighbour(key, options), measure, tries)).config
 
     def explain(self, problem: P, device: int | torch.device | Device | None = None) -> Report:
-        """Where the choice for a problem comes from, what was tried, and why the winner won. Measures nothing."""
+        """Return a `Report`: the source of the choice for a problem, the tried configurations, and the reason for the
+        winner. Measures nothing.
+        """
         key = (self._identity(device), problem)
         with _deciding:
             in_memory = key in self._choices
@@ -205,7 +217,7 @@ class Family(Generic[P, C]):
         return Report(self.name, as_values(problem), name, choice.source, in_memory, chosen, reason, tuple(rows))
 
     def forget(self) -> None:
-        """Forgets what this process knows; disk and tables stay."""
+        """Forget the choices of this process. Disk and tables stay."""
         with _deciding:
             self._settled.clear()
             self._guessed.clear()
@@ -214,7 +226,9 @@ class Family(Generic[P, C]):
     # ---- the device
 
     def _identity(self, device: int | torch.device | Device | None) -> int | Facts | Device:
-        """What choices are remembered by: the index of a GPU, the facts of a simulated one, or a device that need not be here."""
+        """Return the key of choices: the index of a GPU, the facts of a simulated device, or a device that need not
+        exist here.
+        """
         if isinstance(device, Device):
             return device
         try:
@@ -231,7 +245,7 @@ class Family(Generic[P, C]):
         settled = measure is not None and possible == wanted  # else a later call may measure
         with _deciding:
             known = self._choices.get(key)
-            if known is not None and (key in self._settled or not possible):  # another thread was first, or there is nothing to add
+            if known is not None and (key in self._settled or not possible):  # another thread was first, or nothing is left to measure
                 return self._remember(key, known, settled or key in self._settled)
             options = self._options(key[1])
             choice = self._looked_up(key, options)
@@ -254,7 +268,7 @@ class Family(Generic[P, C]):
         return options
 
     def _config(self, values: dict[str, Any], options: Mapping[C, None]) -> C | None:
-        """A stored configuration, if it is still one of the candidates."""
+        """Return a stored configuration if it is still one of the candidates."""
         try:
             config = self.config_type(**{name: _tuples(value) for name, value in values.items()})
             return config if config in options else None
@@ -273,7 +287,9 @@ class Family(Generic[P, C]):
         return None
 
     def _neighbour(self, key: tuple[Any, P], options: Mapping[C, None]) -> _Neighbour[C] | None:
-        """The measured problem that is alike, or the nearest, whose winner is a candidate here and whose bonus is one."""
+        """Return the measured problem that is alike, or the nearest one, whose winner is a candidate here and whose
+        bonus is below 1.
+        """
         for problem in self._alike(key[1]) if self._alike else ():
             known = self._looked_up((key[0], problem), options)
             if known is not None and known.entry is not None:
@@ -291,7 +307,7 @@ class Family(Generic[P, C]):
         return best
 
     def _ranked(self, key: tuple[Any, P], options: Mapping[C, None], neighbour: _Neighbour[C] | None) -> list[tuple[C, Cost, float]]:
-        """Candidates, their costs, and the seconds they are ranked by, the best first."""
+        """Return candidates, their costs, and the seconds of their ranking, the best first."""
         device = key[0] if isinstance(key[0], Device) else Device.from_facts(key[0] if isinstance(key[0], Facts) else device_facts(key[0]))
         found = []
         for config in options:
@@ -314,7 +330,7 @@ class Family(Generic[P, C]):
     ) -> _Choice[C]:
         ranked = self._ranked(key, options, neighbour)
         count = count or tries()
-        tried_anyway = neighbour.config if neighbour else None  # it won nearby, whatever the model says
+        tried_anyway = neighbour.config if neighbour else None  # the winner of a near problem overrides the model
         contenders = {c: cost for i, (c, cost, predicted) in enumerate(ranked) if predicted < math.inf and (i < count or c == tried_anyway)}
         result = race(list(contenders), measure)
         if result.winner is None:
@@ -338,10 +354,10 @@ AnyFamily = Family[Any, Any]  # one of whatever problems and configurations
 
 
 def field_names(record_type: type) -> tuple[str, ...]:
-    """Of a dataclass or NamedTuple.
+    """Return the field names of a dataclass or NamedTuple.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: for another type.
     """
     if is_dataclass(record_type):
         return tuple(f.name for f in fields(record_type))
@@ -356,14 +372,16 @@ def _device_key(identity: int | Facts | Device) -> DeviceKey:
 
 
 def _may_measure(identity: int | Facts | Device) -> bool:
-    """A capture would record the launches; a simulated device has no time of its own."""
+    """Whether measurements are possible: a capture would record the launches, and a simulated device has no time of
+    its own.
+    """
     if isinstance(identity, Facts):
         return False
     return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
 
 
 def _reason(choice: _Choice[Any], rows: Sequence[Row], neighbour: _Neighbour[Any] | None) -> str:
-    """One sentence; `rows` begin with the winner."""
+    """Return one sentence; `rows` begin with the winner."""
     entry, best = choice.entry, rows[0]
     if entry is not None:
         others = [row.seconds for row in rows[1:] if row.seconds is not None]

@@ -1,1 +1,1 @@
-"""What every part of the language is built on: the tracer's backend, records, errors, dtypes, resource budgets."""
+"""The base of the language: the tracer's backend, records, errors, dtypes, resource budgets."""

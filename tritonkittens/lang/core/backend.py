@@ -1,7 +1,8 @@
-"""The one module of `lang` that knows Triton's internals and Gluon's names. The next Triton is this module's work.
+"""The only module of `lang` that uses Triton's internals and Gluon's names. A new Triton release is ported here.
 
-`op` makes a device function of the language out of a Python function that runs while a kernel is traced (or, under Triton's interpreter, while it
-is interpreted). Its first parameter is the `Trace`: where we are, and how to emit code there.
+`op` makes a device function of the language from a Python function that runs while a kernel is traced (or, under
+Triton's interpreter, interpreted).
+Its first parameter is the `Trace`: the place in the program, and the means to emit code there.
 """
 from __future__ import annotations
 
@@ -43,13 +44,15 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Callee: TypeAlias = Callable[..., Traced] | str  # what `Trace.call` calls
+Callee: TypeAlias = Callable[..., Traced] | str  # the argument of `Trace.call`
 
 
 @functools.cache
 def library_hash() -> str:
-    """A hash of this library's source and of where it lies. Triton's compile cache does not look into trace-time functions, so every key must carry it, and the
-    text that it keeps names files and lines: those of another checkout say nothing about this one.
+    """Return a hash of this library's source and of its location.
+
+    Triton's compile cache does not look into trace-time functions, so every key carries this hash. The cached text
+    names files and lines, so another checkout needs another key.
     """
     root = pathlib.Path(__file__).resolve().parents[2]
     digest = hashlib.sha256(str(root).encode())
@@ -59,13 +62,15 @@ def library_hash() -> str:
 
 
 def key_sources(root: pathlib.Path) -> list[pathlib.Path]:
-    """The source files under the package's folder that decide what a kernel is compiled to."""
+    """Return the source files under the package's folder that decide the compiled code."""
     return sorted([root / "arch.py", *root.glob("lang/**/*.py"), *root.glob("inline_ptx/**/*.py")])
 
 
 class ExplicitSource(GluonASTSource):
-    """What Triton compiles an explicit kernel from. Triton's own key would be that of the same function compiled as a plain kernel, and that for any number of
-    blocks a `cluster`: a process would load code that another has compiled otherwise, or one's code with the shared memory of the other's.
+    """The source of an explicit kernel for Triton's compiler, with a cache key of its own.
+
+    Triton's key is the same for a plain kernel of the same function, and for every `cluster` size. A process would
+    then load another's code, or code with the wrong shared memory.
     """
 
     def __init__(self, fn: JITFunction, signature: dict[str, Any], constexprs: dict[Any, Any], attributes: dict[Any, Any], cluster: int) -> None:
@@ -73,7 +78,7 @@ class ExplicitSource(GluonASTSource):
         self.cluster = cluster
 
     def make_ir(self, *args: Any, **kwargs: Any) -> Any:
-        """Trace the kernel. Raises what `mistakes.plain_error` makes of an exception."""
+        """Trace the kernel. Raises the error of `mistakes.plain_error`."""
         try:
             return super().make_ir(*args, **kwargs)
         except Exception as error:
@@ -85,7 +90,7 @@ class ExplicitSource(GluonASTSource):
 
 
 class Trace:
-    """Where an operation is being emitted: a plain Triton kernel, an explicit kernel, or Triton's interpreter."""
+    """The place where an operation is emitted: a plain Triton kernel, an explicit kernel, or Triton's interpreter."""
 
     def __init__(self, semantic: Semantic, generator: Any) -> None:
         self.semantic = semantic
@@ -106,16 +111,18 @@ class Trace:
 
     @property
     def chip(self) -> Chip:
-        """What the target has."""
+        """The target's chip: features and limits."""
         return chip_of(self.arch)
 
     @property
     def num_warps(self) -> int:
-        """Warps that execute here: the kernel's, or those of the role."""
+        """Warps that execute this code: the kernel's, or the role's."""
         return unwrap(self.semantic.num_warps(self.generator)) if self.explicit else self.builder.options.num_warps
 
     def call(self, fn: Callee, *args: Traced, **kwargs: Traced) -> Traced:
-        """Call a Triton function (by name: a `triton.language` one), a `@triton.jit` function or another `op` from trace-time code."""
+        """Call, from trace-time code, a Triton function (by name: of `triton.language`), a `@triton.jit` function or
+        another `op`.
+        """
         # by name: the interpreter replaces the attributes of triton.language
         function: Callable[..., Traced] = getattr(tl, fn) if isinstance(fn, str) else fn
         if self.interpreted:
@@ -137,23 +144,23 @@ class Trace:
         return self.call(getattr(value, name), *args, **kwargs)
 
     def scalar(self, x: Traced) -> Traced:
-        """A scalar Triton value from a Python number; any other value as it is."""
+        """Return a scalar Triton value for a Python number; any other value unchanged."""
         x = unwrap(x)
         semantic = interpreter_semantic if self.interpreted else self.semantic
         return semantic.to_tensor(x) if isinstance(x, (bool, int, float)) else x
 
     def condition(self, x: Traced) -> Traced:
-        """The result of comparing scalars, such that it can be combined with that of comparing tiles."""
+        """Return the result of comparing scalars in a form that combines with comparisons of tiles."""
         return _interpreter.condition(x) if self.interpreted else x
 
     def arange(self, extent: int, axis: int, like: Traced) -> Traced:
-        """0 … extent−1 as the vector along `axis` of the tile `like`."""
+        """Return 0 … extent − 1 as the vector along `axis` of the tile `like`."""
         if self.explicit:
             return self.semantic.arange(0, extent, gl.SliceLayout(1 - axis, like.type.layout))
         return self.call("arange", 0, extent)
 
     def vector(self, v: Traced, axis: int, like: Traced) -> Traced:
-        """`v`, laid out so that it broadcasts along the other axis of the tile `like`."""
+        """Return `v` in a layout that broadcasts along the other axis of the tile `like`."""
         if self.explicit:
             layout = gl.SliceLayout(1 - axis, like.type.layout)
             if v.type.layout != layout:
@@ -161,13 +168,13 @@ class Trace:
         return v
 
     def relayout(self, x: Traced, like: Traced) -> Traced:
-        """`x` in the register layout of `like` (explicit kernels; free where the layouts agree)."""
+        """Return `x` in the register layout of `like` (explicit kernels; free where the layouts agree)."""
         if self.explicit and x.type.is_block() and like.type.is_block() and x.type.layout != like.type.layout and len(x.shape) == len(like.shape):
             return self.semantic.convert_layout(x, like.type.layout)
         return x
 
     def convert(self, x: Traced, layout: DistributedLayout) -> Traced:
-        """`x` in an explicit register layout."""
+        """Return `x` in an explicit register layout."""
         return x if x.type.layout == layout else self.semantic.convert_layout(x, layout)
 
     def full(self, shape: tuple[int, ...], value: Traced, dtype: tl.dtype, layout: DistributedLayout | None = None) -> Traced:
@@ -178,7 +185,7 @@ class Trace:
         return self.call("full", shape, value, dtype)
 
     def require(self, what: str, feature: str) -> None:
-        """Refuse a target whose chip lacks a feature, a field of `arch.Chip`."""
+        """Refuse a target whose chip lacks a feature (a field of `arch.Chip`)."""
         if not getattr(self.chip, feature):
             raise ArchitectureError(f"{what} needs {names_of_chips_with(feature)}; this kernel is compiled for sm_{self.arch}")
 
@@ -210,10 +217,11 @@ def op(fn: Callable[Concatenate[Trace, P], R]) -> Callable[P, R]:
     hidden = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in ("_semantic", "_generator")]
     named = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
     rest = [p for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]
-    marked.signature = inspect.Signature([*named, *hidden, *rest])  # what the code generator reads
-    marked.__signature__ = inspect.Signature(parameters)  # what help() shows
+    marked.signature = inspect.Signature([*named, *hidden, *rest])  # for the code generator
+    marked.__signature__ = inspect.Signature(parameters)  # for help()
     marked.__triton_builtin__ = True
-    # Triton hashes the annotations of aggregates into the key of every kernel that names them: the one public way to make our source part of the key.
+    # Triton hashes the annotations of aggregates into the key of every kernel that names them. No other public way puts
+    # our source into the key.
     marked.__triton_aggregate__ = True
     marked.__annotations__ = {"tritonkittens": library_hash()}
     marked.hash_attrs = ()

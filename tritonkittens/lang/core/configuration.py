@@ -1,23 +1,24 @@
-"""What a kernel asks of a constant that configures it, such as a template."""
+"""The interface between a kernel and a constant that configures it, such as a template."""
 from __future__ import annotations
 
 from typing import Any
 
 
 class Configuration:
-    """A constant of a kernel that knows more of it than the kernel's own text says."""
+    """A constant that configures a kernel."""
 
     @property
     def described(self) -> tuple[str, dict[str, Any]]:
-        """What messages call the kernel, and by parameter the names of what a tuple argument holds."""
+        """The kernel's name in messages, and for each tuple parameter the names of its items."""
         raise NotImplementedError
 
     def with_less_memory(self, arch: int, excess: int) -> Configuration | None:
-        """The constant to compile with instead, where the kernel asks for `excess` bytes more of shared memory than a block may use; None where there is
-        none."""
+        """Return a smaller configuration for a kernel that exceeds a block's shared memory by `excess` bytes, or
+        None.
+        """
         raise NotImplementedError
 
     @property
     def memory_advice(self) -> tuple[str, str]:
-        """What a message calls the kernel, and what to do where its shared memory is over budget."""
+        """The kernel's name in a message, and the advice where its shared memory is over budget."""
         raise NotImplementedError

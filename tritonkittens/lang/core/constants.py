@@ -1,4 +1,4 @@
-"""Numbers of the hardware that every layer uses, and the Python value of a compile-time constant."""
+"""Hardware numbers that every layer uses, and the Python value of a compile-time constant."""
 from __future__ import annotations
 
 import triton.language as tl
@@ -6,8 +6,8 @@ from triton.language.core import constexpr
 
 from tritonkittens.inline_ptx._traced import Traced
 
-WARPS = 4  # of a consumer warpgroup
-GROUP = WARPS * 32  # its threads
+WARPS = 4  # warps of a consumer warpgroup
+GROUP = WARPS * 32  # threads of a consumer warpgroup
 
 
 BULK = 16  # bytes: unit and alignment of bulk copies
@@ -16,7 +16,9 @@ BULK = 16  # bytes: unit and alignment of bulk copies
 
 
 def unwrap(x: Traced) -> Traced:
-    """The Python value behind a `constexpr`; anything else as it is. Lists and tuples are unwrapped element by element."""
+    """Return the Python value of a `constexpr`; anything else unchanged. Lists and tuples are unwrapped element by
+    element.
+    """
     if isinstance(x, constexpr):
         return unwrap(x.value)
     if isinstance(x, (list, tuple, tl.tuple)) and not hasattr(x, "_fields"):

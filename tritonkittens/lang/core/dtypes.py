@@ -1,4 +1,4 @@
-"""Element types, under the names that PyTorch and the PTX ISA use for them."""
+"""Element types, under the names that PyTorch and the PTX ISA use."""
 import math
 from collections.abc import Iterable
 
@@ -36,41 +36,46 @@ _NAMES = {fp8e4m3: "fp8e4m3", fp8e5m2: "fp8e5m2"}  # where Triton's names differ
 
 
 def from_torch(dtype: torch.dtype) -> tl.dtype:
-    """The element type of a torch tensor; raises `TileError` for one that no tile can hold (float64, complex, bool)."""
+    """Return the element type of a torch dtype `dtype`. Raises `TileError` for one that no tile can hold (float64,
+    complex, bool).
+    """
     if dtype not in _TORCH:
         raise TileError(f"{dtype}: tiles hold {names_of(ELEMENT_TYPES)}")
     return _TORCH[dtype]
 
 
 def name_of(dtype: object) -> str:
-    """What messages call an element type: the name that `tritonkittens.lang` has for it, or its own where it has none."""
+    """Return an element type's name for messages: the one in `tritonkittens.lang`, else its own."""
     return _NAMES.get(dtype, str(dtype)) if isinstance(dtype, tl.dtype) else str(dtype)
 
 
 def names_of(dtypes: Iterable[object]) -> str:
-    """The names of several element types, as messages list them."""
+    """Return the names of several element types, as messages list them."""
     return ", ".join(map(name_of, dtypes))
 
 
 def to_torch(dtype: tl.dtype) -> torch.dtype:
-    """The torch type of an element type."""
+    """Return the torch dtype of an element type `dtype`."""
     return _TRITON[dtype]
 
 
 def itemsize(dtype: tl.dtype) -> int:
-    """Bytes of one element."""
+    """Return the bytes of one element."""
     return dtype.primitive_bitwidth // 8
 
 
 def base_columns(dtype: tl.dtype) -> int:
-    """Columns of the base tile: 16, or 32 for one-byte types, whose tensor-core instructions take twice the depth."""
+    """Return the columns of the base tile: 16, or 32 for one-byte types, whose tensor-core instructions have twice
+    the depth.
+    """
     return 32 if itemsize(dtype) == 1 else 16
 
 
 def constant(value: Traced, dtype: tl.dtype, what: str) -> Traced:
-    """A Python number as `dtype` can hold it; a run-time scalar as it is. Raises `TileError` for a number that the type has no room for.
+    """Convert a Python number to the value that `dtype` holds; a run-time scalar is returned unchanged.
 
-    Integer types take whole numbers in their range; e4m3 has no infinity (PTX ISA, "Alternate floating point data formats").
+    Integer types hold whole numbers in their range. e4m3 has no infinity (PTX ISA, "Alternate floating point data
+    formats"). Raises `TileError` for a number that the type cannot hold.
     """
     if not isinstance(value, (bool, int, float)):
         return value

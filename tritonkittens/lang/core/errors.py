@@ -1,4 +1,4 @@
-"""What the language raises: one message that quotes the input and states the rule."""
+"""Errors of the language. Each is one message that quotes the input and states the rule."""
 from typing import Any
 
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
@@ -15,7 +15,9 @@ class TileError(ValueError):
 
 
 class BudgetError(TileError, OutOfResources):
-    """A kernel asks for more shared memory, tensor memory or registers than there is. `triton.autotune` passes over configurations that raise it."""
+    """A kernel exceeds the shared memory, tensor memory or registers of a block. `triton.autotune` skips
+    configurations that raise it.
+    """
 
     def __init__(self, message: str) -> None:
         Exception.__init__(self, message)
@@ -28,8 +30,9 @@ class BudgetError(TileError, OutOfResources):
 
 
 class KernelError(CompilationError):
-    """A kernel or a hook makes a mistake of Python or Triton (a name that does not exist, layouts that differ). The message quotes the kernel's line;
-    `__cause__` is the original exception.
+    """A kernel or a hook has a mistake of Python or Triton (an unknown name, layouts that differ).
+
+    The message quotes the kernel's line; `__cause__` is the original exception.
     """
 
     def __init__(self, message: str) -> None:
@@ -45,4 +48,4 @@ class KernelAssertionError(KernelError, CompileTimeAssertionFailure):
 
 
 RULES = (TileError, ArchitectureError, OperandError)
-REFUSALS = (*RULES, KernelError)  # their messages say everything: no frame of the library adds to them
+REFUSALS = (*RULES, KernelError)  # their messages are complete; tracebacks omit the library's frames

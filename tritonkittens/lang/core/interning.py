@@ -1,6 +1,6 @@
-"""Classes whose objects are constants: a call with equal arguments returns the same object, which cannot be changed.
+"""Classes whose objects are constants: a call with equal arguments returns the same, immutable object.
 
-To make a template takes a third of a millisecond, to find it again less than a microsecond, so that a call site may construct it each time.
+Finding an object again is hundreds of times faster than constructing it, so a call site may construct it at each call.
 """
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 
 from tritonkittens.lang.core.errors import TileError
 
-MAX_CALLS = 256  # ways of constructing that a class remembers; the oldest makes room
-AMBIGUOUS = (float, tuple)  # of these Python calls values equal that are not the same
+MAX_CALLS = 256  # constructor calls that a class remembers; a new one evicts the oldest
+AMBIGUOUS = (float, tuple)  # types with values that compare equal but differ
 _lock = threading.RLock()
 
 
 def _exact(value: Any) -> Any:
-    """A value as a key that tells apart what Python calls equal: True and 1, 1 and 1.0, 0.0 and −0.0, also inside tuples."""
+    """Return a key that distinguishes values which Python compares as equal: True and 1, 1 and 1.0, 0.0 and −0.0,
+    also inside tuples.
+    """
     kind = value.__class__
     if kind is tuple:
         return kind, tuple([_exact(v) for v in value])
@@ -24,12 +26,13 @@ def _exact(value: Any) -> Any:
 
 
 class InterningMeta(type):
-    """The class of `Interned` classes. Each has objects of its own: a class of the same name is another. An attribute of the class that is set afterwards,
-    such as the default of a knob, holds for objects that are made from then on.
+    """The metaclass of `Interned` classes. Every class has its own objects, also a class of equal name.
+
+    A class attribute that is set later, such as the default of a knob, applies to objects made from then on.
     """
 
-    _found: dict[Any, Any]  # by arguments
-    _alive: weakref.WeakValueDictionary[Any, Any]  # by what the arguments come to
+    _found: dict[Any, Any]  # objects by constructor arguments
+    _alive: weakref.WeakValueDictionary[Any, Any]  # objects by identity
 
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any):
         super().__init__(name, bases, namespace, **options)
@@ -71,7 +74,7 @@ class InterningMeta(type):
         cls._forget()
 
     def _forget(cls) -> None:
-        """Make objects anew from now on, also of classes derived from this one."""
+        """Forget all objects of this class and of its subclasses; later calls construct new ones."""
         with _lock:
             cls._found.clear()
             cls._alive.clear()
@@ -89,15 +92,17 @@ def _is_hashable(value: Any) -> bool:
 
 
 class Interned(metaclass=InterningMeta):
-    """An object that is found by the arguments of its construction. Copies are the object itself; unpickled it is the one that these arguments find there."""
+    """An object that equal constructor arguments find again. A copy is the object itself; unpickling finds the object
+    of its arguments.
+    """
 
     @property
     def _identity(self) -> Any:
-        """A hashable value that is equal for two objects only if one may stand for the other."""
+        """A hashable value that is equal for two objects only if they are interchangeable."""
         raise NotImplementedError
 
     def _described_change(self, name: str) -> str:
-        """What the error says of an attribute that is set after construction."""
+        """Return the error text for an attribute that is set after construction."""
         raise NotImplementedError
 
     def __setattr__(self, name: str, value: Any) -> None:

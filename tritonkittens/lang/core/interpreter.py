@@ -1,5 +1,7 @@
-"""Where Triton's interpreter differs from a GPU. It holds bf16 and fp8 as bit patterns: it computes with the patterns, truncates where
-hardware rounds, and fills with unconverted numbers; torch has the conversions right. Conditions do not broadcast.
+"""Corrections of Triton's interpreter, where it differs from a GPU.
+
+The interpreter holds bf16 and fp8 as bit patterns. It computes with the patterns, truncates where hardware rounds,
+and fills with unconverted numbers. torch converts correctly. Conditions do not broadcast.
 """
 from __future__ import annotations
 
@@ -28,17 +30,17 @@ def _values(x: Traced) -> torch.Tensor:
 def _toward_zero(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     nearest = values.to(dtype)
     above = nearest.float().abs() > values.abs()
-    # one unit in the last place nearer to zero: the pattern of a float is a sign and a magnitude
+    # one unit in the last place toward zero, because a float's pattern is a sign and a magnitude
     return torch.where(above, nearest.view(torch.int16) - 1, nearest.view(torch.int16)).view(dtype)
 
 
 def must_cast(x: Traced, dtype: tl.dtype, fp_downcast_rounding: str | None = None) -> bool:
-    """Whether the interpreter's own conversion of `x` to `dtype` is not to be relied on."""
+    """Whether the interpreter's own conversion of `x` to `dtype` is wrong."""
     return x.dtype != dtype and (fp_downcast_rounding == "rtz" or dtype in HELD_AS_BITS or x.dtype in HELD_AS_BITS)
 
 
 def cast(x: Traced, dtype: tl.dtype, fp_downcast_rounding: str | None = None) -> Traced:
-    """`x` converted as the hardware does: to nearest even (or toward zero), saturating in fp8."""
+    """Convert `x` as the hardware does: to nearest even (or toward zero), saturating in fp8."""
     values = _values(x)
     if fp_downcast_rounding == "rtz":
         out = _toward_zero(values, to_torch(dtype))
@@ -55,13 +57,18 @@ def cast(x: Traced, dtype: tl.dtype, fp_downcast_rounding: str | None = None) ->
 
 
 def condition(x: Traced) -> Traced:
-    """The result of comparing scalars, such that it broadcasts: the interpreter keeps the type of what was compared, and spreads that over a tile."""
+    """Return the result of comparing scalars in a form that broadcasts.
+
+    The interpreter keeps the compared values' type, and would spread that over a tile.
+    """
     return tl.tensor(TensorHandle(np.asarray(x.handle.data, dtype=bool), tl.int1), tl.int1)
 
 
 def in_fp32(t: Trace, fn: Callable[..., Traced], narrow: bool = True) -> Callable[..., Traced]:
-    """`fn` for operands that the interpreter cannot compute with: in fp32, the result rounded to their type if `narrow`. The same function
-    anywhere else.
+    """Wrap `fn` for operands that the interpreter cannot compute with: it computes in fp32 and, with `narrow`, rounds
+    to their dtype.
+
+    Outside the interpreter, `fn` is returned unchanged.
     """
     if not t.interpreted:
         return fn
@@ -71,7 +78,7 @@ def in_fp32(t: Trace, fn: Callable[..., Traced], narrow: bool = True) -> Callabl
         if not any(x.dtype in HELD_AS_BITS for x in tensors):
             return fn(*operands)
         out = fn(*(t.method(x, "to", tl.float32) if isinstance(x, tl.tensor) and x.dtype in HELD_AS_BITS else x for x in operands))
-        # scalars take the tile's type
+        # scalars take the tile's dtype
         floats = {x.dtype for x in tensors if x.dtype.is_floating() and (x.type.is_block() or not any(y.type.is_block() for y in tensors))}
         return t.method(out, "to", floats.pop()) if narrow and out.dtype == tl.float32 and len(floats) == 1 else out
 

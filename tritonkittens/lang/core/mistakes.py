@@ -1,4 +1,4 @@
-"""One error, which quotes the user's line, in place of the compiler's chain of wrappers."""
+"""One error that quotes the user's line, in place of the compiler's chain of exceptions."""
 from __future__ import annotations
 
 import ast
@@ -18,10 +18,10 @@ _LIBRARIES = tuple(f"{folder}/" for folder in (Path(triton.__file__).parent, PAC
 
 
 def plain_error(error: BaseException) -> BaseException:
-    """The error to raise where tracing a kernel raised `error`.
+    """Return the error to raise where tracing a kernel raised `error`.
 
-    A rule that was broken keeps its class. Anything else becomes a `KernelError` whose `__cause__` is the original exception. Both say where in the
-    kernel it happened: the innermost line that is neither the library's nor Triton's.
+    A broken rule keeps its class. Other exceptions become a `KernelError`, with the original as `__cause__`. Both
+    name the innermost line of the kernel that is neither the library's nor Triton's.
     """
     where = _where(error)
     original = error
@@ -58,7 +58,7 @@ def _is_library(file: str) -> bool:
 
 
 def _of_the_user(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without the frames of the library, of Triton and of Python's `ast`."""
+    """Return a traceback without the frames of the library, of Triton and of Python's `ast`."""
     if trace is None:
         return None
     rest = _of_the_user(trace.tb_next)
@@ -66,7 +66,9 @@ def _of_the_user(trace: types.TracebackType | None) -> types.TracebackType | Non
 
 
 def _visited(error: BaseException) -> Iterator[tuple[JITFunction, int]]:
-    """The lines of jit functions that the code generator was at, from the outermost call to the innermost: function and line in its source, from 1."""
+    """Return the code generator's lines in jit functions, from the outermost call to the innermost: function, and
+    line in its source from 1.
+    """
     for cause in _chain(error):
         trace = cause.__traceback__
         while trace is not None:
@@ -78,7 +80,7 @@ def _visited(error: BaseException) -> Iterator[tuple[JITFunction, int]]:
 
 
 def _where(error: BaseException) -> str:
-    """" [in NAME: LINE, FILE:NUMBER]" of the innermost line of the user's; of the library's where there is no other."""
+    """Return " [in NAME: LINE, FILE:NUMBER]" for the user's innermost line, or the library's where there is no other."""
     visited = list(_visited(error))
     outside = [(function, number) for function, number in visited if not _is_library(function.file_name)]
     if not visited:

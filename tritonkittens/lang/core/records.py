@@ -1,4 +1,4 @@
-"""Values that kernels handle beside Triton's own tensors: composite register tiles, records, and the pieces they are made of."""
+"""Values of kernels besides Triton's own tensors: composite register tiles, records, and their pieces."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -54,7 +54,16 @@ class FieldError(TileError, AttributeError):
 
 
 class struct(base_value):
-    """An immutable record of named values: `s = tk.struct(acc=acc, m=m)`; `s.acc`; `s.replace(acc=new)`."""
+    """An immutable record of named values in a kernel.
+
+    A field is a tile, a vector, a scalar, a constant or another record. Raises `AttributeError` for a field that does
+    not exist.
+
+    Example::
+
+        s = tk.struct(acc=acc, m=m)
+        s = s.replace(acc=tk.mul_row(s.acc, alpha))
+    """
 
     __triton_builtin__ = True
 
@@ -74,7 +83,7 @@ class struct(base_value):
         return fields[name]
 
     def replace(self, _semantic: Semantic = None, **changes: Traced) -> struct:
-        """A copy with some fields replaced by values of the same type."""
+        """Return a copy with some fields replaced by values of the same type."""
         for name in changes:
             getattr(self, name)
         return struct(**{**self.fields, **changes})
@@ -89,7 +98,7 @@ class struct(base_value):
 
 
 def numbers_of(record: struct) -> Iterator[tl.tensor]:
-    """What a record, and records in it, have at run time, in the order of their fields."""
+    """Return the run-time values of a record and of its records, in the order of their fields."""
     for field in record.fields.values():
         if isinstance(field, struct):
             yield from numbers_of(field)
@@ -98,7 +107,9 @@ def numbers_of(record: struct) -> Iterator[tl.tensor]:
 
 
 class type_of_members(base_type):
-    """The type of a value that is several other values, of the types `members`; its mangled name says all of it."""
+    """The type of a value that consists of other values, of the types `members`. The mangled name contains all of
+    them.
+    """
 
     members: tuple[base_type, ...]
 
@@ -115,7 +126,7 @@ class type_of_members(base_type):
         return "_".join(member.mangle() for member in self.members)
 
     def _members_from(self, handles: list[Any], cursor: int) -> tuple[tuple[Traced, ...], int]:
-        """The members that begin with handle number `cursor`, and where the next value begins."""
+        """Return the members that begin with handle number `cursor`, and the position after them."""
         values, cursor = _unflatten(self.members, handles, cursor)
         return tuple(values), cursor
 
@@ -153,17 +164,16 @@ def _operator(name: str) -> Callable[..., Traced]:
     return method
 
 
-# Python asks the right operand of `scalar * tile` first only where its class derives from that of the left one, which the interpreter's
-# scalars have.
-# The code generator has its own rule of precedence (`__triton_aggregate__`).
+# Python tries the right operand of `scalar * tile` first only if its class derives from the left one's, which the
+# interpreter's scalars have. The code generator has its own rule of precedence (`__triton_aggregate__`).
 _composite_base: Any = tl.tensor if _interpreting() else base_value
 
 
 class composite(_composite_base):
-    """A register tile or vector whose extents are not powers of two, as power-of-two pieces: `axes` are the sizes along each axis, pieces
-    row-major.
+    """A register tile or vector whose extents are not powers of two, stored as power-of-two pieces.
 
-    It has the operators of a Triton tensor. Triton alone allows only powers of two.
+    `axes` are the sizes along each axis; pieces are row-major. The operators are those of a Triton tensor, which
+    itself allows powers of two only.
     """
 
     __triton_aggregate__ = True  # gives our operators precedence over a tensor's on the left
@@ -187,7 +197,7 @@ class composite(_composite_base):
         return repr(self.type)
 
     def to(self, dtype: Traced, _semantic: Semantic = None, _generator: Any = None) -> composite:
-        """Element-wise cast to another element type."""
+        """Cast element by element to another dtype."""
         t = Trace(_semantic, _generator)
         return apply_pieces(t, lambda p: t.method(p, "to", dtype), self)
 
@@ -219,20 +229,20 @@ composite.__neg__, composite.__invert__ = _negate, _invert
 
 
 def dtype_of(x: Traced) -> Traced:
-    """Element type of a tile, vector or run-time scalar; None for a Python number."""
+    """Return the dtype of a tile, vector or run-time scalar; None for a Python number."""
     x = unwrap(x)
     return x.dtype if isinstance(x, (composite, tl.tensor)) else None
 
 
 def axes_of(x: Traced) -> tuple[tuple[int, ...], ...]:
-    """How each axis of a tile or vector is split; () for a scalar."""
+    """Return the extents of the pieces along each axis of a tile or vector; () for a scalar."""
     if isinstance(x, composite):
         return x.axes
     return tuple((int(unwrap(s)),) for s in x.shape) if isinstance(x, tl.tensor) and x.type.is_block() else ()
 
 
 def shape_of(x: Traced) -> tuple[int, ...]:
-    """Extents of a tile or vector; () for a scalar."""
+    """Return the extents of a tile or vector; () for a scalar."""
     return tuple(sum(a) for a in axes_of(x))
 
 
@@ -241,12 +251,14 @@ def pieces_of(x: Traced) -> tuple[Traced, ...]:
 
 
 def assemble(axes: tuple[tuple[int, ...], ...], pieces: list[Traced] | tuple[Traced, ...]) -> Traced:
-    """One tile from its pieces: a plain tensor where one piece is all."""
+    """Return one tile from its pieces: a plain tensor for a single piece."""
     return pieces[0] if len(pieces) == 1 else composite(axes, tuple(pieces))
 
 
 def apply_pieces(t: Trace, fn: Callable[..., Traced], *operands: Traced) -> Traced:
-    """`fn` on matching pieces of tiles of one shape; scalars go to every piece. Raises `TileError` where shapes differ."""
+    """Apply `fn` to matching pieces of tiles of one shape; scalars apply to every piece. Raises `TileError` where
+    shapes differ.
+    """
     operands = tuple(unwrap(x) for x in operands)
     shaped = [axes_of(x) for x in operands]
     axes = next((a for a in shaped if a), ())
@@ -267,18 +279,23 @@ def apply_pieces(t: Trace, fn: Callable[..., Traced], *operands: Traced) -> Trac
 
 @op
 def field(t: Trace, record: Traced, name: Traced) -> Traced:
-    """The field of a record whose name is a compile-time string."""
+    """Return the field `name` (a compile-time string) of a record `record`.
+
+    Raises `AttributeError` for a field that does not exist.
+    """
     return getattr(record, unwrap(name))
 
 
 @op
 def with_field(t: Trace, record: Traced, name: Traced, value: Traced) -> Traced:
-    """The record with one more field, whose name is a compile-time string."""
+    """Return `record` with one more field `name` (a compile-time string) of value `value`, or with that field
+    replaced.
+    """
     return struct(**{**record.fields, unwrap(name): value})
 
 
 @op
 def shape(t: Trace, x: Traced, axis: Traced = None) -> Traced:
-    """Extents of a tile as a tuple of constants, or one of them."""
+    """Return the extents of a tile or vector `x` as a tuple of constants, or the extent of one `axis`."""
     extents = x.shape if hasattr(x, "shape") and not isinstance(x, tl.tensor) else shape_of(x)
     return tl.constexpr(extents[unwrap(axis)]) if axis is not None else tl.tuple([tl.constexpr(e) for e in extents])

@@ -1,5 +1,7 @@
-"""What one thread block may use, and the itemised bill of what a kernel asks for. Filled while a kernel is traced, checked before it is
-launched."""
+"""The resources of one thread block, and the itemised bill of a kernel's requests.
+
+Tracing a kernel fills the bill; the checks run before the launch.
+"""
 from __future__ import annotations
 
 import contextlib
@@ -13,35 +15,37 @@ from tritonkittens.lang.core.errors import BudgetError, TileError
 
 @dataclass
 class Bill:
-    """Shared memory and tensor memory asked for so far, by item, and the bytes of asynchronous copies traced since the last look."""
+    """Requested shared memory and tensor memory, by item, and the bytes of asynchronous copies traced since the last
+    check.
+    """
 
     arch: int
     shared: list[tuple[str, int]] = field(default_factory=list)
     tmem: list[tuple[str, int]] = field(default_factory=list)
     copied: int = 0
-    stored: int = 0  # copies that stores by TMA consist of
-    released: int = 0  # ring slots that hooks of a template give back
-    awaited: int = 0  # and those that they wait for
-    task_released: int = 0  # times that they give back tiles which consumers keep for a task
+    stored: int = 0  # copies of TMA stores
+    released: int = 0  # pipeline stages that a template's hooks release
+    awaited: int = 0  # pipeline stages for which they wait
+    task_released: int = 0  # releases of task tiles by hooks
     late_task_released: int = 0
-    reduces_committed: int = 0  # by hooks of a template
+    reduces_committed: int = 0  # reduce buffers that hooks of a template commit
     reduces_acquired: int = 0
     reduces_awaited: int = 0  # by hook `send`
     reads_shared: int = 0  # reads of shared memory by threads themselves (ld.shared, ldmatrix)
-    reads_ring: bool | None = None  # are any in hooks that work on ring slots? None before the first of these hooks
-    cluster_synced: bool = False  # by the whole block, before any roles
-    roles: str = ""  # "inside" while roles are traced, "behind" afterwards
-    by_hook: dict[str, int] = field(default_factory=dict)  # what each hook of a template added when it was traced
+    reads_ring: bool | None = None  # whether hooks that use pipeline stages read any; None before the first of these hooks
+    cluster_synced: bool = False  # whether the whole block synchronised the cluster before any roles
+    roles: str = ""  # "inside" while roles are traced, "after" afterwards
+    by_hook: dict[str, int] = field(default_factory=dict)  # counts of each hook of a template, from its tracing
 
     def charge_shared(self, what: str, nbytes: int) -> None:
-        """Add an allocation; refuse it with the whole bill where the block's shared memory is exceeded."""
+        """Add an allocation. Raises `BudgetError` with the itemised bill where the block's shared memory is exceeded."""
         self.shared.append((what, nbytes))
         total, limit = sum(n for _, n in self.shared), chip_of(self.arch).shared_per_block
         if total > limit:
             raise BudgetError(f"shared memory over budget: {total} bytes of {limit} on sm_{self.arch}: " + _items(self.shared, "bytes"))
 
     def charge_tmem(self, what: str, columns: int) -> None:
-        """Add a tensor-memory allocation; refuse it with the whole bill where the 512 columns are exceeded."""
+        """Add a tensor-memory allocation. Raises `BudgetError` with the itemised bill beyond 512 columns."""
         self.tmem.append((what, columns))
         total = sum(n for _, n in self.tmem)
         if total > TENSOR_COLUMNS:
@@ -49,7 +53,9 @@ class Bill:
 
 
 def shared_over_budget(name: str, used: int, arch: int, asked: list[tuple[str, int]], advice: str) -> BudgetError:
-    """The error of a compiled kernel that takes `used` bytes of shared memory: `asked` of them for tiles and semaphores, the rest for the compiler."""
+    """Return the error of a compiled kernel with `used` bytes of shared memory: `asked` of them for tiles and
+    semaphores, the rest for the compiler.
+    """
     items = _items(asked, "bytes") or "no tiles"
     return BudgetError(f"{name}: shared memory over budget: {used} bytes of {chip_of(arch).shared_per_block} on sm_{arch}: {items}; "
                        f"the rest is scratch of the compiler for layout conversions{advice}")
@@ -64,7 +70,7 @@ _current: contextvars.ContextVar[Bill | None] = contextvars.ContextVar("bill", d
 
 @contextlib.contextmanager
 def billing(arch: int) -> Iterator[Bill]:
-    """The bill of the kernel that is traced inside."""
+    """Provide the bill of the kernel that is traced inside this context."""
     bill = Bill(arch)
     token = _current.set(bill)
     try:
@@ -74,22 +80,30 @@ def billing(arch: int) -> Iterator[Bill]:
 
 
 def bill() -> Bill:
-    """The bill of the kernel being traced (a throw-away one outside `billing`)."""
+    """Return the bill of the traced kernel (a temporary one outside `billing`)."""
     return _current.get() or Bill(90)
 
 
 def check_registers(warps: tuple[int, ...], registers: tuple[int, ...]) -> None:
-    """Refuse role sizes that do not fit the register file.
+    """Refuse roles that do not fit the register file.
 
-    `warps` are the warps of each role, `registers` the registers a thread asks for, the first role being the kernel's own. Hardware hands
-    registers to whole warpgroups, so worker warps round up to multiples of four. Source: PTX ISA, `setmaxnreg` (24 … 256, multiples of 8).
+    Args:
+        warps: the warps of each role; the first is the kernel's own.
+        registers: the registers that each role requests per thread.
+
+    Raises:
+        TileError: for registers that are no multiple of 8 from 24 to 256, or a role without warps.
+        BudgetError: where the roles exceed the register file.
+
+    Hardware assigns registers to whole warpgroups, so worker warps round up to multiples of four. Source: PTX ISA,
+    setmaxnreg.
     """
     for w, r in zip(warps, registers, strict=True):
         if r % 8 or not 24 <= r <= 256:
             raise TileError(f"registers={registers}: {r} must be a multiple of 8 from 24 to 256 (setmaxnreg)")
         if w < 1:
             raise TileError(f"warps={warps}: every role needs at least one warp")
-    # Workers smaller than a warpgroup share one, and a shared warpgroup takes the largest request
+    # Workers smaller than a warpgroup share one; a shared warpgroup takes the largest request
     groups = [(w, r) for w, r in zip(warps, registers, strict=True) if w % 4 == 0]
     small = [(w, r) for w, r in zip(warps, registers, strict=True) if w % 4]
     if small:

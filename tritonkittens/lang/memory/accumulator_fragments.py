@@ -1,9 +1,10 @@
-"""The order of a wgmma accumulator's elements in a thread's registers, put to use in memory.
+"""Storage of a wgmma accumulator in the order of its register fragments.
 
-For sums in memory that only kernels of ours see, moved as bytes, element (row, column) of an accumulator of 64 rows lies where the thread that holds it writes
-its next four numbers: two columns of two rows, 16 bytes, side by side for the threads of the warpgroup. So a store is as wide as it can be, free of bank
-conflicts, and its addresses differ by constants, where a swizzled tile takes twice as many stores and a register for every other of them. What a warp writes of
-32 columns, its 16 rows of them, lies together: 2 KB.
+The layout serves sums in memory that only this library's kernels read, moved as bytes. Each thread of the warpgroup
+stores its next four numbers (two columns of two rows) as 16 contiguous bytes, next to its neighbours' 16 bytes.
+So every store is 16 bytes wide, has no bank conflicts, and uses addresses that differ by constants. A swizzled tile
+needs twice as many stores, and a register for every second address.
+The 16 rows × 32 columns of one warp are 2 KB of contiguous memory.
 Source: PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk*".
 """
 from __future__ import annotations
@@ -21,26 +22,26 @@ from tritonkittens.lang.memory.shared_tiles import piece_shared_layout, shared
 from tritonkittens.lang.register.accumulator_masks import ROWS, is_fragment
 from tritonkittens.lang.types.tiles import sv
 
-BAND = 16  # rows that a warp has of an accumulator
-WIDE = tl.constexpr(32)  # columns of a band that lie together
-NUMBERS = [[0, 1], [8, 0]]  # bits of a place among those of one thread: a column, 8 rows
-THREADS = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]  # those of a warp
+BAND = 16  # rows of an accumulator in one warp
+WIDE = tl.constexpr(32)  # columns of a band that are contiguous in memory
+NUMBERS = [[0, 1], [8, 0]]  # (row, column) steps between the four numbers of one thread
+THREADS = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]  # (row, column) steps between the threads of a warp
 
 
 def _across(begin: int, end: int) -> list[list[int]]:
-    """Bits of a place that are columns from `begin` on, before `end`, both powers of two."""
+    """Return the (row, column) steps of the columns `begin` … `end` − 1, both powers of two."""
     return [[0, 1 << bit] for bit in range(begin.bit_length() - 1, end.bit_length() - 1)]
 
 
 def _order(rows: int, cols: int) -> gl.SharedLinearLayout:
-    """That of accumulators of `rows` × `cols`."""
+    """Return the shared layout of accumulators of `rows` × `cols`."""
     together = min(cols, WIDE.value)
     warps = [[1 << bit, 0] for bit in range(BAND.bit_length() - 1, rows.bit_length() - 1)]
     return gl.SharedLinearLayout([*NUMBERS, *THREADS, *_across(8, together), *warps, *_across(together, cols)])
 
 
 def _accumulator(name: str, tile: Traced) -> Traced:
-    """The one piece of an fp32 accumulator of 64 rows, or a refusal."""
+    """Return the only piece of an fp32 accumulator of 64 rows; refuse other tiles."""
     pieces = pieces_of(tile)
     if len(pieces) != 1 or not is_fragment(pieces[0]):
         raise TileError(f"{name} of a tile of shape {list(shape_of(tile))}: takes an fp32 accumulator of wgmma of {ROWS} rows and a power of two of columns")
@@ -48,14 +49,25 @@ def _accumulator(name: str, tile: Traced) -> Traced:
 
 
 def _plain(memory: Traced) -> bool:
-    """Is it one shared tile or vector of fp32, of one piece?"""
+    """Whether `memory` is one fp32 shared tile or vector of one piece."""
     return isinstance(memory, shared) and len(memory.pieces) == 1 and memory.stages is None and memory.dtype == tl.float32
 
 
 @op
 def store_fragments(t: Trace, memory: Traced, tile: Traced) -> Traced:
-    """Store an fp32 accumulator of wgmma, 64 rows and a power of two of columns, in the order of its fragments to the memory of a shared tile or vector of as
-    many numbers: `fragment_place` says where an element lies. Returns that memory as a vector, for copies of bytes (`store_add_bytes_async`)."""
+    """Store an fp32 wgmma accumulator to shared memory in the order of its register fragments.
+
+    Args:
+        memory: a shared tile or vector of fp32 with 64 × cols elements.
+        tile: an accumulator of 64 rows; its columns are a power of two.
+
+    Returns:
+        `memory` as a vector, for bulk copies of bytes (`store_add_bytes_async`). `fragment_place` gives the index of
+        an element.
+
+    Raises:
+        TileError: for another tile or memory.
+    """
     accumulator = _accumulator("store_fragments", tile)
     cols = int(unwrap(accumulator.shape[1]))
     number = ROWS * cols
@@ -67,7 +79,10 @@ def store_fragments(t: Trace, memory: Traced, tile: Traced) -> Traced:
 
 @op
 def as_fragments(t: Trace, memory: Traced) -> Traced:
-    """The memory of a shared tile or vector as a vector, for copies of bytes of what `store_fragments` stored there."""
+    """Return the fp32 shared tile or vector `memory` as a vector, for bulk copies after `store_fragments`.
+
+    Raises `TileError` for another dtype, a ring, or extents that are no powers of two.
+    """
     if not _plain(memory):
         raise TileError(f"as_fragments of {getattr(memory, 'spec', memory)!r}: takes a shared tile or vector in fp32")
     number = math.prod(memory.shape)
@@ -77,7 +92,9 @@ def as_fragments(t: Trace, memory: Traced) -> Traced:
 
 @triton.jit
 def fragment_place(row, col, COLS: tl.constexpr):
-    """The number of element (row, col) of an accumulator of 64 rows and COLS columns among those that `store_fragments` stored."""
+    """Return the index of element (`row`, `col`) in the vector of `store_fragments`, for an accumulator of 64 rows
+    and `COLS` columns.
+    """
     TOGETHER: tl.constexpr = min(COLS, WIDE)
     in_band = (col & 1) + ((row & 8) >> 3) * 2 + (col & 6) * 2 + (row & 7) * 16 + ((col % TOGETHER) >> 3) * 128
     return in_band + ((row >> 4) + col // TOGETHER * 4) * (16 * TOGETHER)

@@ -36,7 +36,7 @@ def _add_bulk(pointer, src, nbytes, KIND: tl.constexpr, thread):
 
 
 def bulk_pieces(t: Trace, vector: Traced, pointer: Traced, nbytes: Traced, name: str) -> list[tuple[Traced, Traced, Traced]]:
-    """(shared piece, pointer, bytes) of each copy between a shared vector and consecutive global memory."""
+    """Return (shared piece, pointer, bytes) of each copy between a shared vector and consecutive global memory."""
     t.require_explicit(name)
     t.require(f"{name} (cp.async.bulk)", "tma")
     if not isinstance(vector, shared) or len(vector.axes) != 1:
@@ -66,11 +66,18 @@ def bulk_pieces(t: Trace, vector: Traced, pointer: Traced, nbytes: Traced, name:
 
 @op
 def load_bytes_async(t: Trace, dst: Traced, pointer: Traced, arrived: Traced, nbytes: Traced = None) -> None:
-    """Start copying `nbytes` bytes (the whole vector if None) from `pointer` to a shared vector; they count on the semaphore `arrived`,
-    which must expect them.
+    """Start a bulk copy from global memory to a shared vector. One thread of the role issues it.
 
-    `pointer` is a tensor argument plus an offset, or a global layout (its start), a multiple of 16 bytes; so is `nbytes`, also a run-time
-    value. One thread of the role issues the copy. Source: PTX ISA, cp.async.bulk.
+    Args:
+        dst: a shared vector (`sv`).
+        pointer: a tensor argument plus an offset, or a global layout (its first element). A multiple of 16 bytes.
+        arrived: the semaphore on which the copy completes. It must `expect` the bytes.
+        nbytes: a multiple of 16, a constant or an int32 scalar. None copies the whole vector.
+
+    Raises:
+        TileError: for a tile (tiles are swizzled), a ring, another pointer, or a number of bytes that does not fit.
+
+    Source: PTX ISA, cp.async.bulk.
     """
     if not isinstance(arrived, semaphore):
         raise TileError(f"load_bytes_async(arrived={unwrap(arrived)!r}): needs a semaphore")
@@ -81,10 +88,10 @@ def load_bytes_async(t: Trace, dst: Traced, pointer: Traced, arrived: Traced, nb
 
 @op
 def store_bytes_async(t: Trace, pointer: Traced, src: Traced, nbytes: Traced = None) -> None:
-    """Start copying `nbytes` bytes (the whole vector if None) of a shared vector to `pointer`, committed as a group: see
-    `load_bytes_async`, `store_wait`.
+    """Start a bulk copy from a shared vector to global memory, committed as a group. Wait for it with `store_wait`.
 
-    Written to by registers before? `fence_async` and `sync` first. Source: PTX ISA, cp.async.bulk.
+    Arguments and errors as in `load_bytes_async`. If registers wrote the vector, call `fence_async` and `sync` first.
+    Source: PTX ISA, cp.async.bulk.
     """
     for piece, target, count in bulk_pieces(t, src, pointer, nbytes, "store_bytes_async"):
         t.call(_store_bulk, target, piece, t.scalar(count), role_thread(t))
@@ -92,7 +99,7 @@ def store_bytes_async(t: Trace, pointer: Traced, src: Traced, nbytes: Traced = N
 
 
 def bulk_sum_type(src: Traced, name: str) -> tl.constexpr:
-    """What PTX calls the numbers of a shared vector that a bulk copy adds."""
+    """Return the PTX name of the type that a bulk copy adds."""
     if isinstance(src, shared) and src.dtype not in BULK_SUMS:
         raise TileError(f"{name} of {src.spec!r}: bulk copies add {names_of(BULK_SUMS)} only")
     return tl.constexpr(BULK_SUMS.get(src.dtype) if isinstance(src, shared) else None)
@@ -100,10 +107,10 @@ def bulk_sum_type(src: Traced, name: str) -> tl.constexpr:
 
 @op
 def store_add_bytes_async(t: Trace, pointer: Traced, src: Traced, nbytes: Traced = None) -> None:
-    """Start adding `nbytes` bytes (the whole vector if None) of a shared vector (fp32, bf16, fp16) to consecutive numbers from `pointer` on, one by one and
-    atomically: as `store_bytes_async`.
+    """Start adding a shared vector (fp32, bf16, fp16) to consecutive numbers in global memory, element by element and
+    atomically.
 
-    Source: PTX ISA, cp.reduce.async.bulk.
+    Arguments, errors and waits as in `store_bytes_async`. Source: PTX ISA, cp.reduce.async.bulk.
     """
     kind = bulk_sum_type(src, "store_add_bytes_async")
     for piece, target, count in bulk_pieces(t, src, pointer, nbytes, "store_add_bytes_async"):

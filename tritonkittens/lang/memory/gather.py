@@ -1,4 +1,4 @@
-"""Rows of a matrix at row numbers that a register vector holds."""
+"""Rows of a matrix, selected by row numbers in a register vector."""
 from __future__ import annotations
 
 import triton.language as tl
@@ -14,7 +14,7 @@ from tritonkittens.lang.types.tiles import rt, split
 
 
 def _row_numbers(t: Trace, g: Traced, rows: Traced, extent: int, cuts: tuple[int, ...], col: Traced, name: str) -> list[Traced]:
-    """Checks of a gather or scatter; the coordinates with a place for the rows."""
+    """Check a gather or scatter. Return its coordinates, with a placeholder for the rows."""
     t.require_explicit(name)
     if rank_of(g) < 2:
         raise TileError(f"{name}: the tensor has one dimension; rows need two")
@@ -31,10 +31,21 @@ def _row_numbers(t: Trace, g: Traced, rows: Traced, extent: int, cuts: tuple[int
 
 @op
 def gather_rows(t: Trace, src: Traced, what: Traced, rows: Traced, col: Traced = 0, fill: Traced = 0.0) -> Traced:
-    """A register tile of type `what` (rt) whose row i is row `rows[i]` of a global layout; rows and columns outside the tensor read `fill`.
+    """Load a register tile whose row i is row `rows[i]` of a global layout.
 
-    `rows` is an integer vector of one number per row; `col` the coordinate along columns, in tiles: a tuple with the leading coordinates
-    where the tensor has more than two dimensions.
+    Args:
+        src: a global layout of two or more dimensions.
+        what: the register tile type (`rt`).
+        rows: an integer vector with one row number per row of the tile.
+        col: the coordinate along columns, in tiles. With more than two dimensions, a tuple of the leading coordinates
+            and this one.
+        fill: the value of rows and columns outside the tensor.
+
+    Returns:
+        A register tile of type `what`.
+
+    Raises:
+        TileError: for another type, vector or number of coordinates.
     """
     check_global(src, "gather_rows")
     spec = _register_type(what, "gather_rows")
@@ -46,10 +57,10 @@ def gather_rows(t: Trace, src: Traced, what: Traced, rows: Traced, col: Traced =
 
 @op
 def scatter_rows(t: Trace, dst: Traced, value: Traced, rows: Traced, col: Traced = 0) -> None:
-    """Store row i of a register tile as row `rows[i]` of a global layout (rows and columns outside the tensor are not written); see
-    `gather_rows`.
+    """Store row i of a register tile to row `rows[i]` of a global layout. Rows and columns outside the tensor are
+    skipped.
 
-    Where two rows have the same number, one of them stays, no one knows which.
+    Arguments and errors as in `gather_rows`. Where two rows have the same number, either one may remain.
     """
     check_global(dst, "scatter_rows")
     if len(axes_of(value)) != 2:

@@ -1,7 +1,8 @@
-"""Moving tiles: registers ↔ global memory, registers ↔ shared memory, cp.async, and TMA between global and shared memory.
+"""Copies between registers and global memory: pointers, masks, loads and stores.
 
-Coordinates are in units of the tile that moves, one per dimension of the tensor; leading dimensions (batch, depth) count single steps. One
-name serves every depth: `load`, `store`, `load_async`, `store_async` look at where their operands live.
+Coordinates are in units of the tile, one per dimension of the tensor. Leading dimensions (batch, depth) count single
+steps.
+`load`, `store`, `load_async` and `store_async` choose the instruction by the memory of their operands.
 """
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def _inside(index, extent):
 
 @triton.jit
 def _whole(n, unit: tl.constexpr):
-    return n // unit * unit  # the value it has anyway, in a form from which the compiler sees the divisibility
+    return n // unit * unit  # equals n, in a form that shows the divisibility to the compiler
 
 
 @triton.jit
@@ -50,7 +51,7 @@ def _both(a, b):
 
 
 def _coordinates(t: Trace, g: Traced, coord: Traced, what: str, sequences: bool = False) -> list[Traced]:
-    """As a list, where `sequences` are allowed with one in front of the others."""
+    """Return the coordinates as a list. With `sequences`, a sequence may precede the others."""
     coord = unwrap(coord)
     coord = list(coord) if isinstance(coord, (tuple, list, tl.tuple)) else [coord]
     sequence, places = split_sequence(coord)
@@ -64,7 +65,9 @@ def _coordinates(t: Trace, g: Traced, coord: Traced, what: str, sequences: bool 
 
 
 def _base(t: Trace, g: Traced, coord: list[Traced], kept: int) -> tuple[Traced, Traced]:
-    """Pointer to the slice of the last `kept` dimensions that the leading coordinates select, and whether it exists (None: always)."""
+    """Return the pointer to the slice of the last `kept` dimensions that the leading coordinates select, and whether
+    the slice exists (None: always).
+    """
     pointer, exists = g.pointer, None
     for c, extent, stride in zip(coord[:-kept], *_pitch(t, g, len(coord)), strict=False):
         step = t.method(t.method(t.scalar(c), "to", tl.int64), "__mul__", stride)
@@ -79,7 +82,9 @@ def _start(t: Trace, c: Traced, extent: int) -> Traced:
 
 
 def _pitch(t: Trace, g: Traced, rank: int) -> tuple[list[Traced], list[Traced]]:
-    """Extents and strides of the last `rank` dimensions, with what is known of their divisibility: only so are accesses merged into 16-byte ones."""
+    """Return extents and strides of the last `rank` dimensions, with their divisibility. Only so does the compiler
+    merge accesses into 16-byte ones.
+    """
     extents, strides = extents_of(g)[-rank:], strides_of(g)[-rank:]
     unit = max(1, BULK // itemsize(g.pointer.dtype.element_ty))
     if is_even(g):
@@ -90,9 +95,10 @@ def _pitch(t: Trace, g: Traced, rank: int) -> tuple[list[Traced], list[Traced]]:
 
 
 def _access(t: Trace, g: Traced, tile: Traced, coord: list[Traced], rows: Traced = None) -> list[tuple[Traced, Traced]]:
-    """For every piece of a register tile or vector its pointers into the tensor and the mask of what lies inside it.
+    """Return, for every piece of a register tile or vector, its pointers into the tensor and the mask of the elements
+    inside.
 
-    `rows`: a vector of row numbers in place of the coordinate along rows.
+    `rows` is a vector of row numbers that replaces the coordinate along rows.
     """
     sequence, coord = split_sequence(coord)
     shape, (extents, strides) = shape_of(tile), _pitch(t, g, len(coord))
@@ -122,7 +128,7 @@ def _access(t: Trace, g: Traced, tile: Traced, coord: list[Traced], rows: Traced
 
 
 def _frame(t: Trace, dst: shared) -> Traced:
-    """An int32 tile of the shape of a shared one, laid out for coalesced access to elements of its type."""
+    """Return an int32 tile of the shape of a shared one, in the layout of coalesced access to elements of its dtype."""
     if len(dst.axes) == 1:
         return assemble(dst.axes, [t.full((n,), 0, tl.int32, vector_layout(t)) for n in dst.axes[0]])
     size = itemsize(dst.dtype)
@@ -168,17 +174,26 @@ def _load_global(t: Trace, g: Traced, coord: Traced, what: Traced, fill: Traced,
 def load(
     t: Trace, src: Traced, what: Traced = None, coord: Traced = None, fill: Traced = 0.0, layout: Traced = "mma", like: Traced = None, fenced: Traced = False,
 ) -> Traced:  # fmt: skip
-    """A register tile from where it lives.
+    """Load a register tile from shared, tensor or global memory.
 
-    A shared tile that TMA will overwrite afterwards must have been read before: `arrive` and `consumer_release` see to it, by a fence in each of them; other
-    ways of handing it back need `fence_async` first. `fenced`: the caller does that himself, behind this read, so that they need not: worth it where reads are
-    in a branch that is seldom taken.
+    Args:
+        src: the source. A shared tile or vector: `tk.load(tile)`. Tensor memory: `tk.load(tt)`. A global layout:
+            `tk.load(g, tk.rt(tk.bf16, 64, 96), (r, c), fill=0)`. A register tile is returned unchanged, so
+            accumulators read alike on every architecture.
+        what: the register type, for a global layout or a shared vector (`tk.row_vec(tk.rt(tk.fp32, 64, 128))`).
+        coord: the coordinates in the global layout, in tiles, one per dimension.
+        fill: the value of elements outside the tensor.
+        layout: registers of a shared tile: "mma", "row" or "memory"; see `rt`.
+        like: a register tile, whose layout the result of a shared load takes.
+        fenced: the caller calls `fence_async` after this read of a shared tile, and before TMA overwrites the tile.
+            `arrive` and `consumer_release` then need no fence. Useful where reads are in a rare branch. Without
+            `arrive` and `consumer_release`, `fence_async` is always needed before TMA overwrites the tile.
 
-    - shared tile or vector: `tk.load(tile)`; `layout` ("mma", "row", "memory"), `like` (another register tile) or a type, such as
-      `tk.row_vec(tk.rt(tk.fp32, 64, 128))` for a vector, says how registers hold it;
-    - tensor memory: `tk.load(tt)`; a register tile comes back as it is, so that an accumulator is read the same way on every architecture;
-    - global layout: `tk.load(g, tk.rt(tk.bf16, 64, 96), (r, c), fill=0)`, masked at the edges of the tensor, elements outside read `fill`;
-      also vectors.
+    Returns:
+        A register tile or vector of the source's dtype.
+
+    Raises:
+        TileError: for a ring (take a slot first), another type, or coordinates that do not fit.
     """
     if isinstance(src, shared):
         like = make(t, unwrap(what), 0) if isinstance(unwrap(what), TileType) else unwrap(like)
@@ -193,7 +208,16 @@ def load(
 
 @op
 def load_scalar(t: Trace, src: Traced, coord: Traced) -> Traced:
-    """One element of a global layout (coordinates, one for each dimension) or of a shared vector (an index), a scalar; it must lie inside."""
+    """Load one element as a scalar.
+
+    Args:
+        src: a global layout, or a shared vector whose length is a power of two.
+        coord: the coordinates in elements, one per dimension, or the index in the vector. The element must lie
+            inside.
+
+    Raises:
+        TileError: for another source.
+    """
     if isinstance(src, shared):
         if len(src.axes) != 1 or len(src.pieces) != 1 or src.stages is not None:
             raise TileError(f"load_scalar of {src.spec!r}: takes a shared vector whose length is a power of two, or a global layout")
@@ -214,17 +238,33 @@ def _element(t: Trace, src: Traced, coord: Traced, what: str) -> Traced:
 
 @op
 def pointer_to(t: Trace, src: Traced, coord: Traced) -> Traced:
-    """The address of one element of a global layout (coordinates, one for each dimension), or of many, where a coordinate is a block of numbers."""
+    """Return the address of one element of the global layout `src`.
+
+    `coord` holds the coordinates in elements, one per dimension. A coordinate that is a block of integers gives a
+    block of addresses.
+    """
     return _element(t, src, coord, "pointer_to")
 
 
 @op
 def store(t: Trace, dst: Traced, value: Traced, coord: Traced = None) -> Traced:
-    """Store a register tile: to a shared tile or vector, to tensor memory, or to a global layout at `coord` (elements outside are not
-    written).
+    """Store a register tile or vector, converted to the destination's dtype.
 
-    The tile is converted to the destination's element type. After a store to shared memory that TMA or a tensor core will read, call
-    `fence_async`. A shared tile can be stored to a global layout as well, through registers: any strides, no TMA.
+    Args:
+        dst: a shared tile or vector, tensor memory, or a global layout.
+        value: a register tile or vector of the destination's shape. A shared tile goes to a global layout through
+            registers, for any strides, without TMA.
+        coord: the coordinates in a global layout, in tiles, one per dimension. Elements outside the tensor are
+            skipped.
+
+    Raises:
+        TileError: for a ring, another shape, or coordinates that do not fit.
+
+    Before TMA or a tensor core reads the shared memory, call `fence_async`.
+
+    Example::
+
+        tk.store(C, acc, (row, col))
     """
     if isinstance(dst, shared):
         return store_shared(t, dst, value)
@@ -245,10 +285,18 @@ def store(t: Trace, dst: Traced, value: Traced, coord: Traced = None) -> Traced:
 
 @op
 def load_into(t: Trace, dst: Traced, src: Traced, coord: Traced, fill: Traced = 0.0) -> None:
-    """A shared tile or vector from a global layout, through registers and at once: any strides, no TMA; elements outside the tensor read
-    `fill`.
+    """Copy a tile or vector from a global layout to shared memory through registers, for any strides and without TMA.
 
-    `sync` before other threads read it; `fence_async` before that where TMA or a tensor core will read it.
+    Args:
+        dst: a shared tile or vector.
+        src: a global layout of the same dtype.
+        coord: the coordinates in tiles, one per dimension.
+        fill: the value of elements outside the tensor.
+
+    Raises:
+        TileError: for another destination or dtype.
+
+    Call `sync` before other threads read the tile. Call `fence_async` before that, if TMA or a tensor core reads it.
     """
     if not isinstance(dst, shared):
         raise TileError(f"load_into({dst!r}): the destination must be a shared tile or vector; tk.load gives registers")

@@ -1,4 +1,4 @@
-"""im2col: TMA loads the pixels under one tap of a convolution's filter as the rows of a tile, halo and padding included."""
+"""im2col: TMA loads the pixels under one tap of a convolution's filter as the rows of a tile, with halo and padding."""
 from __future__ import annotations
 
 import functools
@@ -47,16 +47,30 @@ def _specs(tile: st, rank: int, fill: str, lower: tuple[int, ...], upper: tuple[
 
 
 class im2col(gl):
-    """A convolution's input for an explicit kernel: `tk.im2col(x, tk.st(tk.bf16, 128, 64), lower=(-1, -1), upper=(-1, -1))`.
+    """A convolution's input for an explicit kernel.
 
-    `tensor` is NWC, NHWC or NDHWC (three to five dimensions; the last stride 1 element, the others multiples of 16 bytes); `tile` the shared
-    tile that `load_im2col_async` fills, pixels × channels, both powers of two, at most 1024 pixels. The base pixels of the filter lie in a
-    box, which `lower` and `upper` give for each spatial dimension, in pixels: it starts at `lower` and ends at `upper` beyond the tensor's
-    last pixel (-32768 … 32767 for one spatial dimension, -128 … 127 for two, -16 … 15 for three). `element_strides` (1 … 8, one for each
-    spatial dimension) steps from one base pixel to the next. `fill` is what lies outside the tensor: "zero" or "nan".
+    Args:
+        tensor: NWC, NHWC or NDHWC (three to five dimensions). The last stride is 1 element, the others are multiples
+            of 16 bytes.
+        tile: the shared tile type of `load_im2col_async`, pixels × channels. Both are powers of two, with at most
+            1024 pixels.
+        lower: the first base pixel of the filter, one per spatial dimension. Its range is -32768 … 32767 for one
+            spatial dimension, -128 … 127 for two, -16 … 15 for three.
+        upper: the last base pixel, counted from the tensor's last pixel. Range as for `lower`.
+        element_strides: the step between base pixels, 1 … 8, one per spatial dimension.
+        fill: the value outside the tensor: "zero" or "nan".
 
-    For a filter of R taps with dilation d, stride s and padding p: lower = -p, upper = p - (R - 1)·d, element stride s. In other respects it
-    is a `gl` without tile types. Source: PTX ISA, "im2col mode"; CUDA driver API, cuTensorMapEncodeIm2col.
+    A filter of R taps with dilation d, stride s and padding p has lower = -p, upper = p - (R - 1)·d and element
+    stride s. In kernels, an `im2col` is a `gl` without tile types.
+
+    Raises:
+        TileError: for another rank, dtype, tile or range.
+
+    Example::
+
+        tk.im2col(x, tk.st(tk.bf16, 128, 64), lower=(-1, -1), upper=(-1, -1))
+
+    Source: PTX ISA, "im2col mode"; CUDA driver API, cuTensorMapEncodeIm2col.
     """
 
     __slots__ = ()
@@ -80,11 +94,11 @@ def _list(values: Traced) -> list[Traced]:
 
 
 def _offset(t: Trace, offset: Traced, offsets: list[Traced], limit: int) -> Traced:
-    """A filter offset as 16 bits."""
+    """Return a filter offset as 16 bits."""
     if isinstance(offset, int) and not isinstance(offset, bool):
         if not 0 <= offset <= limit:
             raise TileError(f"load_im2col_async(offsets={tuple(offsets)}): {offset} must lie in 0 to {limit} with {len(offsets)} spatial "
-                            f"dimensions; what starts before the tensor belongs in lower")
+                            f"dimensions; a start before the tensor belongs in lower")
         return offset - (1 << 16) if offset >> 15 else offset
     if not isinstance(offset, tl.tensor) or offset.type.is_block() or not offset.dtype.is_int():
         raise TileError(f"load_im2col_async(offsets=…): {offset!r} must be an integer, a constant or a run-time scalar")
@@ -93,13 +107,24 @@ def _offset(t: Trace, offset: Traced, offsets: list[Traced], limit: int) -> Trac
 
 @op
 def load_im2col_async(t: Trace, dst: Traced, src: Traced, coord: Traced, offsets: Traced, arrived: Traced) -> None:
-    """Start loading a tile of pixels × channels of a `tk.im2col` into shared memory by TMA; it completes on the semaphore `arrived`, which must
-    expect its bytes.
+    """Start a TMA load of a tile of pixels × channels of a `tk.im2col` into shared memory.
 
-    `coord` is the first base pixel and channel in elements, (n, [[d,] h,] w, c). The rows of the tile are the base pixels from there on,
-    in the order w, h, d, n, each in steps of the element strides through the box, then through the next image; a row holds the pixel that
-    lies `offsets` (the filter tap times the dilation, [[d,] h,] w, run-time scalars or constants, 0 … 65535 for one spatial dimension, 255
-    for two, 31 for three) from its base pixel. Pixels and channels outside the tensor are filled. Source: PTX ISA, cp.async.bulk.tensor, .im2col.
+    Args:
+        dst: a shared tile of the type of the `im2col`.
+        src: the `im2col`.
+        coord: the first base pixel and channel in elements, (n, [[d,] h,] w, c).
+        offsets: the filter tap times the dilation, ([[d,] h,] w), constants or int32 scalars: 0 … 65535 for one
+            spatial dimension, 255 for two, 31 for three.
+        arrived: the semaphore on which the load completes. It must `expect` the bytes.
+
+    Rows are base pixels in the order w, h, d, n, in steps of the element strides through the box, then through the
+    next image. Each row holds the pixel at `offsets` from its base pixel. Pixels and channels outside the tensor are
+    filled.
+
+    Raises:
+        TileError: for another tile, source or number of coordinates or offsets.
+
+    Source: PTX ISA, cp.async.bulk.tensor, .im2col.
     """
     name = "load_im2col_async"
     t.require_explicit(name)

@@ -1,7 +1,8 @@
-"""TMA loads that write into several blocks of a cluster at once, or, prefetched, into none, and those around which the compiler shall put no barriers.
+"""TMA copies by address: multicast loads, L2 prefetches, and loads without compiler-inserted barriers.
 
-Gluon's own multicast belongs to a model in which a cluster is one program, it has no prefetch, and does not give out the address of a descriptor. So the copies
-are issued by the PTX shim, with the address of the kernel parameter that the descriptor is.
+Gluon's own multicast assumes that a cluster is one program. Gluon also has no prefetch, and does not expose the
+address of a descriptor.
+So the PTX shim issues these copies, with the address of the kernel parameter that holds the descriptor.
 """
 from __future__ import annotations
 
@@ -24,25 +25,29 @@ from tritonkittens.lang.sync.semaphores import role_thread, semaphore
 from tritonkittens.lang.types.global_layout import rank_of
 from tritonkittens.lang.types.tiles import st
 
-MAX_ROWS = 256  # of one copy
-BASE_ROWS = 16  # of the base tile; a swizzle pattern, at whose beginning a slice must start, repeats after 8
+MAX_ROWS = 256  # rows of one copy
+BASE_ROWS = 16  # rows of the base tile; a slice must start at a swizzle pattern, which repeats after 8 rows
 
 
 @triton.jit
 def _thread_of(thread, rank, BLOCK: tl.constexpr):
-    """The number of a thread in its role, where the block is this one of the cluster: none issues copies in the others."""
+    """Return the thread's number in its role in block `BLOCK` of the cluster, and 1 elsewhere, so that no thread
+    issues copies there.
+    """
     return tl.where(rank == BLOCK, thread, 1)
 
 
 @triton.jit
 def _thread_below(thread, rank, BLOCKS: tl.constexpr):
-    """The number of a thread in its role, where the block is one of the first of the cluster."""
+    """Return the thread's number in its role in the first `BLOCKS` blocks of the cluster, and 1 elsewhere."""
     return tl.where(rank < BLOCKS, thread, 1)
 
 
 @triton.jit
 def _place_of(rank, NBYTES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DOWN: tl.constexpr):
-    """Where the part of a block lies in its stretch: bytes, rows, columns. `DOWN` parts, line by line, have the same columns."""
+    """Return the offset (bytes, rows, columns) of a block's part in its region. `DOWN` parts, line by line, share the
+    same columns.
+    """
     return rank * NBYTES, rank % DOWN * ROWS, rank // DOWN * COLS
 
 
@@ -60,10 +65,11 @@ def _issue_alone(map, destination, bar, coordinates, POLICY: tl.constexpr):
 
 
 def slices_of(tile: st, blocks: int, name: str) -> tuple[tuple[st, ...], ...]:
-    """For each stretch of shared memory of a tile the parts that `blocks` blocks load for all of them, one each; the last blocks none where there are fewer.
+    """Return, for each contiguous region of a shared tile, the parts that `blocks` blocks load for all of them.
 
-    A part is one stretch itself, and they follow each other: swizzle lines of columns where there are as many, else some rows of a line, as equally as whole
-    base tiles allow. Of a contiguous tile as it lies on Hopper. Raises `TileError` for a vector.
+    Each block loads at most one part. The parts follow each other in memory. A part is several swizzle lines of
+    columns where there are enough lines, else some rows of a line, split as evenly as whole base tiles allow.
+    A contiguous tile is split as it lies on Hopper. Raises `TileError` for a vector.
     """
     if not isinstance(tile, st):
         raise TileError(f"{name}: {tile!r} cannot be loaded in {blocks} parts, one by each block of the cluster: only tiles have such parts")
@@ -71,8 +77,11 @@ def slices_of(tile: st, blocks: int, name: str) -> tuple[tuple[st, ...], ...]:
 
 
 def _stretches(tile: st, together: bool) -> list[tuple[int, int, st]]:
-    """What lies together in shared memory and a block has a part of, a contiguous tile of one line or each piece: (first row, first column, tile).
-    `together`: does a contiguous tile's memory hold its pieces one behind the other?"""
+    """Return the contiguous regions of a tile in shared memory: (first row, first column, tile).
+
+    A region is a contiguous tile of one line, or one piece. `together`: a contiguous tile stores its pieces one after
+    the other.
+    """
     if tile.contiguous and together and tile.rows_in_pieces:
         return [(0, 0, tile)]
     return [(row, col, st(tile.dtype, rows, cols, tile.piece_swizzle(cols))) for row, col, rows, cols in tile.pieces()]
@@ -81,7 +90,7 @@ def _stretches(tile: st, together: bool) -> list[tuple[int, int, st]]:
 def _parts(stretch: st, blocks: int) -> tuple[st, ...]:
     swizzle = stretch.piece_swizzle(stretch.cols)
     lines, units = stretch.cols * itemsize(stretch.dtype) // swizzle, stretch.rows // BASE_ROWS
-    if lines >= blocks:  # both are powers of two; a line lies in memory with all its rows
+    if lines >= blocks:  # both are powers of two; a line is contiguous with all its rows
         return (st(stretch.dtype, stretch.rows, stretch.cols // blocks, swizzle),) * blocks
     down = min(blocks // lines, units)
     ends = [BASE_ROWS * (units * part // down) for part in range(down + 1)]
@@ -89,8 +98,10 @@ def _parts(stretch: st, blocks: int) -> tuple[st, ...]:
 
 
 def load_slice(t: Trace, dst: shared, src: Traced, coord: list[Traced], maps_of: Callable[[st], list[int]], arrived: semaphore, policy: Traced) -> None:
-    """Load this block's part of a tile that all `dst.loaders` blocks of the cluster need into all of them; `maps_of` gives the numbers of the descriptors of a
-    part's pieces. `policy`: of L2 for these lines, or None."""
+    """Load this block's part of a tile into all `dst.loaders` blocks of the cluster.
+
+    `maps_of` returns the descriptor numbers of a part's pieces. `policy` is the L2 policy of these lines, or None.
+    """
     rank, thread = t.call(ptx_cluster.ctarank), role_thread(t)
     for (row, col, stretch), piece in zip(_stretches(dst.spec, dst.together), dst.pieces):  # a contiguous tile begins with its first piece
         parts = _parts(stretch, dst.loaders)
@@ -111,7 +122,7 @@ def load_slice(t: Trace, dst: shared, src: Traced, coord: list[Traced], maps_of:
 
 def _load_part(t: Trace, dst: shared, src: Traced, part: st, numbers: list[int], stretch: Traced, corner: list[Traced], offset: list[Traced],
                arrived: semaphore, policy: Traced, thread: Traced) -> None:  # fmt: skip
-    """Load a part, `offset` (bytes, rows, columns) behind the beginning of its stretch."""
+    """Load a part that begins `offset` (bytes, rows, columns) after its region's first element."""
     address = t.method(stretch, "__add__", offset[0])
     first_row, column = (t.method(place, "__add__", o) for place, o in zip(corner[-2:], offset[1:], strict=True))
     mask = (1 << dst.loaders) - 1
@@ -125,8 +136,11 @@ def load_by_address(
     t: Trace, dst: shared, src: Traced, copies: list[tuple[Traced, list[Traced], Traced]], extents: list[tuple[int, ...]], arrived: semaphore, mask: Traced,
     policy: Traced,
 ) -> None:  # fmt: skip
-    """Issue the copies (descriptor, element coordinates, view) of a tile whose pieces have these extents, into the blocks whose bit is set in `mask` (None:
-    this one), on the same barrier of each. `policy`: of L2 for these lines, or None."""
+    """Issue the copies (descriptor, element coordinates, view) of a tile whose pieces have these extents.
+
+    They write to the blocks whose bit is set in `mask` (None: this block), and complete on the same barrier of each.
+    `policy` is the L2 policy of these lines, or None.
+    """
     order = {id(m): i for i, m in enumerate(src.maps)}
     for (m, place, _), piece, extent in zip(copies, dst.pieces, extents, strict=True):
         rows = extent[0] if len(dst.axes) == 2 else 1
@@ -135,13 +149,13 @@ def load_by_address(
         if rows > MAX_ROWS or (not swizzle and width > MAX_ROWS):
             raise TileError(f"load_async(multicast=…) of {dst.spec!r}: a piece of {rows} rows and {width} columns; one copy moves at most {MAX_ROWS} of each")
         address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [piece], tl.int32)
-        tall = int(unwrap(piece.type.alloc_shape[-2])) if len(dst.axes) == 2 else 1  # the rows of the tile that this is a view of
+        tall = int(unwrap(piece.type.alloc_shape[-2])) if len(dst.axes) == 2 else 1  # rows of the tile of which this is a view
         _boxes(t, tall, width, swizzle, itemsize(dst.dtype), address, place, _parameter(t, src, order[id(m)]), arrived, mask, policy,
                None if dst.alone and unwrap(mask) is None else role_thread(t))
 
 
 def _parameter(t: Trace, src: Traced, number: int) -> Traced:
-    """The address of descriptor `number` of a global layout."""
+    """Return the address of descriptor `number` of a global layout."""
     first = unwrap(getattr(src, "parameter", ()))
     if not isinstance(first, int):
         raise TileError("load_async to several blocks, or prefetch: the tensor must be an argument of the kernel, tk.gl(tensor, tile types)")
@@ -150,7 +164,9 @@ def _parameter(t: Trace, src: Traced, number: int) -> Traced:
 
 def _boxes(t: Trace, rows: int, width: int, swizzle: int, size: int, address: Traced, place: list[Traced], source: Traced, arrived: semaphore, mask: Traced,
            policy: Traced, thread: Traced) -> None:  # fmt: skip
-    """The copies of a piece, which the thread issues that is number 0 by `thread`; None: one of the block's first warp."""
+    """Issue the copies of a piece. The thread with number 0 in `thread` issues them; None: one thread of the block's
+    first warp.
+    """
     for column, coordinates in _copies(t, width, swizzle, size, place):
         destination = t.method(address, "__add__", column * rows * size)
         if thread is None:
@@ -161,8 +177,10 @@ def _boxes(t: Trace, rows: int, width: int, swizzle: int, size: int, address: Tr
 
 
 def _copies(t: Trace, width: int, swizzle: int, size: int, place: list[Traced]) -> Iterator[tuple[int, Traced]]:
-    """(first column, coordinates, the fastest first) of each copy that moves a tile at a place: one wider than its swizzle lies in memory as blocks of columns,
-    each of all its rows, and each is a copy."""
+    """Return (first column, coordinates with the fastest first) of each copy of a tile.
+
+    A tile wider than its swizzle is stored as blocks of columns, each with all its rows. Each block is a copy.
+    """
     for column in range(0, width, swizzle // size if swizzle else width):
         yield column, tl.tuple([t.method(t.scalar(place[-1]), "__add__", column), *[t.scalar(p) for p in reversed(place[:-1])]])
 
@@ -174,6 +192,8 @@ def _issue_prefetch(map, coordinates, thread):
 
 
 def prefetch_boxes(t: Trace, width: int, swizzle: int, size: int, place: list[Traced], src: Traced, number: int) -> None:
-    """Have L2 fetch what the copies would load that descriptor `number` of a global layout makes, `width` columns of elements of `size` bytes."""
+    """Prefetch into L2 the data that descriptor `number` of a global layout would load: `width` columns of
+    `size`-byte elements.
+    """
     for _, coordinates in _copies(t, width, swizzle, size, place):
         t.call(_issue_prefetch, _parameter(t, src, number), coordinates, role_thread(t))

@@ -1,4 +1,4 @@
-"""Shared memory: tiles and vectors that own storage, views of them, and loads and stores between them and registers."""
+"""Shared memory: tiles and vectors, views of them, and copies between them and registers."""
 from __future__ import annotations
 
 import math
@@ -17,9 +17,9 @@ from tritonkittens.lang.memory.tensor_memory import tensor_subtile, tensor_tile
 from tritonkittens.lang.register.construction import memory_layout, piece_layout, vector_layout
 from tritonkittens.lang.types.tiles import rt, split, st, sv
 
-TMA_ALIGNMENT = 128  # bytes: of the shared memory that a tensor copy writes or reads. PTX ISA, cp.async.bulk.tensor
+TMA_ALIGNMENT = 128  # bytes; alignment of shared memory for a tensor copy. PTX ISA, cp.async.bulk.tensor
 SWIZZLE_ROWS = 8  # rows of a swizzle atom
-VECTOR = 16  # bytes that a thread reads or writes at a time
+VECTOR = 16  # bytes of one access by a thread
 
 
 class shared_type(type_of_members):
@@ -40,12 +40,21 @@ class shared_type(type_of_members):
 
 
 class shared(base_value):
-    """A shared tile or vector (or a ring of `stages` of them) in an explicit kernel; made by `tk.allocate`.
+    """A shared tile or vector, or a ring of `stages` of them, in an explicit kernel. `tk.allocate` makes it.
 
-    `ring[slot]` is the tile in a slot (a run-time or compile-time index). `whole` is False for a view that cuts a swizzle atom: the tensor
-    cores cannot read it. `loaders` blocks of a cluster load it together, each a part for all. `together`: the pieces lie one behind the other in memory
-    (`st(contiguous=True)`); those of a ring are one buffer, and those of a tile stand for their addresses, with the extents of `st.unit`. `alone`: one thread
-    issues copies into it, for which the compiler puts no barriers; nobody reads or writes it before what the copies arrive on.
+    `ring[stage]` is the tile in one stage (a constant or int32 index).
+
+    Args:
+        spec: the tile type (`st`, `sv`).
+        axes: the extents of the pieces along each axis.
+        stages: the stages of a ring; None for one tile.
+        pieces: Gluon's shared-memory descriptors.
+        whole: False for a view that cuts a swizzle atom, which the tensor cores cannot read.
+        loaders: the blocks of a cluster that load the tile together, a part each.
+        together: the pieces are contiguous (`st(contiguous=True)`). A ring is then one buffer. The pieces of a tile
+            give their addresses, with the extents of `st.unit`.
+        alone: one thread issues the copies into the tile, and the compiler adds no barriers for them. Nothing reads
+            or writes the tile before the copies complete.
     """
 
     def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Traced, ...], whole: bool = True,
@@ -103,17 +112,19 @@ class shared(base_value):
         return self._with(axes=axes or self.axes, stages=stages, pieces=tuple(fn(p) for p in self.pieces), whole=self.whole if whole is None else whole)
 
     def _with(self, **changes: Any) -> shared:
-        """The same but for these."""
+        """Return a copy with some attributes changed."""
         kept = dict(spec=self.spec, axes=self.axes, stages=self.stages, pieces=self.pieces, whole=self.whole, loaders=self.loaders, together=self.together,
                     alone=self.alone)
         return shared(**(kept | changes))
 
     def loaded_by(self, blocks: int) -> shared:
-        """The same memory, which so many blocks of a cluster load together, each a part for all; 1: every block its own."""
+        """Return the same memory, loaded together by `blocks` blocks of a cluster, a part each. 1: every block loads
+        its own tile.
+        """
         return self._with(loaders=blocks)
 
     def loaded_alone(self) -> shared:
-        """The same memory, whose copies one thread issues (see `alone`)."""
+        """Return the same memory with `alone` set: one thread issues its copies."""
         return self._with(alone=True)
 
     def __getitem__(self, slot: Traced, _semantic: Semantic = None, _generator: Any = None) -> shared:
@@ -132,7 +143,7 @@ class shared(base_value):
         return self._with(stages=None, pieces=tuple(taken))
 
     def transposed_view(self, t: Trace) -> shared:
-        """The same memory with rows and columns exchanged."""
+        """Return the same memory with rows and columns exchanged."""
         down, across = len(self.axes[0]), len(self.axes[1])
         order = [self.pieces[i * across + j] for j in range(across) for i in range(down)]
         view = shared(self.spec, (self.axes[1], self.axes[0]), self.stages, tuple(order), self.whole, together=self.together)
@@ -140,12 +151,14 @@ class shared(base_value):
 
 
 def piece_shared_layout(dtype: tl.dtype, swizzle: int, rank: int) -> gl.NVMMASharedLayout:
-    """The layout that TMA and wgmma share: `swizzle` bytes, innermost dimension contiguous."""
+    """Return the layout of a piece for TMA and wgmma: `swizzle` bytes, innermost dimension contiguous."""
     return gl.NVMMASharedLayout(swizzle, dtype.primitive_bitwidth, rank=rank)
 
 
 def _pieces_at(t: Trace, spec: st, buffer: Traced, slot: Traced) -> tuple[Traced, ...]:
-    """The first unit of each piece in a slot of a buffer of (slots · units) × the rows and columns of a unit."""
+    """Return the first unit of each piece in stage `slot` of a buffer of (stages · units) × the rows and columns of a
+    unit.
+    """
     first = t.method(t.scalar(slot), "__mul__", _units(spec))
     rows, cols = spec.unit
     return tuple(t.call(buffer.index, t.method(first, "__add__", row // rows + col // cols)) for row, col, _, _ in spec.pieces())
@@ -156,14 +169,14 @@ def _units(spec: st) -> int:
 
 
 def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> shared:
-    """Storage for one tile or a ring of them, charged to the kernel's shared-memory budget."""
+    """Allocate one tile or a ring of them, and charge the kernel's shared-memory budget."""
     t.require_explicit(f"allocate({spec!r})")
     bill().charge_shared(name, spec.nbytes * (1 if stages is None else stages))
     lead = [] if stages is None else [stages]
     if isinstance(spec, sv):
         sizes = split(spec.length)
         pieces: list[Traced] = []
-        for n in sizes:  # a slot of a ring, which TMA may write to, is as many vectors as keep the next aligned
+        for n in sizes:  # a stage of a ring is padded with vectors, so that the next stage is aligned for TMA
             rows = [] if stages is None else [stages * max(1, TMA_ALIGNMENT // (n * itemsize(spec.dtype)))]
             pieces.append(t.call(gl.allocate_shared_memory, spec.dtype, [*rows, n], piece_shared_layout(spec.dtype, 0, 1)))
         return shared(spec, (sizes,), stages, tuple(pieces))
@@ -180,9 +193,21 @@ def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> s
 
 @op
 def allocate(t: Trace, spec: Traced, stages: Traced = None) -> Traced:
-    """Shared storage for a tile or vector type (`st`, `sv`), or for a ring of `stages` of them. Explicit kernels; before the roles start.
+    """Allocate shared memory for a tile or vector, or for a ring of them. Call it before the warp roles start.
 
-    Raises `TileError` with the itemised bill when the block's shared memory is exceeded.
+    Args:
+        spec: a tile or vector type (`st`, `sv`).
+        stages: the stages of a ring, a compile-time integer; None for one tile.
+
+    Returns:
+        A shared tile or vector. `ring[stage]` is one stage of a ring.
+
+    Raises:
+        TileError: for another type, or with the itemised bill where the block's shared memory is exceeded.
+
+    Example::
+
+        a = tk.allocate(tk.st(tk.bf16, 128, 64), 4)
     """
     spec, stages = unwrap(spec), unwrap(stages)
     if not isinstance(spec, (st, sv)):
@@ -194,12 +219,26 @@ def allocate(t: Trace, spec: Traced, stages: Traced = None) -> Traced:
 
 @op
 def subtile(t: Trace, tile: Traced, rows: Traced, cols: Traced, row: Traced = 0, col: Traced = 0) -> Traced:
-    """The `rows` × `cols` view number (`row`, `col`) of a shared or tensor-memory tile, counted in views. Extents and indices are compile-time constants, but
-    for `row` of a view that has all columns of a shared tile, one swizzle line, and leaves its atoms whole: that may be a number of the run time.
+    """Return a view of a shared or tensor-memory tile.
 
-    A shared view whose columns cut a swizzle atom can be loaded and stored, but is refused as an operand of the tensor cores. TMA moves the others, with the
-    descriptor of a tile of the view's extents (which gets the same swizzle). Rows and columns of a view are powers of two that divide those of the tile, or all
-    of them: a tile of 192 rows has three views of 64. A view of tensor memory has all the rows of its tile.
+    Args:
+        tile: a shared tile (`st`) or a tensor-memory tile (`tt`), not a ring.
+        rows: the rows of the view: a power of two that divides the tile's, or all. A tile of 192 rows has three views
+            of 64. A view of tensor memory has all rows.
+        cols: the columns of the view: a power of two that divides the tile's, or all.
+        row: the view's number along the rows, counted in views. It may be an int32 scalar if the view has all columns
+            (one swizzle line) and cuts no swizzle atom. All other arguments are compile-time constants.
+        col: the view's number along the columns.
+
+    Raises:
+        TileError: for a view outside the tile, a ring or a contiguous tile.
+
+    A shared view whose columns cut a swizzle atom can be loaded and stored, but the tensor cores refuse it. TMA moves
+    other views, with the descriptor of a tile of the view's extents (and the same swizzle).
+
+    Example::
+
+        half = tk.subtile(tile, 64, 64, row=1)
     """
     rows, cols, row, col = (unwrap(x) for x in (rows, cols, row, col))
     if isinstance(row, tl.tensor) and isinstance(tile, shared):
@@ -228,8 +267,11 @@ def subtile(t: Trace, tile: Traced, rows: Traced, cols: Traced, row: Traced = 0,
 
 
 def _cuts(pieces: tuple[int, ...], n: int, number: int) -> list[tuple[int, int, int]]:
-    """(piece, first element in it, elements) of view `number`, of `n` elements each, of an axis of such pieces: all of it, or one power of two, which lies in
-    one piece, since pieces become smaller along the axis and `n` divides their sum."""
+    """Return (piece, first element in it, elements) of view `number` of `n` elements of an axis.
+
+    A view is the whole axis, or a power of two inside one piece: pieces shrink along the axis and `n` divides their
+    sum.
+    """
     if n == sum(pieces):
         return [(i, 0, extent) for i, extent in enumerate(pieces)]
     start = number * n
@@ -241,16 +283,18 @@ def _cuts(pieces: tuple[int, ...], n: int, number: int) -> list[tuple[int, int, 
 
 
 def _is_one_piece(tile: shared) -> bool:
-    """Is all that lies between a tile's first and last byte its own: neither several pieces nor a view at constant indices?"""
+    """Whether a tile owns all memory between its first and last byte: neither several pieces nor a view at constant
+    indices.
+    """
     one = len(tile.axes) == 2 and len(tile.pieces) == 1 and tile.stages is None and not tile.together
     return one and list(tile.pieces[0].type.alloc_shape)[-2:] == list(tile.pieces[0].type.shape)
 
 
 def _rows_at(t: Trace, tile: shared, rows: Traced, cols: Traced, row: Traced, col: Traced) -> shared:
-    """`subtile` at a `row` of the run time."""
+    """`subtile` at an int32 scalar `row`."""
     piece = tile.pieces[0]
     fits = _is_one_piece(tile) and isinstance(rows, int) and rows > 0 and tile.rows % rows == 0 and cols == tile.cols and col == 0
-    line = fits and not piece.layout.transposed and cols * itemsize(tile.dtype) == piece.layout.swizzle_byte_width  # of several, a row's lie far apart
+    line = fits and not piece.layout.transposed and cols * itemsize(tile.dtype) == piece.layout.swizzle_byte_width  # the swizzle lines of a wider row are not adjacent
     if not line or not _keeps_atoms(piece, rows, cols):
         raise TileError(f"subtile({rows}, {cols}) of {tile.spec!r} at a row of the run time: its rows must divide the tile's and be whole swizzle atoms, and "
                         "it has all columns, one swizzle line, of a tile whose extents are powers of two and which is no view")
@@ -259,15 +303,19 @@ def _rows_at(t: Trace, tile: shared, rows: Traced, cols: Traced, row: Traced, co
 
 
 def _keeps_atoms(piece: Traced, rows: int, cols: int) -> bool:
-    """Does a view of so many rows and columns leave the swizzle atoms of a piece whole?"""
+    """Whether a view of these extents cuts no swizzle atom of a piece."""
     line, across = (rows, cols) if piece.layout.transposed else (cols, rows)  # elements along and across the contiguous axis
     return line * itemsize(piece.dtype) % piece.layout.swizzle_byte_width == 0 and across % SWIZZLE_ROWS == 0
 
 
 @op
 def subvector(t: Trace, vector: Traced, length: Traced, index: Traced = 0) -> Traced:
-    """View number `index`, of `length` elements each, of a shared vector. Both are compile-time constants; where the vector's length is no power of two, the
-    view lies in one of the powers of two that it consists of."""
+    """Return view number `index`, of `length` elements each, of the shared vector `vector`. Both are compile-time
+    constants.
+
+    A view must lie in one power-of-two piece of the vector. Raises `TileError` for a view outside the vector or
+    across pieces.
+    """
     length, index = unwrap(length), unwrap(index)
     if not isinstance(vector, shared) or len(vector.axes) != 1 or vector.stages is not None:
         raise TileError(f"subvector of {getattr(vector, 'spec', vector)!r}: takes a shared vector")
@@ -283,7 +331,10 @@ def subvector(t: Trace, vector: Traced, length: Traced, index: Traced = 0) -> Tr
 
 
 def load_shared(t: Trace, src: shared, layout: str, like: Traced, fenced: bool = False) -> Traced:
-    """Registers from shared memory, each piece in the layout asked for. `fenced`: a fence of the caller orders the reads before copies into that memory."""
+    """Load registers from shared memory, each piece in the requested layout.
+
+    `fenced`: the caller's fence orders the reads before later copies into that memory.
+    """
     bill().reads_shared += not fenced
     if src.stages is not None:
         raise TileError(f"load of a ring of {src.spec!r}: take a slot first, ring[slot]")
@@ -301,7 +352,7 @@ def load_shared(t: Trace, src: shared, layout: str, like: Traced, fenced: bool =
 
 
 def store_shared(t: Trace, dst: shared, value: Traced) -> None:
-    """Shared memory from registers; the tile is converted to the destination's element type."""
+    """Store a register tile to shared memory, converted to the destination's dtype."""
     if dst.stages is not None:
         raise TileError(f"store to a ring of {dst.spec!r}: take a slot first, ring[slot]")
     if dst.together:
@@ -313,7 +364,9 @@ def store_shared(t: Trace, dst: shared, value: Traced) -> None:
 
 
 def _elements(t: Trace, tile: Traced, part: Traced, parts: Traced, what: str) -> tuple[Traced, Traced]:
-    """(memory with one of the equal parts of a shared tile, how threads hold its elements): 16 bytes one behind the other each."""
+    """Return (memory of one of the equal parts of a shared tile, register layout of its elements). A thread holds 16
+    contiguous bytes at a time.
+    """
     parts = unwrap(parts)
     if not isinstance(tile, shared) or not _is_one_piece(tile):
         raise TileError(f"{what} of {getattr(tile, 'spec', tile)!r}: takes a shared tile whose extents are powers of two, and no view at constant indices")
@@ -327,9 +380,22 @@ def _elements(t: Trace, tile: Traced, part: Traced, parts: Traced, what: str) ->
 
 @op
 def load_elements(t: Trace, tile: Traced, part: Traced = 0, parts: Traced = 1) -> Traced:
-    """Part number `part`, which may be a number of the run time, of `parts` (a constant) of the elements of a shared tile, for what is done to all alike: which
-    elements those are and which thread has which is left open, but `store_elements` with the same numbers puts each back in its place, and the parts together
-    are the tile. Threads read 16 bytes at a time, without bank conflicts whatever the tile's swizzle."""
+    """Load a part of a shared tile as registers in storage order, for element-wise work that ignores positions.
+
+    Threads read 16 bytes at a time, without bank conflicts for any swizzle. The positions of the elements are
+    unspecified. `store_elements` with the same numbers stores each element back to its own position.
+
+    Args:
+        tile: a shared tile whose extents are powers of two.
+        part: the number of the part, a constant or an int32 scalar.
+        parts: the number of equal parts, a constant. All parts together are the tile.
+
+    Returns:
+        A register tile (elements / 8 × 8 for 2-byte dtypes) of the tile's dtype.
+
+    Raises:
+        TileError: for a view at constant indices, or parts smaller than 16 bytes a thread.
+    """
     memory, layout = _elements(t, tile, part, parts, "load_elements")
     bill().reads_shared += 1
     return t.call(memory.load, layout)
@@ -337,14 +403,18 @@ def load_elements(t: Trace, tile: Traced, part: Traced = 0, parts: Traced = 1) -
 
 @op
 def store_elements(t: Trace, tile: Traced, values: Traced, part: Traced = 0, parts: Traced = 1) -> None:
-    """Put what was made of `load_elements(tile, part, parts)` in its place, converted to the tile's element type."""
+    """Store `values`, made element by element from `load_elements(tile, part, parts)`, back to their positions.
+
+    They are converted to the tile's dtype. Errors as in `load_elements`.
+    """
     memory, _ = _elements(t, tile, part, parts, "store_elements")
     t.call(memory.store, values if values.dtype == tile.dtype else t.method(values, "to", tile.dtype))
 
 
 @op
 def bank_conflicts(t: Trace, tile: Traced, register: Traced = None) -> Traced:
-    """Extra shared-memory wavefronts an access between `tile` and registers costs (0 is ideal), a compile-time constant.
+    """Return the extra shared-memory wavefronts of an access between `tile` and registers, a compile-time constant (0
+    is ideal).
 
     `register` is a register tile of the same shape, or None for the layout of coalesced global access.
     """

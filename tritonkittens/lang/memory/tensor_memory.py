@@ -1,4 +1,4 @@
-"""Tensor memory (Blackwell): tiles, their allocation, and moves between them and registers."""
+"""Tensor memory (Blackwell): tiles, their allocation, and copies between them and registers."""
 from __future__ import annotations
 
 from typing import Any
@@ -29,7 +29,7 @@ class tensor_tile_type(type_of_members):
 
 
 class tensor_tile(base_value):
-    """A tile in tensor memory, made by `tensor_allocator`; power-of-two column pieces behind one tile."""
+    """A tile in tensor memory, stored as power-of-two column pieces. `tensor_allocator` makes it."""
 
     def __init__(self, spec: tt, pieces: tuple[Traced, ...]):
         self.spec, self.pieces = spec, pieces
@@ -71,7 +71,11 @@ class tensor_tile(base_value):
 
 @op
 def tensor_allocator(t: Trace, spec: Traced) -> Traced:
-    """A tile of tensor memory for the kernel's life (`tt`), released at its end. Raises `TileError` with the bill beyond 512 columns."""
+    """Allocate a tile of tensor memory for the kernel's lifetime.
+
+    `spec` is a `tt` type. Raises `TileError` for another type or chip, or with the itemised bill beyond 512 columns.
+    Source: PTX ISA, tcgen05.alloc.
+    """
     spec = unwrap(spec)
     if not isinstance(spec, tt):
         raise TileError(f"tensor_allocator({spec!r}): tensor memory holds tt types")
@@ -84,7 +88,9 @@ def tensor_allocator(t: Trace, spec: Traced) -> Traced:
 
 
 def tensor_subtile(t: Trace, tile: tensor_tile, rows: int, cols: int, row: int, col: int) -> tensor_tile:
-    """The view of `cols` columns number `col` of a tensor-memory tile; rows are lanes, which a view cannot divide."""
+    """Return view number `col`, of `cols` columns, of a tensor-memory tile. Rows are lanes, which a view cannot
+    divide.
+    """
     if rows != tile.spec.rows or row != 0:
         raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r}: a view of tensor memory has all "
                         f"{tile.spec.rows} rows; divide its columns")
@@ -101,12 +107,12 @@ def tensor_subtile(t: Trace, tile: tensor_tile, rows: int, cols: int, row: int, 
 
 
 def load_tensor_memory(t: Trace, src: tensor_tile) -> Traced:
-    """Registers from tensor memory (tcgen05.ld and its wait)."""
+    """Load registers from tensor memory (tcgen05.ld and its wait)."""
     return assemble(src.axes, [t.call(p.load) for p in src.pieces])
 
 
 def store_tensor_memory(t: Trace, dst: tensor_tile, value: Traced) -> None:
-    """Tensor memory from registers (tcgen05.st and its wait)."""
+    """Store registers to tensor memory (tcgen05.st and its wait)."""
     if axes_of(value) != dst.axes:
         raise TileError(f"store of a tile of shape {list(shape_of(value))} to {dst.spec!r}: shapes differ")
     for d, v in zip(dst.pieces, pieces_of(value), strict=True):
@@ -116,7 +122,11 @@ def store_tensor_memory(t: Trace, dst: tensor_tile, value: Traced) -> None:
 
 @op
 def load_max(t: Trace, src: Traced) -> Traced:
-    """A tensor-memory tile and its row maxima in one instruction (tcgen05.ld.red): (tile, column vector)."""
+    """Load a tensor-memory tile and its row maxima by one instruction.
+
+    `src` is a tile (rows × cols) whose columns are a power of two. Returns (register tile, column vector), both of
+    its dtype. Raises `TileError` for another tile or chip. Source: PTX ISA, tcgen05.ld.red.
+    """
     if not isinstance(src, tensor_tile) or len(src.pieces) != 1:
         raise TileError("load_max: needs a tensor-memory tile whose columns are a power of two")
     t.require("tcgen05.ld.red", "tcgen05_load_max")

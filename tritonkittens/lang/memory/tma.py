@@ -26,18 +26,27 @@ from tritonkittens.lang.types.varlen import check_sequence, dimensions, ragged_p
 LINE = 128  # bytes of an L2 line
 CP_ASYNC = 4  # bytes: smallest copy of cp.async
 POLICIES = ("evict_first", "evict_last", "evict_normal")
-# What TMA can combine with global memory. PTX ISA, cp.reduce.async.bulk.tensor; integers by their signed tensor-map types.
+# dtypes of TMA reductions to global memory. PTX ISA, cp.reduce.async.bulk.tensor; integers by their signed tensor-map
+# types.
 REDUCTIONS = {"add": (tl.float32, tl.bfloat16, tl.float16, tl.int32), "min": (tl.bfloat16, tl.float16, tl.int32, tl.int64),
               "max": (tl.bfloat16, tl.float16, tl.int32, tl.int64)}
 
 
 @op
 def prefetch(t: Trace, src: Traced, what: Traced, coord: Traced) -> Traced:
-    """Start fetching a tile or vector (a type: st, sv, rt, rv) of a global layout into L2; what lies outside the tensor is not touched.
-    sm_80 or newer.
+    """Start fetching a tile or vector of a global layout into L2. sm_80 or newer.
 
-    By TMA, one request for each copy that would load it, where it is a tile (st) that the layout has descriptors for. Else one request for each 128-byte line
-    of a row, or for each element where the columns are not contiguous. Source: PTX ISA, cp.async.bulk.prefetch.tensor; prefetch.
+    Args:
+        src: a global layout.
+        what: the type of the tile (`st`, `sv`, `rt`, `rv`).
+        coord: the coordinates in tiles, one per dimension. Memory outside the tensor is not touched.
+
+    Raises:
+        TileError: for another type or coordinates that do not fit.
+
+    A tile (`st`) with descriptors in the layout takes one TMA request for each copy of its load. Other types take one
+    request for each 128-byte line of a row, or for each element where columns are not contiguous.
+    Source: PTX ISA, cp.async.bulk.prefetch.tensor; prefetch.
     """
     t.require_explicit("prefetch")
     check_global(src, "prefetch")
@@ -56,7 +65,7 @@ def prefetch(t: Trace, src: Traced, what: Traced, coord: Traced) -> Traced:
     base, exists = _base(t, src, coord, len(what.shape))
     requests = triton.next_power_of_2(-(-cols // step) + (step > 1))
     for r0, height in _starts(rows):
-        tall = max(height, t.num_warps * WARP // min(WARP, requests))  # so that no thread repeats what another requests
+        tall = max(height, t.num_warps * WARP // min(WARP, requests))  # so that no two threads request the same line
         like = t.full((tall, requests), 0, tl.int32, memory_layout(t, tall, requests, BULK))
         first = _start(t, coord[-2], rows) if len(what.shape) == 2 else t.scalar(0)
         row, asked = t.call(_requested, t.arange(tall, 0, like), t.method(first, "__add__", r0), height, extents[-2] if len(what.shape) == 2 else 1, 1)
@@ -69,8 +78,11 @@ def prefetch(t: Trace, src: Traced, what: Traced, coord: Traced) -> Traced:
 
 @triton.jit
 def _requested(number, first, length, extent, STEP: tl.constexpr):
-    """(element, is it wanted?) of request `number` of a stretch of elements, of which every `STEP`th is requested, and behind them the last: a row that does
-    not start a line reaches into one more."""
+    """Return (element, whether it is needed) of request `number` of a range of elements.
+
+    Every `STEP`th element is requested, and the last one as well: a row that does not start a line reaches into one
+    more.
+    """
     there = tl.minimum(extent - first, length)
     wanted = number * STEP < there + STEP - 1
     return first + tl.minimum(number * STEP, there - 1), wanted & (first >= 0) & (there > 0)
@@ -85,17 +97,17 @@ def _prefetch_by_tma(t: Trace, src: Traced, what: st, coord: Traced) -> None:
 
 
 def _starts(extent: int) -> list[tuple[int, int]]:
-    """(start, length) of the power-of-two pieces of an extent."""
+    """Return (start, length) of the power-of-two pieces of an extent."""
     return [(sum(split(extent)[:i]), n) for i, n in enumerate(split(extent))]
 
 
 def _extents(tile: shared) -> list[tuple[int, ...]]:
-    """Those of each piece of a shared tile or vector."""
+    """Return the extents of each piece of a shared tile or vector."""
     return list(itertools.product(*tile.axes))
 
 
 def _tma_maps(t: Trace, g: Traced, tile: shared, what: str) -> list[Traced]:
-    """The descriptor for each piece of a shared tile."""
+    """Return the descriptor of each piece of a shared tile."""
     maps = {}
     for m in g.maps:
         block = tuple(int(unwrap(s)) for s in m.block_shape)
@@ -112,7 +124,7 @@ def _tma_maps(t: Trace, g: Traced, tile: shared, what: str) -> list[Traced]:
 
 
 def _tma_copies(t: Trace, g: Traced, tile: shared, coord: Traced, what: str) -> list[tuple[Traced, list[Traced], Traced]]:
-    """(descriptor, element coordinates, shared piece) of each copy that moves a shared tile."""
+    """Return (descriptor, element coordinates, shared piece) of each copy of a shared tile."""
     t.require(f"{what} (TMA)", "tma")
     if tile.stages is not None:
         raise TileError(f"{what} of a ring of {tile.spec!r}: take a slot first, ring[slot]")
@@ -123,7 +135,9 @@ def _tma_copies(t: Trace, g: Traced, tile: shared, coord: Traced, what: str) -> 
 
 
 def _piece_places(t: Trace, g: Traced, coord: Traced, shape: tuple[int, ...], offsets: Sequence[tuple[int, ...]], what: str) -> list[list[Traced]]:
-    """Element coordinates of each piece of a tile of this shape, from the coordinates of the tile and where in it the pieces begin."""
+    """Return the element coordinates of each piece of a tile of this shape, from the tile's coordinates and its
+    pieces' offsets.
+    """
     sequence, coord = split_sequence(_coordinates(t, g, coord, what, sequences=True))
     check_sequence(g, sequence, len(shape) == 2, what)
     lead = len(coord) - len(shape)
@@ -140,7 +154,7 @@ def _piece_places(t: Trace, g: Traced, coord: Traced, shape: tuple[int, ...], of
 
 
 def _map_numbers(g: Traced, pieces: Sequence[tuple[int, int, int, int]], tile: st, what: str) -> list[int]:
-    """The numbers of the descriptors that move these pieces of a tile (row, column, rows, columns)."""
+    """Return the numbers of the descriptors for these pieces (row, column, rows, columns) of a tile."""
     numbers = {(tuple(int(unwrap(s)) for s in m.block_shape), m.layout.swizzle_byte_width): number for number, m in enumerate(g.maps)}
     wanted = [((1,) * (rank_of(g) - 2) + (rows, cols), tile.piece_swizzle(cols)) for _, _, rows, cols in pieces]
     if any(w not in numbers for w in wanted):
@@ -149,7 +163,7 @@ def _map_numbers(g: Traced, pieces: Sequence[tuple[int, int, int, int]], tile: s
 
 
 def _maps_of_parts(g: Traced, tile: shared) -> Callable[[st], list[int]]:
-    """Gives the numbers of the descriptors that move the pieces of a block's part of a tile that the cluster loads together."""
+    """Return a function from a block's part of a cluster-loaded tile to the descriptor numbers of its pieces."""
     return lambda part: _map_numbers(g, part.pieces(), part, f"load_async of {tile.spec!r} by {tile.loaders} blocks")
 
 
@@ -166,14 +180,29 @@ def _policy(cache_policy: Traced, name: str) -> Traced:
 def load_async(t: Trace, dst: Traced, src: Traced, coord: Traced, arrived: Traced = None, cache_policy: Traced = None, multicast: Traced = None) -> Traced:
     """Start copying a tile from global to shared memory, without waiting.
 
-    With a `semaphore` the copy is TMA: it completes on `arrived`, which must expect its bytes (`expect`). Without one it is cp.async by
-    all threads of the role: `load_async_wait` waits for it (element types of less than 4 bytes go through registers where the columns of
-    the tensor are not contiguous or not a multiple of 16 bytes). Coordinates in tiles, one per dimension. `cache_policy` says how L2
-    treats the lines ("evict_first", "evict_last", "evict_normal"; TMA only).
+    Args:
+        dst: a shared tile or vector, not a ring.
+        src: a global layout of the same dtype.
+        coord: the coordinates in tiles, one per dimension. Elements outside the tensor are filled.
+        arrived: the semaphore on which the TMA copy completes. It must `expect` the bytes. With None the role's
+            threads copy by cp.async; wait with `load_async_wait`. Dtypes below 4 bytes then need contiguous columns,
+            a multiple of 16 bytes; otherwise the copy runs through registers.
+        cache_policy: the L2 policy, "evict_first", "evict_last" or "evict_normal" (TMA only).
+        multicast: an int32 mask with one bit per cluster rank (`cluster_size=` at launch). The tile is written to the
+            same place in each of those blocks, and completes on the same semaphore of each, which must expect its
+            bytes.
 
-    `multicast` is a mask (one bit for each rank of the cluster, int32): the tile is written to the same place in each of those blocks and completes on the same
-    semaphore of each, which must expect its bytes (`cluster_size=` at launch). A ring tile that a template's layout names in `multicast` is loaded by all
-    blocks of the cluster together, each its part. Source: PTX ISA, cp.async.bulk.tensor; cp.async.
+    Raises:
+        TileError: for a layout without a descriptor for the tile, or arguments that do not fit.
+
+    All blocks of a cluster together load a ring tile that a template's layout names in `multicast`, a part each.
+
+    Example::
+
+        tk.producer_commit(pipe, state, a)
+        tk.load_async(a[state.index], A, (row, i), pipe.full[state.index])
+
+    Source: PTX ISA, cp.async.bulk.tensor; cp.async.
     """
     if not isinstance(dst, shared):
         raise TileError(f"load_async: the destination must be a shared tile or vector, got {dst!r}")
@@ -213,14 +242,18 @@ def _cp_async(t: Trace, dst: shared, src: Traced, coord: Traced) -> None:
     if is_even(src) or itemsize(dst.dtype) >= CP_ASYNC:
         for piece, (pointers, mask) in zip(dst.pieces, _access(t, src, _frame(t, dst), coord), strict=True):
             t.call(async_copy.async_load, piece, pointers, mask=mask)
-    else:  # an edge may cut the smallest copy: through registers
+    else:  # an edge may cut the smallest copy, so the tile passes through registers
         _load_into(t, dst, src, coord, 0, what)
     t.call(async_copy.commit_group)
 
 
 @op
 def load_async_wait(t: Trace, outstanding: Traced = 0) -> None:
-    """Wait until at most `outstanding` of the role's cp.async tiles are under way, then synchronise the role's threads."""
+    """Wait until at most `outstanding` of the role's cp.async tiles are in flight, then synchronise the role's
+    threads.
+
+    `outstanding` is a compile-time integer. Source: PTX ISA, cp.async.wait_group.
+    """
     t.require_explicit("load_async_wait")
     t.require_capability("load_async_wait (cp.async)", 80)
     t.call(async_copy.wait_group, unwrap(outstanding))
@@ -239,11 +272,21 @@ def _store_tma(t: Trace, what: str, fn: Callable[..., Traced], dst: Traced, src:
 
 @op
 def store_async(t: Trace, dst: Traced, src: Traced, coord: Traced, cache_policy: Traced = None) -> None:
-    """Start copying a shared tile to global memory by TMA (committed as a group); what lies outside the tensor is not written.
+    """Start copying a shared tile to global memory by TMA, committed as a group. Elements outside the tensor are
+    skipped.
 
-    TMA writes whole pieces of 16 bytes: the innermost extent should be a multiple of 16 bytes, or the rest of the last piece, which lies between the row's end
-    and the next row, is overwritten (seen on the H200; loads end exactly). Written to by registers before? `fence_async` first.
-    Wait with `store_wait` or `store_read_wait`. Source: PTX ISA, cp.async.bulk.tensor.
+    Args:
+        dst: a global layout of the same dtype, with a descriptor for the tile.
+        src: a shared tile or vector. If registers wrote it, call `fence_async` first.
+        coord: the coordinates in tiles, one per dimension.
+        cache_policy: the L2 policy, as in `load_async`.
+
+    Raises:
+        TileError: for a layout without a descriptor for the tile, or a ring.
+
+    Wait with `store_wait` or `store_read_wait`. TMA writes whole 16-byte pieces. If the innermost extent is no
+    multiple of 16 bytes, the store overwrites memory between the row's end and the next row. Loads end exactly.
+    Source: PTX ISA, cp.async.bulk.tensor.
     """
     _store_tma(t, "store_async", tma.async_store, dst, src, coord, cache_policy=_policy(cache_policy, "store_async"))
 
@@ -258,26 +301,36 @@ def _reduce_tma(t: Trace, kind: str, fn: Callable[..., Traced], dst: Traced, src
 def store_add_async(t: Trace, dst: Traced, src: Traced, coord: Traced) -> None:
     """Start adding a shared tile (fp32, bf16, fp16, int32) to global memory, element by element and atomically.
 
-    Source: PTX ISA, cp.reduce.async.bulk.tensor.
+    Arguments, errors and waits as in `store_async`. Source: PTX ISA, cp.reduce.async.bulk.tensor.
     """
     _reduce_tma(t, "add", tma.async_atomic_add, dst, src, coord)
 
 
 @op
 def store_min_async(t: Trace, dst: Traced, src: Traced, coord: Traced) -> None:
-    """Start taking the element-wise minimum of global memory and a shared tile (bf16, fp16, int32, int64; atomic)."""
+    """Start the element-wise minimum of global memory and a shared tile (bf16, fp16, int32, int64), atomically.
+
+    Arguments, errors and waits as in `store_async`. Source: PTX ISA, cp.reduce.async.bulk.tensor.
+    """
     _reduce_tma(t, "min", tma.async_atomic_min, dst, src, coord)
 
 
 @op
 def store_max_async(t: Trace, dst: Traced, src: Traced, coord: Traced) -> None:
-    """Start taking the element-wise maximum of global memory and a shared tile (bf16, fp16, int32, int64; atomic)."""
+    """Start the element-wise maximum of global memory and a shared tile (bf16, fp16, int32, int64), atomically.
+
+    Arguments, errors and waits as in `store_async`. Source: PTX ISA, cp.reduce.async.bulk.tensor.
+    """
     _reduce_tma(t, "max", tma.async_atomic_max, dst, src, coord)
 
 
 @op
 def store_wait(t: Trace, outstanding: Traced = 0) -> None:
-    """Wait until at most `outstanding` stores of this role are incomplete: their data is in global memory."""
+    """Wait until at most `outstanding` stores of this role are incomplete. The data of the others is in global
+    memory.
+
+    `outstanding` is a compile-time integer. Source: PTX ISA, cp.async.bulk.wait_group.
+    """
     t.require_explicit("store_wait")
     t.require("store_wait (cp.async.bulk.wait_group)", "tma")
     t.call(tma.store_wait, unwrap(outstanding), read_only=False)
@@ -285,17 +338,23 @@ def store_wait(t: Trace, outstanding: Traced = 0) -> None:
 
 @op
 def store_read_wait(t: Trace, outstanding: Traced = 0) -> None:
-    """Wait until at most `outstanding` stores still read their shared tiles, for the whole role: the others' memory may be overwritten."""
+    """Wait, for the whole role, until at most `outstanding` stores still read their shared tiles. The other tiles may
+    be overwritten.
+
+    `outstanding` is a compile-time integer. Source: PTX ISA, cp.async.bulk.wait_group.read.
+    """
     t.require_explicit("store_read_wait")
     t.require("store_read_wait (cp.async.bulk.wait_group)", "tma")
     t.call(tma.store_wait, unwrap(outstanding), read_only=True)
-    t.call(gl.barrier)  # one thread issued the stores and waits for them; the barrier lets the others know
+    t.call(gl.barrier)  # only the thread that issued the stores waits for them; the barrier holds the others
 
 
 @op
 def fence_async(t: Trace) -> None:
-    """Make this role's writes to shared memory visible to TMA and the tensor cores (fence.proxy.async). Nothing on architectures before
-    Hopper, where neither reads shared memory."""
+    """Make this role's writes to shared memory visible to TMA and the tensor cores.
+
+    Before Hopper it does nothing: neither reads shared memory there. Source: PTX ISA, fence.proxy.async.
+    """
     t.require_explicit("fence_async")
     if t.chip.tma:
         t.call(hopper.fence_async_shared)

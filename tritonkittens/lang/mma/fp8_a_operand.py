@@ -1,9 +1,11 @@
-"""Operand A of 8-bit products from an accumulator, four elements a register.
+"""Operand A of 8-bit products, made from a wgmma accumulator: four elements a register.
 
-An 8-bit product wants four neighbouring columns of a row in a register, an accumulator holds two. In another order of the depth (`byte_operand_column`) each
-register is made of what its thread has. The registers are made once, by conversions of two elements each, and the loop carries them: single bytes it would take
-apart and put together again, three instructions for each of them (a third of the loop of fp8 attention). Source: FlashAttention-3 (Shah et al., 2024),
-section 3.3; PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32", cvt.e4m3x2.
+An 8-bit product reads four neighbouring columns of a row in a register; an accumulator holds two. A permutation of
+the depth (`byte_operand_column`) makes each register from values that its thread already holds.
+The registers are made once, by two-element conversions, and a loop carries them as words. If the loop carried bytes,
+the compiler would unpack and repack each of them (measured: docs/notes/attention_forward.md).
+Source: FlashAttention-3 (Shah et al., 2024), section 3.3; PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32",
+cvt.e4m3x2.
 """
 from __future__ import annotations
 
@@ -20,9 +22,10 @@ from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import pieces_of, shape_of, type_of_members
 from tritonkittens.lang.register.accumulator_masks import ROWS, is_fragment
 
-DEPTH = 32  # of an 8-bit wgmma
+DEPTH = 32  # K of an 8-bit wgmma
 PACKED = {tl.float8e4nv: "e4m3x2", tl.float8e5: "e5m2x2"}
-# Bits of a word's place: in its thread's registers 8 rows and 4 words, then products; lanes: words 1 and 2, rows 1, 2, 4; warps: rows 16 and 32
+# (row, word) steps of the layout. Registers: 8 rows, 4 words, then further products; lanes: words 1 and 2, rows 1, 2,
+# 4; warps: rows 16, 32
 _REGISTERS, _LANES, _WARPS = [[8, 0], [0, 4]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[16, 0], [32, 0]]
 
 
@@ -41,7 +44,9 @@ class packed_bytes_type(type_of_members):
 
 
 class packed_bytes(base_value):
-    """A tile of 64 rows of 8-bit floats as products read it from registers: in `pieces` side by side, of words (int32) of four columns each."""
+    """A tile of 64 rows of 8-bit floats in the registers of operand A. Each of the `pieces`, side by side, holds
+    words (int32) of four columns.
+    """
 
     def __init__(self, dtype: tl.dtype, pieces: tuple[Traced, ...]):
         self.dtype, self.pieces = dtype, pieces
@@ -69,9 +74,19 @@ class packed_bytes(base_value):
 
 @op
 def byte_operand(t: Trace, tile: Traced, dtype: Traced) -> Traced:
-    """An accumulator of wgmma (fp32, 64 rows, columns a multiple of 32) as operand A of 8-bit products, rounded to `dtype` (fp8e4m3 or fp8e5m2, finite values
-    beyond its largest become that), its columns in another order: column k is column `byte_operand_column(k)` of the tile. The other operand's depth must have
-    the same order."""
+    """Convert a wgmma accumulator to operand A of 8-bit products.
+
+    Args:
+        tile: an fp32 accumulator of 64 rows; its columns are a multiple of 32.
+        dtype: fp8e4m3 or fp8e5m2. Finite values beyond its range become its largest value.
+
+    Returns:
+        An operand (M × K) for `mma_AB` and `mma_ABt`. Its column k is column `byte_operand_column(k)` of the tile, so
+        the depth of B must have the same order.
+
+    Raises:
+        TileError: for another tile or dtype.
+    """
     tile, dtype = unwrap(tile), unwrap(dtype)
     pieces = pieces_of(tile)
     if dtype not in PACKED or not all(is_fragment(p) and int(unwrap(p.shape[1])) % DEPTH == 0 for p in pieces):
@@ -81,12 +96,12 @@ def byte_operand(t: Trace, tile: Traced, dtype: Traced) -> Traced:
 
 
 def _words(t: Trace, piece: Traced, packed: str) -> Traced:
-    """The words of one piece of an accumulator, by conversions to `packed` pairs."""
+    """Return the words of one piece of an accumulator, by conversions to `packed` pairs."""
     cols = int(unwrap(piece.shape[1]))
-    count = cols // 8  # registers of a thread
+    count = cols // 8  # words in a thread's registers
     lines = [".reg .b16 low, high;"]
     for word in range(count):
-        first = count + 8 * (word // 2) + 2 * (word % 2)  # groups of 8 columns, in each two of a row and two of the row 8 below
+        first = count + 8 * (word // 2) + 2 * (word % 2)  # each group of 8 columns has two columns of a row, and two of the row 8 below
         halves = (f"cvt.rn.satfinite.{packed}.f32 {half}, ${first + 4 * group + 1}, ${first + 4 * group};" for group, half in enumerate(("low", "high")))
         lines += [*halves, f"mov.b32 ${word}, {{low, high}};"]
     layout = gl.DistributedLinearLayout([*_REGISTERS, *([0, 8 << i] for i in range((cols // DEPTH).bit_length() - 1))], _LANES, _WARPS, [], [ROWS, cols // 4])
@@ -97,7 +112,9 @@ def _words(t: Trace, piece: Traced, packed: str) -> Traced:
 
 @triton.jit
 def byte_operand_column(k):
-    """Which column of an accumulator is column `k` of what `byte_operand` makes of it; the same for the next 32."""
+    """Return the accumulator column that is column `k` of the result of `byte_operand`. The order repeats every 32
+    columns.
+    """
     return (k & -16) + ((k & 2) << 2) + ((k & 12) >> 1) + (k & 1)
 
 

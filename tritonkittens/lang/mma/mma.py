@@ -1,10 +1,13 @@
-"""Matrix products of tiles: D = A·B + C with either operand transposed, on whatever unit the operands call for.
+"""Matrix products of tiles: D = A·B + C with either operand transposed, on the tensor-core unit that the operands
+select.
 
-The accumulator, or `into` of a product alone, chooses: a plain Triton tile takes `tl.dot`; a register tile owned by whole warpgroups takes
-wgmma (B from shared memory, A from shared memory or registers); any other register tile takes mma.sync; a tensor-memory tile takes tcgen05
-(B from shared memory, A from shared or tensor memory). Shapes: AB (M×K, K×N), ABt (M×K, N×K), AtB (K×M, K×N), AtBt (K×M, N×K) give M×N.
-Element types: bf16, fp16, fp8 (e4m3 and e5m2 mix), tf32 (fp32 operands) accumulate in fp32, fp16 in fp16 too where the accumulator is a
-register tile of that type; int8 in int32. Source: PTX ISA, wgmma.mma_async, mma.sync, tcgen05.mma.
+The accumulator (or `into` of a plain product) selects the unit. A plain Triton tile takes `tl.dot`. A register tile
+of whole warpgroups takes wgmma (B from shared memory, A from shared memory or registers). Other register tiles take
+mma.sync. A tensor-memory tile takes tcgen05 (B from shared memory, A from shared or tensor memory).
+Shapes: AB (M×K, K×N), ABt (M×K, N×K), AtB (K×M, K×N) and AtBt (K×M, N×K) give M×N.
+Dtypes: bf16, fp16, fp8 (e4m3 and e5m2 mix) and tf32 (fp32 operands) accumulate in fp32. fp16 also accumulates in fp16
+where the accumulator is an fp16 register tile. int8 accumulates in int32.
+Source: PTX ISA, wgmma.mma_async, mma.sync, tcgen05.mma.
 """
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ from tritonkittens.lang.register.construction import accumulator_layout, transpo
 from tritonkittens.lang.sync.semaphores import semaphore
 
 FP8 = (tl.float8e4nv, tl.float8e5)
-STANDARD_BITS = 16  # operand width that the layouts of register tiles are named for
+STANDARD_BITS = 16  # operand width in the layouts of register tiles
 OPERANDS = (tl.bfloat16, tl.float16, tl.float32, tl.int8, *FP8)
 
 
@@ -60,10 +63,10 @@ class pending_type(type_of_members):
 
 
 class pending(base_value):
-    """A product under way (`wait=False`): the accumulator registers belong to the tensor cores until `mma_wait`. It may be accumulated
-    into again.
+    """A product in flight (`wait=False`): the tensor cores own the accumulator registers until `mma_wait`.
 
-    `kept` are the register operands that the tensor cores still read, `groups` the wgmma groups that it consists of.
+    Further products may accumulate into it. `kept` are the register operands that the tensor cores still read.
+    `groups` is the number of wgmma groups in the product.
     """
 
     def __init__(self, axes: tuple[tuple[int, ...], ...], parts: tuple[Traced, ...], kept: tuple[Traced, ...], groups: int):
@@ -104,7 +107,7 @@ def _describe(x: Traced) -> str:
 
 
 def _check(name: str, a: Traced, b: Traced, acc: Traced) -> None:
-    """Shapes and element types; `a` and `b` already as M×K and K×N."""
+    """Check shapes and dtypes; `a` and `b` already as M×K and K×N."""
     for what, x in (("A", a), ("B", b)):
         if len(_axes(x)) != 2:
             raise TileError(f"{name}: {what} must be a tile of two axes, got shape {_extents(x)}")
@@ -133,14 +136,14 @@ def _check(name: str, a: Traced, b: Traced, acc: Traced) -> None:
 
 
 def _grid(x: Traced) -> list[list[Traced]]:
-    """Pieces as rows of columns."""
+    """Return the pieces as rows of columns."""
     axes = _axes(x)
     pieces = x.pieces if isinstance(x, (shared, tensor_tile, packed_bytes)) else pieces_of(x)
     return [list(pieces[i * len(axes[1]):(i + 1) * len(axes[1])]) for i in range(len(axes[0]))]
 
 
 def _product(t: Trace, name: str, a: Traced, b: Traced, acc: Traced, transposed: tuple[bool, bool], wait: bool, sem: Traced, add: bool = True) -> Traced:
-    """The product in the place of `acc`, or in new registers without one. `add`: does what `acc` holds count?"""
+    """Compute the product into `acc`, or into new registers without one. `add`: the values in `acc` count."""
     a, b, acc = unwrap(a), unwrap(b), unwrap(acc)
     _check_places(name, a, acc, transposed)
     if isinstance(a, packed_bytes) and (transposed[0] or isinstance(acc, tensor_tile)):
@@ -164,7 +167,7 @@ def _product(t: Trace, name: str, a: Traced, b: Traced, acc: Traced, transposed:
 
 
 def _check_places(name: str, a: Traced, acc: Traced, transposed: tuple[bool, bool]) -> None:
-    """Where A and the accumulator lie."""
+    """Check the memory of A and of the accumulator."""
     if acc is not None and not isinstance(acc, (tensor_tile, pending, composite, tl.tensor)):
         what = f"{acc.spec!r} in shared memory" if isinstance(acc, shared) else repr(acc)
         raise TileError(f"{name}: the accumulator is {what}; the tensor cores write a register tile (tk.zero, a product) or a tile of tensor_allocator")
@@ -176,12 +179,12 @@ def _check_places(name: str, a: Traced, acc: Traced, transposed: tuple[bool, boo
 
 
 def _sum_dtype(a: Traced, acc: Traced) -> tl.dtype:
-    """The element type of the result: the accumulator's, else what the operands accumulate in."""
+    """Return the dtype of the result: the accumulator's, else the one in which the operands accumulate."""
     return _dtype(acc) if acc is not None else tl.int32 if _dtype(a) == tl.int8 else tl.float32
 
 
 def _dot(t: Trace, a: Traced, b: Traced, acc: Traced, add: bool) -> Traced:
-    """Plain Triton: tl.dot, piece by piece."""
+    """Compute the product in a plain Triton kernel: tl.dot, piece by piece."""
     rows, cols = _axes(a)[0], _axes(b)[1]
     ga, gb = _grid(a), _grid(b)
     gc = _grid(acc) if acc is not None and add else None
@@ -197,7 +200,7 @@ def _dot(t: Trace, a: Traced, b: Traced, acc: Traced, add: bool) -> Traced:
 
 
 def _warpgroup(t: Trace, acc: Traced, m: int, n: int) -> bool:
-    """Does the accumulator belong to whole warpgroups (wgmma)?"""
+    """Whether the accumulator belongs to whole warpgroups (wgmma)."""
     if isinstance(acc, pending):
         return True
     layouts = [p.type.layout for p in pieces_of(acc)] if acc is not None else [accumulator_layout(t, m, n)]
@@ -205,13 +208,15 @@ def _warpgroup(t: Trace, acc: Traced, m: int, n: int) -> bool:
 
 
 def _version(layout: DistributedLayout) -> int | None:
-    """3 for wgmma accumulators, 2 for mma.sync ones, None for other layouts."""
+    """Return 3 for wgmma accumulators, 2 for mma.sync ones, None for other layouts."""
     return int(layout.version[0]) if isinstance(layout, gl.NVMMADistributedLayout) else None
 
 
 def _for_operands(layout: DistributedLayout, bits: int) -> DistributedLayout:
-    """The accumulator's layout with the instruction depth of `bits`-bit operands (32 bytes). All depths give every thread the same
-    elements."""
+    """Return the accumulator's layout with the instruction depth of `bits`-bit operands (32 bytes).
+
+    Every depth puts the same elements into the same thread.
+    """
     shape = [*layout.instr_shape[:2], 256 // bits]
     return gl.NVMMADistributedLayout(version=layout.version, warps_per_cta=layout.warps_per_cta, instr_shape=shape)
 
@@ -242,7 +247,7 @@ def _wgmma(t: Trace, name: str, a: Traced, b: Traced, acc: Traced, a_stored: Tra
                 total, use = before[i * len(cols) + j], adds
                 layout = total.type.tensor_type.layout
                 if layout != _for_operands(layout, bits):
-                    raise TileError(f"{name}: the accumulator under way was begun for operands of another width than {name_of(_dtype(a))}; begin "
+                    raise TileError(f"{name}: the accumulator in flight was begun for operands of another width than {name_of(_dtype(a))}; begin "
                                     f"it with "
                                     f"mma_begin(acc, {name_of(_dtype(a))})")
             else:
@@ -259,7 +264,7 @@ def _wgmma(t: Trace, name: str, a: Traced, b: Traced, acc: Traced, a_stored: Tra
                 left = ga[i][k]
                 if not isinstance(a, shared):
                     left = t.convert(left, gl.DotOperandLayout(operand_index=0, parent=layout, k_width=32 // bits))
-                    if bits > 8:  # the wait that keeps them takes no 8-bit registers; ptxas itself keeps a product's registers to its wait
+                    if bits > 8:  # Gluon's wait takes no 8-bit registers; ptxas itself keeps a product's registers until its wait
                         kept.append(left)
                 total = t.call(hopper.warpgroup_mma, left, gb[k][j], total, use_acc=use, is_async=True)
                 use = True
@@ -271,7 +276,9 @@ def _wgmma(t: Trace, name: str, a: Traced, b: Traced, acc: Traced, a_stored: Tra
 
 
 def _check_depth(name: str, a_stored: Traced, b_stored: Traced, transposed: tuple[bool, bool], unit: str) -> None:
-    """Refuse operands in shared memory whose depth runs along the rows, where the unit reads it along the columns only."""
+    """Refuse operands in shared memory whose depth runs along the rows, where the unit reads it along the columns
+    only.
+    """
     for what, stored, k_major in (("A", a_stored, not transposed[0]), ("B", b_stored, transposed[1])):
         if isinstance(stored, shared) and not k_major:
             raise TileError(f"{name}: {what} of {name_of(_dtype(stored))} is stored as {'×'.join(map(str, _extents(stored)))} with its depth along the "
@@ -285,7 +292,10 @@ def _is_zero(x):
 
 
 def _false(t: Trace) -> Traced:
-    """A condition that no compiler knows to be false. A product whose accumulator is known not to be read gets registers of its own."""
+    """Return a condition that no compiler knows to be false.
+
+    A product that is known not to read its accumulator gets registers of its own.
+    """
     return t.call(_is_zero, t.call(asm, "mov.u32 $0, %nctaid.x;", "=r", [], tl.int32, is_pure=True))
 
 
@@ -348,8 +358,10 @@ def _tcgen05(t: Trace, name: str, a: Traced, b: Traced, acc: tensor_tile, wait: 
 
 
 def _finish_tcgen05(t: Trace) -> None:
-    """Wait for all products into tensor memory that this role has issued, on a semaphore that lives no longer than that: the unit itself
-    never waits."""
+    """Wait for all products into tensor memory that this role has issued.
+
+    The tensor-core unit has no wait instruction, so a temporary semaphore does it.
+    """
     done = t.call(gl.allocate_shared_memory, tl.int64, [1], mbarrier.MBarrierLayout())
     t.call(mbarrier.init, done, 1)
     t.call(tcgen05_commit, done)
@@ -371,13 +383,22 @@ def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Callable[..., T
         return _product(t, f"mm_{suffix}", a, b, into, transposed, bool(unwrap(wait)), None, add=unwrap(into) is None)
 
     mma.__name__ = mma.__qualname__ = f"mma_{suffix}"
-    mma.__doc__ = (f"acc + the product ({shapes}; acc is M×N). `wait=False` leaves a wgmma product under way, a value for `mma_wait`; "
-                   "into tensor memory `arrived` is a semaphore that the product completes on, instead of waiting. Synchronous units "
-                   "ignore both.")
+    mma.__doc__ = (f"Compute acc + the product of two tiles ({shapes}; acc and the result are M×N).\n\n"
+                   "Args:\n    a: a shared or register tile; tcgen05 also reads tensor memory.\n"
+                   "    b: a shared tile; `tl.dot` and mma.sync also read registers.\n"
+                   "    acc: the accumulator, a register tile or a tile of tensor memory. The module says which dtypes fit.\n"
+                   "    wait: False leaves a wgmma product in flight; the result goes to `mma_wait`.\n"
+                   "    arrived: the semaphore on which a product into tensor memory completes, instead of a wait.\n\n"
+                   "Returns:\n    The new accumulator; do not use `acc` afterwards. Synchronous units ignore `wait`.\n\n"
+                   "Raises:\n    TileError: for shapes, dtypes or memories that do not fit.\n\n"
+                   f"Example::\n\n    acc = tk.mma_{suffix}(a, b, acc)")
     mm.__name__ = mm.__qualname__ = f"mm_{suffix}"
-    mm.__doc__ = (f"The product ({shapes}; the result is M×N, in registers); `wait` as in `mma_{suffix}`. `into`, an accumulator as `mma_{suffix}` takes "
-                  "one, is where the product goes instead: its registers or its tensor memory are overwritten and what they hold does not count, NaN "
-                  "included. The result has the dtype and layout of `into`, which must not be used afterwards.")
+    mm.__doc__ = (f"Compute the product of two tiles ({shapes}; the result is M×N).\n\n"
+                  f"Args:\n    a: as in `mma_{suffix}`.\n    b: as in `mma_{suffix}`.\n"
+                  f"    wait: as in `mma_{suffix}`.\n"
+                  "    into: an accumulator that the product overwrites, values and NaN included; new registers without one.\n\n"
+                  "Returns:\n    A register tile of the accumulation dtype, or `into` with the product; do not use the old `into` afterwards.\n\n"
+                  "Raises:\n    TileError: for shapes, dtypes or memories that do not fit.")
     return op(mma), op(mm)
 
 
@@ -389,11 +410,17 @@ mma_AtBt, mm_AtBt = _family("AtBt", (True, True))
 
 @op
 def mma_wait(t: Trace, *products: Traced, leave: Traced = ()) -> Traced:
-    """Wait for `products` and return their register tiles (one tile, or a tuple); `leave` names products issued later that may stay under
-    way.
+    """Wait for products in flight and return their tiles.
 
-    A product that was computed synchronously comes back as it is. For a product into tensor memory all of the role's are waited for.
-    Source: PTX ISA, wgmma.wait_group, tcgen05.commit.
+    Args:
+        products: results of `mma_*` and `mm_*` calls. A synchronous product is returned unchanged.
+        leave: products issued later (one or a tuple) that may stay in flight.
+
+    Returns:
+        One tile, or a tuple of tiles for several products.
+
+    For a product into tensor memory, the role waits for all its products there. Source: PTX ISA, wgmma.wait_group,
+    tcgen05.commit.
     """
     if any(isinstance(p, tensor_tile) for p in products):
         _finish_tcgen05(t)
@@ -405,7 +432,9 @@ def mma_wait(t: Trace, *products: Traced, leave: Traced = ()) -> Traced:
 
 
 def _begun(t: Trace, acc: Traced, dtype: Traced, value: Callable[[Traced, Traced], Traced]) -> Traced:
-    """`acc` as an accumulator under way, where the unit has such: of each piece `value(piece, layout)`, in the layout for operands of type `dtype`."""
+    """Return `acc` as an accumulator in flight, where the unit has such: for each piece `value(piece, layout)`, in
+    the layout for operands of type `dtype`.
+    """
     if not t.explicit or isinstance(acc, (pending, tensor_tile)) or not _warpgroup(t, acc, *shape_of(acc)):
         return acc
     bits = STANDARD_BITS if unwrap(dtype) is None else unwrap(dtype).primitive_bitwidth
@@ -415,31 +444,46 @@ def _begun(t: Trace, acc: Traced, dtype: Traced, value: Callable[[Traced, Traced
 
 @op
 def mma_begin(t: Trace, acc: Traced, dtype: Traced = None) -> Traced:
-    """An accumulator that products may stay under way in from one loop iteration to the next; see `mma_retire`. Other units get it back as
-    it is.
+    """Turn a tile into an accumulator for products that stay in flight across loop iterations; see `mma_retire`.
 
-    `dtype` is the operands' element type where it has not 16 bits.
+    Args:
+        acc: a register tile (M × N). Other units than wgmma return it unchanged.
+        dtype: the operands' dtype, if it is not 16 bits wide.
+
+    Example::
+
+        acc = tk.mma_begin(acc)
+        for i in range(n):
+            acc = tk.mma_retire(tk.mma_ABt(a[i % 2], b[i % 2], acc, wait=False))
+        acc = tk.mma_wait(acc)
     """
     return _begun(t, acc, dtype, t.convert)
 
 
 @op
 def mma_zero(t: Trace, home: Traced, dtype: Traced = None) -> Traced:
-    """`mma_begin` of zeros in `home`, a tile's type or a tile of tensor memory, for operands of type `dtype`.
+    """Return an accumulator of zeros for products in flight, as `mma_begin(zero(home), dtype)` does, but faster for
+    8-bit operands.
 
-    Of `mma_begin(zero(home), dtype)` the compiler does not know that the first product of 8-bit operands need not read it: where that is several instructions
-    (128 rows), all but the first wait for the one before and for zeros in registers.
+    Args:
+        home: a register tile type, or a tile of tensor memory.
+        dtype: the operands' dtype, if it is not 16 bits wide.
+
+    With `mma_begin(zero(home), dtype)`, the compiler cannot see that the first 8-bit product need not read the
+    accumulator. Where that product is several instructions (128 rows), all but the first then wait for zeros in
+    registers.
     """
     return _begun(t, t.call(zero, home), dtype, lambda piece, layout: t.full(tuple(unwrap(n) for n in piece.shape), 0, piece.dtype, layout))
 
 
 @op
 def mma_retire(t: Trace, acc: Traced) -> Traced:
-    """Wait until only the newest product into `acc` is under way: the shared tiles of older ones may be overwritten. `acc` stays an
-    accumulator in flight.
+    """Wait until only the newest product into `acc` is in flight. The shared tiles of older products may then be
+    overwritten.
 
-    Only for products with A in shared memory, whose registers the tensor cores own. `mma_wait` ends the chain. Into tensor memory the
-    newest product is waited for as well.
+    `acc` stays an accumulator in flight; `mma_wait` ends the chain. The newest product must read A from shared
+    memory. For tensor memory, the wait includes the newest product.
+    Raises `TileError` where the newest product reads A from registers. Source: PTX ISA, wgmma.wait_group.
     """
     if isinstance(acc, tensor_tile):
         _finish_tcgen05(t)

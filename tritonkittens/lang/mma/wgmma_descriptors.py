@@ -1,8 +1,11 @@
-"""Products that Triton's own wgmma does not make: columns that are no power of two, and 8-bit operands A whose registers are ready.
+"""Products that Triton's own wgmma does not make: columns that are no power of two, and 8-bit operands A in packed
+registers.
 
-Triton's tensors have powers of two, so an accumulator of other columns is several tensors and Triton's wgmma makes a product of each, all of which read A
-again. The instruction takes any multiple of 8 columns: where B's pieces lie one behind the other in shared memory, the PTX shim multiplies by all at once. Of
-8-bit elements Triton packs registers in front of each product; `packed_bytes` are. Source: PTX ISA, wgmma.mma_async, "Shared memory matrix layout".
+Triton's tensors have powers of two, so other column counts are several tensors. Triton's wgmma multiplies each of
+them, and each product reads A again. The instruction itself takes any multiple of 8 columns.
+Where B's pieces are contiguous in shared memory, the PTX shim multiplies by all of them at once. For 8-bit operands,
+Triton packs registers before each product; `packed_bytes` are already packed.
+Source: PTX ISA, wgmma.mma_async, "Shared memory matrix layout".
 """
 from __future__ import annotations
 
@@ -16,13 +19,15 @@ from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.memory.shared_tiles import shared
 from tritonkittens.lang.mma.fp8_a_operand import packed_bytes
 
-ROWS = 64  # of an instruction
+ROWS = 64  # M of an instruction
 MAX_COLUMNS = 256
-STEP_BYTES = 32  # of depth that an instruction takes
+STEP_BYTES = 32  # bytes of K of an instruction
 
 
 def check(name: str, rows: tuple[int, ...], cols: tuple[int, ...], a: Traced, b_stored: shared, transposed_b: bool) -> None:
-    """Raise `TileError` unless A (M × K, in pieces of these rows) times the stored contiguous B can be single instructions."""
+    """Raise `TileError` unless A (M × K, in pieces of these rows) times the contiguous B is a sequence of single
+    instructions.
+    """
     n_by_k = b_stored.spec.rows_in_pieces
     if transposed_b != n_by_k or not isinstance(a, shared) or any(r != ROWS for r in rows) or sum(cols) > MAX_COLUMNS:
         raise TileError(f"{name}: B is the contiguous {b_stored.spec!r}: it must be stored {'N × K' if n_by_k else 'K × N'} with N at most {MAX_COLUMNS}, "
@@ -46,15 +51,18 @@ def _operand(t: Trace, piece: Traced, k_axis: int) -> tuple[Traced, Traced]:
 
 
 def _registers(accumulator: Traced) -> Traced:
-    """An accumulator that may be under way as a tile."""
+    """Return the registers of an accumulator that may be in flight, as a tile."""
     if isinstance(accumulator, hopper.warpgroup_mma_accumulator):
         return tl.tensor(accumulator.handle, accumulator.type.tensor_type)
     return accumulator
 
 
 def multiply(t: Trace, a: Traced, b: Traced, accumulators: list[Traced], adds: Traced, k_axis: int) -> list[Traced]:
-    """accumulators + A·B, issued as one group: `a` a piece of 64 rows (M × K), `b` the first piece of B as it is stored, its depth along `k_axis`, the
-    accumulators' columns one behind the other. `adds`: are they read? (A constant, or a run-time condition.)
+    """Compute accumulators + A·B, issued as one group.
+
+    `a` is a piece of 64 rows (M × K). `b` is the first piece of the stored B, whose depth runs along `k_axis`. The
+    accumulators' columns follow each other. `adds` (a constant or a run-time condition): the instruction reads the
+    accumulators.
     """
     operand_a, from_a = _operand(t, a, 1)
     operand_b, from_b = _operand(t, b, k_axis)
@@ -68,7 +76,9 @@ def multiply(t: Trace, a: Traced, b: Traced, accumulators: list[Traced], adds: T
 
 
 def multiply_words(t: Trace, a: packed_bytes, b: list[Traced], accumulator: Traced, adds: Traced) -> Traced:
-    """accumulator + A·B, issued as one group: `a` in registers (64 × K), B in pieces as wide as those of A, as they are stored (N × K)."""
+    """Compute accumulator + A·B, issued as one group: `a` in registers (64 × K), B in pieces as wide as those of A,
+    as they are stored (N × K).
+    """
     tile = t.call(ptx_wgmma.fence, _registers(accumulator))
     for words, piece in zip(a.pieces, b, strict=True):
         operand, start = _operand(t, piece, 1)

@@ -1,7 +1,9 @@
-"""Masks of wgmma accumulators by one comparison with a constant for each element.
+"""Masks of wgmma accumulators: one comparison with a constant for each element.
 
-A thread knows the columns of its elements but for 2 · (lane % 4), which comes off the bound instead: so no register holds a column, where Triton's own index
-tiles take one for every column of a thread, which the compiler keeps across a loop. Source: PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk*".
+A thread knows the columns of its elements except for 2 · (lane % 4). The mask subtracts that term from the bound, so
+no register holds a column.
+Triton's own index tiles take one register for every column of a thread, and the compiler keeps them across a loop.
+Source: PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk*".
 """
 from __future__ import annotations
 
@@ -19,28 +21,37 @@ HALVES = 2  # rows of a thread in an accumulator of 64 rows
 
 
 def is_fragment(piece: Traced) -> bool:
-    """Is it an fp32 accumulator of 64 rows of one warpgroup?"""
+    """Whether `piece` is an fp32 accumulator of 64 rows of one warpgroup."""
     layout = getattr(piece.type, "layout", None)
     return (isinstance(layout, gl.NVMMADistributedLayout) and list(unwrap(layout.version)) == [3, 0] and list(unwrap(layout.warps_per_cta)) == [4, 1]
             and int(unwrap(piece.shape[0])) == ROWS and piece.dtype == tl.float32)
 
 
 def keep_between(t: Trace, piece: Traced, lower: Traced, upper: Traced, fill: float) -> Traced:
-    """The elements whose column is at least `lower` and below `upper` (int32, one for each row, None for no bound), the others `fill`."""
+    """Keep the elements whose column is at least `lower` and below `upper`; the others become `fill`.
+
+    The bounds are int32, one for each row. None is no bound.
+    """
     bounds = [bound for bound in (lower, upper) if bound is not None]
     return in_place(t, piece, lambda elements: mask_asm(elements, lower is not None, upper is not None, fill), "r", bounds)
 
 
 def in_place(t: Trace, piece: Traced, text: Callable[[int], str], constraint: str, of_rows: list[Traced]) -> Traced:
-    """An accumulator after assembly that works in place on the elements of a thread, $0 …: behind them stand the operands again, then two registers, for two
-    rows, of each vector in `of_rows`. `text` makes it for so many elements."""
+    """Return an accumulator after inline assembly that works in place on a thread's elements.
+
+    The operands are the elements $0 …, then the same elements as inputs, then two registers (two rows of a thread) of
+    each vector in `of_rows`. `text` makes the assembly for a given number of elements.
+    """
     elements = int(unwrap(piece.shape[1])) // 2
     constraints = ["=f"] * elements + [str(i) for i in range(elements)] + [constraint] * (HALVES * len(of_rows))
     return t.call(asm, text(elements), ",".join(constraints), [piece, *of_rows], piece.type, is_pure=True)
 
 
 def mask_asm(elements: int, lower: bool, upper: bool, fill: float) -> str:
-    """In place on $0 … of a thread, behind which stand the operands again and the bounds, two registers each: the lower ones, then the upper ones."""
+    """Return assembly that masks $0 … in place.
+
+    The elements appear again as inputs. The bounds follow, two registers each: the lower ones, then the upper ones.
+    """
     names = [f"{which}{half}" for which, given in (("l", lower), ("u", upper)) if given for half in range(HALVES)]
     lines = [f".reg .pred p; .reg .b32 c, {', '.join(names)};", "mov.u32 c, %laneid; and.b32 c, c, 3; shl.b32 c, c, 1;"]
     lines += [f"sub.s32 {name}, ${2 * elements + i}, c;" for i, name in enumerate(names)]

@@ -1,4 +1,6 @@
-"""Tile and vector together: `*_row` takes a column vector (one value per row), `*_col` a row vector (one value per column)."""
+"""Operations on a tile and a vector. `*_row` takes a column vector (one value per row), `*_col` a row vector (one
+value per column).
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -26,7 +28,9 @@ def _check(name: str, x: Traced, v: Traced, axis: int) -> None:
 
 
 def combine(t: Trace, name: str, fn: Callable[..., Traced], x: Traced, v: Traced, axis: int) -> Traced:
-    """`fn(piece, vector broadcast along the other axis)` for every piece; axis 0: one value per row, 1: one value per column."""
+    """Apply `fn(piece, vector broadcast along the other axis)` to every piece. Axis 0: one value per row, 1: one
+    value per column.
+    """
     _check(name, x, v, axis)
     axes, pieces, vectors = axes_of(x), pieces_of(x), pieces_of(v)
     across = len(axes[1])
@@ -45,9 +49,9 @@ def _broadcast_op(name: str, fn: Callee, symbol: str, axis: int) -> Callable[...
         return combine(t, name, in_fp32(t, lambda p, w: t.call(fn, p, w)), x, v, axis)
 
     operation.__name__ = operation.__qualname__ = name
-    kind = "a value per row (a column vector, `rows` elements)" if axis == 0 else "a value per column (a row vector, `cols` elements)"
-    operation.__doc__ = (f"x {symbol} v for a tile `x` (rows × cols) and a vector `v` with {kind}.\n\n"
-                         "A tile of the shape of `x`. Raises `TileError` where the lengths do not fit or elements are fp8.")
+    kind = "one value per row (a column vector, `rows` elements)" if axis == 0 else "one value per column (a row vector, `cols` elements)"
+    operation.__doc__ = (f"Compute x {symbol} v for a tile `x` (rows × cols) and a vector `v` with {kind}.\n\n"
+                         "Returns a tile of the shape of `x`. Raises `TileError` where the lengths do not fit or elements are fp8.")
     return op(operation)
 
 
@@ -71,16 +75,18 @@ def _spread(t: Trace, piece: Traced, vector: Traced) -> Traced:
 
 @op
 def broadcast_row(t: Trace, x: Traced, v: Traced) -> Traced:
-    """A tile of the shape and layout of `x` (rows × cols) and the dtype of `v`, whose every row holds the row's value of the column vector
-    `v` (rows).
+    """Repeat a column vector `v` (rows) along the columns of a tile `x` (rows × cols).
+
+    Returns a tile of the shape and layout of `x` and the dtype of `v`. Raises `TileError` where the lengths differ.
     """
     return combine(t, "broadcast_row", lambda p, w: _spread(t, p, w), x, v, 0)
 
 
 @op
 def broadcast_col(t: Trace, x: Traced, v: Traced) -> Traced:
-    """A tile of the shape and layout of `x` (rows × cols) and the dtype of `v`, whose every column holds the column's value of the row
-    vector `v` (cols).
+    """Repeat a row vector `v` (cols) along the rows of a tile `x` (rows × cols).
+
+    Returns a tile of the shape and layout of `x` and the dtype of `v`. Raises `TileError` where the lengths differ.
     """
     return combine(t, "broadcast_col", lambda p, w: _spread(t, p, w), x, v, 1)
 
@@ -98,8 +104,9 @@ def _exp2_op(name: str, axis: int) -> Callable[..., Traced]:
 
     operation.__name__ = operation.__qualname__ = name
     line, length, tail = ("column", "cols", " over columns") if axis else ("row", "rows", "")
-    operation.__doc__ = (f"exp2(x · scale − v) with one `v` per {line}: one fused multiply-add and one MUFU.EX2 an element.\n\n"
-                         f"`x` is an fp32 tile (rows × cols), `scale` a scalar, `v` an fp32 vector ({length}). A step of softmax{tail}.")
+    operation.__doc__ = (f"Compute exp2(x · scale − v) with one `v` per {line}: one fused multiply-add and one MUFU.EX2 an element.\n\n"
+                         f"`x` is an fp32 tile (rows × cols), `scale` a scalar, `v` an fp32 vector ({length}). This is a step of softmax{tail}.\n"
+                         "Returns an fp32 tile of the shape of `x`. Raises `TileError` for another dtype.")
     return op(operation)
 
 

@@ -1,4 +1,4 @@
-"""Making register tiles: fills, ranges, layout changes, and `apply`."""
+"""Register tiles: fills, indices, layout changes, and `apply`."""
 from __future__ import annotations
 
 import triton
@@ -17,7 +17,10 @@ MAX_WGMMA_COLUMNS = 256  # N of one wgmma instruction
 
 
 def accumulator_layout(t: Trace, rows: int, cols: int) -> DistributedLayout:
-    """Register layout of a tensor-core accumulator on this target: wgmma where whole warpgroups share 64-row slabs, mma.sync otherwise."""
+    """Return the register layout of a tensor-core accumulator on this target.
+
+    It is wgmma's where whole warpgroups share 64-row slabs, else mma.sync's.
+    """
     if t.num_warps % WARPGROUP == 0 and rows % 64 == 0 and t.chip.wgmma:
         warps_m = min(t.num_warps, rows // 16)
         instruction = [16, min(cols, MAX_WGMMA_COLUMNS), 16]
@@ -26,25 +29,27 @@ def accumulator_layout(t: Trace, rows: int, cols: int) -> DistributedLayout:
 
 
 def warp_layout(t: Trace, rows: int) -> DistributedLayout:
-    """Accumulator layout of mma.sync: every warp computes 16×8 tiles."""
+    """Return the accumulator layout of mma.sync: every warp computes 16×8 tiles."""
     warps_m = min(t.num_warps, max(1, rows // 16))
     return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=[16, 8])
 
 
 def is_accumulator(t: Trace, piece: Traced) -> bool:
-    """Does a piece of a register tile lie as the tensor cores leave it?"""
+    """Whether a piece of a register tile has a tensor-core accumulator's layout."""
     return t.explicit and isinstance(piece.type.layout, gl.NVMMADistributedLayout)
 
 
 def memory_layout(t: Trace, rows: int, cols: int, itemsize: int) -> DistributedLayout:
-    """Layout for global access: every thread holds 16 bytes of a row, neighbours hold neighbouring pieces."""
+    """Return the layout for global access: every thread holds 16 bytes of a row, neighbouring threads hold
+    neighbouring pieces.
+    """
     vector = min(cols, max(1, 16 // itemsize))
     lanes = min(32, max(1, cols // vector))
     return gl.BlockedLayout([1, vector], [32 // lanes, lanes], [t.num_warps, 1], [1, 0])
 
 
 def row_layout(t: Trace, cols: int) -> DistributedLayout:
-    """One row a thread: the layout of tensor-memory loads (32x32b)."""
+    """Return the layout of tensor-memory loads (32x32b): one row a thread."""
     return gl.BlockedLayout([1, cols], [32, 1], [t.num_warps, 1], [0, 1])
 
 
@@ -53,7 +58,7 @@ def vector_layout(t: Trace) -> DistributedLayout:
 
 
 def piece_layout(t: Trace, kind: str, rows: int, cols: int, itemsize: int) -> DistributedLayout | None:
-    """Layout of one power-of-two piece of a register tile of layout kind "mma", "row" or "memory"."""
+    """Return the layout of one power-of-two piece of a register tile of layout kind "mma", "row" or "memory"."""
     if not t.explicit:
         return None
     if kind == "row":
@@ -74,7 +79,9 @@ def _tile_type(what: Traced, dtype: Traced) -> TileType:
 
 
 def _layouts(t: Trace, what: TileType) -> tuple[tuple[tuple[int, ...], ...], list[DistributedLayout | None]]:
-    """How a register type is split along each axis, and the register layout of each piece (None outside explicit kernels)."""
+    """Return how a register type is split along each axis, and the register layout of each piece (None outside
+    explicit kernels).
+    """
     if isinstance(what, rv):
         lengths = split(what.length)
         return (lengths,), [vector_layout(t) if t.explicit else None for _ in lengths]
@@ -84,13 +91,13 @@ def _layouts(t: Trace, what: TileType) -> tuple[tuple[tuple[int, ...], ...], lis
     grid = [[piece_layout(t, layout, r, c, itemsize(tile.dtype)) for c in axes[1]] for r in axes[0]]
     if tile is what:
         return axes, [piece for line in grid for piece in line]
-    # a reduction takes the layout of the first piece of each line: so does the vector
+    # a reduction takes the layout of the first piece of each line, and the vector must match it
     first = [line[0] for line in grid] if what.axis == 0 else grid[0]
     return (axes[what.axis],), [gl.SliceLayout(1 - what.axis, piece) if t.explicit else None for piece in first]
 
 
 def make(t: Trace, what: TileType, value: Traced) -> Traced:
-    """A register tile or vector of type `what` with every element `value`."""
+    """Return a register tile or vector of type `what` with every element `value`."""
     value = constant(unwrap(value), what.dtype, f"fill of {what!r}")
     axes, layouts = _layouts(t, what)
     shapes = [(r, c) for r in axes[0] for c in axes[1]] if len(axes) == 2 else [(n,) for n in axes[0]]
@@ -99,18 +106,30 @@ def make(t: Trace, what: TileType, value: Traced) -> Traced:
 
 @op
 def full(t: Trace, what: Traced, value: Traced, dtype: Traced = None) -> Traced:
-    """A register tile or vector filled with `value`, a number or a run-time scalar.
+    """Return a register tile or vector filled with `value`.
 
-    `what` is a type (`tk.rt(tk.fp32, 64, 96)`, `tk.rv`, `tk.col_vec`, `tk.row_vec`) or a shape (`(64, 96)` or `(64,)`, of `dtype`, fp32 by
-    default). Raises `TileError` for a number that the element type cannot hold (1.5 as int32, infinity as e4m3).
+    Args:
+        what: a type (`tk.rt(tk.fp32, 64, 96)`, `tk.rv`, `tk.col_vec`, `tk.row_vec`) or a shape (`(64, 96)` or
+            `(64,)`).
+        value: a number or a run-time scalar.
+        dtype: the element type of a shape, fp32 by default.
+
+    Raises:
+        TileError: for a number that the element type cannot hold (1.5 as int32, infinity as e4m3).
+
+    Example::
+
+        m = tk.full(tk.rv(tk.fp32, 64), -1.0)
     """
     return make(t, _tile_type(what, dtype), value)
 
 
 @op
 def zero(t: Trace, what: Traced, dtype: Traced = None) -> Traced:
-    """A register tile or vector of zeros; see `full`. A tile of tensor memory is filled with zeros and returned, so that one kernel serves
-    both homes.
+    """Return a register tile or vector of type or shape `what`, filled with zeros. `dtype` is the element type of a
+    shape; see `full`.
+
+    A tile of tensor memory is filled with zeros and returned, so one kernel serves both kinds of accumulator.
     """
     what = unwrap(what)
     return what.fill(t, 0) if hasattr(what, "fill") else make(t, _tile_type(what, dtype), 0)
@@ -118,32 +137,44 @@ def zero(t: Trace, what: Traced, dtype: Traced = None) -> Traced:
 
 @op
 def one(t: Trace, what: Traced, dtype: Traced = None) -> Traced:
-    """A register tile or vector of ones; see `full`."""
+    """Return a register tile or vector of type or shape `what`, filled with ones. `dtype` is the element type of a
+    shape; see `full`.
+    """
     return make(t, _tile_type(what, dtype), 1)
 
 
 @op
 def pos_infty(t: Trace, what: Traced, dtype: Traced = None) -> Traced:
-    """A register tile or vector of +∞; see `full`."""
+    """Return a register tile or vector of type or shape `what`, filled with +∞. `dtype` is the element type of a
+    shape; see `full`.
+    """
     return make(t, _tile_type(what, dtype), float("inf"))
 
 
 @op
 def neg_infty(t: Trace, what: Traced, dtype: Traced = None) -> Traced:
-    """A register tile or vector of −∞; see `full`."""
+    """Return a register tile or vector of type or shape `what`, filled with −∞. `dtype` is the element type of a
+    shape; see `full`.
+    """
     return make(t, _tile_type(what, dtype), float("-inf"))
 
 
 @op
 def full_like(t: Trace, x: Traced, value: Traced, dtype: Traced = None) -> Traced:
-    """A tile or vector of the shape and layout of `x`, filled with `value`."""
+    """Return a tile or vector of the shape and layout of `x`, filled with `value`.
+
+    `dtype` is the element type, that of `x` by default. Raises `TileError` for a number that the element type cannot
+    hold.
+    """
     dtype = unwrap(dtype) or pieces_of(x)[0].dtype
     value = constant(unwrap(value), dtype, f"full_like(dtype={name_of(dtype)})")
     return apply_pieces(t, lambda p: t.full(tuple(unwrap(p.shape)), value, dtype, getattr(p.type, "layout", None)), x)
 
 
 def indices(t: Trace, x: Traced, axis: int, start: Traced = 0) -> list[Traced]:
-    """For every piece of the tile `x` (row-major) the global index along `axis` as a vector, offset by `start`."""
+    """Return, for every piece of the tile `x` (row-major), the global index along `axis` as a vector, offset by
+    `start`.
+    """
     axes = axes_of(x)
     pieces = pieces_of(x)
     out, r0 = [], 0
@@ -169,12 +200,14 @@ def _row(v):
 
 
 def index_tiles(t: Trace, x: Traced, row: Traced, col: Traced) -> tuple[list[Traced], list[Traced]]:
-    """For every piece of `x` its row indices (n, 1) and column indices (1, m), with the tile's global origin (row, col)."""
+    """Return, for every piece of `x`, its row indices (n, 1) and column indices (1, m). (row, col) is the tile's
+    global origin.
+    """
     return [t.call(_column, v) for v in indices(t, x, 0, row)], [t.call(_row, v) for v in indices(t, x, 1, col)]
 
 
 def vector_indices(t: Trace, v: Traced, start: Traced = 0) -> list[Traced]:
-    """For every piece of the vector `v` the index of its elements, offset by `start`."""
+    """Return, for every piece of the vector `v`, the index of its elements, offset by `start`."""
     out, n0 = [], 0
     for piece, n in zip(pieces_of(v), axes_of(v)[0], strict=True):
         index = t.semantic.arange(0, n, piece.type.layout) if t.explicit else t.call("arange", 0, n)
@@ -185,9 +218,15 @@ def vector_indices(t: Trace, v: Traced, start: Traced = 0) -> list[Traced]:
 
 @op
 def iota(t: Trace, x: Traced, axis: Traced = 1, start: Traced = 0) -> Traced:
-    """An int32 tile or vector whose elements are their index along `axis` (0 rows, 1 columns; a vector has one), counted from `start`.
+    """Return an int32 tile or vector whose elements are their index along `axis`, counted from `start`.
 
-    `x` is a register type (`tk.rt(tk.fp32, 64, 96)`) or a tile or vector whose shape and layout the result takes.
+    Args:
+        x: a register type (`tk.rt(tk.fp32, 64, 96)`), or a tile or vector whose shape and layout the result takes.
+        axis: 0 for row numbers, 1 for column numbers. A vector has one axis.
+        start: a number or an int32 scalar.
+
+    Raises:
+        TileError: for another axis.
     """
     x, axis = unwrap(x), unwrap(axis)
     if isinstance(x, TileType):
@@ -203,10 +242,24 @@ def iota(t: Trace, x: Traced, axis: Traced = 1, start: Traced = 0) -> Traced:
 
 @op
 def apply(t: Trace, x: Traced, f: Traced, row: Traced = 0, col: Traced = 0) -> Traced:
-    """`f(row, col, x)` for every element of a tile `x`, `f(index, x)` for every element of a vector; `f` is a `@triton.jit` function.
+    """Apply a `@triton.jit` function to every element and its index.
 
-    `f` gets broadcastable int32 index tiles (rows × 1 and 1 × cols) and the values, and returns a tile of their shape, of any element type.
-    `row` (for a vector too) and `col` are the global coordinates of the first element, so that the indices are right at any scope.
+    Args:
+        x: a register tile (rows × cols) or vector of any dtype.
+        f: `f(row, col, x)` for a tile, `f(index, x)` for a vector. The indices are int32 tiles that broadcast (rows ×
+            1 and 1 × cols). `f` returns a tile of the shape of its values, of any dtype.
+        row: the global row of the first element (for a vector: its index), a number or an int32 scalar.
+        col: the global column of the first element.
+
+    Returns:
+        A tile or vector of the shape of `x` and the dtype that `f` returns.
+
+    Raises:
+        TileError: for anything but a register tile or vector.
+
+    Example::
+
+        s = tk.apply(s, add_alibi, row=block * 64)
     """
     f = unwrap(f)
     if len(axes_of(x)) == 1:
@@ -239,8 +292,10 @@ def map(t: Trace, x: Traced, f: Traced, operands: Traced = None) -> Traced:
 
 @op
 def pin(t: Trace, x: Traced) -> Traced:
-    """The tile or vector (32-bit elements), computed here. Compilers move arithmetic to where its result is used; behind a product that overwrites the
-    operands' registers it would need them twice.
+    """Force the compiler to compute the tile or vector `x` (32-bit elements) at this place.
+
+    Compilers move arithmetic to where its result is used. After a product that overwrites the operands' registers,
+    the operands would take registers twice. Raises `TileError` for another element size.
     """
     if dtype_of(x).primitive_bitwidth != 32:
         raise TileError(f"pin: needs a tile of 32-bit elements, got {name_of(dtype_of(x))}")
@@ -251,10 +306,14 @@ def pin(t: Trace, x: Traced) -> Traced:
 
 @op
 def scheduling_barrier(t: Trace, number: Traced) -> None:
-    """Ends the basic block within which ptxas schedules, by a loop that is never entered: what it has to compute in front of this it does not mix with what
-    stands behind. (What only that uses it may still compute there: exponentials of a backward.) `number` is a run-time number ≥ 0 that compilers know nothing
-    of. In a branch it keeps the branch, which else becomes arithmetic under predicates; behind arithmetic it keeps that in front of a wait. Takes two
-    instructions.
+    """End the basic block within which ptxas schedules, by a loop that is never entered. It takes two instructions.
+
+    ptxas does not mix work before the barrier with work after it. It may still move work down whose result is used
+    only after it (in a backward pass: exponentials).
+    In a branch, the barrier keeps the branch; ptxas otherwise predicates the arithmetic. After arithmetic, it keeps
+    that arithmetic before a wait.
+
+    `number` is an int32 scalar ≥ 0 that the compiler cannot predict.
     """
     if not t.interpreted:
         again = "{ .reg .pred is_so; AGAIN: setp.ge.s32 is_so, $0, 0; @is_so bra DONE; nanosleep.u32 1; bra AGAIN; DONE: }"
@@ -263,15 +322,20 @@ def scheduling_barrier(t: Trace, number: Traced) -> None:
 
 @op
 def swap_layout(t: Trace, x: Traced) -> Traced:
-    """The tile in its other register layout (row- ↔ column-major in ThunderKittens). Triton converts layouts where an operation needs it:
-    the same values.
+    """Return the tile `x` itself: Triton converts register layouts where an operation needs another.
+
+    ThunderKittens' `swap_layout` changes a tile between row-major and column-major.
     """
     return x
 
 
 @op
 def transpose(t: Trace, x: Traced) -> Traced:
-    """The transposed register tile (columns × rows), or a transposed view of a shared tile."""
+    """Return the transpose of a register tile `x` (cols × rows, same dtype), or a transposed view of a shared tile
+    `x`.
+
+    Raises `TileError` for a vector.
+    """
     if hasattr(x, "transposed_view"):
         return x.transposed_view(t)
     axes = axes_of(x)
@@ -284,28 +348,31 @@ def transpose(t: Trace, x: Traced) -> Traced:
 
 @triton.jit
 def _halves(x):
-    """The left and right half of the columns."""
+    """Return the left and right half of the columns."""
     ROWS: tl.constexpr = x.shape[0]
     COLS: tl.constexpr = x.shape[1] // 2
     return x.reshape([ROWS, 2, COLS]).permute([0, 2, 1]).split()
 
 
 def _has_whole_rows(layout: DistributedLayout, cols: int) -> bool:
-    """Does a thread hold all columns of its rows, as of what it loads from tensor memory?"""
+    """Whether a thread holds all columns of its rows, as after a load from tensor memory."""
     if isinstance(layout, gl.DistributedLinearLayout):
         return all(base[1] == 0 for base in (*layout.lane_bases, *layout.warp_bases))
     return isinstance(layout, gl.BlockedLayout) and layout.size_per_thread[1] >= cols
 
 
 def _kind(t: Trace, piece: Traced) -> str:
-    """Which kind of layout, see `piece_layout`, a piece of so many columns has."""
+    """Return the layout kind of a piece; see `piece_layout`."""
     if is_accumulator(t, piece):
         return "mma"
     return "row" if _has_whole_rows(piece.type.layout, int(unwrap(piece.shape[1]))) else "memory"
 
 
 def _cut(t: Trace, piece: Traced, cols: int) -> list[Traced]:
-    """The parts of so many columns of one piece, side by side. An accumulator's stay in the registers where they are, if no warp holds only some columns."""
+    """Return the parts of `cols` columns of one piece, side by side.
+
+    An accumulator's parts stay in their registers unless a warp holds only some columns.
+    """
     rows, whole = (int(unwrap(extent)) for extent in piece.shape)
     if whole == cols:
         return [piece]
@@ -321,9 +388,18 @@ def _cut(t: Trace, piece: Traced, cols: int) -> list[Traced]:
 
 @op
 def split_cols(t: Trace, x: Traced, cols: Traced = None) -> Traced:
-    """The power-of-two column pieces of a composite tile, as a tuple of tiles (one for a plain tile); with `cols` all cut into tiles of so many columns.
+    """Split a tile by columns.
 
-    Raises `TileError` where `cols` does not divide a piece's columns into a power of two of tiles.
+    Args:
+        x: a register tile (rows × cols).
+        cols: the columns of each result, a compile-time integer. None splits at the power-of-two pieces (one result
+            for a plain tile).
+
+    Returns:
+        A tuple of tiles of the rows and dtype of `x`.
+
+    Raises:
+        TileError: where `cols` does not divide a piece's columns into a power of two of tiles.
     """
     axes, cols = axes_of(x), unwrap(cols)
     pieces, across = pieces_of(x), len(axes[1])
@@ -337,14 +413,14 @@ def split_cols(t: Trace, x: Traced, cols: Traced = None) -> Traced:
 
 @triton.jit
 def _beside(left, right):
-    """The inverse of `_halves`."""
+    """Join two halves; the inverse of `_halves`."""
     ROWS: tl.constexpr = left.shape[0]
     COLS: tl.constexpr = left.shape[1] + right.shape[1]
     return tl.join(left, right).permute([0, 2, 1]).reshape([ROWS, COLS])
 
 
 def _united(t: Trace, left: Traced, right: Traced) -> Traced:
-    """Two pieces alike as one. An accumulator's stay in the registers where they are."""
+    """Join two pieces of equal shape into one. An accumulator's pieces stay in their registers."""
     if not t.explicit:
         return t.call(_beside, left, right)
     rows, cols = (int(unwrap(extent)) for extent in left.shape)
@@ -354,8 +430,19 @@ def _united(t: Trace, left: Traced, right: Traced) -> Traced:
 
 @op
 def concat_cols(t: Trace, *tiles: Traced, whole: Traced = False) -> Traced:
-    """One tile from tiles of equal rows, side by side; the inverse of `split_cols`. It keeps their pieces, or is `whole`: two tiles, of as many columns, a
-    power of two, become one piece, as one product leaves it."""
+    """Concatenate register tiles of equal rows along the columns; the inverse of `split_cols`.
+
+    Args:
+        tiles: tiles of one number of rows.
+        whole: make one piece of two tiles of equal shape and dtype, whose extents are powers of two. A product
+            returns such a piece.
+
+    Returns:
+        A tile of the same rows. Without `whole` it keeps the pieces of its parts.
+
+    Raises:
+        TileError: where rows differ, or with `whole` shapes or dtypes.
+    """
     axes = [axes_of(x) for x in tiles]
     if unwrap(whole):
         if len(tiles) != 2 or axes[0] != axes[1] or any(len(axis) != 1 for axis in axes[0]) or dtype_of(tiles[0]) != dtype_of(tiles[1]):

@@ -1,7 +1,8 @@
-"""Element-wise operations on register tiles and vectors: fills, maps of one, two and three operands, casts.
+"""Element-wise operations on register tiles and vectors: functions of one, two and three operands, and casts.
 
-Everything here works in a plain `@triton.jit` kernel, under Triton's interpreter and in an explicit kernel, on tiles of any extents.
-Transcendental functions are computed in fp32 and returned in the operand's type.
+They work in a plain `@triton.jit` kernel, under Triton's interpreter and in an explicit kernel, on tiles of any
+extents.
+Transcendental functions are computed in fp32 and returned in the operand's dtype.
 """
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def _gelu_tanh(x):
     return 0.5 * x * (1.0 + _tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
 
 
-# The fast forms take the special-function unit's 2^x and 1/x where the exact ones have a division or a library's erf: a third of the instructions.
+# The fast forms use the special-function unit's 2^x and 1/x. The exact ones use a division or a library's erf and
+# take three times the instructions.
 
 
 @triton.jit
@@ -75,21 +77,21 @@ def _fast_silu(x):
 
 @triton.jit
 def _fast_gelu_tanh(x):
-    # (1 + tanh u) / 2 is the sigmoid of 2u, which does not cancel for large negative u; its exponent is in base 2
+    # (1 + tanh u) / 2 is the sigmoid of 2u, which does not cancel for large negative u. The exponent is in base 2.
     return x * ptx_math.rcp(1.0 + ptx_math.ex2(x * (-2.302208198144325 - 0.10294324276962653 * (x * x))))
 
 
 @triton.jit
 def _fast_gelu(x):
-    # Φ(x) is the sigmoid, in base 2, of an odd function: x times a polynomial of x², fitted on |x| ≤ 6.5 so that the largest error of Φ is least (3e-8).
-    # Further out the last term keeps it positive, so that Φ goes on to 0 or 1.
+    # Φ(x) is the base-2 sigmoid of x times a polynomial of x². The fit on |x| ≤ 6.5 minimises the largest error of Φ
+    # (3e-8). Beyond 6.5 the last term stays positive, so Φ tends to 0 or 1.
     t = x * x
     logit = 2.3022093 + t * (0.104835122 + t * (-9.40492294e-05 + t * (-1.59579938e-04 + t * (1.14398332e-05 + t * (-3.81631242e-07 + t * 5.06723502e-09)))))
     return x * ptx_math.rcp(1.0 + ptx_math.ex2(-x * logit))
 
 
-# For results of eight bits of significand, as bf16's, one instruction of that unit is enough: tanh, of which the H200's is right to 8e-6, and 1 − |tanh u| to
-# 1e-4 up to |u| = 3 and 2e-4 up to 4 (`tests/gpu/test_fast_activations_gpu.py`; PTX promises 2⁻¹¹). The sigmoid of 2u is (1 + tanh u) / 2.
+# For results with an 8-bit significand, as bf16, one instruction of the unit is enough: tanh (PTX promises 2⁻¹¹). The
+# sigmoid of 2u is (1 + tanh u) / 2. Measured: docs/notes/activations.md, `tests/gpu/test_fast_activations_gpu.py`.
 
 
 @triton.jit
@@ -106,8 +108,8 @@ def _gelu_tanh_for_bf16(x):
 
 @triton.jit
 def _gelu_for_bf16(x):
-    # As `_fast_gelu` with fewer terms, held back where their sum would turn round (|x| = 7): relative errors of Φ of 4.7e-4 down to x = −3.5, 1.6e-2 to −4 and
-    # 0.27 to −5, beside tanh's
+    # As `_fast_gelu` with fewer terms. x² is clamped where the polynomial stops growing (|x| = 7). Relative
+    # errors of Φ, in addition to tanh's: 4.7e-4 down to x = −3.5, 1.6e-2 to −4, 0.27 to −5.
     t = tl.minimum(x * x, 49.0)
     half = 0.5 * x
     return half * ptx_math.tanh(x * (0.7970342084848824 + t * (0.037354571460087055 - 0.000396915532229983 * t))) + half
@@ -115,8 +117,9 @@ def _gelu_for_bf16(x):
 
 @triton.jit
 def _gelu_for_fp16(x):
-    # max(x, 0) − |x|·Φ(−|x|), where log₂ Φ(v) for v ≤ 0 is a polynomial: fitted so that Φ's relative error is at most 1.2e-4 down to v = −4 (8.4e-4 to −5),
-    # and its absolute error 6.2e-5. Large v are held back on the positive side only: there the product would be ∞ · 0, where −∞ gives NaN as in torch.
+    # max(x, 0) − |x|·Φ(−|x|), where a polynomial approximates log₂ Φ(v) for v ≤ 0. Relative error of Φ: at most
+    # 1.2e-4 down to v = −4 and 8.4e-4 to −5; absolute error 6.2e-5. Only large positive x is clamped: there the
+    # product would be ∞ · 0, while −∞ gives NaN as in torch.
     v = tl.minimum(x, tl.maximum(-x, -16.0))
     log_tail = -1.00017787 + v * (1.14841945 + v * (-0.465680969 + v * (0.04713539 + v * (0.00551501868 + v * 0.000289952328))))
     return v * ptx_math.ex2(log_tail) + tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -132,7 +135,7 @@ def _in_fp32(t: Trace, fn: Callee, x: Traced) -> Traced:
 
 
 def refuse_fp8(name: str, *operands: Traced) -> None:
-    """The hardware has no arithmetic on fp8: refuse it by name before the compiler does."""
+    """Refuse fp8 operands by name before the compiler does: the hardware has no fp8 arithmetic."""
     for x in operands:
         if dtype_of(x) in FP8:
             raise TileError(f"{name}: no arithmetic on {name_of(dtype_of(x))} elements; tk.cast the tile to fp16, bf16 or fp32 first")
@@ -147,43 +150,56 @@ def _unary(name: str, fn: Callee, meaning: str, any_dtype: bool = False) -> Call
 
     operation.__name__ = operation.__qualname__ = name
     takes = "a float or integer tile" if any_dtype else "a tile of floats (computed in fp32)"
-    operation.__doc__ = (f"{meaning}, element by element.\n\n"
-                         f"`x` is {takes}, a vector or a scalar, of any extents; the result has its shape and dtype.")
+    operation.__doc__ = (f"Compute {meaning}, element by element.\n\n"
+                         f"`x` is {takes}, a vector or a scalar, of any extents. Returns a value of the shape and dtype of `x`.\n"
+                         f"Raises `TileError` for {'fp8' if any_dtype else 'integer'} elements.")
     return op(operation)
 
 
 exp = _unary("exp", "exp", "e^x")
 exp2 = _unary("exp2", "exp2", "2^x (one MUFU.EX2 an element)")
-log = _unary("log", "log", "Natural logarithm")
-log2 = _unary("log2", "log2", "Binary logarithm")
-sqrt = _unary("sqrt", "sqrt", "Square root")
+log = _unary("log", "log", "the natural logarithm")
+log2 = _unary("log2", "log2", "the binary logarithm")
+sqrt = _unary("sqrt", "sqrt", "the square root")
 rsqrt = _unary("rsqrt", "rsqrt", "1 / √x")
-sin = _unary("sin", "sin", "Sine (radians)")
-cos = _unary("cos", "cos", "Cosine (radians)")
-erf = _unary("erf", "erf", "Error function")
-tanh = _unary("tanh", _tanh, "Hyperbolic tangent")
+sin = _unary("sin", "sin", "the sine (radians)")
+cos = _unary("cos", "cos", "the cosine (radians)")
+erf = _unary("erf", "erf", "the error function")
+tanh = _unary("tanh", _tanh, "the hyperbolic tangent")
 sigmoid = _unary("sigmoid", _sigmoid, "1 / (1 + e^−x)")
 
 reciprocal = _unary("reciprocal", _reciprocal, "1 / x")
-floor = _unary("floor", "floor", "Largest integer ≤ x")
-ceil = _unary("ceil", "ceil", "Smallest integer ≥ x")
-abs = _unary("abs", "abs", "Absolute value", any_dtype=True)
+floor = _unary("floor", "floor", "the largest integer ≤ x")
+ceil = _unary("ceil", "ceil", "the smallest integer ≥ x")
+abs = _unary("abs", "abs", "the absolute value", any_dtype=True)
 neg = _unary("neg", _neg, "−x", any_dtype=True)
 relu = _unary("relu", _relu, "max(x, 0), where NaN gives 0 as PTX `max` does", any_dtype=True)
 
 
 def _rounded_to(fast: Traced) -> tl.dtype | None:
-    """The element type of at most 16 bits that results are rounded to, where `fast` is one."""
+    """Return `fast` if it is an element type of at most 16 bits, to which results are rounded; else None."""
     return fast if isinstance(fast, tl.dtype) and fast.primitive_bitwidth <= 16 else None
 
 
 @op
 def gelu(t: Trace, x: Traced, approximate: Traced = "none", fast: Traced = False) -> Traced:
-    """Gaussian error linear unit: `approximate` "none" is x·Φ(x) by erf, "tanh" the tanh form (as `torch.nn.functional.gelu`).
+    """Compute the Gaussian error linear unit, element by element.
 
-    `fast` takes a quarter of the instructions, with an error of Φ below 3e-7 (fp32 inputs). It may be the element type that the results are rounded to, for
-    forms shorter still. Their relative error is at most a third of that rounding: of Φ(x) 1.3e-4 from x = −4 on for fp16, 6.6e-4 from x = −3.3 on for bf16
-    and fp8; of the tanh form, which is shorter for bf16 and fp8 only, 4.9e-4 from x = −3 on.
+    Args:
+        x: a float tile, vector or scalar.
+        approximate: "none" is x·Φ(x) by erf, "tanh" the tanh form, as in `torch.nn.functional.gelu`.
+        fast: True uses a quarter of the instructions, with an error of Φ below 3e-7 (fp32 inputs). An element type of
+            at most 16 bits, to which the results are rounded, allows shorter forms still.
+
+    Returns:
+        A value of the shape and dtype of `x`.
+
+    Raises:
+        TileError: for another `approximate` or integer elements.
+
+    The error of the shorter forms is at most a third of that rounding. The relative error of Φ(x) is 1.3e-4 from x =
+    −4 on for fp16, and 6.6e-4 from x = −3.3 on for bf16 and fp8. The tanh form is shorter for bf16 and fp8 only; its
+    relative error is 4.9e-4 from x = −3 on.
     """
     fast = not t.interpreted and unwrap(fast)
     short = _rounded_to(fast)
@@ -201,7 +217,11 @@ def gelu(t: Trace, x: Traced, approximate: Traced = "none", fast: Traced = False
 
 @op
 def silu(t: Trace, x: Traced, fast: Traced = False) -> Traced:
-    """x · sigmoid(x); `fast` as in `gelu`, shorter still for bf16 and fp8: a relative error of 4.9e-4 from x = −8 on."""
+    """Compute x · sigmoid(x), element by element.
+
+    `x` is a float tile, vector or scalar; the result has its shape and dtype. `fast` is as in `gelu`. The form for
+    bf16 and fp8 has a relative error of 4.9e-4 from x = −8 on.
+    """
     fast = not t.interpreted and unwrap(fast)
     form = _silu if not fast else _fast_silu if _rounded_to(fast) in (None, tl.float16) else _silu_for_bf16
     return apply_pieces(t, lambda p: _in_fp32(t, form, p), x)
@@ -209,17 +229,29 @@ def silu(t: Trace, x: Traced, fast: Traced = False) -> Traced:
 
 @op
 def copy(t: Trace, x: Traced) -> Traced:
-    """The tile itself: values are immutable, so a copy costs nothing."""
+    """Return the tile `x` itself. Values are immutable, so a copy costs nothing."""
     return x
 
 
 @op
 def cast(t: Trace, x: Traced, dtype: Traced, rounding: Traced = None) -> Traced:
-    """Element-wise conversion of a tile, vector or scalar `x` to `dtype`.
+    """Convert a tile, vector or scalar to another dtype, element by element.
 
-    `rounding` is None (to nearest, ties to even) or "rtz" (toward zero), the latter from fp32 to fp16 or bf16. Values beyond fp8's range
-    become its largest finite value (e4m3 448, e5m2 57344): PTX ISA, cvt with .satfinite. Floats become integers toward zero. Raises
-    `TileError` for another rounding.
+    Args:
+        x: a tile, vector or scalar of any dtype.
+        dtype: the new dtype.
+        rounding: None or "rtne" (to nearest, ties to even) or "rtz" (toward zero, from fp32 to fp16 or bf16).
+
+    Returns:
+        A value of the shape of `x`.
+
+    Values beyond fp8's range become its largest finite value (e4m3: 448, e5m2: 57344). Floats become integers by
+    truncation.
+
+    Raises:
+        TileError: for another rounding, or a rounding of a conversion that does not narrow a float.
+
+    Source: PTX ISA, cvt with .satfinite.
     """
     dtype, rounding = unwrap(dtype), unwrap(rounding)
     if rounding not in (None, "rtne", "rtz"):
@@ -236,8 +268,12 @@ def cast(t: Trace, x: Traced, dtype: Traced, rounding: Traced = None) -> Traced:
 
 @op
 def cast_pairs(t: Trace, x: Traced, dtype: Traced) -> Traced:
-    """`cast` of a tile from fp32 to bf16 or fp16 by instructions that convert two elements into one register (PTX ISA, cvt.bf16x2). The compiler finds them for
-    elements that are used at once; those that a loop carries it may pack the wrong way round, and turn around again in every iteration.
+    """Convert an fp32 tile `x` to the `dtype` bf16 or fp16 by instructions that convert two elements into one
+    register.
+
+    The compiler finds these instructions by itself for values that are used at once. It may pack the values that a
+    loop carries in the wrong order, and repack them in every iteration.
+    Other conversions do what `cast` does. Source: PTX ISA, cvt.bf16x2.
     """
     dtype = unwrap(dtype)
     convert = {tl.bfloat16: to_bf16, tl.float16: to_f16}.get(dtype)
@@ -263,7 +299,7 @@ def _mul(a, b):
 
 @triton.jit
 def _div(a, b):
-    # Triton divides 16-bit floats into fp32: rounded here, so that a quotient has the type that a product has
+    # Triton divides 16-bit floats into fp32. The cast gives a quotient the dtype of a product.
     quotient = a / b
     return quotient.to((a * b).dtype) if (a * b).dtype.is_floating() else quotient
 
@@ -304,8 +340,9 @@ def _fma(a, b, c):
 
 
 def keep_type(t: Trace, fn: Callable[..., Traced]) -> Callable[..., Traced]:
-    """`fn` with the rule that a run-time fp32 scalar does not widen a tile of 16-bit floats (as in PyTorch): computed in fp32, returned in
-    the tile's type.
+    """Wrap `fn` so that a run-time fp32 scalar does not widen a tile of 16-bit floats, as in PyTorch.
+
+    The operation runs in fp32 and returns the tile's dtype.
     """
 
     def computed(*operands: Traced) -> Traced:
@@ -325,9 +362,10 @@ def _nary(name: str, fn: Callee, meaning: str) -> Callable[..., Traced]:
 
     binary.__name__ = binary.__qualname__ = name
     binary.__doc__ = (
-        f"{meaning}, element by element.\n\n"
-        "`a` and `b` are tiles or vectors of one shape, or one of them a scalar, which takes the tile's element type; two types of tiles\n"
-        "are promoted as Triton does. Raises `TileError` where shapes differ or elements are fp8.")
+        f"Compute {meaning}, element by element.\n\n"
+        "`a` and `b` are tiles or vectors of one shape, or one of them a scalar, which takes the tile's dtype.\n"
+        "Triton's promotion applies to two dtypes. Returns a value of that shape. Raises `TileError` where shapes\n"
+        "differ or elements are fp8.")
     return op(binary)
 
 
@@ -335,8 +373,8 @@ add = _nary("add", _add, "a + b")
 sub = _nary("sub", _sub, "a − b")
 mul = _nary("mul", _mul, "a · b")
 div = _nary("div", _div, "a / b")
-maximum = _nary("maximum", "maximum", "The larger of a and b (of a number and NaN the number, as PTX `max`)")
-minimum = _nary("minimum", "minimum", "The smaller of a and b (of a number and NaN the number, as PTX `min`)")
+maximum = _nary("maximum", "maximum", "the larger of a and b (of a number and NaN the number, as PTX `max`)")
+minimum = _nary("minimum", "minimum", "the smaller of a and b (of a number and NaN the number, as PTX `min`)")
 lt = _nary("lt", _lt, "a < b as booleans")
 le = _nary("le", _le, "a ≤ b as booleans")
 gt = _nary("gt", _gt, "a > b as booleans")
@@ -347,12 +385,20 @@ ne = _nary("ne", _ne, "a ≠ b as booleans")
 
 @op
 def fma(t: Trace, a: Traced, b: Traced, c: Traced) -> Traced:
-    """a · b + c in one rounding where the target fuses (tiles of one shape, or scalars); raises `TileError` for fp8 elements."""
+    """Compute `a` · `b` + `c`, element by element, with one rounding where the target fuses.
+
+    The operands are tiles or vectors of one shape, or scalars. Returns a value of that shape. Raises `TileError` for
+    fp8 elements or where shapes differ.
+    """
     refuse_fp8("fma", a, b, c)
     return apply_pieces(t, keep_type(t, in_fp32(t, lambda x, y, z: t.call(_fma, x, y, z))), a, b, c)
 
 
 @op
 def where(t: Trace, condition: Traced, a: Traced, b: Traced) -> Traced:
-    """`a` where `condition`, else `b` (tiles of one shape, or scalars)."""
+    """Return `a` where `condition` holds, else `b`, element by element.
+
+    The operands are tiles or vectors of one shape, or scalars; `condition` is boolean. Raises `TileError` where
+    shapes differ.
+    """
     return apply_pieces(t, in_fp32(t, lambda c, x, y: t.call("where", c, x, y)), condition, a, b)

@@ -1,7 +1,8 @@
-"""Masks of register tiles. Every mask writes its result: elements outside the kept region become `fill`.
+"""Masks of register tiles: every mask keeps a region and sets the other elements to `fill`.
 
-`row` and `col` are the global coordinates of the tile's first element, in elements. Tiles are of any extents and element type; the result
-has the tile's. `fill` is a number or a run-time scalar; a number that the element type cannot hold (−∞ in an int32 or e4m3 tile) raises
+`row` and `col` are the global coordinates of the tile's first element, in elements. Tiles have any extents and dtype;
+the result has the tile's.
+`fill` is a number or a run-time scalar. A number that the dtype cannot hold (−∞ in an int32 or e4m3 tile) raises
 `TileError`.
 """
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _keep_block(row, col, a, b):
 
 
 def _fill(t: Trace, name: str, x: Traced, kept: list[Traced], fill: Traced) -> Traced:
-    """`x` where `kept` (one predicate tile a piece), else `fill` in the tile's element type."""
+    """Return `x` where `kept` (one predicate tile a piece), else `fill` in the tile's dtype."""
     dtype = pieces_of(x)[0].dtype
     fill = constant(unwrap(fill), dtype, f"{name}: fill of a tile of {name_of(dtype)}")
     pieces = []
@@ -102,7 +103,7 @@ def _window_end(row, col, a, b):
     return row + b + 1 - col
 
 
-# Where a predicate keeps the columns from a first one on and before another: those, less the column `col` that the tile begins with
+# The first column that a predicate keeps and the first that it drops again, relative to the tile's first column `col`
 _BOUNDS = {
     _keep_left: (None, _left_of), _keep_right: (_left_of, None), _keep_lower: (None, _behind_diagonal), _keep_upper: (_on_diagonal, None),
     _keep_window: (_window_begin, _window_end),
@@ -144,61 +145,107 @@ make_causal_t = _causal("make_causal_t", _keep_upper, "Keep col ≥ row of a til
 
 @op
 def tril(t: Trace, x: Traced, diagonal: Traced = 0, fill: Traced = 0.0, row: Traced = 0, col: Traced = 0) -> Traced:
-    """Keep col − row ≤ `diagonal`, as `torch.tril`; the rest becomes `fill`."""
+    """Keep the elements with col − row ≤ `diagonal`, as `torch.tril`; the rest becomes `fill`.
+
+    `row` and `col` are the global coordinates of the first element of the tile `x` (rows × cols), in elements.
+    Returns a tile of the shape and dtype of `x`.
+    """
     return _mask(t, "tril", x, _keep_lower, fill, row, col, diagonal)
 
 
 @op
 def triu(t: Trace, x: Traced, diagonal: Traced = 0, fill: Traced = 0.0, row: Traced = 0, col: Traced = 0) -> Traced:
-    """Keep col − row ≥ `diagonal`, as `torch.triu`; the rest becomes `fill`."""
+    """Keep the elements with col − row ≥ `diagonal`, as `torch.triu`; the rest becomes `fill`.
+
+    `row` and `col` are the global coordinates of the first element of the tile `x` (rows × cols), in elements.
+    Returns a tile of the shape and dtype of `x`.
+    """
     return _mask(t, "triu", x, _keep_upper, fill, row, col, diagonal)
 
 
 @op
 def left_fill(t: Trace, x: Traced, index: Traced, fill: Traced = 0.0) -> Traced:
-    """Columns < `index` become `fill`."""
+    """Set the columns < `index` of a tile `x` (rows × cols) to `fill`.
+
+    `index` is a number or an int32 scalar. Returns a tile of the shape and dtype of `x`.
+    """
     return _mask(t, "left_fill", x, _keep_right, fill, 0, 0, index)
 
 
 @op
 def right_fill(t: Trace, x: Traced, index: Traced, fill: Traced = 0.0) -> Traced:
-    """Columns ≥ `index` become `fill` (with −∞: the ragged last key block of attention)."""
+    """Set the columns ≥ `index` of a tile `x` (rows × cols) to `fill`. With −∞ this masks the last, partial key block
+    of attention.
+
+    `index` is a number or an int32 scalar. Returns a tile of the shape and dtype of `x`.
+    """
     return _mask(t, "right_fill", x, _keep_left, fill, 0, 0, index)
 
 
 @op
 def upper_fill(t: Trace, x: Traced, index: Traced, fill: Traced = 0.0) -> Traced:
-    """Rows < `index` become `fill`."""
+    """Set the rows < `index` of a tile `x` (rows × cols) to `fill`.
+
+    `index` is a number or an int32 scalar. Returns a tile of the shape and dtype of `x`.
+    """
     return _mask(t, "upper_fill", x, _keep_bottom, fill, 0, 0, index)
 
 
 @op
 def lower_fill(t: Trace, x: Traced, index: Traced, fill: Traced = 0.0) -> Traced:
-    """Rows ≥ `index` become `fill`."""
+    """Set the rows ≥ `index` of a tile `x` (rows × cols) to `fill`.
+
+    `index` is a number or an int32 scalar. Returns a tile of the shape and dtype of `x`.
+    """
     return _mask(t, "lower_fill", x, _keep_top, fill, 0, 0, index)
 
 
 @op
 def upper_right_fill(t: Trace, x: Traced, row_index: Traced, col_index: Traced, fill: Traced = 0.0) -> Traced:
-    """Elements with row < `row_index` and col ≥ `col_index` become `fill`."""
+    """Set the elements with row < `row_index` and col ≥ `col_index` of a tile `x` (rows × cols) to `fill`.
+
+    The indices are numbers or int32 scalars. Returns a tile of the shape and dtype of `x`.
+    """
     return _mask(t, "upper_right_fill", x, _keep_not_corner, fill, 0, 0, row_index, col_index)
 
 
 @op
 def sliding_window(t: Trace, x: Traced, left: Traced, right: Traced, fill: Traced = NEG_INFTY, row: Traced = 0, col: Traced = 0) -> Traced:
-    """Keep row − `left` ≤ col ≤ row + `right` (global coordinates); the rest becomes `fill`."""
+    """Keep the elements with row − `left` ≤ col ≤ row + `right`; the rest becomes `fill`.
+
+    `row` and `col` are the global coordinates of the first element of the tile `x` (rows × cols), in elements.
+    Returns a tile of the shape and dtype of `x`.
+    """
     return _mask(t, "sliding_window", x, _keep_window, fill, row, col, left, right)
 
 
 @op
 def block_diagonal(t: Trace, x: Traced, block: Traced, fill: Traced = NEG_INFTY, row: Traced = 0, col: Traced = 0) -> Traced:
-    """Keep elements whose row and column fall into the same block of `block` elements; the rest becomes `fill`."""
+    """Keep the elements whose row and column fall into the same block of `block` elements; the rest becomes `fill`.
+
+    `row` and `col` are the global coordinates of the first element of the tile `x` (rows × cols), in elements.
+    Returns a tile of the shape and dtype of `x`.
+    """
     return _mask(t, "block_diagonal", x, _keep_block, fill, row, col, block)
 
 
 @op
 def mask(t: Trace, x: Traced, predicate: Traced, fill: Traced = NEG_INFTY, row: Traced = 0, col: Traced = 0) -> Traced:
-    """Keep where `predicate(row, col)` holds (a `@triton.jit` function of broadcastable index tiles); the rest becomes `fill`."""
+    """Keep the elements where `predicate(row, col)` holds; the rest becomes `fill`.
+
+    Args:
+        x: a register tile (rows × cols) of any dtype.
+        predicate: a `@triton.jit` function of int32 index tiles that broadcast (rows × 1 and 1 × cols).
+        fill: a number or a run-time scalar, −∞ by default.
+        row: the global row of the first element, in elements.
+        col: the global column of the first element.
+
+    Returns:
+        A tile of the shape and dtype of `x`.
+
+    Raises:
+        TileError: for a vector, or a `fill` that the dtype cannot hold.
+    """
     if len(axes_of(x)) != 2:
         raise TileError(f"mask of shape {list(shape_of(x))}: needs a register tile of two axes")
     rows, cols = index_tiles(t, x, row, col)

@@ -1,8 +1,9 @@
-"""Reductions and scans of register tiles: along rows (a column vector comes out), along columns (a row vector), or of everything (a
-scalar).
+"""Reductions and scans of register tiles: along rows (to a column vector), along columns (to a row vector), or to a
+scalar.
 
-Element types: a maximum or minimum keeps the tile's; what adds or multiplies up (sum, prod, mean, norm, cumsum) is computed and returned in
-fp32 for every float, in int32 for integers of up to 32 bits. Maxima and minima pass over NaN, as PTX `max` and `min` do.
+A maximum or minimum keeps the tile's dtype. Sums, products, means, norms and cumulative sums are computed and
+returned in fp32 for every float, and in int32 for integers of up to 32 bits.
+Maxima and minima ignore NaN, as PTX `max` and `min` do.
 """
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ _JOIN: dict[str, tuple[Callee, Callee]] = {
 
 
 def _widened(t: Trace, x: Traced) -> Traced:
-    """The tile in the type that it is added up in."""
+    """Convert a tile to the dtype in which it is summed."""
     dtype = dtype_of(x)
     if dtype.is_floating():
         wide = tl.float32
@@ -45,7 +46,7 @@ def _widened(t: Trace, x: Traced) -> Traced:
 
 
 def _lines(x: Traced, axis: int) -> list[list[Traced]]:
-    """The pieces of a tile grouped by what they share after reducing over `axis` (1: along a row)."""
+    """Group the pieces of a tile by their result of a reduction over `axis` (1: along a row)."""
     axes, pieces = axes_of(x), pieces_of(x)
     down, across = len(axes[0]), len(axes[1])
     if axis == 1:
@@ -59,7 +60,9 @@ def _with_first(pairs, more, index):
 
 
 def _by_quad(t: Trace, reduce: Callee, piece: Traced, before: Traced = None) -> Traced:
-    """What each lane of a quad holds of an accumulator's rows, reduced: rows × 4. Sums of `before` are what the first of its elements is added to."""
+    """Reduce an accumulator's rows within each lane of a quad, to rows × 4. The first element of each chain also adds
+    the sums `before`.
+    """
     rows, cols = (int(unwrap(extent)) for extent in piece.shape)
     pairs = t.call(reduce, t.call("reshape", piece, (rows, cols // 8, 4, 2)), 3)
     if before is not None:
@@ -74,7 +77,7 @@ def _by_quad(t: Trace, reduce: Callee, piece: Traced, before: Traced = None) -> 
 
 
 def _joined(t: Trace, join: Callee, parts: list[Traced]) -> Traced:
-    """Tensors of one shape, which may lie differently, as one."""
+    """Combine tensors of one shape, whose layouts may differ."""
     total = parts[0]
     for part in parts[1:]:
         total = t.call(join, total, t.relayout(part, total))
@@ -82,7 +85,7 @@ def _joined(t: Trace, join: Callee, parts: list[Traced]) -> Traced:
 
 
 def reduce_axis(t: Trace, x: Traced, kind: str, axis: int) -> Traced:
-    """Reduce a tile over `axis` to a vector, in the element types of the module's rule."""
+    """Reduce a tile over `axis` to a vector, in the dtypes of this module's rule."""
     if len(axes_of(x)) != 2:
         raise TileError(f"{'row' if axis else 'col'}_{kind} of shape {list(shape_of(x))}: needs a register tile of two axes")
     (reduce, join), dtype = _JOIN[kind], dtype_of(x)
@@ -90,7 +93,7 @@ def reduce_axis(t: Trace, x: Traced, kind: str, axis: int) -> Traced:
     vectors = []
     for line in _lines(x, axis):
         if axis == 1 and len(line) > 1 and all(is_accumulator(t, piece) for piece in line):
-            quads = _joined(t, join, [_by_quad(t, reduce, piece) for piece in line])  # so that lanes exchange what they have of all pieces once
+            quads = _joined(t, join, [_by_quad(t, reduce, piece) for piece in line])  # so that lanes exchange the values of all pieces once
             total = t.convert(t.call(reduce, quads, 1), gl.SliceLayout(1, line[0].type.layout))
         else:
             total = _joined(t, join, [t.call(reduce, piece, axis) for piece in line])
@@ -104,7 +107,7 @@ _MEANING = {"max": "The largest element", "min": "The smallest element", "sum": 
 def _reduction_doc(name: str, kind: str, axis: int) -> str:
     line, vector, length = ("row", "column vector (`col_vec`)", "rows") if axis == 1 else ("column", "row vector (`row_vec`)", "cols")
     keeps = kind in ("max", "min")
-    dtype = "of the tile's element type; NaN elements are passed over" if keeps else "fp32 for a tile of floats, int32 for integers"
+    dtype = "of the tile's dtype; NaN elements are ignored" if keeps else "fp32 for a tile of floats, int32 for integers"
     return (f"{_MEANING[kind]} of each {line} of a tile.\n\n`x` is a register tile (rows × cols) of any extents. Returns a {vector}\n"
             f"of `{length}` elements, {dtype}.\n"
             f"`accumulate` is a vector of the result's length and type to join with: `m = tk.{name}(x, accumulate=m)`.\n"
@@ -136,12 +139,22 @@ row_prod, col_prod = _reduction("row_prod", "prod", 1), _reduction("col_prod", "
 
 @op
 def row_sum_by_quad(t: Trace, x: Traced, accumulate: Traced = None) -> Traced:
-    """Partial row sums (rows × 4) in the type of `row_sum`: element q of a row sums the columns c with (c // 2) % 4 = q. `row_sum` of it
-    completes them. `accumulate`: such sums, which they are added to.
+    """Compute partial row sums: element q of a row sums the columns c with (c // 2) % 4 = q.
 
-    In an accumulator's layout those are the columns that one lane of a quad holds, so that a sum over many tiles needs its shuffles only
-    once, at the end. Sums of before stand at the head of the chain of additions: ptxas then computes at once what they were scaled by, and whatever else
-    is scaled by it runs under the exponentials, rather than behind the last of them.
+    Args:
+        x: a register tile (rows × cols).
+        accumulate: earlier partial sums (rows × 4), to which the new ones are added.
+
+    Returns:
+        A tile (rows × 4) in the dtype of `row_sum`. Its `row_sum` is the row sum of `x`.
+
+    Raises:
+        TileError: for a vector, or where `accumulate` does not fit.
+
+    In an accumulator's layout, one lane of a quad holds these columns. So a sum over many tiles needs its shuffles
+    only once, at the end.
+    Earlier sums are the first operand of the chain of additions. ptxas then rescales them early, in parallel with the
+    exponentials.
     """
     axes, accumulate = axes_of(x), unwrap(accumulate)
     if len(axes) != 2:
@@ -170,8 +183,8 @@ def _to_scalar(name: str) -> Callable[..., Traced]:
         return t.method(total, "to", dtype) if name in ("max", "min") else total
 
     operation.__name__ = operation.__qualname__ = name
-    dtype = "of its element type (NaN elements are passed over)" if name in ("max", "min") else "fp32 for floats, int32 for integers"
-    operation.__doc__ = f"{_MEANING[name]} of all elements of a register tile or vector: a scalar, {dtype}."
+    dtype = "of its dtype (NaN elements are ignored)" if name in ("max", "min") else "fp32 for floats, int32 for integers"
+    operation.__doc__ = f"{_MEANING[name]} of all elements of a register tile or vector `x`: a scalar, {dtype}.\n\nRaises `TileError` for anything else."
     return op(operation)
 
 
@@ -205,7 +218,7 @@ def _mean_or_norm(name: str, axis: int, norm: bool) -> Callable[..., Traced]:
     operation.__name__ = operation.__qualname__ = name
     line, vector = ("row", "column vector (rows)") if axis else ("column", "row vector (cols)")
     what = "Euclidean norm" if norm else "mean"
-    operation.__doc__ = f"The {what} of each {line} of a tile (rows × cols) of any element type: an fp32 {vector}."
+    operation.__doc__ = f"The {what} of each {line} of a tile `x` (rows × cols) of any dtype: an fp32 {vector}.\n\nRaises `TileError` for a vector."
     return op(operation)
 
 
@@ -230,8 +243,8 @@ def _arg(name: str, kind: str, axis: int) -> Callable[..., Traced]:
 
     operation.__name__ = operation.__qualname__ = name
     line, vector, index = ("row", "column vector (rows)", "column") if axis else ("column", "row vector (cols)", "row")
-    operation.__doc__ = (f"The {index} of the first {kind}imum of each {line} of a tile (rows × cols): an int32 {vector}.\n\n"
-                         f"NaN elements are passed over; a {line} of nothing but NaN gives 2³¹ − 1.")
+    operation.__doc__ = (f"The {index} of the first {kind}imum of each {line} of a tile `x` (rows × cols): an int32 {vector}.\n\n"
+                         f"NaN elements are ignored; a {line} of NaN only gives 2³¹ − 1. Raises `TileError` for a vector.")
     return op(operation)
 
 
@@ -257,7 +270,7 @@ def _add_row_vector(x, v):
 def _scan_piece(t: Trace, piece: Traced, axis: int) -> Traced:
     if not t.explicit:
         return t.call(_cumsum, piece, axis)
-    # Triton has no scan of tensor-core layouts: a detour through rows in threads
+    # Triton has no scan of tensor-core layouts, so the scan converts to the row layout and back
     rows, cols = (int(unwrap(n)) for n in piece.shape)
     blocked = t.convert(piece, memory_layout(t, rows, cols, itemsize(piece.dtype)))
     return t.convert(t.call(_cumsum, blocked, axis), piece.type.layout)
@@ -284,8 +297,8 @@ def _scan(name: str, axis: int) -> Callable[..., Traced]:
         return assemble(axes, [p for r in rows for p in r])
 
     operation.__name__ = operation.__qualname__ = name
-    operation.__doc__ = (f"Running sum along each {'row' if axis else 'column'} of a tile (rows × cols).\n\n"
-                         "A tile of its shape, fp32 for floats, int32 for integers.")
+    operation.__doc__ = (f"Running sum along each {'row' if axis else 'column'} of a tile `x` (rows × cols).\n\n"
+                         "Returns a tile of its shape, fp32 for floats, int32 for integers. Raises `TileError` for a vector.")
     return op(operation)
 
 
@@ -299,10 +312,18 @@ def _where_differs(index, column, value, other):
 
 @op
 def row_topk(t: Trace, x: Traced, k: Traced) -> Traced:
-    """The `k` largest values of each row of a tile `x` (rows × cols), in descending order, and their columns.
+    """Return the `k` largest values of each row, in descending order, and their columns.
 
-    Two tuples of k column vectors (rows): values in the element type of `x`, int32 columns; equal values come from left to right. `x` holds
-    floats; NaN elements are passed over. k passes over the tile: for small k. Raises `TileError` for a `k` outside 1 … cols.
+    Args:
+        x: a register tile (rows × cols) of floats. NaN elements are ignored.
+        k: a compile-time integer, 1 … cols. The operation makes `k` passes over the tile.
+
+    Returns:
+        Two tuples of `k` column vectors (rows), values in the dtype of `x` and int32 columns. Equal values come from
+        left to right.
+
+    Raises:
+        TileError: for another `k`, a vector or integer elements.
     """
     k = unwrap(k)
     if len(axes_of(x)) != 2:
@@ -316,7 +337,7 @@ def row_topk(t: Trace, x: Traced, k: Traced) -> Traced:
     for _ in range(k):
         best = reduce_axis(t, x, "max", 1)
         rest = iter(pieces_of(free))
-        # only columns that are not taken yet: where fewer than k elements are finite, −∞ is taken column by column
+        # only unused columns count: where fewer than k elements are finite, −∞ is selected column by column
         hits = combine(t, "row_topk", lambda p, v, rest=rest: t.call(_index_where, p, v, next(rest), NO_INDEX), x, best, 0)
         column = reduce_axis(t, hits, "min", 1)
         rest = iter(pieces_of(free))
@@ -329,18 +350,31 @@ def row_topk(t: Trace, x: Traced, k: Traced) -> Traced:
 
 @triton.jit
 def _rescale(m_old, m_new, scale):
-    # rows that are masked so far have m = −∞; −∞ − (−∞) would be NaN
+    # fully masked rows have m = −∞, and −∞ − (−∞) would be NaN
     safe = tl.where(m_new == float("-inf"), 0.0, m_new)
     return tl.exp2((m_old - safe) * scale), safe * scale
 
 
 @op
 def softmax_step(t: Trace, s: Traced, m: Traced, l: Traced, scale: Traced = 1.0) -> Traced:  # noqa: E741
-    """One step of the online softmax in base 2: returns (p, m', l', alpha).
+    """Compute one step of the online softmax in base 2.
 
-    `s` are scores (rows × cols), `m` the running maximum and `l` the running sum (column vectors, rows), all fp32.
-    p = exp2(s·scale − m'·scale) with m' = max(m, row_max(s)); alpha = exp2((m − m')·scale) rescales what was accumulated so far;
-    l' = l·alpha + row_sum(p). `scale` includes log2(e) for a natural softmax. Rows whose scores are all −∞ so far give p = 0.
+    Args:
+        s: scores (rows × cols), fp32.
+        m: the running maximum (column vector, rows), fp32.
+        l: the running sum (column vector, rows), fp32.
+        scale: a number or scalar; it includes log2(e) for a natural softmax.
+
+    Returns:
+        (p, m', l', alpha), all fp32. m' = max(m, row_max(s)), p = exp2(s·scale − m'·scale), alpha = exp2((m −
+        m')·scale), l' = l·alpha + row_sum(p). Multiply the earlier output by alpha. A row whose scores are all −∞ so
+        far has p = 0.
+
+    Example::
+
+        p, m, l, alpha = tk.softmax_step(s, m, l, scale=LOG2E * sm_scale)
+        o = tk.mul_row(o, alpha)
+
     Source: FlashAttention-2, algorithm 1.
     """
     m_new = apply_pieces(t, lambda a, b: t.call("maximum", a, b), m, reduce_axis(t, s, "max", 1))
@@ -354,6 +388,6 @@ def softmax_step(t: Trace, s: Traced, m: Traced, l: Traced, scale: Traced = 1.0)
 
 @op
 def hasnan(t: Trace, x: Traced) -> Traced:
-    """1 (int32) if any element of the tile is NaN, else 0. For debugging."""
+    """Return 1 (int32 scalar) if any element of a float tile or vector `x` is NaN, else 0. For debugging."""
     flags = apply_pieces(t, in_fp32(t, lambda p: t.method(t.method(p, "__ne__", p), "to", tl.int32)), x)
     return t.call(max, flags)

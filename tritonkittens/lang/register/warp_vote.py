@@ -1,4 +1,6 @@
-"""What a warp seldom has to do, in branches of its own: multiplications by factors that are nearly always one, and what follows where a limit is exceeded."""
+"""Branches that a warp seldom takes: multiplications by factors that are nearly always one, and work after a limit is
+exceeded.
+"""
 from __future__ import annotations
 
 import struct
@@ -15,8 +17,17 @@ from tritonkittens.lang.register.broadcast import mul_row
 
 @op
 def rescale_row(t: Trace, x: Traced, factor: Traced) -> Traced:
-    """`mul_row(x, factor)`, `factor` a column vector. Of an accumulator of wgmma of 64 rows, a warp all of whose rows have the factor 1 multiplies nothing: it
-    asks its threads and branches. For the results of an online softmax, whose largest scores seldom grow (Source: FlashAttention-4, its conditional rescaling).
+    """Compute `mul_row(x, factor)`, and skip the multiplication in a warp whose rows all have the factor 1.
+
+    Args:
+        x: a register tile (rows × cols). Only fp32 wgmma accumulators of 64 rows skip; other tiles always multiply.
+        factor: a column vector (rows).
+
+    Returns:
+        A tile of the shape of `x`.
+
+    An online softmax rescales its output this way: its row maxima seldom grow.
+    Source: FlashAttention-4, conditional rescaling; PTX ISA, vote.sync.
     """
     pieces, factors = pieces_of(x), pieces_of(factor)
     if len(factors) != 1 or not all(is_fragment(piece) for piece in pieces):
@@ -25,7 +36,9 @@ def rescale_row(t: Trace, x: Traced, factor: Traced) -> Traced:
 
 
 def rescale_asm(elements: int) -> str:
-    """In place on $0 … of a thread, behind which stand the operands again and the factors of its two rows."""
+    """Return assembly that multiplies $0 … in place. The elements appear again as inputs; the factors of a thread's
+    two rows follow.
+    """
     factors = [f"${2 * elements + half}" for half in range(HALVES)]
     lines = [".reg .pred p, q;", *(f"setp.neu.f32 {name}, {factor}, 0f3F800000;" for name, factor in zip("pq", factors, strict=True)),
              "or.pred p, p, q; vote.sync.any.pred p, p, 0xffffffff; @!p bra SAME;"]
@@ -35,8 +48,16 @@ def rescale_asm(elements: int) -> str:
 
 @op
 def warp_exceeds(t: Trace, x: Traced, limit: Traced, *more: Traced) -> Traced:
-    """1 (int32) in a warp where an element of `x` that it holds is above `limit`, a number or scalar, or NaN, else 0; `more` tiles, each with its limit, count
-    as well. In a branch on it stand only operations within a warp: those of elements, reductions of rows. PTX ISA, vote.sync."""
+    """Return 1 (int32) in a warp that holds an element of `x` above `limit` or NaN, else 0.
+
+    Args:
+        x: an fp32 register tile.
+        limit: a number or scalar.
+        more: further tiles, each followed by its limit.
+
+    A branch on the result may contain only operations within a warp: element-wise ones and row reductions. Raises
+    `TileError` outside explicit kernels. Source: PTX ISA, vote.sync.
+    """
     t.require_explicit("warp_exceeds")
     tiles, limits = (x, *more[::2]), [unwrap(of) for of in (limit, *more[1::2])]
     scalars = [of for of in limits if not isinstance(of, (int, float))]

@@ -1,8 +1,10 @@
-"""Joining the parts of a task whose iterations the blocks of a cluster share (`ClusterSplitK`): each sends the others their columns of what it has, through
-distributed shared memory, and finishes its own.
+"""Cluster split-K: the thread blocks of a cluster share a task's iterations, and reduce through distributed shared
+memory.
 
-A consumer has a mailbox for each other block, written by the consumer of the same number there: every thread keeps its registers in their order, 16 bytes at a
-time, so that the thread of the same number reads what belongs to its own, whatever the layout. Nobody sends before all have read what the task before brought.
+Each block sends every other block the columns that the other finishes, and finishes its own. A consumer has one
+mailbox for each other block, filled by the consumer of the same number there.
+Every thread sends its registers in their order, 16 bytes at a time. So a thread reads exactly the elements that it
+holds itself, for any layout. A block sends only after all blocks have read the previous task's mailboxes.
 """
 from __future__ import annotations
 
@@ -29,18 +31,21 @@ from tritonkittens.lang.schedule.tile_scheduler import Schedule, setup
 from tritonkittens.lang.sync.semaphores import arrive, expect, new_semaphores, role_thread, wait
 from tritonkittens.lang.types.tiles import rt, sv
 
-QUAD = 16  # bytes that a thread moves at a time
-STEP = ptx_cluster.QUAD_STEP  # those of a consumer
-SPREAD = 16  # columns that a vector's values are sent in: the fewest of a tile, of which every thread has some, whatever the layout
+QUAD = 16  # bytes of one access by a thread
+STEP = ptx_cluster.QUAD_STEP  # bytes of one access by a consumer
+SPREAD = 16  # a vector is sent as a tile of this many columns, the fewest with elements in every thread
 
 
 @dataclass(frozen=True)
 class ClusterSplitK(Schedule):
-    """Every task's iterations in `parts` equal parts, one for each block of a cluster. Behind them each block sends the others their share of the columns of
-    its accumulators, through distributed shared memory, and finishes its own: `finish` gets those of number `ctx.part` of `ctx.config.sharers` only. With hooks
-    `part` and `merge` it is what they make of the state, rather than sums of accumulators.
+    """Split every task's iterations into `parts` equal parts (2, 4 or 8), one for each block of a cluster.
 
-    For few tasks of many iterations. Unlike `SplitK` it needs no memory, no counters and no second pass through L2. The sum is always taken in the same order.
+    The blocks then reduce through distributed shared memory. Hook `finish` receives only the columns of part
+    `ctx.part` (of `ctx.config.sharers`). With hooks `part` and `merge`, the blocks merge their results instead of
+    summing accumulators.
+
+    It fits few tasks of many iterations. Unlike `SplitK` it needs no global memory, no counters and no second pass
+    through L2. The order of summation is fixed.
     """
 
     whole_tasks: ClassVar[bool] = False
@@ -63,12 +68,14 @@ class ClusterSplitK(Schedule):
 
 
 def slice_bytes(plan: Any, sharers: int) -> int:
-    """Bytes of what a consumer sends to one other block."""
+    """Return the bytes that a consumer sends to one other block."""
     return sum(tile.rows * (tile.cols // sharers) * 4 if isinstance(tile, rt) else tile.length * SPREAD * 4 for _, tile in joined(plan))
 
 
 def received_bytes(plan: Any, consumers: int, sharers: int, name: str) -> int:
-    """Bytes of the mailboxes of a block. Raises `TileError` for tiles whose columns cannot be split between so many blocks."""
+    """Return the bytes of a block's mailboxes. Raises `TileError` for tiles whose columns cannot be split between the
+    blocks.
+    """
     if sharers == 1:
         return 0
     for n, tile in joined(plan):
@@ -85,7 +92,9 @@ def received_bytes(plan: Any, consumers: int, sharers: int, name: str) -> int:
 
 
 def new_mailboxes(t: Trace, T: Traced) -> dict[str, Traced]:
-    """The mailboxes of all consumers, on which semaphore what others send arrives, and that which says that the others have read what was sent to them."""
+    """Allocate the mailboxes of all consumers, and two semaphores for each: parts have arrived, and the others have
+    read theirs.
+    """
     number = T.received // STEP
     boxes = allocate_pieces(t, sv(tl.float32, STEP // 4), number, f"parts of {T.sharers - 1} other blocks for {T.consumers} consumers")
     boxes._set_name(t.builder, "received")
@@ -93,20 +102,20 @@ def new_mailboxes(t: Trace, T: Traced) -> dict[str, Traced]:
 
 
 def _as_tile(t: Trace, x: Traced) -> Traced:
-    """A tile, or a vector's values in columns of one."""
+    """Return a tile unchanged, and a vector as the columns of a tile."""
     return x if len(shape_of(x)) == 2 else t.call(add_row, t.call(zero, rt(tl.float32, shape_of(x)[0], SPREAD)), x)
 
 
 @op
 def _sent_part(t: Trace, ctx: Traced, state: Traced) -> Traced:
-    """What this block has of a task, its vectors in the layout of those that are read."""
+    """Return this block's part of a task. Its vectors have the layout of received vectors."""
     part = t.call(own_part, ctx, state)
     return struct(**{n: x if len(shape_of(x)) == 2 else t.call(row_max, _as_tile(t, x)) for n, x in part.fields.items()})
 
 
 @op
 def _slices(t: Trace, ctx: Traced, part: Traced) -> Traced:
-    """What every block is sent: the columns of tiles that are its own, and vectors."""
+    """Return the data for every block: its columns of each tile, and the whole vectors."""
     sharers = unwrap(ctx.config).sharers
     cut = {n: t.call(split_cols, x, shape_of(x)[1] // sharers) if len(shape_of(x)) == 2 else (x,) * sharers for n, x in part.fields.items()}
     return tl.tuple([struct(**{n: of[block] for n, of in cut.items()}) for block in range(sharers)])
@@ -114,7 +123,7 @@ def _slices(t: Trace, ctx: Traced, part: Traced) -> Traced:
 
 @op
 def _mine(t: Trace, ctx: Traced, slices: Traced) -> Traced:
-    """The columns of this block."""
+    """Return the columns of this block."""
     chosen = dict(slices[0].fields)
     for block in range(1, unwrap(ctx.config).sharers):
         here = t.method(ctx.part, "__eq__", block)
@@ -126,7 +135,7 @@ def _mine(t: Trace, ctx: Traced, slices: Traced) -> Traced:
 
 @op
 def _box(t: Trace, ctx: Traced, memory: Traced, number: Traced) -> Traced:
-    """The address, in this block, of this thread's first 16 bytes in a mailbox of this consumer."""
+    """Return the address, in this block, of this thread's first 16 bytes in a mailbox of this consumer."""
     config = unwrap(ctx.config)
     steps = slice_bytes(config._plan, config.sharers) // STEP
     first = t.call(memory.received.__getitem__, unwrap(ctx.worker) * (config.sharers - 1) * steps)
@@ -136,7 +145,7 @@ def _box(t: Trace, ctx: Traced, memory: Traced, number: Traced) -> Traced:
 
 @op
 def _send(t: Trace, ctx: Traced, memory: Traced, part: Traced, block: Traced) -> Traced:
-    """Send a block what is its own, into the mailbox that it keeps for this block."""
+    """Send another block its columns, into its mailbox for this block."""
     bar = t.call(memory.parts_arrived.__getitem__, unwrap(ctx.worker))
     address = t.call(ptx_cluster.mapa, t.call(_box, ctx, memory, t.call(_number, ctx.part, block)), block)
     remote_bar = t.call(ptx_cluster.mapa, bar, block)
@@ -147,7 +156,7 @@ def _send(t: Trace, ctx: Traced, memory: Traced, part: Traced, block: Traced) ->
 
 @op
 def _with_received(t: Trace, ctx: Traced, memory: Traced, mine: Traced, number: Traced) -> Traced:
-    """What this block has, merged with what lies in a mailbox."""
+    """Merge this block's part with the part in a mailbox."""
     config = unwrap(ctx.config)
     address, theirs = t.call(_box, ctx, memory, number), {}
     for name, x in mine.fields.items():
@@ -170,17 +179,19 @@ def _expect_parts(t: Trace, ctx: Traced, memory: Traced) -> Traced:
 
 @triton.jit
 def _number(sender, receiver):
-    """Which of the receiver's mailboxes is the sender's."""
+    """Return the number of the receiver's mailbox for the sender."""
     return sender - tl.where(sender > receiver, 1, 0)
 
 
 @triton.jit
 def join_in_cluster(ctx, state, memory, turn, more):
-    """This block's columns of what all blocks' parts come to (fp32, in registers), and the vectors of it. `more`: does another task follow?"""
+    """Return this block's columns of the joined parts (fp32, in registers), and its vectors. `more`: another task
+    follows.
+    """
     SHARERS: tl.constexpr = ctx.config.sharers
     part = _sent_part(ctx, state)
     if turn == 0:
-        ptx_cluster.wait()  # every block has made its semaphores
+        ptx_cluster.wait()  # until every block has initialised its semaphores
     _expect_parts(ctx, memory)
     if turn > 0:
         wait(memory.parts_read[ctx.worker], (turn & 1) ^ 1, scope="cluster")

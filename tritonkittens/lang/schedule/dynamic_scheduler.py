@@ -1,13 +1,14 @@
 """Work tiles that one role broadcasts to the other roles of a thread block.
 
-With `Dynamic`, the producer fetches the next task number from a counter in global memory and broadcasts it one task ahead. With `broadcast_tile` it broadcasts
-the whole work tile; otherwise each role calls `setup` with the number. A thread block begins with the task of its own number, without a wait.
+With `Dynamic`, the producer fetches the next task number from a counter in global memory and broadcasts it one task
+ahead. With `broadcast_tile` it broadcasts the whole work tile; otherwise each role calls `setup` with the number. A
+thread block begins with the task of its own number, without a wait.
 
-With `broadcast_tile`, a thread block's first work tile is broadcast too, if the loads before the roles begin needed it: what `setup` reads from memory would
-otherwise queue in each role after those loads.
+With `broadcast_tile`, a thread block's first work tile is broadcast too if the loads before the roles begin need it.
+Otherwise each role's `setup` would read memory after those loads, and wait for them.
 
-The two counters (tasks fetched, thread blocks done) are zero before a launch and zero again after it. Source: FlashAttention-3 (Shah et al., 2024), its dynamic
-persistent tile scheduler.
+The two counters (tasks fetched, thread blocks done) are zero before a launch and zero again after it. Source:
+FlashAttention-3 (Shah et al., 2024), dynamic persistent tile scheduler.
 """
 from __future__ import annotations
 
@@ -28,16 +29,18 @@ from tritonkittens.lang.schedule.tile_scheduler import Schedule
 from tritonkittens.lang.sync.semaphores import arrive, new_semaphores, wait
 from tritonkittens.lang.types.tiles import sv
 
-SLOTS = tl.constexpr(2)  # tasks that the producer is ahead, at most
+SLOTS = tl.constexpr(2)  # the most tasks by which the producer is ahead
 COUNTERS = 2
-NUMBERS = 32  # of a task, at most
+NUMBERS = 32  # the most numbers of a task
 BYTES = 4 * NUMBERS * SLOTS.value
 
 
 @dataclass(frozen=True)
 class Dynamic(Schedule):
-    """A persistent grid whose thread blocks fetch their next task from a counter: for tasks of unequal length, the longest first, so that all blocks end at nearly
-    the same time. A task's epilogue overlaps with the next task's loads. Which thread block computes a task, and when, changes from run to run.
+    """A persistent grid whose thread blocks fetch their next task from a counter in global memory.
+
+    It fits tasks of unequal length, the longest first: all blocks then end at nearly the same time. A task's epilogue
+    overlaps with the next task's loads. The block and the time of a task change from run to run.
     """
 
     dynamic: ClassVar[bool] = True
@@ -49,8 +52,10 @@ class Dynamic(Schedule):
 
 
 def tile_broadcast_memory(t: Trace, T: Traced) -> dict[str, Traced]:
-    """The shared memory for broadcast work tiles, and with a dynamic schedule its full and empty barriers. Otherwise only the first work tile is broadcast, before
-    the roles begin."""
+    """Allocate the shared memory for broadcast work tiles, and for a dynamic schedule its full and empty barriers.
+
+    Other schedules broadcast only the first work tile, before the roles begin.
+    """
     numbers = allocate_pieces(t, sv(tl.int32, NUMBERS * (SLOTS.value if T.dynamic else 1)), None, "numbers of tasks")
     numbers._set_name(t.builder, "numbers")
     if not T.dynamic:
@@ -90,7 +95,7 @@ def _read(t: Trace, place: Traced, task: Traced) -> Traced:
 
 @triton.jit
 def fetch_next(ctx):
-    """The number of the next task that no thread block has."""
+    """Fetch the number of the next task."""
     return tl.atomic_add(ctx.counters, 1, sem="relaxed", scope="gpu") + tl.num_programs(0)
 
 
@@ -105,11 +110,13 @@ def broadcast(memory, tile, nth):
 
 @triton.jit
 def receive(memory, tile, nth):
-    """The `nth` work tile that the producer broadcasts: a record with the fields of `tile`, whose own numbers are not used."""
+    """Return the `nth` work tile that the producer broadcasts: a record with the fields of `tile`, whose own numbers
+    are unused.
+    """
     slot = nth % SLOTS
     wait(memory.tile_full[slot], (nth // SLOTS) & 1)
     received = _read(_place(memory, slot), tile)
-    ptx_barrier.syncwarp()  # one lane arrives for all, which must have read
+    ptx_barrier.syncwarp()  # all lanes must have read before one lane arrives for them
     arrive(memory.tile_empty[slot], per="warp")
     return received
 
@@ -122,13 +129,13 @@ def broadcast_first(memory, tile):
 
 @triton.jit
 def receive_first(memory, tile):
-    """The thread block's first work tile: a record with the fields of `tile`, whose own numbers are not used."""
+    """Return the thread block's first work tile: a record with the fields of `tile`, whose own numbers are unused."""
     return _read(_place(memory, 0), tile)
 
 
 @triton.jit
 def fetch_no_more(ctx):
-    """This thread block fetches no more tasks; the last one resets the counters."""
+    """Count this thread block as done. The last block resets the counters."""
     if tl.atomic_add(ctx.counters + 1, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
         tl.store(ctx.counters, 0)
         tl.store(ctx.counters + 1, 0)

@@ -8,7 +8,9 @@ from tritonkittens.lang.core.backend import Trace, Traced, op
 
 
 class Knob:
-    """Base of the plain immutable values (frozen dataclasses) that a template may have as knobs, beside numbers, strings and tile types."""
+    """Base of the plain immutable values (frozen dataclasses) that a template may have as knobs, besides numbers,
+    strings and tile types.
+    """
 
 
 @triton.jit
@@ -18,19 +20,19 @@ def _ceil_div(a, b):
 
 @op
 def ceil_div(t: Trace, a: Traced, b: Traced) -> Traced:
-    """⌈a / b⌉ for non-negative integers."""
+    """Return `a` / `b`, rounded up, for non-negative integers, constants or int32 scalars."""
     return t.call(_ceil_div, a, b)
 
 
 @op
 def block_index(t: Trace, axis: Traced = 0) -> Traced:
-    """Index of this block in the launch grid."""
+    """Return the index of this thread block in the launch grid along `axis` (0, 1 or 2), an int32 scalar."""
     return t.call("program_id", axis)
 
 
 @op
 def block_count(t: Trace, axis: Traced = 0) -> Traced:
-    """Blocks in the launch grid."""
+    """Return the number of thread blocks in the launch grid along `axis` (0, 1 or 2), an int32 scalar."""
     return t.call("num_programs", axis)
 
 
@@ -41,11 +43,11 @@ def _unravel(index, extent):
 
 @op
 def unravel(t: Trace, index: Traced, extent: Traced) -> Traced:
-    """(index // extent, index % extent)."""
+    """Return (`index` // `extent`, `index` % `extent`) for non-negative integers, two int32 scalars."""
     return t.call(_unravel, index, extent)
 
 
 @triton.jit
 def first_step(block, blocks, steps):
-    """The first step of a block, where `steps` are split evenly."""
+    """Return the first step of a block, where `steps` are split evenly."""
     return block * (steps // blocks) + tl.minimum(block, steps % blocks)

@@ -1,4 +1,4 @@
-"""Raster orders: which tile of the output a task number is."""
+"""Raster orders: they map a task number to a tile of the output."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from tritonkittens.lang.schedule.index import Knob, _ceil_div, _unravel
 
 @dataclass(frozen=True)
 class Order(Knob):
-    """Base of the orders: which tile of a grid of tiles a task is."""
+    """Base of the raster orders."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ColumnMajor(Order):
 
 @dataclass(frozen=True)
 class Supergroup(Order):
-    """In bands of `rows` rows, column by column within a band (TK's SUPER_M): see `supergroup`."""
+    """In bands of `rows` rows of tiles, column by column within a band (ThunderKittens' SUPER_M); see `supergroup`."""
 
     rows: int = 8
 
@@ -40,8 +40,11 @@ class Supergroup(Order):
 
 @dataclass(frozen=True)
 class LongestFirst(Order):
-    """The last row first, for work that grows with the row: see `longest_first`. With `rounds` of as few columns at a time as make a task for every block, and
-    at the end of as many as make that many: L2 then holds what the tasks of a column read, and with `Dynamic()` all blocks still end at nearly the same time.
+    """The last row first, for work that grows with the row; see `longest_first`.
+
+    With `rounds`, each band of columns gives every thread block one task, and the last band gives it at least `rounds`
+    tasks. L2 then holds the data that the tasks of a column share. With `Dynamic()`, all blocks still end at nearly the
+    same time.
     """
 
     rounds: int | None = None
@@ -53,7 +56,11 @@ class LongestFirst(Order):
 
 @op
 def tile_at(t: Trace, order: Traced, task: Traced, rows: Traced, cols: Traced) -> Traced:
-    """(row, col) of task number `task` of a `rows` × `cols` grid of tiles, in an `Order`. Past the last task, row or col lies outside."""
+    """Map task number `task` to (row, col) of a `rows` × `cols` grid of tiles, two int32 scalars.
+
+    `order` is a raster order. After the last task, row or col lies outside the grid. Raises `TileError` for another
+    order.
+    """
     order = unwrap(order)
     if isinstance(order, Supergroup):
         return t.call(_supergroup, task, rows, cols, order.rows)
@@ -78,16 +85,18 @@ def _supergroup(task, rows, cols, GROUP: tl.constexpr):
     per_group = GROUP * cols
     first = (task // per_group) * GROUP
     size = tl.minimum(rows - first, GROUP)
-    size = tl.maximum(size, 1)  # past the last task
+    size = tl.maximum(size, 1)  # after the last task
     inside = task % per_group
     return first + inside % size, inside // size
 
 
 @op
 def supergroup(t: Trace, task: Traced, rows: Traced, cols: Traced, group: Traced) -> Traced:
-    """(row, col) of tile number `task` of a `rows` × `cols` grid, walked in bands of `group` rows, column by column within a band.
+    """Map tile number `task` to (row, col) of a `rows` × `cols` grid, in bands of `group` rows, column by column
+    within a band.
 
-    Blocks that run at the same time then share rows of A and columns of B in L2. Source: Triton matmul tutorial, "L2 cache optimizations".
+    Concurrent thread blocks then share rows of A and columns of B in L2. Returns two int32 scalars. Source: Triton
+    matmul tutorial, "L2 cache optimizations".
     """
     return t.call(_supergroup, task, rows, cols, group)
 
@@ -101,8 +110,8 @@ def _longest_first(task, tiles, others):
 @triton.jit
 def _longest_of_few(task, tiles, others, blocks, ROUNDS: tl.constexpr):
     tiles = tl.maximum(tiles, 1)
-    each = tl.maximum(blocks // tiles, 1)  # others of a band
-    bands = tl.maximum(others - _ceil_div(ROUNDS * blocks, tiles), 0) // each  # before the last, which has all that are left
+    each = tl.maximum(blocks // tiles, 1)  # others in a band
+    bands = tl.maximum(others - _ceil_div(ROUNDS * blocks, tiles), 0) // each  # bands before the last one, which has all remaining columns
     band = tl.minimum(task // (tiles * each), bands)
     inside = task - band * tiles * each
     few = tl.maximum(tl.where(band < bands, each, others - bands * each), 1)
@@ -111,20 +120,32 @@ def _longest_of_few(task, tiles, others, blocks, ROUNDS: tl.constexpr):
 
 @op
 def longest_first(t: Trace, task: Traced, tiles: Traced, others: Traced = 1) -> Traced:
-    """(tile, other) of task number `task`, longest first, where the work of tile i grows with i, as under a causal mask.
+    """Map task number `task` to (tile, other), longest first, where the work of tile i grows with i, as under a
+    causal mask.
 
-    There are `tiles` tiles for each of `others` (heads · batches); the last tiles of all others come first. Blocks ending on short tasks
-    end at nearly the same time. Past the last task, tile < 0. Source: Graham (1969), "Bounds on multiprocessing timing anomalies".
+    Each of `others` (heads · batches) has `tiles` tiles; the last tiles of all others come first. Thread blocks end
+    on short tasks, so they end at nearly the same time. After the last task, tile < 0. Returns two int32 scalars.
+    Source: Graham (1969), "Bounds on multiprocessing timing anomalies".
     """
     return t.call(_longest_first, task, tiles, others)
 
 
 def supergroup_rows(rows: int, cols: int, depth: int, tile: tuple[int, int], itemsize: int, l2_bytes: int) -> int:
-    """Row tiles a band of `supergroup` should have (host side): C is `rows` × `cols` in tiles of `tile`, A and B are `depth` deep.
+    """Choose the band height for `supergroup`, in row tiles (host side).
 
-    A band reads B once, so bands should be few; its rows of A must stay in L2 with the column tile of B that passes, and half of L2 is left
-    to what streams through. Bands come out even. `itemsize` in bytes; `l2_bytes`: `tritonkittens.launch.l2_bytes(device)`. Raises
-    `ValueError` for numbers that are not positive.
+    A band reads B once, so fewer bands are better. A band's rows of A and the current column tile of B must stay in
+    L2. Half of L2 is left for streamed data. Bands have equal heights.
+
+    Args:
+        rows: the rows of C and A.
+        cols: the columns of C and B.
+        depth: the depth of A and B.
+        tile: (rows, cols) of a tile of C.
+        itemsize: bytes of an operand's element.
+        l2_bytes: bytes of L2, `tritonkittens.launch.l2_bytes(device)`.
+
+    Raises:
+        ValueError: for numbers that are not positive.
     """
     if min(rows, cols, depth, *tile, itemsize, l2_bytes) <= 0:
         raise ValueError(f"supergroup_rows({rows}, {cols}, {depth}, {tile}, {itemsize}, {l2_bytes}): all must be positive")

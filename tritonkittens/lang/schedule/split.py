@@ -1,4 +1,6 @@
-"""Tile schedulers that split tasks between thread blocks: split-K, split tails, stream-K. `schedule/split_k.py` joins the parts."""
+"""Tile schedulers that split tasks between thread blocks: split-K, split tails, stream-K. `schedule/split_k.py` joins
+the parts.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -18,12 +20,14 @@ MOST_TAIL_PARTS, MOST_REST_PARTS = 4, 8
 
 
 class _Split(Schedule):
-    """Whole tasks below a number, above it equal parts of the others, by part."""
+    """Base of the schedulers with whole tasks below a number, and equal parts of the other tasks after it, ordered by
+    part.
+    """
 
     whole_tasks: ClassVar[bool] = False
 
     def _parts(self, t: Trace, numbers: list[Traced]) -> Traced:
-        """Parts of a task that is split."""
+        """Return the parts of a split task."""
         raise NotImplementedError
 
     def tile(self, t: Trace, ctx: Traced, A: Traced, index: Traced) -> struct:
@@ -39,9 +43,10 @@ class _Split(Schedule):
 
 @dataclass(frozen=True)
 class SplitK(_Split):
-    """Every task's iterations in `parts` equal parts, each worked on like a task, for launches of few tasks. The parts' accumulators are summed in fp32 in a
-    fixed order by whichever part comes last, so that results do not change from run to run. With hooks `part` and `merge` it is what they make of the state,
-    rather than sums of accumulators.
+    """Split every task's iterations into `parts` equal parts (1 … 64), each scheduled like a task.
+
+    It fits launches of few tasks. The last part to finish sums all accumulators in fp32 in a fixed order, so results
+    do not change from run to run. With hooks `part` and `merge`, it merges their results instead.
     """
 
     parts: int = 2
@@ -70,16 +75,21 @@ class SplitK(_Split):
 
 @dataclass(frozen=True)
 class SplitTail(_Split):
-    """Whole tasks while they fill the device; each of the last, incomplete round in as many equal parts (see `SplitK`) as the device has room for.
+    """Schedule whole tasks for full rounds, and split the tasks of the last, incomplete round into equal parts; see
+    `SplitK`.
 
-    Blocks that work at the same time are at the same depth of neighbouring tiles and share them in L2, which stream-K's are not.
+    The last round has as many parts as fill the device. Concurrent thread blocks work at the same depth of
+    neighbouring tiles and share them in L2, unlike stream-K's.
     """
 
     splits: ClassVar[bool] = True
 
     def split(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> tuple[int, int]:
-        """(tasks that are done whole, parts of each of the others) where `slots` blocks run at once. After whole rounds `MOST_TAIL_PARTS` at most: the last of
-        a task's parts reads all others (measured: docs/notes/gemm.md)."""
+        """Return (whole tasks, parts of each other task) where `slots` thread blocks run at once.
+
+        After whole rounds there are at most `MOST_TAIL_PARTS`: the last part of a task reads all others (measured:
+        docs/notes/gemm.md).
+        """
         whole = tasks // slots * slots
         return whole, max(1, min(MOST_TAIL_PARTS if whole else slots, slots // max(1, tasks - whole)))
 
@@ -100,13 +110,17 @@ class SplitTail(_Split):
 
 @dataclass(frozen=True)
 class SplitRest(SplitTail):
-    """One round that leaves all multiprocessors equally much to do: equally many whole tasks on each, and the rest, fewer than there are multiprocessors, in
-    as many equal parts each (see `SplitK`) as there are multiprocessors for, beside the whole ones: `blocks_per_sm` must leave them room. For tasks bound by
-    memory, which the blocks of a multiprocessor read at the same time.
+    """One round with equal work on every multiprocessor: equally many whole tasks, and the remaining tasks in equal
+    parts; see `SplitK`.
+
+    There are as many parts as multiprocessors allow, next to the whole tasks, so `blocks_per_sm` must exceed the
+    whole tasks. It fits memory-bound tasks, which the blocks of a multiprocessor read at the same time.
     """
 
     def split(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> tuple[int, int]:
-        """The same: as many whole tasks on every multiprocessor, and at most `MOST_REST_PARTS`, so that none gets more than one."""
+        """Return (whole tasks, parts of each other task). There are at most `MOST_REST_PARTS`, and no multiprocessor
+        gets two parts.
+        """
         multiprocessors = max(1, slots // blocks_per_sm)
         whole = tasks // multiprocessors * multiprocessors
         return whole, max(1, min(MOST_REST_PARTS, multiprocessors // max(1, tasks - whole)))
@@ -114,8 +128,11 @@ class SplitRest(SplitTail):
 
 @dataclass(frozen=True)
 class StreamK(Schedule):
-    """Whole tasks while they fill the device; the iterations of the rest, of one to two rounds, split evenly to all blocks, which sum up the tasks that they
-    share as in `SplitK`. All tasks must have equally many iterations. Source: Osama et al. (2023), "Stream-K", section 5.2.
+    """Schedule whole tasks for full rounds, and split the iterations of the last one to two rounds evenly among all
+    thread blocks.
+
+    Blocks that share a task sum it as in `SplitK`. All tasks must have equally many iterations. Source: Osama et al.
+    (2023), "Stream-K", section 5.2.
     """
 
     splits: ClassVar[bool] = True
@@ -128,7 +145,7 @@ class StreamK(Schedule):
         return slots if work_tiles % slots else min(work_tiles, slots)
 
     def plan(self, tasks: int, blocks: int, slots: int, blocks_per_sm: int) -> SplitPlan:
-        """As many whole rounds as leave between one and two rounds to be split evenly."""
+        """Plan as many whole rounds as leave between one and two rounds for the even split."""
         blocks = max(1, blocks)
         whole = tasks if tasks % blocks == 0 else max(0, tasks // blocks - 1) * blocks
         return SplitPlan((whole, tasks), self.sums_per_block * blocks)
@@ -150,7 +167,7 @@ class StreamK(Schedule):
 
 @triton.jit
 def _holder(step, blocks, steps):
-    """The block that has a step."""
+    """Return the block of a step."""
     each = steps // blocks
     edge = steps % blocks * (each + 1)
     return tl.where(step < edge, step // (each + 1), steps % blocks + (step - edge) // tl.maximum(each, 1))
@@ -169,7 +186,10 @@ def _stream_next(index, count, block, blocks, whole, steps):
 
 @triton.jit
 def _stream_part(index, block, blocks, whole, tasks, iterations, steps):
-    """(task, begin, count, is_valid, parts, part, slot, late) of an index: a whole task below `whole`, above it `whole` plus a step of the rest."""
+    """Map an index to (task, begin, count, is_valid, parts, part, slot, late).
+
+    An index below `whole` is a whole task. A later index is `whole` plus a step of the shared tasks.
+    """
     depth = tl.maximum(iterations, 1)
     is_part = index >= whole
     step = index - whole
@@ -187,7 +207,7 @@ def _stream_part(index, block, blocks, whole, tasks, iterations, steps):
 
 @triton.jit
 def iterations_of(part, parts, iterations):
-    """(first, number) of the iterations of a part. The block of a whole task does not divide (see `_tail_part`)."""
+    """Return (first, number) of a part's iterations. The block of a whole task skips the division (see `_tail_part`)."""
     begin, count = 0, iterations
     if parts > 1:
         begin = part * iterations // parts
@@ -197,14 +217,17 @@ def iterations_of(part, parts, iterations):
 
 @triton.jit
 def _steps(tasks, whole, iterations):
-    return (tasks - whole) * tl.maximum(iterations, 1)  # a task of no iterations is a step too: somebody must finish it
+    return (tasks - whole) * tl.maximum(iterations, 1)  # a task of no iterations is a step too, because a block must run its epilogue
 
 
 @triton.jit
 def _tail_part(index, whole, tasks, parts):
-    """(task, parts, part, first slot, is_valid) of an index: a whole task below `whole`, after it the first parts of all others, then their second, …: blocks side
-    by side work on neighbouring tiles at the same depth, and L2 answers them together. What a block divides here keeps its first copy waiting: where its task
-    is a whole one, nothing."""
+    """Map an index to (task, parts, part, first slot, is_valid).
+
+    An index below `whole` is a whole task. After it come the first parts of all other tasks, then their second parts,
+    and so on. Neighbouring blocks then work on neighbouring tiles at the same depth, and share them in L2.
+    A division here delays the block's first copy, so a whole task divides nothing.
+    """
     task, shared, part, slot = index, 1, 0, 0
     if index >= whole:
         tail, split = index - whole, tl.maximum(tasks - whole, 1)
@@ -215,7 +238,7 @@ def _tail_part(index, whole, tasks, parts):
 
 
 def _stream(t: Trace, ctx: Traced, A: Traced) -> tuple[Traced, ...]:
-    """(block, blocks, whole tasks, all tasks, iterations of a task, steps of the tasks that are shared)."""
+    """Return (block, blocks, whole tasks, all tasks, iterations of a task, steps of the shared tasks)."""
     cluster = unwrap(ctx.config).cluster_size
     whole, tasks = extra(ctx.config, A)[2:4]
     iterations = setup(t, ctx, t.scalar(0)).iterations
@@ -233,9 +256,12 @@ def _stream_k(block, blocks, tiles, iterations):
 
 @op
 def stream_k(t: Trace, block: Traced, blocks: Traced, tiles: Traced, iterations: Traced) -> Traced:
-    """(tile, iteration, count): where block `block` of `blocks` starts, and its share of the `tiles` · `iterations` steps, split evenly.
+    """Return (tile, iteration, count): the first step of block `block` of `blocks`, and its share of the `tiles` ·
+    `iterations` steps.
 
-    From there it goes on through the iterations of the following tiles; a tile that it enters or leaves in the middle is summed up with its
-    neighbours' parts. Counts differ by at most one; the total must be below 2³¹. Source: Osama et al. (2023), "Stream-K".
+    The block continues through the iterations of the following tiles. A tile that it enters or leaves in the middle
+    is summed with its neighbours' parts. Counts differ by at most one. The total must be below 2³¹. All values are
+    int32 scalars.
+    Source: Osama et al. (2023), "Stream-K".
     """
     return t.call(_stream_k, block, blocks, tiles, iterations)

@@ -1,8 +1,10 @@
-"""Joining the parts of a task that several blocks share: each writes its accumulators to global memory, and the last to come adds them up and finishes the
-task; or hooks `part` and `merge` say what a part comes to, and two of them together.
+"""Joining the parts of a task that several thread blocks share, through global memory.
 
-Nobody waits, so nothing can hang; they are joined in the order of the parts, whoever comes last, so the result is always the same. The counters are zero
-before a launch and zero again after it. Source: Osama et al. (2023), "Stream-K", section 4 ("fix-up"), with a ticket instead of waiting for the others.
+Each block writes its accumulators. The last block to finish adds all of them, in the order of the parts, and runs the
+epilogue. Hooks `part` and `merge` may replace accumulators and sum.
+No block waits, so nothing can hang. The fixed order makes the result the same in every run. The counters are zero
+before a launch and zero again after it.
+Source: Osama et al. (2023), "Stream-K", section 4 ("fix-up"), with a ticket instead of a wait.
 """
 from __future__ import annotations
 
@@ -23,18 +25,20 @@ from tritonkittens.lang.sync.semaphores import sync
 
 
 def joined(plan: Any) -> tuple[tuple[str, Any], ...]:
-    """Names and types of what a part of a task comes to: tiles, and vectors too where hooks merge them."""
+    """Return names and types of a part's result: tiles, and vectors too where hooks merge them."""
     return plan.merged or plan.accumulators
 
 
 def elements(plan: Any) -> int:
-    """fp32 numbers of what a consumer has of a part."""
+    """Return the fp32 numbers of one consumer's part."""
     return sum(math.prod(kind.shape) for _, kind in joined(plan))
 
 
 @op
 def settled(t: Trace, ctx: Traced, state: Traced) -> Traced:
-    """The state with all products waited for, its tiles in registers; they must be the accumulators that the layout declares."""
+    """Wait for all products of the state. Return its register tiles, which must be the accumulators that the layout
+    declares.
+    """
     tiles = {n: t.call(load, t.call(mma_wait, v)) for n, v in state.fields.items()}
     declared = {n: tile.shape for n, tile in unwrap(ctx.config)._plan.accumulators}
     if {n: shape_of(v) for n, v in tiles.items()} != declared or any(v.dtype != tl.float32 for v in tiles.values()):
@@ -46,7 +50,10 @@ def settled(t: Trace, ctx: Traced, state: Traced) -> Traced:
 
 @op
 def own_part(t: Trace, ctx: Traced, state: Traced) -> Traced:
-    """What this consumer has of a task, with all products waited for: its accumulators, or what hook `part` returns, which must be what the layout declares."""
+    """Return this consumer's part of a task, after a wait for all products.
+
+    It is the accumulators, or the result of hook `part`, which must match the layout.
+    """
     config = unwrap(ctx.config)
     if not config._plan.merged:
         return t.call(settled, ctx, state)
@@ -60,10 +67,12 @@ def own_part(t: Trace, ctx: Traced, state: Traced) -> Traced:
 
 
 def _order(t: Trace, piece: Traced) -> list[int]:
-    """A permutation of the bits of an element's place in a piece (the row's, then the column's, each from the highest) that puts those of a thread's first four
-    registers last and those of threads before them: in this order a thread has 16 bytes side by side, and neighbouring threads are neighbours.
+    """Return a permutation of an element's index bits that puts a thread's first four registers last, and thread bits
+    before them.
 
-    Each bit of a register's, lane's and warp's number in an accumulator is one bit of the place, or stands for copies.
+    The index bits are the row's, then the column's, each from the highest. In this order, a thread has 16 contiguous
+    bytes, and neighbouring threads are neighbours in memory.
+    Each bit of a register's, lane's and warp's number in an accumulator is one index bit, or a copy.
     """
     layout = unwrap(t.call(gl.to_linear_layout, piece.type.layout, [unwrap(n) for n in piece.shape]))
     rows, cols = (unwrap(n).bit_length() - 1 for n in piece.shape)
@@ -75,7 +84,10 @@ def _order(t: Trace, piece: Traced) -> list[int]:
 
 
 def _by_thread(t: Trace, piece: Traced) -> Traced:
-    """A piece as a vector in the order of its registers: no register moves, and memory is accessed in whole lines, whatever the layout. A vector is one."""
+    """Return a piece as a vector in the order of its registers. A vector is returned unchanged.
+
+    No register moves, and memory is accessed in whole lines for any layout.
+    """
     if len(piece.shape) == 1:
         return piece
     order = _order(t, piece)
@@ -93,7 +105,7 @@ def _as_before(t: Trace, vector: Traced, piece: Traced) -> Traced:
 
 
 def _place(t: Trace, ctx: Traced, slot: Traced) -> Traced:
-    """Where slot number `slot` keeps what this consumer has summed up."""
+    """Return the address of this consumer's partial result in slot `slot`."""
     config = unwrap(ctx.config)
     place = t.method(t.method(t.method(slot, "to", tl.int64), "__mul__", config.cluster), "__add__", ctx.rank)
     place = t.method(t.method(place, "__mul__", config.team), "__add__", unwrap(ctx.consumer))
@@ -116,7 +128,7 @@ def _put(t: Trace, ctx: Traced, slot: Traced, state: Traced) -> Traced:
 
 @op
 def _read(t: Trace, ctx: Traced, slot: Traced, like: Traced) -> Traced:
-    """What lies in a slot, laid out as `like`."""
+    """Load a slot in the layout of `like`."""
     out, base = {}, _place(t, ctx, slot)
     for name, x in like.fields.items():
         pieces = []
@@ -130,7 +142,7 @@ def _read(t: Trace, ctx: Traced, slot: Traced, like: Traced) -> Traced:
 
 @op
 def _join(t: Trace, ctx: Traced, state: Traced, theirs: Traced) -> Traced:
-    """Two parts, or what has been joined and the next part: merged by the hook, or added. Laid out as `state`."""
+    """Merge two parts by the hook, or add them. The result has the layout of `state`."""
     config = unwrap(ctx.config)
     if not config._plan.merged:
         return struct(**{n: apply_pieces(t, lambda a, b: t.method(a, "__add__", b), x, theirs.fields[n]) for n, x in state.fields.items()})
@@ -140,14 +152,18 @@ def _join(t: Trace, ctx: Traced, state: Traced, theirs: Traced) -> Traced:
 
 @triton.jit
 def _slot_of(ctx, part):
-    """Stream-K: a block's first shared task is in its slot 0, its last in slot 1; the first block of a task may have begun it late. Split-K: late is 0."""
+    """Return the slot of a part.
+
+    Stream-K: a block's first shared task is in its slot 0, its last in slot 1. The first block of a task may have
+    begun it late. Split-K: late is 0.
+    """
     STEP: tl.constexpr = ctx.config.schedule.slots_per_part
     return ctx.slot + STEP * part + tl.where(part == 0, ctx.late, 0)
 
 
 @triton.jit
 def join_parts(ctx, state):
-    """(what all parts of the task come to, is it all of them?)."""
+    """Return (the joined parts of the task, whether all parts are joined)."""
     last = ctx.parts == 1
     if ctx.parts > 1:
         _put(ctx, _slot_of(ctx, ctx.part), state)
@@ -158,7 +174,7 @@ def join_parts(ctx, state):
         last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == ctx.parts - 1
         if last:
             PARTS: tl.constexpr = ctx.config.schedule.fixed_parts
-            if PARTS == 2 and not ctx.config.merges:  # of two summands the order says nothing: mine need not be read again
+            if PARTS == 2 and not ctx.config.merges:  # the sum of two does not depend on the order, so this block's part need not be read again
                 state = _join(ctx, state, _read(ctx, _slot_of(ctx, 1 - ctx.part), state))
             else:
                 state = _read(ctx, _slot_of(ctx, 0), state)

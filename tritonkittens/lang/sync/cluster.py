@@ -15,10 +15,13 @@ CLUSTER_OF_ROLES = (
 
 @op
 def cluster_sync(t: Trace) -> None:
-    """Wait for all threads of all blocks of the cluster (`cluster_size=` at launch); what they wrote before is visible after.
+    """Wait for all threads of all thread blocks of the cluster (`cluster_size=` at launch).
 
-    Only in kernels without roles: the barrier counts the warps of all roles, which are not there before `specialize` nor behind it. A kernel
-    with roles writes `tk.specialize(…, cluster_sync=True)`. Raises `TileError` beside and inside roles. Source: PTX ISA, barrier.cluster.
+    Memory that they wrote before the wait is visible after it.
+
+    Only a kernel without warp roles may call it: the barrier counts the warps of all roles, which exist only inside
+    `specialize`. A kernel with roles calls `tk.specialize(…, cluster_sync=True)` instead.
+    Raises `TileError` before, inside and after roles. Source: PTX ISA, barrier.cluster.
     """
     t.require_explicit("cluster_sync")
     t.require("cluster_sync (barrier.cluster)", "tma")
@@ -31,7 +34,9 @@ def cluster_sync(t: Trace) -> None:
 
 @op
 def cluster_rank(t: Trace) -> Traced:
-    """This block's rank in its cluster, an int32 scalar (0 without clusters). Source: PTX ISA, %cluster_ctarank."""
+    """Return this block's rank in its cluster, an int32 scalar (0 without clusters). Source: PTX ISA,
+    %cluster_ctarank.
+    """
     t.require_explicit("cluster_rank")
     t.require("cluster_rank (clusters)", "tma")
     return t.call(ptx_cluster.ctarank)
@@ -39,10 +44,9 @@ def cluster_rank(t: Trace) -> Traced:
 
 @op
 def dependents_launch(t: Trace) -> None:
-    """Let the kernel that is queued behind this one start (it does once every block said so or ended). Acts on kernels launched with
-    `launch_pdl=True`.
+    """Allow the next kernel of the stream to start. It starts once every block has called this or ended.
 
-    Source: PTX ISA, griddepcontrol.launch_dependents.
+    Only kernels launched with `launch_pdl=True` start early. Source: PTX ISA, griddepcontrol.launch_dependents.
     """
     t.require("dependents_launch (programmatic dependent launch)", "tma")
     t.call(pdl.launch_dependents)
@@ -50,10 +54,9 @@ def dependents_launch(t: Trace) -> None:
 
 @op
 def dependency_wait(t: Trace) -> None:
-    """Wait until the kernels before this one have ended and their results are visible; a kernel launched with `launch_pdl=True` may start
-    earlier.
+    """Wait until the previous kernels of the stream have ended and their results are visible.
 
-    Source: PTX ISA, griddepcontrol.wait.
+    Only a kernel launched with `launch_pdl=True` can start before that. Source: PTX ISA, griddepcontrol.wait.
     """
     t.require("dependency_wait (programmatic dependent launch)", "tma")
     t.call(pdl.wait)

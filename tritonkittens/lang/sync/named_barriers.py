@@ -9,15 +9,26 @@ from tritonkittens.lang.core.errors import TileError
 
 @op
 def named_sync(t: Trace, identifier: Traced, threads: Traced) -> None:
-    """Wait at named barrier `identifier` (8 … 15; the compiler uses the lower ones) until `threads` threads have arrived. Source: PTX
-    ISA, barrier.sync."""
+    """Wait at named barrier `identifier` until `threads` threads have arrived.
+
+    Args:
+        identifier: 8 … 15; the compiler uses the lower ones.
+        threads: arrivals that complete the barrier, a multiple of 32 up to 1024.
+
+    Raises:
+        TileError: for another number of threads or barrier.
+
+    Source: PTX ISA, barrier.sync.
+    """
     _check_named(identifier, threads)
     t.call(ptx_barrier.sync, unwrap(identifier), unwrap(threads))
 
 
 @op
 def named_arrive(t: Trace, identifier: Traced, threads: Traced) -> None:
-    """Arrive at a named barrier without waiting."""
+    """Arrive at a named barrier without waiting. Arguments and errors as in `named_sync`. Source: PTX ISA,
+    barrier.arrive.
+    """
     _check_named(identifier, threads)
     t.call(ptx_barrier.arrive, unwrap(identifier), unwrap(threads))
 

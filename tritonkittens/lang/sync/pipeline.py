@@ -1,7 +1,8 @@
-"""A ring of pipeline stages between a producer and its consumers: full and empty barriers, and CUTLASS's four verbs on them.
+"""A ring of pipeline stages between a producer and its consumers: full and empty barriers, and CUTLASS's four verbs.
 
-The producer acquires a stage, which waits until consumers have released it; commits the copies into it; and the copies complete its full barrier. A consumer
-waits for a stage, uses it, and releases it. Each role walks over the stages with a state of its own.
+The producer acquires a stage: it waits until the consumers have released that stage. It then commits the copies into
+the stage. When the copies land, they complete the stage's full barrier.
+A consumer waits for a stage, uses it and releases it. Each role walks over the stages with its own state.
 Source: CUTLASS, `cutlass/pipeline/pipeline.hpp` (PipelineTmaAsync, PipelineState); PTX ISA, mbarrier.
 """
 from __future__ import annotations
@@ -18,16 +19,20 @@ from tritonkittens.lang.sync.semaphores import arrive, expect, make_semaphores, 
 
 @op
 def pipeline(t: Trace, stages: Traced, empty_arrivals: Traced = 1, full_arrivals: Traced = 1) -> Traced:
-    """Make the barriers of a ring: a record with `full` and `empty`, `stages` semaphores each. Made by the whole kernel before its roles start.
+    """Make the barriers of a ring. The whole kernel calls it, before the warp roles start.
 
     Args:
-        stages: stages of the ring, a compile-time integer.
-        empty_arrivals: `consumer_release`s that a stage takes to be free: one for each consumer role, or for each of their warps where these release by
-            themselves (per="warp"). 0: no empty barriers, for a ring that its consumer fills itself.
-        full_arrivals: `producer_commit`s of a stage.
+        stages: the stages of the ring, a compile-time integer.
+        empty_arrivals: the `consumer_release` calls that free a stage: one for each consumer role, or one for each of
+            its warps with per="warp". 0 makes no empty barriers, for a ring that its consumer fills itself.
+        full_arrivals: the `producer_commit` calls of a stage.
 
     Returns:
-        The pipeline. Copies into stage `state.index` arrive at `pipe.full[state.index]`.
+        The pipeline, a record with `full` and `empty` (`stages` semaphores each). Copies into stage `state.index`
+        arrive at `pipe.full[state.index]`.
+
+    Raises:
+        TileError: for less than one stage.
 
     Example::
 
@@ -52,8 +57,18 @@ def pipeline(t: Trace, stages: Traced, empty_arrivals: Traced = 1, full_arrivals
 
 @op
 def pipeline_state(t: Trace, pipe: Traced) -> Traced:
-    """Where a role is in a ring, at its start: a record with `index` (the stage), `phase` (parity of the round) and `count` (stages so far). `pipe`: a
-    pipeline, or the number of its stages."""
+    """Return a role's position at the start of a ring.
+
+    Args:
+        pipe: a pipeline, or the number of its stages.
+
+    Returns:
+        A record of the int32 scalars `index` (the stage), `phase` (parity of the round) and `count` (stages passed so
+        far).
+
+    Raises:
+        TileError: for anything else than a pipeline or a positive number of stages.
+    """
     stages = unwrap(pipe.stages if isinstance(pipe, struct) else pipe)
     if not isinstance(stages, int) or stages < 1:
         raise TileError(f"pipeline_state({stages!r}): takes a pipeline (tk.pipeline) or the number of its stages")
@@ -68,13 +83,13 @@ def _advance(index, phase, count, STAGES: tl.constexpr):
 
 @op
 def advance(t: Trace, state: Traced) -> Traced:
-    """The state of the next stage."""
+    """Return the state after `state`: that of the next stage. See `pipeline_state`."""
     index, phase, count = t.call(_advance, state.index, state.phase, state.count, state.stages)
     return state.replace(index=index, phase=phase, count=count)
 
 
 def _barrier(t: Trace, pipe: Traced, state: Traced, which: str, verb: str) -> Traced:
-    """A stage's full or empty barrier."""
+    """Return a stage's full or empty barrier."""
     fields = pipe.fields if isinstance(pipe, struct) else {}
     if not {"full", "stages"} <= fields.keys() or not isinstance(state, struct) or "phase" not in state.fields:
         raise TileError(f"{verb} takes a pipeline (tk.pipeline) and a state of it (tk.pipeline_state)")
@@ -85,25 +100,32 @@ def _barrier(t: Trace, pipe: Traced, state: Traced, which: str, verb: str) -> Tr
 
 @op
 def producer_acquire(t: Trace, pipe: Traced, state: Traced) -> None:
-    """Wait until the consumers have released the stage (at once in the first round)."""
+    """Wait until the consumers of `pipe` have released the stage of `state`. In the first round the producer does not
+    wait.
+    """
     t.call(wait, _barrier(t, pipe, state, "empty", "producer_acquire"), t.method(state.phase, "__xor__", 1))
 
 
 @op
 def producer_commit(t: Trace, pipe: Traced, state: Traced, what: Traced) -> None:
-    """Announce the copies into the stage: bytes, or the tiles that they fill. One barrier may gather several copies (K and V)."""
+    """Announce the copies into the stage of `state` of the pipeline `pipe`. One barrier may gather several copies (K
+    and V).
+
+    `what` is the number of bytes, or the tiles that the copies fill. The copies name `pipe.full[state.index]` as
+    their semaphore.
+    """
     t.call(expect, _barrier(t, pipe, state, "full", "producer_commit"), what)
 
 
 @op
 def consumer_wait(t: Trace, pipe: Traced, state: Traced) -> None:
-    """Wait until the copies into the stage have landed."""
+    """Wait until the copies into the stage of `state` of the pipeline `pipe` have landed."""
     t.call(wait, _barrier(t, pipe, state, "full", "consumer_wait"), state.phase)
 
 
 @op
 def consumer_release(t: Trace, pipe: Traced, state: Traced, per: Traced = "role") -> None:
-    """Release the stage to the producer; see `arrive` for `per`."""
+    """Release the stage of `state` to the producer of the pipeline `pipe`. `per` is "role" or "warp", as in `arrive`."""
     t.call(arrive, _barrier(t, pipe, state, "empty", "consumer_release"), per=per)
 
 

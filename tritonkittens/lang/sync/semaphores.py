@@ -1,4 +1,4 @@
-"""Synchronisation: semaphores (mbarriers), the ring state of a pipeline, named barriers."""
+"""Semaphores (mbarriers): construction, arrivals and waits."""
 from __future__ import annotations
 
 import pathlib
@@ -17,8 +17,8 @@ from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.resources import bill
 
-WAIT_LIMIT_NS = 2_000_000_000  # debug mode: a wait longer than this traps instead of hanging
-REPORT = "report"  # the debug mode in which waits say who is stuck
+WAIT_LIMIT_NS = 2_000_000_000  # in debug mode a longer wait traps
+REPORT = "report"  # the debug mode in which a wait prints the warps that are stuck
 
 
 class semaphore_type(base_type):
@@ -46,11 +46,11 @@ class semaphore_type(base_type):
 
 
 class semaphore(base_value):
-    """An mbarrier in shared memory, or an array of them: `arrived[slot]`. Made by `tk.semaphores`."""
+    """An mbarrier in shared memory, or an array of them: `full[stage]`. `tk.semaphores` makes it."""
 
     def __init__(self, number: int | None, piece: Traced, arrivals: int | None = None):
         self.number, self.piece = number, piece
-        self.arrivals = arrivals  # that complete a phase, until they are made
+        self.arrivals = arrivals  # arrivals that complete a phase; None once the mbarriers are initialised
 
     @property
     def type(self) -> semaphore_type:
@@ -61,7 +61,7 @@ class semaphore(base_value):
         return self.piece
 
     def barrier(self, t: Trace) -> Traced:
-        """The mbarrier itself; raises `TileError` for an array."""
+        """Return the mbarrier itself. Raises `TileError` for an array."""
         if self.number is not None:
             raise TileError(f"this is an array of {self.number} semaphores: take one, semaphores[i]")
         return self.piece
@@ -83,9 +83,18 @@ class semaphore(base_value):
 
 @op
 def semaphores(t: Trace, number: Traced, arrivals: Traced = 1) -> Traced:
-    """`number` mbarriers in shared memory, each completing its phase after `arrivals` arrivals (and the bytes it was told to expect).
+    """Make an array of mbarriers in shared memory. The whole kernel calls it, before the warp roles start.
 
-    Made by the whole kernel before its roles start; all its threads and TMA see them afterwards.
+    Args:
+        number: mbarriers in the array, a compile-time integer.
+        arrivals: the arrivals that complete a phase of each. The bytes that `expect` announces must have landed as
+            well.
+
+    Returns:
+        The array; `made[i]` is one semaphore. All threads of the block and TMA see it.
+
+    Raises:
+        TileError: where a number is no positive integer, or the shared memory is exceeded.
     """
     made = new_semaphores(t, number, arrivals)
     make_semaphores(t, [made])
@@ -95,7 +104,9 @@ def semaphores(t: Trace, number: Traced, arrivals: Traced = 1) -> Traced:
 
 
 def new_semaphores(t: Trace, number: Traced, arrivals: Traced) -> semaphore:
-    """Their memory: for one `make_semaphores`, `publish` and barrier behind several."""
+    """Allocate an array of mbarriers without initialising it. Several arrays share one `make_semaphores`, `publish`
+    and barrier.
+    """
     t.require_explicit("semaphores")
     t.require("semaphores (mbarrier)", "tma")
     number, arrivals = unwrap(number), unwrap(arrivals)
@@ -107,7 +118,7 @@ def new_semaphores(t: Trace, number: Traced, arrivals: Traced) -> semaphore:
 
 
 def make_semaphores(t: Trace, made: Sequence[semaphore]) -> None:
-    """Make mbarriers in the memory of `new_semaphores`, of all arrays of a kernel together."""
+    """Initialise the mbarriers of several `new_semaphores` arrays at once."""
     counts = []
     for sem in made:
         assert sem.number is not None and sem.arrivals is not None, "an array that new_semaphores made"
@@ -117,7 +128,11 @@ def make_semaphores(t: Trace, made: Sequence[semaphore]) -> None:
 
 @op
 def expect(t: Trace, sem: Traced, what: Traced) -> None:
-    """Arrive once and make the current phase wait for bytes of TMA copies as well: a number of bytes, or tiles whose bytes add up."""
+    """Arrive once at the semaphore `sem`, and make its current phase wait for the bytes of TMA copies as well.
+
+    `what` is a number of bytes, or one tile or a tuple of tiles whose bytes add up. Source: PTX ISA,
+    mbarrier.arrive.expect_tx.
+    """
     what = unwrap(what)
     items = what if isinstance(what, (tuple, list, tl.tuple)) else [what]
     nbytes = sum(unwrap(i) if isinstance(unwrap(i), int) else i.nbytes for i in items)
@@ -125,10 +140,11 @@ def expect(t: Trace, sem: Traced, what: Traced) -> None:
 
 
 def role_thread(t: Trace) -> Traced:
-    """This thread's index in its role (in the block outside roles), an int32 scalar that differs between threads, unlike what the compiler
-    believes of scalars.
+    """Return this thread's index in its role (in the block outside roles), an int32 scalar.
 
-    A branch on it may contain what single threads do (instructions by shim, prints), but nothing for which the compiler adds a barrier.
+    The index differs between threads, although the compiler takes scalars to be uniform. A branch on it may contain
+    single-thread instructions (PTX shims, prints). It must not contain anything for which the compiler adds a
+    barrier.
     """
     if not t.explicit:
         return t.call(asm, "mov.u32 $0, %tid.x;", "=r", [], tl.int32)
@@ -145,12 +161,23 @@ def _arrive_remote(bar, cta, COUNT: tl.constexpr, SCOPE: tl.constexpr, thread):
 
 @op
 def arrive(t: Trace, sem: Traced, count: Traced = 1, per: Traced = "role", cta: Traced = None, scope: Traced = "cluster", fenced: Traced = False) -> None:
-    """Arrive at a semaphore: `count` times for the whole role after all its threads got here (per="role"), or once for each warp without
-    any synchronisation between warps (per="warp": the semaphore must count one arrival for every warp).
+    """Arrive at a semaphore.
 
-    `cta` is the rank of a block of the cluster: the arrival is at the same semaphore of that block, which waits with `scope="cluster"`. Where nothing
-    but tensor cores and TMA touched the memory in question, `scope="cta"` at both ends is enough and spares a fence of the whole GPU.
-    `fenced`: this role has called `fence_async` since it last read shared memory, so that the arrival need not fence those reads.
+    Args:
+        sem: one semaphore.
+        count: the arrivals, a compile-time integer.
+        per: "role": all threads of the role synchronise, then `count` arrivals. "warp": each warp arrives `count`
+            times without synchronising with the others, so the semaphore must count them all.
+        cta: the rank of a block of the cluster, whose semaphore receives the arrival. That block waits with
+            `scope="cluster"`.
+        scope: "cta" at both ends is enough where only tensor cores and TMA touched the memory. It saves a fence of
+            the whole GPU.
+        fenced: this role has called `fence_async` since it last read shared memory. The arrival then needs no fence
+            for those reads.
+
+    Raises:
+        TileError: for another `per` or `count`.
+
     Source: PTX ISA, mbarrier.arrive, mapa.
     """
     per, count, cta = unwrap(per), unwrap(count), unwrap(cta)
@@ -160,8 +187,10 @@ def arrive(t: Trace, sem: Traced, count: Traced = 1, per: Traced = "role", cta: 
         raise TileError(f"arrive(count={count!r}): must be a positive compile-time integer")
     bar = _semaphore(sem, "arrive").barrier(t)
     if bill().reads_shared and not unwrap(fenced):
-        # What this thread read of a slot must be read before TMA overwrites it: a read by the generic proxy and a write by the asynchronous one are ordered by
-        # a proxy fence only (PTX ISA, "Memory consistency model: proxies"). Without it the H200 overwrote slots whose last ld.shared were still under way.
+        # This thread's reads of a stage must complete before TMA overwrites the stage. A read by the generic proxy and
+        # a write by the asynchronous one are ordered by
+        # a proxy fence only (PTX ISA, "Memory consistency model: proxies"). Without the fence, an H200 overwrote stages
+        # whose last ld.shared were still in flight.
         publish(t)
     if cta is not None and per == "warp":
         t.call(ptx_mbarrier.arrive_remote, bar, cta, count, issuer="warp", scope=unwrap(scope))
@@ -182,12 +211,19 @@ def _semaphore(sem: Traced, what: str) -> semaphore:
 
 @op
 def wait(t: Trace, sem: Traced, phase: Traced, scope: Traced = "cta") -> None:
-    """Wait until the phase of parity `phase` (0 or 1) of a semaphore has completed. A fresh semaphore is in phase 0: waiting for parity 1
-    returns at once.
+    """Wait until the phase of parity `phase` of a semaphore has completed.
 
-    `scope` is "cluster" where threads of other blocks arrive. In debug mode a wait of more than two seconds ends the launch with an error
-    instead of hanging: silently with `debug=True` at launch, which leaves the rest of the code as it is, as a `careful_wait` with
-    `debug="report"`.
+    A fresh semaphore is in phase 0, so a wait for parity 1 returns at once.
+
+    Args:
+        sem: one semaphore.
+        phase: 0 or 1, a constant or an int32 scalar.
+        scope: "cluster" where threads of other blocks arrive, else "cta".
+
+    In debug mode, a wait of more than two seconds ends the launch with an error. With `debug=True` at launch it ends
+    silently and changes no other code. With `debug="report"` it prints the warps that are stuck, as `careful_wait`
+    does.
+    Source: PTX ISA, mbarrier.try_wait.
     """
     if t.builder.options.debug == REPORT:
         _careful_wait(t, sem, phase, WAIT_LIMIT_NS, None, scope)
@@ -199,11 +235,22 @@ def wait(t: Trace, sem: Traced, phase: Traced, scope: Traced = "cta") -> None:
 
 @op
 def careful_wait(t: Trace, sem: Traced, phase: Traced, limit_ns: Traced = WAIT_LIMIT_NS, name: Traced = None, scope: Traced = "cta") -> None:
-    """`wait` that ends the launch with an error after `limit_ns` nanoseconds instead of hanging, and prints who is stuck: `name` (the
-    place in the source if None), the phase, the block and the warps of the block that wait.
+    """Wait as `wait` does, but end the launch with an error after a time limit.
 
-    The print is a function call, at which ptxas lets no wgmma product stay under way: a kernel with it is slower and orders its products
-    differently.
+    Before that, the kernel prints `name`, the phase, the block, and the warps of the block that wait.
+
+    Args:
+        sem: one semaphore.
+        phase: 0 or 1, a constant or an int32 scalar.
+        limit_ns: the limit in nanoseconds, a positive compile-time integer.
+        name: printable ASCII; the place in the source if None.
+        scope: "cluster" where threads of other blocks arrive, else "cta".
+
+    Raises:
+        TileError: for another limit or name.
+
+    The print is a function call, and ptxas keeps no wgmma in flight over a call. Such a kernel is slower and orders
+    its products differently.
     """
     _careful_wait(t, sem, phase, limit_ns, name, scope)
 
@@ -225,7 +272,7 @@ def _wait_or_report(bar, phase, LIMIT: tl.constexpr, SCOPE: tl.constexpr, thread
                 else:
                     tl.device_print(ODD, warp)
             for _ in range(20):
-                timing.nanosleep(1_000_000)  # the other warps and blocks report before the first trap ends them all
+                timing.nanosleep(1_000_000)  # so that the other warps and blocks print before the first trap ends them all
             asm("trap;", "", [])
 
 
@@ -241,7 +288,7 @@ def _careful_wait(t: Trace, sem: Traced, phase: Traced, limit_ns: Traced, name: 
 
 
 def _place(t: Trace) -> str:
-    """file:line (function) of the call that is being traced."""
+    """Return "file:line (function)" of the traced call."""
     g = t.generator
     line = g.begin_line + getattr(g.cur_node, "lineno", 0)
     return ascii(f"{pathlib.Path(g.file_name or '').name}:{line} ({g.jit_fn.fn.__name__})")[1:-1]
@@ -257,5 +304,5 @@ def sync(t: Trace) -> None:
 
 
 def publish(t: Trace) -> None:
-    """Make initialised semaphores visible to the asynchronous proxy before the roles start."""
+    """Make initialised semaphores visible to the asynchronous proxy, before the roles start."""
     t.call(hopper.fence_async_shared)

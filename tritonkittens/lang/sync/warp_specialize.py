@@ -1,4 +1,4 @@
-"""Warp roles: parts of a block that run different code, and how many registers each may use."""
+"""Warp roles: parts of a block that run different code, and the register budget of each."""
 from __future__ import annotations
 
 from typing import Any
@@ -17,32 +17,48 @@ from tritonkittens.lang.sync.cluster import CLUSTER_OF_ROLES
 from tritonkittens.lang.sync.semaphores import publish
 from tritonkittens.lang.types.tiles import split
 
-MAX_WORKERS = 13  # roles beside the first that Triton's lowering can dispatch
+MAX_WORKERS = 13  # roles besides the first that Triton's lowering can dispatch
 
 
 def producer_registers(consumers: int) -> int:
-    """Registers a producer thread: 24, or 32 where three consumers leave a remainder."""
+    """Return the registers of a producer thread next to `consumers` consumer warpgroups: 24, or 32 for three
+    consumers, which leave a remainder.
+    """
     return 32 if consumers == 3 else 24
 
 
 def consumer_registers(consumers: int, blocks_per_sm: int = 1) -> int:
-    """Registers a thread of each consumer warpgroup, beside one producer warpgroup: 240 for one or two consumers, 160 for three, 120 for
-    four."""
-    warpgroups = REGISTERS // blocks_per_sm // (4 * WARP)  # registers for a thread of one warpgroup if it were alone
+    """Return the registers of a consumer thread, where one producer warpgroup runs next to `consumers` consumer
+    warpgroups.
+
+    `blocks_per_sm` thread blocks share the register file. With one: 240 for one or two consumers, 160 for three, 120
+    for four.
+    """
+    warpgroups = REGISTERS // blocks_per_sm // (4 * WARP)  # registers of a thread if the block had one warpgroup
     return min(240, (warpgroups - producer_registers(consumers)) // consumers // 8 * 8)
 
 
 @op
 def specialize(t: Trace, roles: Traced, warps: Traced, registers: Traced = None, cluster_sync: Traced = False) -> None:
-    """Run several roles side by side: `tk.specialize(((consumer, (…)), (producer, (…))), warps=(4, 1), registers=(240, 24))`.
+    """Run several warp roles at the same time. The kernel waits for all of them at the end.
 
-    `roles` are pairs of a `@triton.jit` function and its arguments (written in place, not bound to a variable first). `warps` are the
-    warps of each role; the first role runs on the kernel's own warps. `registers` are what each thread asks for; hardware moves registers
-    between whole warpgroups. The kernel waits for all roles at the end. What was written to shared memory before, they see.
+    Args:
+        roles: pairs of a `@triton.jit` function and its arguments, written in place (not bound to a variable first).
+        warps: the warps of each role. The first role runs on the kernel's own warps.
+        registers: the registers that each role requests per thread. Hardware moves registers between whole
+            warpgroups.
+        cluster_sync: synchronise all roles of all blocks of the cluster (`cluster_size=` at launch) before and after.
+            So the other blocks' semaphores exist when a role begins, and their shared memory still exists when it
+            ends. `tk.cluster_sync` is refused in such a kernel, because its barrier counts the warps of all roles.
 
-    With `cluster_sync` all roles of all blocks of the cluster (`cluster_size=` at launch) meet before any begins, so that the other blocks'
-    semaphores are there, and before any ends, so that their shared memory still is. It takes the place of `tk.cluster_sync`, which waits for
-    the warps of roles too and is refused beside them. Raises `TileError` where the register file cannot hold the roles.
+    Roles see all earlier writes to shared memory.
+
+    Raises:
+        TileError: where the roles exceed the register file or the warps of a block.
+
+    Example::
+
+        tk.specialize(((consumer, (a, pipe)), (producer, (a, pipe, A))), warps=(4, 1), registers=(240, 24))
     """
     t.require_explicit("specialize")
     publish(t)
@@ -57,11 +73,11 @@ def _meet():
 
 @triton.jit
 def _bystander():
-    """Warps that fill up a warpgroup: the barrier of a cluster counts every warp that was launched."""
+    """An empty role for the warps that complete a warpgroup: the barrier of a cluster counts every launched warp."""
 
 
 class _InCluster:
-    """A code generator that lets the cluster meet before and behind each role's function."""
+    """A code generator that adds a cluster barrier before and after each role's function."""
 
     def __init__(self, generator: Any) -> None:
         self.generator = generator
@@ -74,7 +90,7 @@ class _InCluster:
 
 
 def start_roles(t: Trace, roles: Traced, warps: Traced, registers: Traced, cluster_sync: bool = False) -> None:
-    """`specialize` of explicit tiles where nothing was written since a fence."""
+    """`specialize` for a kernel that has written nothing to shared memory since a fence."""
     t.require("warp roles (setmaxnreg)", "tma")
     warps, registers = unwrap(warps), unwrap(registers)
     pairs = [(pair[0], pair[1]) for pair in roles]
@@ -100,13 +116,16 @@ def start_roles(t: Trace, roles: Traced, warps: Traced, registers: Traced, clust
     generator = _InCluster(t.generator) if cluster_sync else t.generator
     bill().roles = "inside"
     Trace(t.semantic, generator).call(gl.warp_specialize, functions, list(warps[1:]), list(registers[1:]) if registers is not None else None)
-    bill().roles = "behind"
+    bill().roles = "after"
 
 
 @op
 def increase_registers(t: Trace, count: Traced) -> None:
-    """setmaxnreg.inc to `count` registers a thread (multiple of 8, 24 … 256), by every warp of the warpgroup. `specialize` does it by
-    itself."""
+    """Raise this warpgroup's registers to `count` a thread (a multiple of 8, 24 … 256). Every warp of the warpgroup
+    calls it.
+
+    `specialize` does it by itself. Raises `TileError` for another count. Source: PTX ISA, setmaxnreg.inc.
+    """
     t.require("increase_registers (setmaxnreg)", "tma")
     _check_count(count)
     t.call(ptx_registers.inc, unwrap(count))
@@ -114,7 +133,11 @@ def increase_registers(t: Trace, count: Traced) -> None:
 
 @op
 def decrease_registers(t: Trace, count: Traced) -> None:
-    """setmaxnreg.dec to `count` registers a thread (multiple of 8, 24 … 256), by every warp of the warpgroup."""
+    """Lower this warpgroup's registers to `count` a thread (a multiple of 8, 24 … 256). Every warp of the warpgroup
+    calls it.
+
+    Raises `TileError` for another count. Source: PTX ISA, setmaxnreg.dec.
+    """
     t.require("decrease_registers (setmaxnreg)", "tma")
     _check_count(count)
     t.call(ptx_registers.dec, unwrap(count))

@@ -1,4 +1,4 @@
-"""Global layouts: a tensor as explicit kernels see it, with one TMA descriptor for each kind of tile piece that it moves."""
+"""Global layouts: a tensor as explicit kernels see it, with one TMA descriptor for each kind of tile piece."""
 from __future__ import annotations
 
 import functools
@@ -20,12 +20,19 @@ PIECE = 16  # bytes that one thread moves at once
 
 
 class GlobalLayout(NamedTuple):
-    """What a kernel receives for a `gl`: descriptors and pointer; extents and strides (elements) where there is no descriptor to carry
-    them.
+    """The kernel arguments that a `gl` turns into: TMA descriptors, a pointer, extents and strides.
 
-    A last stride of 1 is None there, which the kernel is compiled for, and so is `even`: None where no 16-byte piece of a row crosses an
-    edge. `parameter` is the number of the kernel parameter that the first descriptor is. `fixed` are the extents and strides that the
-    kernel is compiled for, None in the place of those that it is not. `ragged` is None where the descriptors are made for sequences.
+    Extents and strides are in elements. They are empty where a descriptor carries them.
+
+    Args:
+        maps: the TMA descriptors, one for each kind of tile piece.
+        pointer: the address of element 0.
+        shape: the extents.
+        strides: the strides. A last stride of 1 is None, which compiles the kernel for contiguous columns.
+        even: None where no 16-byte piece of a row crosses an edge of the tensor. None is part of the compile key too.
+        parameter: the number of the kernel parameter that holds the first descriptor.
+        fixed: (extents, strides) that the kernel is compiled for. A run-time value has None in its place.
+        ragged: None where the descriptors are made for sequences.
     """
 
     maps: Traced
@@ -39,13 +46,13 @@ class GlobalLayout(NamedTuple):
 
     @property
     def of_one_tensor(self) -> bool:
-        """Messages name the tensor, not a field."""
+        """Whether messages name the tensor instead of a field."""
         return True
 
 
 @functools.lru_cache(maxsize=1024)
 def map_specs(tiles: tuple[st | sv, ...], rank: int, fill: str, ragged: bool = False) -> tuple[TensorMapSpec, ...]:
-    """The descriptors that the given tile types need: one for each different power-of-two piece."""
+    """Return the TMA descriptors for these tile types: one for each different power-of-two piece."""
     specs: dict[TensorMapSpec, None] = {}
     if ragged and not (2 <= rank <= MAX_RANK - 2 and tiles and all(isinstance(tile, st) for tile in tiles)):
         what = ", ".join(map(repr, tiles)) or "no tile type"
@@ -66,7 +73,7 @@ def map_specs(tiles: tuple[st | sv, ...], rank: int, fill: str, ragged: bool = F
 
 
 def static_axes(static: bool | int | tuple[int, ...], rank: int) -> tuple[int, ...]:
-    """The dimensions, counted from the first, that `static` names."""
+    """Return the dimensions that `static` names, counted from the first."""
     if isinstance(static, bool):
         return tuple(range(rank)) if static else ()
     axes = static if isinstance(static, tuple) else (static,)
@@ -76,13 +83,26 @@ def static_axes(static: bool | int | tuple[int, ...], rank: int) -> tuple[int, .
 
 
 class gl:
-    """A tensor for an explicit kernel: `tk.gl(x, tk.st(tk.bf16, 64, 128))`.
+    """A tensor for an explicit kernel, with the TMA descriptors for its tile types.
 
-    `tensor` has one to five dimensions; the last two are rows and columns, leading ones (batch, depth) are counted in single steps. Where
-    a tile type is given, TMA moves it: the last stride must be 1 element, the others multiples of 16 bytes. Without tile types any strides
-    will do (register access). `fill` is what a load past the edge reads: "zero" or "nan". `static` names the dimensions, or True for all,
-    whose extents and strides are constants of the kernel, which is compiled anew for others: `tk.gl(x, static=(-2, -1))`.
-    `ragged`: the tensor, of two or three dimensions, is sequences packed end to end along the rows, and TMA moves tiles (st) of a `tk.sequence`.
+    Args:
+        tensor: a torch tensor of one to five dimensions. The last two are rows and columns. Leading ones (batch,
+            depth) are counted in single steps.
+        tiles: the tile types (`st`, `sv`) that TMA moves, of the tensor's dtype. The last stride must then be 1
+            element and the others multiples of 16 bytes. Without tile types, any strides work; the kernel loads and
+            stores registers.
+        fill: the value that a load past the edge reads: "zero" or "nan".
+        static: the dimensions whose extents and strides are constants of the kernel, or True for all. Other values
+            compile another kernel.
+        ragged: the tensor (two or three dimensions) holds sequences packed end to end along the rows. TMA then moves
+            tiles (`st`) of a `tk.sequence`.
+
+    Raises:
+        TileError: for another rank, dtype or fill, or for tile types that do not fit the tensor.
+
+    Example::
+
+        kernel[grid](tk.gl(x, tk.st(tk.bf16, 64, 128)), tk.gl(y, static=(-2, -1)))
     """
 
     __slots__ = ("fill", "ragged", "specs", "static", "tensor", "tiles")
@@ -108,12 +128,12 @@ class gl:
         self.ragged, self.specs = ragged, map_specs(tiles, tensor.ndim, fill, ragged)
 
     def fixed(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
-        """(extents, strides) that the kernel is compiled for; None where it is not."""
+        """Return (extents, strides) that the kernel is compiled for. A run-time value has None in its place."""
         extents, strides = self.tensor.shape, self.tensor.stride()
         return (tuple([n if axis in self.static else None for axis, n in enumerate(extents)]),
                 tuple([n if axis in self.static else None for axis, n in enumerate(strides)]))
 
-    # What triton.autotune does with arguments: a key has the dtype, `reset_to_zero` and `restore_value` write the tensor.
+    # triton.autotune reads the dtype for its key, and writes the tensor for `reset_to_zero` and `restore_value`.
 
     @property
     def dtype(self) -> torch.dtype:
@@ -129,27 +149,35 @@ class gl:
         self.tensor.copy_(source)
 
     def plain(self) -> GlobalLayout:
-        """The argument for an ordinary Triton kernel, also under its interpreter: `kernel[grid](tk.gl(x).plain())`; registers are loaded and stored."""
+        """Return the argument for an ordinary Triton kernel, also under its interpreter:
+        `kernel[grid](tk.gl(x).plain())`.
+
+        Such a kernel loads and stores registers only.
+        """
         return GlobalLayout((), self.tensor, tuple(self.tensor.shape), tuple(self.tensor.stride()))
 
 
 def rank_of(g: Traced) -> int:
-    """Dimensions of a global layout inside a kernel."""
+    """Return the number of dimensions of a global layout inside a kernel."""
     return len(g.maps[0].shape) if len(g.maps) else len(g.shape)
 
 
 def is_ragged(g: Traced) -> bool:
-    """Are the descriptors of a global layout inside a kernel made for sequences?"""
+    """Whether the descriptors of a global layout inside a kernel are made for sequences."""
     return unwrap(getattr(g, "ragged", ())) is None
 
 
 def fixed_of(g: Traced) -> tuple[tuple[int | None, ...], tuple[int | None, ...]] | None:
-    """(extents, strides) that the kernel is compiled for, with None for run-time values; None where all are."""
+    """Return (extents, strides) that the kernel is compiled for, with None for run-time values. None where all are
+    run-time values.
+    """
     return unwrap(getattr(g, "fixed", ())) or None
 
 
 def extents_of(g: Traced) -> list[Traced]:
-    """Extents of a global layout inside a kernel: constants of static dimensions, int32 scalars of others."""
+    """Return the extents of a global layout inside a kernel: constants for static dimensions, int32 scalars for the
+    others.
+    """
     extents = list(g.maps[0].shape) if len(g.maps) else list(g.shape)
     fixed = fixed_of(g)
     if fixed is None:
@@ -158,8 +186,11 @@ def extents_of(g: Traced) -> list[Traced]:
 
 
 def strides_of(g: Traced) -> list[Traced]:
-    """Strides of a global layout inside a kernel, in elements: constants of static dimensions, else run-time values; the last one is 1
-    where it is known when the kernel is compiled."""
+    """Return the strides of a global layout inside a kernel, in elements: constants for static dimensions, else
+    run-time values.
+
+    The last stride is 1 where the compiler knows that.
+    """
     strides = list(g.maps[0].strides) if len(g.maps) else list(g.strides)
     if len(g.maps) or unwrap(strides[-1]) is None:
         strides[-1] = 1
@@ -170,32 +201,46 @@ def strides_of(g: Traced) -> list[Traced]:
 
 
 def is_even(g: Traced) -> bool:
-    """Is it known that `is_aligned` and that the columns are a multiple of 16 bytes as well, so that no 16-byte piece of a row crosses
-    an edge?"""
+    """Whether the compiler knows that no 16-byte piece of a row crosses an edge.
+
+    This means `is_aligned`, and that the columns are a multiple of 16 bytes.
+    """
     return unwrap(getattr(g, "even", ())) is None
 
 
 def is_aligned(g: Traced) -> bool:
-    """Is it known that columns are contiguous and all other strides multiples of 16 bytes? TMA descriptors need it."""
+    """Whether the compiler knows that columns are contiguous and all other strides multiples of 16 bytes, as TMA
+    descriptors need.
+    """
     return len(g.maps) > 0 or is_even(g)
 
 
 def even_rows(tensor: torch.Tensor) -> bool:
-    """Do all 16-byte pieces of the rows of a tensor start at multiples of 16 bytes and end inside?"""
+    """Whether all 16-byte pieces of the rows of a tensor start at multiples of 16 bytes and end inside."""
     *strides, last = tensor.stride()
     return last == 1 and not any(n * tensor.itemsize % PIECE for n in (*strides, tensor.shape[-1]))
 
 
 def check_global(g: Traced, name: str) -> None:
-    """Refuse anything but a global layout where one is needed."""
+    """Refuse anything but a global layout."""
     if not hasattr(g, "pointer") or not hasattr(g, "maps"):
         raise TileError(f"{name}: {g!r} is no global layout; pass tk.gl(tensor, tile types) to the kernel")
 
 
 @op
 def extent(t: Trace, g: Traced, axis: Traced) -> Traced:
-    """Elements of a global layout along `axis` (negative axes count from the last): an int32 scalar, a constant where the dimension is `static`. Not the rows
-    of a ragged one, which no descriptor has."""
+    """Return the elements of a global layout along one axis.
+
+    Args:
+        g: a global layout of any dtype.
+        axis: a compile-time integer. Negative axes count from the last.
+
+    Returns:
+        An int32 scalar, or a constant where the dimension is `static`.
+
+    Raises:
+        TileError: for an axis outside the tensor, or for the rows of a ragged layout, which no descriptor holds.
+    """
     check_global(g, "extent")
     axis, rank = unwrap(axis), rank_of(g)
     if is_ragged(g):

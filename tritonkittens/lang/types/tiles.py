@@ -1,7 +1,8 @@
-"""The types of tiles: what a tile holds and where it lives. Plain frozen host objects, usable on the host and inside kernels.
+"""The tile types: dtype, extents and layout of a tile. They are frozen host objects, usable on the host and inside
+kernels.
 
-A kernel gets values of these types from `zero`, `load`, `allocate`, … ; a template declares them in its `layout`. Constructing a type
-checks it.
+`zero`, `load`, `allocate` and others make values of these types. A template declares them in its `layout`.
+Constructing a type checks it.
 """
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.types import swizzle as swizzling
 
 SWIZZLES = (32, 64, 128)
-SWIZZLE_LINE = SWIZZLES[-1]  # bytes of a row that lie together: wider tiles lie line by line
+SWIZZLE_LINE = SWIZZLES[-1]  # bytes of a row that are contiguous: wider tiles are stored line by line
 ACCESSES = ("row", "column", "ldmatrix")
 
 
 def split(extent: int) -> tuple[int, ...]:
-    """The powers of two, in descending order, that make up `extent`: 176 → (128, 32, 16)."""
+    """Return the powers of two, in descending order, whose sum is `extent`: 176 → (128, 32, 16)."""
     return tuple(1 << b for b in range(extent.bit_length() - 1, -1, -1) if extent >> b & 1)
 
 
 class TileType(base_value):
-    """Base of the tile types. It behaves as a compile-time constant inside kernels."""
+    """Base of the tile types: a compile-time constant inside kernels."""
 
     __triton_builtin__ = True  # lets kernel code call the constructor
 
@@ -67,10 +68,22 @@ def _positive_multiple(what: str, value: object, step: int, why: str) -> None:
 
 @dataclass(frozen=True, repr=False)
 class rt(TileType):
-    """Register tile, spread over the warps that own it. `rows` and `cols` are any multiples of 16 (columns of 32 for one-byte types).
+    """Register tile of `rows` × `cols`, spread over the warps that own it.
 
-    `layout` says how an explicit kernel spreads it: "mma" (tensor-core accumulator, the default), "row" (one row a thread, what
-    tensor memory loads give) or "memory" (16-byte pieces of rows, for coalesced global access). Plain Triton kernels choose themselves.
+    Args:
+        dtype: the element type.
+        rows: a multiple of 16.
+        cols: a multiple of 16, or of 32 for one-byte types.
+        layout: how an explicit kernel spreads the tile over threads. "mma" is a tensor-core accumulator (the
+            default). "row" is one row a thread, as tensor-memory loads return it. "memory" is 16-byte pieces of rows,
+            for coalesced global access. Plain Triton kernels ignore it.
+
+    Raises:
+        TileError: for another dtype, extent or layout.
+
+    Example::
+
+        scores = tk.zero(tk.rt(tk.fp32, 64, 128))
     """
 
     dtype: tl.dtype
@@ -98,8 +111,9 @@ class rt(TileType):
 
 @dataclass(frozen=True, repr=False)
 class rv(TileType):
-    """Register vector of `length` elements (a multiple of 16), a plain distributed array. `col_vec` and `row_vec` are vectors tied to a
-    tile.
+    """Register vector of `length` elements (a multiple of 16), a plain distributed array.
+
+    `col_vec` and `row_vec` are vectors tied to a tile. Raises `TileError` for another dtype or length.
     """
 
     dtype: tl.dtype
@@ -119,8 +133,10 @@ class rv(TileType):
 
 @dataclass(frozen=True, repr=False)
 class _tile_vector(TileType):
-    """A register vector that lies with a tile: every thread holds the values of the tile's lines that it holds, so that combining them
-    moves nothing.
+    """A register vector in the layout of a tile: every thread holds the values of its own rows or columns of the
+    tile.
+
+    Combining the two moves no data between threads.
     """
 
     tile: rt
@@ -150,10 +166,21 @@ class _tile_vector(TileType):
 
 @dataclass(frozen=True, repr=False)
 class col_vec(_tile_vector):
-    """Column vector of a register tile type: one value per row (`tile.rows`), of the tile's element type or `dtype`.
+    """Column vector of a register tile type: one value per row (`tile.rows`).
 
-    What `row_max` and the other row reductions of such a tile return, e.g. `tk.neg_infty(tk.col_vec(tk.rt(tk.fp32, 64, 128)))`. In an
-    explicit kernel it has the tile's own layout without the column axis.
+    `row_max` and the other row reductions of such a tile return this type. In an explicit kernel its layout is the
+    tile's, without the column axis.
+
+    Args:
+        tile: a register tile type (`rt`).
+        dtype: the element type; the tile's by default.
+
+    Raises:
+        TileError: for anything but a register tile type.
+
+    Example::
+
+        m = tk.neg_infty(tk.col_vec(tk.rt(tk.fp32, 64, 128)))
     """
 
     axis = 0
@@ -161,20 +188,36 @@ class col_vec(_tile_vector):
 
 @dataclass(frozen=True, repr=False)
 class row_vec(_tile_vector):
-    """Row vector of a register tile type: one value per column (`tile.cols`), of the tile's element type or `dtype`; see `col_vec`."""
+    """Row vector of a register tile type: one value per column (`tile.cols`).
+
+    The column reductions such as `col_max` return this type. Arguments and errors as in `col_vec`.
+    """
 
     axis = 1
 
 
 @dataclass(frozen=True, repr=False)
 class st(TileType):
-    """Shared tile of `rows` × `cols`, swizzled so that TMA and the tensor cores agree on it.
+    """Shared tile of `rows` × `cols`, swizzled as TMA and the tensor cores expect.
 
-    `swizzle` is the span in bytes that is permuted: 32, 64 or 128, or "auto" for the widest that the row bytes allow. Rows are multiples
-    of 16, columns of 16 (32 for one-byte types). Extents that are not powers of two are made of power-of-two pieces behind one tile.
-    With `contiguous` these lie one behind the other, so that one wgmma reads them as its B: stored N × K, where K is one swizzle line (128 bytes of columns
-    unless `swizzle` says less), or K × N, where N are whole lines of 128 bytes. Such a tile is filled by TMA and read by products only. Elsewhere than on
-    Hopper it means nothing.
+    Extents that are not powers of two are stored as several power-of-two pieces.
+
+    Args:
+        dtype: the element type.
+        rows: a multiple of 16.
+        cols: a multiple of 16, or of 32 for one-byte types.
+        swizzle: the permuted span in bytes: 32, 64 or 128, or "auto" for the widest that the row bytes allow.
+        contiguous: store the pieces one after the other, so that one wgmma reads them as its B. Such a B is N × K,
+            where K is one swizzle line (128 bytes unless `swizzle` is less), or K × N, where N is whole lines of 128
+            bytes. Only TMA fills the tile and only products read it. Other chips than Hopper ignore `contiguous`.
+
+    Raises:
+        TileError: for another dtype, extent or swizzle.
+
+    Example::
+
+        ring = tk.allocate(tk.st(tk.bf16, 128, 64), STAGES)
+
     Source: PTX ISA, "Swizzling modes" (tensor copies) and "Shared memory matrix layout" (wgmma).
     """
 
@@ -226,12 +269,14 @@ class st(TileType):
 
     @property
     def rows_in_pieces(self) -> bool:
-        """Are the rows no power of two? Those of a contiguous tile are N (stored N × K); else its columns are (K × N)."""
+        """Whether the rows are no power of two. A contiguous tile's rows are then N (stored N × K); else its columns
+        are N (K × N).
+        """
         return len(split(self.rows)) > 1
 
     @property
     def unit(self) -> tuple[int, int]:
-        """Rows and columns of a contiguous tile that lie together: those of its smallest piece, or all of a swizzle line."""
+        """Rows and columns of a contiguous tile's storage unit: its smallest piece, or a whole swizzle line."""
         return (split(self.rows)[-1], self.cols) if self.rows_in_pieces else (self.rows, SWIZZLE_LINE // itemsize(self.dtype))
 
     def piece_swizzle(self, cols: int) -> int:
@@ -253,10 +298,12 @@ class st(TileType):
         return out
 
     def picture(self) -> str:
-        """Where the first 8 rows lie in shared memory: for every 16-byte chunk of a row the first of the four banks (of 32) that hold it.
+        """Draw the first 8 rows in shared memory: for every 16-byte chunk of a row, the first of its four banks (of
+        32).
 
-        A bar separates the pieces of a tile whose columns are not a power of two. Chunks below each other with different banks are what
-        makes `ldmatrix` and the tensor cores read 8 rows in one wavefront. Source: PTX ISA, "Swizzling modes".
+        A bar separates the pieces of a tile whose columns are not a power of two. Where chunks below each other have
+        different banks, `ldmatrix` and the tensor cores read 8 rows in one wavefront.
+        Source: PTX ISA, "Swizzling modes".
         """
         size = itemsize(self.dtype)
         heads, lines = [], [""] * min(8, self.rows)
@@ -271,12 +318,18 @@ class st(TileType):
         return "\n".join([title, *(f"row {i}:{line}" for i, line in enumerate(lines))])
 
     def bank_conflicts(self, access: str = "row") -> int:
-        """Extra shared-memory wavefronts of the worst warp access (0 is ideal), from the swizzle alone.
+        """Count the extra shared-memory wavefronts of the worst warp access, from the swizzle alone (0 is ideal).
 
-        `access` is "row": eight lanes read eight neighbouring 16-byte chunks of a row (fewer where the row is shorter), as 16-byte loads
-        and stores do; "ldmatrix": eight lanes read one 16-byte chunk of eight neighbouring rows, as ldmatrix, stmatrix and the tensor cores
-        do; "column": 32 lanes (16 in a tile of 16 rows) read one element of as many neighbouring rows. Raises `TileError` for another
-        access. Source: PTX ISA, "Swizzling modes".
+        Args:
+            access: "row": eight lanes read eight neighbouring 16-byte chunks of a row (fewer where the row is
+                shorter), as 16-byte loads and stores do. "ldmatrix": eight lanes read one 16-byte chunk of eight
+                neighbouring rows, as ldmatrix, stmatrix and the tensor cores do. "column": 32 lanes (16 in a tile of
+                16 rows) read one element of as many neighbouring rows.
+
+        Raises:
+            TileError: for another access.
+
+        Source: PTX ISA, "Swizzling modes".
         """
         if access not in ACCESSES:
             raise TileError(f"{self!r}.bank_conflicts({access!r}): access must be {', '.join(map(repr, ACCESSES))}")
@@ -302,7 +355,10 @@ class st(TileType):
 
 @dataclass(frozen=True, repr=False)
 class sv(TileType):
-    """Shared vector of `length` elements (a multiple of 16), a plain array without swizzle."""
+    """Shared vector of `length` elements (a multiple of 16), a plain array without swizzle.
+
+    Raises `TileError` for another dtype or length, or where its bytes are no multiple of 16.
+    """
 
     dtype: tl.dtype
     length: int
@@ -327,10 +383,12 @@ class sv(TileType):
 
 @dataclass(frozen=True, repr=False)
 class tt(TileType):
-    """Tensor-memory tile (Blackwell): 64 or 128 lanes by 32-bit columns. A tile of `cols` elements of 4 bytes takes `cols` columns, of 2
-    bytes half.
+    """Tensor-memory tile (Blackwell) of 64 or 128 rows, which are lanes, and `cols` columns.
 
-    Source: PTX ISA, "Tensor Memory": 128 lanes × 512 columns of 32 bits a CTA, allocated in powers of two of at least 32 columns.
+    A tile of 4-byte elements takes `cols` columns of 32 bits, one of 2-byte elements half. Raises `TileError` for
+    other rows, or for more than 512 columns.
+    Source: PTX ISA, "Tensor Memory": 128 lanes × 512 columns of 32 bits a CTA, allocated in powers of two of at least
+    32 columns.
     """
 
     dtype: tl.dtype
@@ -354,5 +412,5 @@ class tt(TileType):
 
     @property
     def columns(self) -> int:
-        """32-bit tensor-memory columns that the pieces of this tile take, each rounded up to the allocation unit of 32."""
+        """32-bit tensor-memory columns of this tile's pieces, each rounded up to the allocation unit of 32."""
         return sum(max(32, c * itemsize(self.dtype) // 4) for c in split(self.cols))

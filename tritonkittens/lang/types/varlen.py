@@ -1,4 +1,7 @@
-"""Ragged tensors: sequences of different lengths packed end to end along the rows. A sequence is a coordinate, in front of the others: a copy ends with it."""
+"""Ragged tensors: sequences of different lengths, packed end to end along the rows.
+
+A sequence is the first coordinate of a copy. The copy ends where the sequence ends.
+"""
 from __future__ import annotations
 
 from tritonkittens.lang.core.backend import Trace, Traced, op
@@ -11,32 +14,41 @@ from tritonkittens.launch.tensormap import SPAN
 
 @op
 def sequence(t: Trace, begin: Traced, rows: Traced) -> Traced:
-    """Rows `begin` … `begin` + `rows` − 1 (int32, inside the tensor) of a packed tensor, as the first coordinate of a load or store, in front of one for each
-    dimension: `tk.load_async(tile, g, (tk.sequence(begin, rows), head, block, 0), arrived)`.
+    """Name one sequence of a packed tensor, as the first coordinate of a load or store.
 
-    Tiles are counted from `begin`, along the rows (of vectors along the last dimension). What lies behind the sequence is outside: loads fill it, stores do
-    not write it. TMA needs a layout that was made for it, `tk.gl(x, tile, ragged=True)` or `tk.layout(ragged=…)`, and moves tiles only.
+    One tile coordinate per dimension follows. Tiles are counted from `begin`, along the rows (of vectors: along the
+    last dimension). Rows past the sequence are outside: loads fill them, stores skip them.
+    TMA needs a layout made for sequences, `tk.gl(x, tile, ragged=True)` or `tk.layout(ragged=…)`, and moves tiles
+    only.
+
+    Args:
+        begin: the sequence's first row, an int32 scalar.
+        rows: the number of its rows, an int32 scalar. All rows must lie inside the tensor.
+
+    Example::
+
+        tk.load_async(tile, g, (tk.sequence(begin, rows), head, block, 0), full)
     """
     return struct(begin=t.scalar(begin), rows=t.scalar(rows))
 
 
 def split_sequence(coord: list[Traced]) -> tuple[Traced, list[Traced]]:
-    """(the sequence or None, the other coordinates)."""
+    """Return (the sequence or None, the other coordinates)."""
     return (coord[0], coord[1:]) if coord and isinstance(unwrap(coord[0]), struct) else (None, coord)
 
 
 def dimensions(g: Traced) -> int:
-    """Dimensions of the tensor behind a global layout inside a kernel; a ragged map has two more."""
+    """Return the number of dimensions of the tensor of a global layout inside a kernel. A ragged map has two more."""
     return rank_of(g) - (2 if is_ragged(g) else 0)
 
 
 def end_of(t: Trace, sequence: Traced) -> Traced:
-    """The row behind a sequence."""
+    """Return the first row after a sequence."""
     return t.method(sequence.begin, "__add__", sequence.rows)
 
 
 def ragged_place(t: Trace, sequence: Traced, place: list[Traced]) -> list[Traced]:
-    """Coordinates in a ragged map (`launch.tensormap.ragged`) of the element coordinates of a sequence's tile."""
+    """Convert element coordinates of a sequence's tile to coordinates in a ragged map (`launch.tensormap.ragged`)."""
     row = t.method(t.method(t.scalar(place[-2]), "__sub__", sequence.rows), "__add__", SPAN)
     return [SPAN, end_of(t, sequence), *place[:-2], row, place[-1]]
 

@@ -1,4 +1,6 @@
-"""mbarrier operations of TTGIR. PTX ISA "Parallel Synchronization: mbarrier"; which instruction each stands for is in TritonNvidiaGPUOps.td."""
+"""mbarrier operations of TTGIR. PTX ISA "Parallel Synchronization: mbarrier"; their instructions are in
+TritonNvidiaGPUOps.td.
+"""
 from __future__ import annotations
 
 from typing import Any
@@ -11,9 +13,11 @@ from .registry import effect
 
 
 def addresses(role: Role, bar: View) -> list[int]:
-    """The barriers that a view names: one where CTAs are programs of their own; else one of each CTA, or of each group of CTAs that share one.
+    """Return the barriers of a view: one where CTAs are programs of their own; else one of each CTA, or of each group
+    of CTAs that share one.
 
-    Of a group only the CTA of the lowest rank, the leader, has the barrier: it initialises it and waits for it; the others arrive at it across the cluster.
+    In a group, only the CTA of the lowest rank, the leader, has the barrier. It initialises the barrier and waits for
+    it; the others arrive at it across the cluster.
     """
     if role.machine.simulation.program.num_ctas == 1:
         return [bar.base + int(bar.map.offsets.reshape(-1)[0])]
@@ -21,13 +25,13 @@ def addresses(role: Role, bar: View) -> list[int]:
 
 
 def sharers(role: Role, bar: View) -> int:
-    """CTAs that share each barrier of the view: pairs for a barrier made with `two_ctas`."""
+    """Return the CTAs that share each barrier of the view: pairs for a barrier with `two_ctas`."""
     return len(role_ranks(role)) // len(addresses(role, bar))
 
 
 @effect("ttng.init_barrier")
 def init_barrier(role: Role, op: Op, bar: View) -> None:
-    """The count is what one CTA contributes."""
+    """Initialise a barrier. The count is one CTA's contribution."""
     for address in addresses(role, bar):
         role.machine.init_barrier(role, address, op.attributes["count"] * sharers(role, bar), op)
 
@@ -40,7 +44,9 @@ def inval_barrier(role: Role, op: Op, bar: View) -> None:
 
 @effect("ttng.barrier_expect")
 def barrier_expect(role: Role, op: Op, bar: View, predicate: Any) -> None:
-    """mbarrier.arrive.expect_tx: one arrival, and the bytes of the phase. The leader expects the bytes of all that share the barrier, the others arrive."""
+    """mbarrier.arrive.expect_tx: one arrival, and the bytes of the phase. The leader expects the bytes of all
+    sharers; the others arrive.
+    """
     if not predicate:
         return
     count = sharers(role, bar)
@@ -65,7 +71,11 @@ def arrive_barrier(role: Role, op: Op, bar: View, *predicate: Any) -> None:
 
 @effect("ttng.wait_barrier")
 def wait_barrier(role: Role, op: Op, bar: View, phase: int, *rest: Any) -> Any:
-    """Leaders wait. A cluster that is one program runs in lockstep here: the other CTAs of a group do not run ahead of their leader as they may on hardware."""
+    """Wait, in the leaders only.
+
+    A cluster that is one program runs in lockstep here. On hardware, the other CTAs of a group may run ahead of their
+    leader.
+    """
     segments = op.attributes.get("operandSegmentSizes")
     if rest and (segments is None or segments[2]) and not rest[0]:
         return
@@ -78,7 +88,9 @@ def wait_barrier(role: Role, op: Op, bar: View, phase: int, *rest: Any) -> Any:
 
 @effect("ttng.async_copy_mbarrier_arrive")
 def async_copy_mbarrier_arrive(role: Role, op: Op, bar: View) -> None:
-    """cp.async.mbarrier.arrive: every thread arrives once its cp.async copies so far are complete; without `noinc` the pending count rises first."""
+    """cp.async.mbarrier.arrive: every thread arrives once its earlier cp.async copies are complete. Without `noinc`,
+    the pending count rises first.
+    """
     machine = role.machine
     (address,) = addresses(role, bar)
     barrier = machine.barrier(role, address, op, "cp.async.mbarrier.arrive")

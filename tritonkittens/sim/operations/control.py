@@ -1,4 +1,6 @@
-"""Where a kernel is in its grid, synchronisation of a whole CTA or cluster, messages and assertions. Branches and partitions are the interpreter's."""
+"""Program ids, synchronisation of a whole CTA or cluster, messages and assertions. Branches and partitions are the
+interpreter's.
+"""
 from __future__ import annotations
 
 import sys
@@ -34,7 +36,7 @@ def cluster_id(role: Role, op: Op) -> int:
 
 @effect("ttg.barrier", "gpu.barrier", "ttg.local_barrier")
 def barrier(role: Role, op: Op) -> None:
-    """bar.sync of the role's own warps: they are in lockstep already."""
+    """bar.sync of the role's own warps. They are in lockstep already."""
 
 
 @effect("ttng.fence_async_shared")
@@ -44,7 +46,9 @@ def fence_async_shared(role: Role, op: Op) -> None:
 
 @effect("ttng.fence_mbarrier_init_release_cluster")
 def fence_mbarrier_init(role: Role, op: Op) -> None:
-    """Orders mbarrier.init before the cluster barrier that follows, which is what others wait for; ordinary stores it does not fence."""
+    """Order mbarrier.init before the following cluster barrier, for which others wait. Ordinary stores are not
+    fenced.
+    """
 
 
 @effect("ttng.cluster_arrive")
@@ -70,7 +74,7 @@ def cluster_barrier(role: Role, op: Op) -> Any:
 
 
 def role_ranks(role: Role) -> range:
-    """The CTAs that a role stands for: its own, or all where Triton compiled one program for the cluster."""
+    """Return the CTAs of a role: its own, or all where Triton compiled one program for the cluster."""
     machine = role.machine
     return range(len(machine.ctas)) if machine.simulation.program.num_ctas > 1 else range(role.rank, role.rank + 1)
 
@@ -107,11 +111,11 @@ def assume(role: Role, op: Op, condition: Any) -> None:
 
 @effect("tt.gdc_wait", "ttg.gdc_wait", "nvvm.griddepcontrol.wait", "ttng.gdc_wait", "tt.grid_dependency_wait")
 def dependency_wait(role: Role, op: Op) -> None:
-    """The kernels queued ahead have ended: launches are simulated one after the other."""
+    """Return at once: launches are simulated one after the other, so the previous kernels have ended."""
 
 
 @effect(
     "tt.gdc_launch_dependents", "ttg.gdc_launch_dependents", "nvvm.griddepcontrol.launch.dependents", "ttng.gdc_launch", "tt.grid_dependency_launch_dependents"
 )
 def launch_dependents(role: Role, op: Op) -> None:
-    """Nothing to start early, for the same reason."""
+    """Do nothing: launches are simulated one after the other."""

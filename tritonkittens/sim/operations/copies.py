@@ -1,4 +1,4 @@
-"""cp.async: copies of threads from global to shared memory in the background, waited for by group.
+"""cp.async: background copies of threads from global to shared memory, with waits by group.
 
 PTX ISA "cp.async" (an ordinary access, not the bulk copy).
 """
@@ -61,7 +61,7 @@ def wait_group(role: Role, op: Op, *tokens: Any) -> Any:
 
 
 def wait_copy_groups(role: Role, pending: int) -> Any:
-    """All but the last `pending` groups are complete."""
+    """Wait until all but the last `pending` groups are complete."""
     over = role.copy_groups[: max(0, len(role.copy_groups) - pending)]
     operations = [o for group in over for o in group]
     if operations:
@@ -70,6 +70,6 @@ def wait_copy_groups(role: Role, pending: int) -> Any:
             time=lambda: max(o.finish for o in operations),
         )  # fmt: skip
         for operation in operations:
-            role.clock.operations |= operation.bit  # ordinary stores: the asynchronous proxy needs a fence after them
+            role.clock.operations |= operation.bit  # they are ordinary stores, so the asynchronous proxy needs a fence after them
             role.time = max(role.time, operation.finish)
     role.copy_groups = role.copy_groups[len(over) :]

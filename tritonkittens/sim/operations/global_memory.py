@@ -21,7 +21,7 @@ RMW = {1: "and", 2: "or", 3: "xor", 4: "add", 5: "fadd", 6: "max", 7: "min", 8: 
 
 
 def element_of(kind: Any) -> Scalar:
-    """The number type of a value, or of what its pointer points to."""
+    """Return the number type of a value, or of a pointer's target."""
     element: Any = kind.element if isinstance(kind, Tensor) else kind
     if isinstance(element, Pointer):
         element = element.pointee
@@ -42,7 +42,7 @@ def outside(role: Role, op: Op, address: int, nbytes: int, what: str) -> None:
 
 @effect("tt.load")
 def load(role: Role, op: Op, pointers: Any, *rest: Any) -> Any:
-    """Masked-off elements give `other`, or zero where it is not given (the compiler leaves them undefined)."""
+    """Load. Masked-off elements are `other`, or zero without it (the compiler leaves them undefined)."""
     segments = op.attributes.get("operandSegmentSizes", (1, len(rest) > 0, len(rest) > 1))
     rest_list = list(rest)
     mask = rest_list.pop(0) if segments[1] else None
@@ -74,7 +74,7 @@ def load(role: Role, op: Op, pointers: Any, *rest: Any) -> Any:
 
 
 def as_scalar(value: Any, element: Scalar) -> Any:
-    """A number in the form that scalars have between operations."""
+    """Return a number in the form of scalars between operations."""
     if not element.is_float:
         return int(value)
     return np.float64(value) if element.name == "f64" else np.float32(value)
@@ -105,7 +105,7 @@ def store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> None:
 
 
 def combine(name: str, element: Scalar, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """One atomic operation on values."""
+    """Apply one atomic operation to values."""
     if name in ("umax", "umin"):
         word: Any = _WORD[old.dtype.itemsize]
         return (np.maximum if name == "umax" else np.minimum)(old.view(word), new.astype(old.dtype).view(word)).view(old.dtype)
@@ -118,7 +118,9 @@ def combine(name: str, element: Scalar, old: np.ndarray, new: np.ndarray) -> np.
 
 
 def read_modify_write(role: Role, op: Op, addresses: np.ndarray, element: Scalar, change: Any) -> np.ndarray:
-    """Apply `change(i, old) -> new` to every address in turn (several elements may name one address); the old values."""
+    """Apply `change(i, old) -> new` to every address in order (several elements may name one address). Return the old
+    values.
+    """
     memory = role.machine.simulation.memory
     check_address(role, op, addresses, element.nbytes)
     first = decode(element.name, np.zeros(1, _WORD[element.nbytes]))
@@ -165,7 +167,7 @@ def atomic_rmw(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> An
         return lambda at, old: combine(name, element, old, new[at])
 
     result = _atomic(role, op, pointers, mask[0] if mask else None, change)
-    yield None  # others may go first after every atomic: spinning kernels live on it
+    yield None  # other roles may run after every atomic, because spinning kernels need that
     return result
 
 
@@ -200,7 +202,9 @@ def atomic_store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> 
 
 @effect("tt.atomic_poll")
 def atomic_poll(role: Role, op: Op, pointers: Any, expected: Any, *timeout: Any) -> Any:
-    """Waits until every address holds what is expected there; with a timeout (ns) until then at most, by modelled time. Which ones do."""
+    """Wait until every address holds its expected value, with a timeout (ns, modelled time) if given. Return which
+    ones do.
+    """
     if poison := poisoned(pointers, expected, *timeout):
         role.machine.stop("uninitialized", "a poll whose address, value or timeout was never computed", role, op, computed=str(poison.op.location))
     kind = op.operand_types[0]
@@ -218,7 +222,7 @@ def atomic_poll(role: Role, op: Op, pointers: Any, expected: Any, *timeout: Any)
 
     simulation = role.machine.simulation
     end = role.time + int(timeout[0]) * CLOCK_GHZ if timeout else math.inf
-    while not equal().all() and role.time < end:  # others go on between two looks, also other CTAs
+    while not equal().all() and role.time < end:  # others run between two reads, also other CTAs
         yield None if timeout else Rest(role, [Read(addresses, simulation.memory.peek(addresses, element.nbytes), op)], [], None)
         role.time += GLOBAL_LATENCY
         role.steps += 1

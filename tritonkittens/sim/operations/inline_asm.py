@@ -1,4 +1,6 @@
-"""Inline PTX in a kernel: operands to registers in the layouts' order, the block executed for the role's threads, results back."""
+"""Inline PTX in a kernel: operands to registers in the layouts' order, the block executed for the role's threads,
+results back.
+"""
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
@@ -30,17 +32,17 @@ SPIN_CYCLES = 30.0  # modelled time of one turn of a loop inside a block
 
 
 def threads_of(role: Role) -> int:
-    """All threads that a role stands for, those of every CTA where Triton compiled one program for a cluster."""
+    """Return all threads of a role, those of every CTA where Triton compiled one program for a cluster."""
     return 32 * role.warps * len(role_ranks(role))
 
 
 def chosen(role: Role) -> np.ndarray:
-    """Indices of the threads that execute: all, or those that took a branch which divided the role."""
+    """Return the indices of the executing threads: all, or those of this part of a divided role."""
     return np.arange(threads_of(role)) if role.mask is None else np.flatnonzero(role.mask)
 
 
 def bits_of(value: Any, kind: Any) -> np.ndarray:
-    """A value's bits as zero-extended words."""
+    """Return a value's bits as zero-extended words."""
     element = kind.element if isinstance(kind, Tensor) else kind
     name = "i64" if isinstance(element, Pointer) else element.name
     return encode(name, np.asarray(value)).astype(np.uint64)
@@ -53,13 +55,18 @@ def shaped(column: np.ndarray, kind: Any) -> Any:
 
 
 def scalar_column(role: Role, value: Any, kind: Any) -> np.ndarray:
-    """The value of every thread: scalars are mostly uniform, whatever a block gave to each thread is an array."""
+    """Return the value of every thread. Scalars are mostly uniform; a value that a block gave to each thread is an
+    array.
+    """
     words = bits_of(value, kind)
     return np.full(threads_of(role), words) if words.ndim == 0 else words
 
 
 def scalar_result(role: Role, column: np.ndarray, kind: Any) -> Any:
-    """A scalar where all executing threads agree, else an array with the value of each thread (the compiler believes in scalars; threads do not mind)."""
+    """Return a scalar where all executing threads agree, else an array with the value of each thread.
+
+    The compiler takes scalars to be uniform, but inline PTX may differ between threads.
+    """
     values = shaped(column, kind)
     if (column == column[0]).all():
         return int(values[0]) if isinstance(kind, Pointer) else as_scalar(values[0], kind)
@@ -69,13 +76,13 @@ def scalar_result(role: Role, column: np.ndarray, kind: Any) -> Any:
 
 
 def tensor_address(view: View) -> int:
-    """Lane in bits 16 and up, column below (PTX ISA "Tensor Memory Addressing")."""
+    """Return a tensor-memory address: lane in bits 16 and up, column below (PTX ISA "Tensor Memory Addressing")."""
     inside = (view.base + int(view.map.offsets.reshape(-1)[0])) % SHARED_STRIDE
     return (inside // 2048) << 16 | (inside % 2048) // 4
 
 
 def view_column(role: Role, view: View) -> np.ndarray:
-    """The address of a descriptor, in each CTA its own."""
+    """Return the address of a descriptor, in each CTA its own."""
     if view.space != "shared":
         return np.full(threads_of(role), tensor_address(view), np.uint64)
     first = view.base + int(view.map.offsets.reshape(-1)[0])
@@ -100,7 +107,9 @@ def parsed(role: Role, op: Op, text: str, constraints: str) -> Block:
 
 
 def run_block(threads: RoleThreads, block: Block, inputs: Sequence[np.ndarray]) -> Generator[Wait | None, None, list[np.ndarray]]:
-    """Execute a block; what its instructions wait for is yielded, and None at every turn of a loop, which counts as a step."""
+    """Execute a block. Yields the waits of its instructions, and None at every turn of a loop, which counts as a
+    step.
+    """
     role, op = threads.role, threads.op
     simulation = role.machine.simulation
     running = execute(block, threads, inputs, turned=threads.watch.turn)
@@ -125,7 +134,7 @@ def run_block(threads: RoleThreads, block: Block, inputs: Sequence[np.ndarray]) 
 
 
 def side_by_side(runs: list[Generator[Wait | None, None, list[np.ndarray]]]) -> Generator[Wait | None, None, list[list[np.ndarray]]]:
-    """The CTAs of a role execute a block each; they may wait for one another."""
+    """Execute a block in each CTA of a role; they may wait for one another."""
     if len(runs) == 1:
         return [(yield from runs[0])]
     results: dict[int, list[np.ndarray]] = {}
@@ -153,7 +162,9 @@ def side_by_side(runs: list[Generator[Wait | None, None, list[np.ndarray]]]) -> 
 
 
 def run_threads(role: Role, op: Op, block: Block, columns: list[np.ndarray], per_thread: int = 1) -> Generator[Wait | None, None, list[np.ndarray]]:
-    """Execute a block for the role's threads, `per_thread` times each (for elements): columns and results have one entry for each time."""
+    """Execute a block for the role's threads, `per_thread` times each (for elements). Columns and results have one
+    entry for each time.
+    """
     who: np.ndarray = np.repeat(chosen(role), per_thread)
     each = 32 * role.warps
     ranks = [rank for k, rank in enumerate(role_ranks(role)) if (who // each == k).any()]
@@ -171,7 +182,9 @@ def run_threads(role: Role, op: Op, block: Block, columns: list[np.ndarray], per
 
 
 def settle(role: Role, op: Op, value: Any, misused: bool) -> Any:
-    """A value that may be the result of a wgmma or tcgen05.ld in flight, as a tile; `misused`: nobody may look at it yet."""
+    """Return a value that may be a wgmma's or tcgen05.ld's result in flight, as a tile. `misused` handles its use
+    before the wait.
+    """
     if not isinstance(value, InFlight):
         return value
     operation = value.product.operation
@@ -183,7 +196,9 @@ def settle(role: Role, op: Op, value: Any, misused: bool) -> Any:
 
 
 def in_flight(role: Role, block: Block, results: list[tuple[Any, range]], operands: Sequence[Any]) -> list[Any]:
-    """Mark the tiles that belong to a wgmma or tcgen05.ld which nobody has waited for: those that the block writes, and those that only passed through it."""
+    """Mark the tiles of a wgmma or tcgen05.ld in flight: those that the block writes, and those that only pass
+    through it.
+    """
     written = set(block.in_flight)
     out = []
     for k, (value, numbers) in enumerate(results):
@@ -209,10 +224,10 @@ def unpoisoned(role: Role, op: Op, operands: Sequence[Any]) -> None:
 
 @effect("ttg.inline_asm")
 def inline_asm(role: Role, op: Op, *operands: Any) -> Any:
-    """Threadwise: every thread executes the block once; a tile is its registers, in the layout's order."""
+    """Execute inline PTX: every thread executes the block once. A tile is its registers, in the layout's order."""
     unpoisoned(role, op, operands)
     block = parsed(role, op, op.attributes["asm_string"], op.attributes["constraints"])
-    takes = any(m.startswith(("wgmma.", "tcgen05.wait::ld")) for m in block.mnemonics)  # what may be in flight
+    takes = any(m.startswith(("wgmma.", "tcgen05.wait::ld")) for m in block.mnemonics)  # values in flight are legal operands
     mine = chosen(role)
     columns: list[np.ndarray] = []
     for value, kind in zip(operands, op.operand_types):
@@ -247,14 +262,16 @@ def inline_asm(role: Role, op: Op, *operands: Any) -> Any:
 
 @effect("tt.elementwise_inline_asm")
 def elementwise(role: Role, op: Op, *operands: Any) -> Any:
-    """The block once for every `packed_element` elements; elements of fewer than 32 bits share 32-bit registers."""
+    """Execute the block once for every `packed_element` elements. Elements of fewer than 32 bits share 32-bit
+    registers.
+    """
     unpoisoned(role, op, operands)
     block = parsed(role, op, op.attributes["asm_string"], op.attributes["constraints"])
     return (yield from by_element(role, op, block, op.attributes.get("packed_element", 1), operands))
 
 
 def extern_function(role: Role, op: Op, *operands: Any) -> Any:
-    """tt.extern_elementwise of a function of `inline_ptx.extern`: the PTX that says what it does, once for every element."""
+    """Execute tt.extern_elementwise of a function of `inline_ptx.extern`: its PTX, once for every element."""
     unpoisoned(role, op, operands)
     return (yield from by_element(role, op, parsed(role, op, *extern.PTX[op.attributes["symbol"]]), 1, operands))
 
@@ -302,7 +319,7 @@ def by_element(role: Role, op: Op, block: Block, pack: int, operands: Sequence[A
 
 
 def packed_registers(words: np.ndarray, bits: int) -> list[np.ndarray]:
-    """(groups, pack) elements as registers: as many to 32 bits as fit."""
+    """Return (groups, pack) elements as 32-bit registers, as many elements in each as fit."""
     bits = max(bits, 8)
     pack = words.shape[1]
     each = max(1, min(pack, 32 // bits))

@@ -1,4 +1,4 @@
-"""wgmma: products of a warpgroup, in flight until waited for. PTX ISA "Asynchronous warpgroup level matrix instructions"."""
+"""wgmma: products of a warpgroup, in flight until a wait. PTX ISA "Asynchronous warpgroup level matrix instructions"."""
 from __future__ import annotations
 
 from typing import Any
@@ -16,7 +16,7 @@ from .registry import effect
 
 
 class Product:
-    """A wgmma under way: the accumulator exists once `value` is set."""
+    """A wgmma in flight: the accumulator is available once `value` is set."""
 
     __slots__ = ("operation", "value", "waited")
 
@@ -27,7 +27,7 @@ class Product:
 
 
 def accumulate(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, element: Scalar) -> np.ndarray:
-    """a·b + c as the tensor cores add: exact products, fp32 (or int32, fp64, fp16) accumulation."""
+    """Compute a·b + c as the tensor cores do: exact products, fp32 (or int32, fp64, fp16) accumulation."""
     if a.dtype.kind in "iub":
         total = a.astype(np.int64) @ b.astype(np.int64)
         return total.astype(np.int32) if c is None else (total + c).astype(np.int32)
@@ -40,7 +40,7 @@ def accumulate(a: np.ndarray, b: np.ndarray, c: np.ndarray | None, element: Scal
 
 
 def operand(machine: Machine, agent: Any, value: Any, op: Op, kind: Any) -> np.ndarray:
-    """A matrix operand's values: from shared memory (as the asynchronous proxy) or from registers."""
+    """Return a matrix operand's values: from shared memory (as the asynchronous proxy) or from registers."""
     if isinstance(value, View):
         values = machine.load(agent, value, op, ASYNC)
         element = value.type.element.name
@@ -65,7 +65,7 @@ def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> An
         chained = None
     values = chained.value if chained is not None and chained.value is not None else None if chained is not None else c
     if isinstance(a, InFlight):
-        machine.report("in-flight", "the register operand of a wgmma is the accumulator of another that nobody has waited for", role, op)
+        machine.report("in-flight", "the register operand of a wgmma is the accumulator of another that is still in flight", role, op)
         a = np.zeros(kind.shape, np.float32)
 
     def effect(operation: Async) -> None:
@@ -92,17 +92,20 @@ def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> An
 
 
 def check_registers(role: Role, product: Async, op: Op) -> None:
-    """An operand in registers must not be computed anew before the product is waited for. (A value that is used no more is left to ptxas, as Triton's own
-    pipelining leaves it: what counts is the register that a loop writes again.)"""
+    """Report an operand in registers that is computed again before the wait for the product.
+
+    A value without further uses is left to ptxas, as in Triton's own pipelining. Only registers that a loop writes
+    again count.
+    """
     if product.registers is not None and role.environment[product.op.operands[0]] is not product.registers:
         role.machine.report(
-            "in-flight", "the register operand of a wgmma is computed anew before the wgmma that reads it is waited for", role, op, "comes too late",
+            "in-flight", "the register operand of a wgmma is overwritten before a wait for the wgmma that reads it", role, op, "comes too late",
             (Place(role.machine.where(role), "wgmma", product.op.location),),
         )  # fmt: skip
 
 
 def wait_products(role: Role, pending: int) -> Any:
-    """wgmma.wait_group: all but the last `pending` groups of this warpgroup."""
+    """Execute wgmma.wait_group for all but the last `pending` groups of this warpgroup."""
     over = role.products[: max(0, len(role.products) - pending)]
     if over:
         yield Wait(lambda: all(o.done for o in over), lambda: f"{sum(not o.done for o in over)} wgmma", time=lambda: max(o.finish for o in over))

@@ -1,5 +1,7 @@
-"""The machine under inline PTX: `inline_ptx._meaning.Machine` for the threads of a role that execute a block, in terms of the simulator's memories, barriers
-and asynchronous operations. What an instruction means is stated beside its shim; what a memory, a barrier or a copy is, here and in `..machine`.
+"""The machine of inline PTX: `inline_ptx._meaning.Machine` for the threads of a role that execute a block.
+
+It maps to the simulator's memories, barriers and asynchronous operations. Each shim states the meaning of its
+instruction; this module and `..machine` define memories, barriers and copies.
 """
 from __future__ import annotations
 
@@ -27,15 +29,15 @@ from .tma import box_spans, box_words, check_coordinates, check_map, over_but_fo
 
 _WORD: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _MLIR = {"u32": "i32", "s32": "i32", "b32": "i32", "u64": "i64", "s64": "i64", "b64": "i64", "f16": "f16", "bf16": "bf16", "f32": "f32", "f64": "f64"}
-CLOCK_GHZ = 1.7  # of the modelled time, for %globaltimer and nanosleep
+CLOCK_GHZ = 1.7  # clock of the modelled time, for %globaltimer and nanosleep
 CLC_LATENCY = 700.0
-# Fences of what is in order here anyway.
+# Fences of accesses that are in order here anyway.
 IN_ORDER = ("acq_rel.", "sc.", "mbarrier_init.", "proxy.async.global", "proxy.tensormap::generic.", "proxy.alias")
 TENSOR_COLUMNS = TENSOR_LANE_BYTES // 4
 
 
 class ThenWait(Wait):
-    """A wait with something to do once it is over; `run_block` does it."""
+    """A wait with an action at its end, which `run_block` executes."""
 
     __slots__ = ("then",)
 
@@ -45,23 +47,25 @@ class ThenWait(Wait):
 
 
 def contiguous(nbytes: int) -> AddressMap:
-    """So many bytes in a row, in the largest words that divide them."""
+    """Return the map of `nbytes` contiguous bytes, in the largest words that divide them."""
     size = next(n for n in (8, 4, 2, 1) if nbytes % n == 0)
     return AddressMap(np.arange(0, nbytes, size, dtype=np.int64), size)
 
 
 class RoleThreads:
-    """Threads of one role in one CTA that execute one block together. `tid`, `lane`, `warp`: arrays with one entry a thread."""
+    """Threads of one role in one CTA that execute one block together. `tid`, `lane`, `warp` are arrays with one entry
+    a thread.
+    """
 
     def __init__(self, role: Role, op: Op, rank: int, tid: np.ndarray):
         self.role, self.op, self.rank, self.machine = role, op, rank, role.machine
         self.tid: np.ndarray = tid.astype(np.int64)
         self.lane: np.ndarray = self.tid % 32
         self.warp: np.ndarray = self.tid // 32
-        self._rounds: dict[int, tuple[NamedBarrier, int]] = {}  # of named barriers: the round that this role waited for
+        self._rounds: dict[int, tuple[NamedBarrier, int]] = {}  # of named barriers: the round for which this role waits
         self.watch = Watch(role)
 
-    # ---- who and where
+    # ---- identity
 
     def special(self, name: str) -> Any:
         machine, simulation = self.machine, self.machine.simulation
@@ -89,7 +93,9 @@ class RoleThreads:
         return table[name]
 
     def static_shared(self, name: str, nbytes: int, align: int) -> int:
-        """A `.shared` variable lies behind the kernel's own shared memory; one for each place in the program that declares it."""
+        """Return the address of a `.shared` variable. It lies after the kernel's own shared memory, one for each
+        declaration in the program.
+        """
         cta = self.machine.ctas[self.rank]
         known = next((a for a in cta.allocations["shared"] if a.op is self.op and a.name == name), None)
         if known is None:
@@ -104,7 +110,7 @@ class RoleThreads:
     # ---- memory
 
     def view(self, address: int, nbytes: int) -> View:
-        """Bytes of shared memory from an address on."""
+        """Return a view of bytes of shared memory from an address on."""
         return self._view("shared", address, contiguous(nbytes))
 
     def _view(self, space: str, address: int, map: AddressMap) -> View:
@@ -117,7 +123,7 @@ class RoleThreads:
         return View(space, address, map, kind, holder or Allocation(f"{space} memory at {inside}", self.op, 0, 1 << 24))
 
     def _split(self, space: str, addresses: np.ndarray, nbytes: int) -> Iterator[tuple[np.ndarray, View]]:
-        """(which of the flat addresses, their view) for each CTA that they lie in."""
+        """Return (which of the flat addresses, their view) for each CTA that contains some."""
         ranks: np.ndarray = addresses // SHARED_STRIDE
         for rank in np.unique(ranks):
             here = np.flatnonzero(ranks == rank)
@@ -125,7 +131,10 @@ class RoleThreads:
             yield here, self._view(space, low, AddressMap(addresses[here] - low, nbytes))
 
     def _where(self, space: str, addresses: np.ndarray, nbytes: int, what: str) -> tuple[str, np.ndarray]:
-        """(shared, tensor or global; flat int64 places) with alignment checked. Generic addresses of shared memory are its window's, far below any tensor's."""
+        """Return (shared, tensor or global; flat int64 addresses), with alignment checked.
+
+        Generic addresses of shared memory are those of its window, far below any tensor's.
+        """
         flat = np.ascontiguousarray(addresses).reshape(-1).astype(np.uint64).view(np.int64)
         if space == "tensor":
             lane, column = flat >> 16 & 0xFFFF, flat & 0xFFFF
@@ -148,7 +157,7 @@ class RoleThreads:
         return space, flat
 
     def _allocated(self, columns: np.ndarray, nbytes: int, what: str) -> None:
-        """Every column belongs to somebody: to the compiler's allocation or to one of tcgen05.alloc."""
+        """Check that every column belongs to the compiler's allocation or to one of tcgen05.alloc."""
         cta = self.machine.ctas[self.rank]
         owned: np.ndarray = np.zeros(TENSOR_COLUMNS, bool)
         owned[: self.machine.simulation.program.tensor_columns] = True
@@ -162,7 +171,7 @@ class RoleThreads:
     def _fetch(
         self, agent: Role | Async, proxy: str, space: str, flat: np.ndarray, nbytes: int, *, atomic: bool = False, write: bool = False
     ) -> np.ndarray:  # fmt: skip
-        """uint8 [n, nbytes] at checked places."""
+        """Return uint8 [n, nbytes] at checked addresses."""
         if space == "global":
             out: np.ndarray = np.empty((flat.size, nbytes), np.uint8)
             word = next(n for n in (8, 4, 2, 1) if nbytes % n == 0)
@@ -201,7 +210,7 @@ class RoleThreads:
 
     @staticmethod
     def _rows(active: np.ndarray, addresses: np.ndarray) -> np.ndarray:
-        """The active threads' addresses, flat."""
+        """Return the active threads' addresses, flat."""
         return np.broadcast_to(addresses, addresses.shape)[active].reshape(-1)
 
     def load(self, space: str, addresses: np.ndarray, nbytes: int, active: np.ndarray, order: str = "weak", scope: str = "") -> np.ndarray:
@@ -220,11 +229,13 @@ class RoleThreads:
         self._put(*self._agent(space, "st"), space, flat, data[active].reshape(-1, data.shape[-1]), atomic=order != "weak")
 
     def _agent(self, space: str, what: str) -> tuple[Role | Async, str]:
-        """Who loads or stores, and in which proxy: an access of tensor memory is an operation of its own, which tcgen05.wait ends."""
+        """Return the agent of an access and its proxy. An access of tensor memory is an operation of its own, which
+        tcgen05.wait ends.
+        """
         return (self.role, GENERIC) if space != "tensor" else (self.machine.tensor_access(self.role, self.op, what), TENSOR_THREADS)
 
-    # Threads of one cluster hand on what they did through words that they store and load with an order (and fences around relaxed ones): whoever reads such
-    # a word knows what its writers knew.
+    # Threads of a cluster synchronise through words that they store and load with an order (and fences around relaxed
+    # ones): a reader of such a word acquires the clocks of its writers.
 
     def _release(self, space: str, flat: np.ndarray) -> None:
         clock = self.role.release()
@@ -249,7 +260,7 @@ class RoleThreads:
         self._acquire(space, flat)
         self._release(space, flat)
         old = np.zeros(flat.size, words.dtype)
-        # threads that name one address follow each other: the k-th of each address together
+        # threads that name one address run in order: the k-th thread of each address together
         order_of = np.argsort(flat, kind="stable")
         ordered = flat[order_of]
         first = np.r_[True, ordered[1:] != ordered[:-1]] if flat.size else np.zeros(0, bool)
@@ -304,7 +315,7 @@ class RoleThreads:
             return None
         self._rounds[number] = (state, generation)
         return ThenWait(
-            lambda: state.generation > generation, lambda: f"named barrier {number}: {state.arrived} of {state.threads} threads have come",
+            lambda: state.generation > generation, lambda: f"named barrier {number}: {state.arrived} of {state.threads} threads have arrived",
             lambda: role.clock.join(state.rounds[generation][2]), time=lambda: state.time,
         )  # fmt: skip
 
@@ -327,7 +338,7 @@ class RoleThreads:
         return ThenWait(inner.ready, inner.describe, lambda: machine.cluster_barrier.passed(role), time=inner.time)
 
     def fence(self, kind: str, active: np.ndarray) -> None:
-        """Ordinary memory is in order here; the asynchronous proxy and tcgen05 see it across their fences only."""
+        """Fence. Ordinary memory is in order here; only the asynchronous proxy and tcgen05 need their fences."""
         clock = self.role.clock
         if kind == "tcgen05.before_thread_sync":
             clock.before_sync |= clock.operations
@@ -339,12 +350,16 @@ class RoleThreads:
             raise NoMeaning(f"fence.{kind}")
 
     def grid_dependency(self, action: str) -> Wait | None:
-        """Launches are simulated one after the other."""
+        """Do nothing: launches are simulated one after the other."""
         return None
 
     def set_max_registers(self, direction: str, count: int) -> Wait | None:
-        """A CTA's pool holds the registers that it was launched with: an increase waits until others have given back enough. How many these are is known only
-        where the kernel says so (`maxnreg`); with partitions the compiler moves registers itself. Else the budget is checked for the whole launch only."""
+        """Change the registers of a warpgroup. An increase waits until other warpgroups have released enough.
+
+        A CTA's pool holds the registers of its launch. Their number is known only where the kernel fixes it
+        (`maxnreg`), because with partitions the compiler moves registers itself. Otherwise only the budget of the
+        whole launch is checked.
+        """
         program = self.machine.simulation.program
         launched = program.module.attributes.get("ttg.maxnreg")
         if not isinstance(launched, int) or len(program.role_names) > 1:
@@ -380,7 +395,7 @@ class RoleThreads:
     # ---- bulk copies
 
     def _targets(self, address: int, bar: int | None, multicast: int | None) -> list[tuple[int, int | None]]:
-        """(shared address, barrier) in every CTA that a copy goes to."""
+        """Return (shared address, barrier) in every CTA that receives a copy."""
         if multicast is None:
             return [(address, bar)]
         inside, at = address % SHARED_STRIDE, None if bar is None else bar % SHARED_STRIDE
@@ -476,7 +491,9 @@ class RoleThreads:
         start_store(role, op, source, lambda words: write_box(role, op, tensor, start, words.reshape(tensor.box), reduction), written, kind)
 
     def _box(self, address: int, tensor: TensorMap) -> View:
-        """Where the elements of a box lie: one row after the other, with 16-byte pieces exchanged by the map's swizzle (a function of address bits 7 to 9)."""
+        """Return the addresses of a box's elements: row after row, with 16-byte pieces exchanged by the map's swizzle
+        (a function of address bits 7 to 9).
+        """
         inner = tensor.box[-1] * tensor.nbytes
         if tensor.swizzle and inner > tensor.swizzle:
             self.machine.stop("misaligned", f"{tensor.name}: rows of a box of {inner} bytes under a {tensor.swizzle}-byte swizzle", self.role, self.op)
@@ -524,8 +541,12 @@ class RoleThreads:
     # ---- wgmma
 
     def wgmma(self, product: Any) -> np.ndarray:
-        """The accumulator's values are known at once, but they belong to the tensor core until the group is waited for (`inline_asm` keeps them from use). The
-        operands in shared memory are read when the operation starts, and once more, for what it may collide with, when it completes."""
+        """Start a wgmma.
+
+        The accumulator's values are computed at once, but belong to the tensor core until the wait for the group
+        (`inline_asm` refuses their use). The operands in shared memory are read at the start, and once more at
+        completion, to detect races.
+        """
         reads: list[np.ndarray] = []
         nbytes = product.element_bytes
         memory = self.machine.memory("shared", self.rank)
@@ -551,10 +572,10 @@ class RoleThreads:
         return self.machine.start(kind, self.role, self.op, effect, queue=("wgmma", self.role.index), unit=f"tensor core {self.rank}", latency=latency)
 
     def wgmma_fence(self) -> None:
-        """Registers are in order here."""
+        """Do nothing: registers are in order here."""
 
     def wgmma_commit(self) -> None:
-        """A group is over when the last operation before it is: they complete in order."""
+        """Commit a group. It is complete when its last operation is, because they complete in order."""
         self.role.products.append(self._wgmma("wgmma group", lambda operation: None))
 
     def wgmma_wait(self, pending: int) -> Wait | None:
@@ -602,7 +623,7 @@ class RoleThreads:
         self.machine.ctas[self.rank].tensor_relinquished = True
 
     def tcgen05_wait(self, what: str) -> Wait | None:
-        """Accesses of the role's own threads take no time here."""
+        """Wait for accesses of the role's own threads, which take no time here."""
         self.machine.tensor_wait(self.role, what)
         return None
 
@@ -622,7 +643,7 @@ class RoleThreads:
         self._tcgen05(kind, effect, TCGEN05_LATENCY)
 
     def _window(self, space: str, addresses: np.ndarray) -> np.ndarray:
-        """Descriptors count from the start of the CTA's own shared memory."""
+        """Return addresses relative to the start of the CTA's own shared memory, as in descriptors."""
         return np.asarray(addresses).astype(np.int64) + (self.rank << 24) if space == "shared" else np.asarray(addresses)
 
     def _tcgen05(self, kind: str, effect: Callable[[Async], None], latency: float = 0.0) -> Async:
@@ -663,7 +684,7 @@ class RoleThreads:
 
 
 def combined(operation: str, format: str, old: np.ndarray, new: np.ndarray, compare: np.ndarray | None) -> np.ndarray:
-    """The words after one atomic operation on each, in a PTX format."""
+    """Return the words after one atomic operation on each, in a PTX format."""
     if operation == "exch":
         return new
     if operation == "cas":
@@ -690,7 +711,7 @@ def combined(operation: str, format: str, old: np.ndarray, new: np.ndarray, comp
 
 
 class PtxBarrier:
-    """An mbarrier as PTX instructions use it; where there is none, that is reported and nothing happens."""
+    """An mbarrier for PTX instructions. Without an initialised mbarrier, the use is reported and has no effect."""
 
     def __init__(self, threads: RoleThreads, address: int):
         self.threads, self.address = threads, address
@@ -738,7 +759,7 @@ class PtxBarrier:
         inner = machine.wait_for(role, found, int(parity), op)
         if limit_ns is None:
             return ThenWait(inner.ready, inner.describe, lambda: None, barrier=found, parity=inner.parity, time=inner.time)
-        # the clock only runs out when nothing else can happen: a timer that completes last
+        # the timer completes last: a timeout expires only when nothing else can happen
         timer = machine.start("timer", role, op, lambda operation: None, unit=f"timer of {role.name}", latency=limit_ns * CLOCK_GHZ)
         timer.gate = lambda: machine.idle_but_for(timer)
 
@@ -753,17 +774,19 @@ class PtxBarrier:
 
 
 class NamedBarrier:
-    """One of a CTA's 16 barriers (PTX ISA "bar / barrier"): a round is over when its number of threads has come, in whole warps."""
+    """One of a CTA's 16 barriers (PTX ISA "bar / barrier"). A round completes when its number of threads has arrived,
+    in whole warps.
+    """
 
     def __init__(self, number: int, roles: int):
         self.number, self.roles = number, roles
         self.generation = self.arrived = self.threads = self.votes = 0
         self.time = self.latest = 0.0
         self.gathering = Clock(roles)
-        self.rounds: dict[int, tuple[int, int, Clock]] = {}  # votes, voters and what was released, of the latest rounds
+        self.rounds: dict[int, tuple[int, int, Clock]] = {}  # votes, voters and released clock of the latest rounds
 
     def arrive(self, role: Role, count: int, threads: int, votes: int, op: Op) -> int:
-        """So many threads come; the round that they are part of."""
+        """Arrive with `count` threads. Return their round."""
         if threads % 32 or threads <= 0:
             role.machine.report("arrivals", f"named barrier {self.number}: {threads} threads; a positive multiple of 32 is needed", role, op)
         if self.arrived and threads != self.threads:
@@ -776,7 +799,7 @@ class NamedBarrier:
         self.arrived += count
         self.votes += votes
         if self.arrived > threads:
-            role.machine.report("arrivals", f"named barrier {self.number}: {self.arrived} threads have come, it is for {threads}", role, op)
+            role.machine.report("arrivals", f"named barrier {self.number}: {self.arrived} threads have arrived, it is for {threads}", role, op)
         if self.arrived >= threads:
             self.rounds[generation] = (self.votes, self.arrived, self.gathering)
             self.rounds.pop(generation - 8, None)

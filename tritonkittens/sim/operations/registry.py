@@ -1,7 +1,7 @@
-"""Operations with side effects, by name: `f(role, op, *operand values) -> result`, a tuple where the operation has several results.
+"""Operations with side effects, by name: `f(role, op, *operand values) -> result`, a tuple for several results.
 
-A function may be a generator: it yields a `Wait` to suspend its role until something has happened, or None to let others go first; what it returns is the
-result. Operations without side effects are in `pure_operations`.
+A function may be a generator. It yields a `Wait` to suspend its role, or None to let others run first; its return
+value is the result. Operations without side effects are in `pure_operations`.
 """
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 EFFECTS: dict[str, Callable[..., Any]] = {}
-VIEWS: dict[str, Callable[..., Any]] = {}  # of memory descriptors: no side effect, but they need the role
+VIEWS: dict[str, Callable[..., Any]] = {}  # operations on memory descriptors: no side effect, but they need the role
 
 
 def effect(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register what an operation does that others may see."""
+    """Register an operation with effects visible to others."""
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
@@ -25,7 +25,7 @@ def effect(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def view(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register an operation that nobody else sees."""
+    """Register an operation without visible effects."""
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:

@@ -1,7 +1,7 @@
-"""tcgen05.mma with block scales: what the instruction makes of its operands' bits, whatever the tiles' types say.
+"""tcgen05.mma with block scales: the instruction's reading of its operands' bits, independent of the tiles' types.
 
-PTX ISA "tcgen05.mma", "Block scaling", "Instruction descriptor"; the kind and the format of the scales follow from the operation as Triton's lowering takes
-them from it.
+Kind and scale format follow from the operation as in Triton's lowering. PTX ISA "tcgen05.mma", "Block scaling",
+"Instruction descriptor".
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .tensor_memory import in_shared, product
 
 
 def kind_and_scales(a_type: str, b_type: str, scales: tuple[MemDesc, MemDesc], block: int, k_major: bool) -> tuple[str, str]:
-    """The instruction's kind and the format of its scales. `block`: the numbers that a scale of A is for."""
+    """Return the instruction's kind and the format of its scales. `block` is the number of elements of A per scale."""
     if (a_type, b_type) != ("e2m1", "e2m1"):
         return "mxf8f6f4", "ue8m0"
     elements = tuple(s.element.name for s in scales)
@@ -32,12 +32,12 @@ def kind_and_scales(a_type: str, b_type: str, scales: tuple[MemDesc, MemDesc], b
 
 
 def contiguous_along_k(kind: MemDesc, is_b: bool) -> bool:
-    """Do neighbours along K lie side by side? Tensor memory and layouts that do not say so have them there."""
+    """Whether neighbours along K are contiguous. They are in tensor memory, and in layouts that do not state it."""
     return kind.space == "tensor" or f"transposed = {'false' if is_b else 'true'}" not in kind.layout
 
 
 def check_operand(role: Role, op: Op, name: str, form: str, tile: MemDesc, kind: str) -> None:
-    """Report a tile that does not hold its numbers where the instruction looks for them."""
+    """Report a tile whose numbers are not where the instruction reads them."""
     machine, padded = role.machine, "fp4Padded = true" in tile.layout
     if form not in ("f8E4M3FN", "f8E5M2", "e2m1") or tile.element.nbytes != 1:
         machine.stop("unknown", f"operand {name} of a scaled product is {form} in elements of {tile.element.name}", role, op)

@@ -17,7 +17,9 @@ _MAPS: dict[Any, tuple[AddressMap, int]] = {}
 
 
 def address_map(kind: MemDesc) -> tuple[AddressMap, int]:
-    """The map of a whole view of this type, and the bytes from one buffer to the next where leading dimensions choose a buffer."""
+    """Return the map of a whole view of this type, and the bytes from one buffer to the next where leading dimensions
+    select a buffer.
+    """
     key = (kind.shape, kind.alloc_shape, kind.element, kind.layout, kind.space)
     found = _MAPS.get(key)
     if found is not None:
@@ -30,7 +32,7 @@ def address_map(kind: MemDesc) -> tuple[AddressMap, int]:
         within = offsets & (SHARED_STRIDE - 1)
         stride = int(within.max()) + nbytes if "padded" in kind.layout else int(np.prod(tail)) * nbytes // len(np.unique(offsets >> 24))
         if "fp4Padded = true" in kind.layout:
-            stride *= 2  # every 8 bytes lie in 16
+            stride *= 2  # every 8 bytes take 16
     else:
         nbytes = max(kind.element.bits, 8) // 8
         offsets, replicas, columns = tensor_offsets(kind.layout, tail, kind.element.bits)
@@ -49,7 +51,10 @@ def address_map(kind: MemDesc) -> tuple[AddressMap, int]:
 
 
 def idle(role: Role) -> bool:
-    """Is nothing in flight that the role, or one that has ended, started? Else what it reads may still lie where an allocation is made again (in a loop)."""
+    """Whether no operation of the role, or of an ended role, is in flight.
+
+    Otherwise an allocation that a loop makes again may still be read.
+    """
     return not any(o.role is role or o.role.done for o in role.machine.flying)
 
 
@@ -67,7 +72,7 @@ def allocate(role: Role, op: Op, kind: MemDesc, base: int, size: int, name: str,
 
 
 def buffer_name(op: Op) -> str:
-    """The Python variable that an allocation was bound to; where the compiler lost it (tuples), the line."""
+    """Return the Python variable of an allocation, or its line where the compiler lost the variable (tuples)."""
     name = op.result_name
     if name and not name[0].isdigit():
         return name
@@ -104,7 +109,7 @@ def local_alloc(role: Role, op: Op, *source: Any) -> View:
 
 @effect("ttg.local_dealloc")
 def local_dealloc(role: Role, op: Op, buffer: View) -> None:
-    """The memory may be given to the next allocation; the compiler has decided where."""
+    """Free the memory for the next allocation. The compiler has chosen its address."""
 
 
 @effect("ttg.local_load")
@@ -118,7 +123,7 @@ def local_store(role: Role, op: Op, values: Any, buffer: View) -> None:
 
 
 def _picked(buffer: View, indices: np.ndarray, axis: int) -> View:
-    """The elements of a buffer at `indices` along `axis`."""
+    """Return the elements of a buffer at `indices` along `axis`."""
     grid = list(np.meshgrid(*[np.arange(n) for n in indices.shape], indexing="ij"))
     grid[axis] = indices.astype(np.int64)
     chosen = AddressMap(np.ascontiguousarray(buffer.map.offsets[tuple(grid)]), buffer.map.nbytes)
@@ -147,7 +152,9 @@ def local_scatter(role: Role, op: Op, buffer: View, values: np.ndarray, indices:
 
 
 class Outside:
-    """A view of a buffer that does not exist. An address may be computed in vain (an arrival that is predicated off), so only its use is reported."""
+    """A view of a buffer that does not exist. Only its use is reported, because an address may be computed for a
+    predicated-off operation.
+    """
 
     def __init__(self, finding: Finding):
         self.finding = finding
@@ -157,7 +164,7 @@ class Outside:
 
 
 def of_view(fn: Callable[..., View]) -> Callable[..., View]:
-    """A view of a view that does not exist does not exist either."""
+    """Make a view of a nonexistent view nonexistent."""
 
     def derived(role: Role, op: Op, source: View, *rest: Any) -> View:
         return source if isinstance(source, Outside) else fn(role, op, source, *rest)

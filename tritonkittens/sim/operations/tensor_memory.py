@@ -1,4 +1,6 @@
-"""tcgen05: tensor memory, products that accumulate in it, copies into it, and launches taken over from the grid. PTX ISA "TensorCore 5th generation"."""
+"""tcgen05: tensor memory, products that accumulate in it, copies into it, and cluster launch control. PTX ISA
+"TensorCore 5th generation".
+"""
 from __future__ import annotations
 
 import functools
@@ -44,7 +46,7 @@ def tmem_alloc(role: Role, op: Op, *source: Any) -> Any:
 
 
 def written(role: Role, view: View) -> bool:
-    """Is every byte of the view written?"""
+    """Whether every byte of the view is written."""
     machine = role.machine
     pieces = machine._pieces(view.base, view.map)
     return all(machine.memory(view.space, rank).written[base + s : base + e].all() for rank, base, runs in pieces for s, e in runs)
@@ -54,7 +56,7 @@ def written(role: Role, view: View) -> bool:
 def tmem_load(role: Role, op: Op, source: View, *token: Any) -> Any:
     machine = role.machine
     if not written(role, source):
-        # compilers read an accumulator before they know whether there is one; to use what was read is the mistake
+        # compilers may read an unwritten accumulator speculatively; only the use of its value is a bug
         nothing = Poison(op, f"reads {source.name}, parts of which were never written")
         return nothing if len(op.results) == 1 else (nothing,) * len(op.results)
     values = machine.load(role, source, op)
@@ -67,7 +69,9 @@ def tmem_load(role: Role, op: Op, source: View, *token: Any) -> Any:
 
 
 def reduced_rows(role: Role, op: Op, values: np.ndarray) -> np.ndarray:
-    """tcgen05.ld.red: the least or largest of each row, (M, N) → (M,); of absolute values with `abs`. NaN gives way to numbers, or wins with `NaN`."""
+    """tcgen05.ld.red: the least or largest of each row, (M, N) → (M,), of absolute values with `abs`. NaN loses to
+    numbers, or wins with `NaN`.
+    """
     name, arch = op.result_types[0].element.name, role.machine.simulation.program.arch  # type: ignore[union-attr]
     if name != "f32" or arch == 100:
         role.machine.stop("illegal", f"tcgen05.ld.red of {name} on sm_{arch}: the instruction belongs to sm_103 and takes f32", role, op)
@@ -90,22 +94,26 @@ def tmem_wait(role: Role, op: Op) -> None:
 
 @effect("ttng.tmem_barrier")
 def tmem_barrier(role: Role, op: Op) -> None:
-    """Orders the role's own warps' accesses of tensor memory; they are in lockstep already."""
+    """Order the role's own warps' accesses of tensor memory. They are in lockstep already."""
 
 
 def queue(role: Role) -> Any:
-    """tcgen05 products and copies of one issuer complete in order."""
+    """Return the queue of one issuer's tcgen05 products and copies, which complete in order."""
     return ("tcgen05", role.index)
 
 
 def pairs(role: Role) -> bool:
-    """Do the kernel's tcgen05 operations work on pairs of CTAs (cta_group::2)? Then the CTA of even rank issues them for both."""
+    """Whether the kernel's tcgen05 operations work on pairs of CTAs (cta_group::2). The CTA of even rank then issues
+    them for both.
+    """
     return bool(role.machine.simulation.program.module.attributes.get("ttng.two-ctas"))
 
 
 def committed(role: Role, shared: tuple[View, ...]) -> list[int]:
-    """The ranks at whose barriers the commits of all issuing CTAs arrive, one by one: the issuer's own, its pair's, and those that multicast gives the same
-    `shared` data."""
+    """Return the ranks of the barriers at which the commits of all issuing CTAs arrive, one by one.
+
+    They are the issuer's own, its pair's, and those with the same `shared` multicast data.
+    """
     machine = role.machine
     if machine.simulation.program.num_ctas == 1:
         return [role.rank]
@@ -139,7 +147,7 @@ def matrix(role: Role, agent: Async, value: View, op: Op) -> np.ndarray:
 
 
 def product(role: Role, op: Op, d: View, use: bool, bars: list[View], shared: tuple[View, ...], operands: Any, cost: float) -> Any:
-    """Start D = A·B (+ D); `operands(operation)` reads A and B."""
+    """Start D = A·B (+ D). `operands(operation)` reads A and B."""
     machine = role.machine
 
     def effect(operation: Async) -> None:
@@ -161,7 +169,7 @@ def in_shared(*views: View) -> tuple[View, ...]:
 
 
 def finish(role: Role, op: Op, operation: Async) -> Any:
-    """A product without is_async: the compiler waits for it."""
+    """Complete a product without is_async: the compiler waits for it."""
     yield Wait(lambda: operation.done, lambda: "a tcgen05 product", time=lambda: operation.finish)
     role.machine.acquire(role, [operation])
 
@@ -189,7 +197,7 @@ def tc_gen5_mma(role: Role, op: Op, *operands: Any) -> Any:
 
 @effect("ttng.tc_gen5_commit")
 def tc_gen5_commit(role: Role, op: Op, *operands: Any) -> None:
-    """The barrier gets one arrival when everything tcgen05 that this role has issued is complete."""
+    """Arrive once at the barrier when all tcgen05 operations of this role are complete."""
     (bar,), predicate, shared = op.split(operands)
     if predicate and not predicate[0]:
         return
@@ -211,7 +219,7 @@ def tmem_copy(role: Role, op: Op, source: View, target: View, *bar: Any) -> None
             words = unblock_scales(words, target.map.shape)
         machine.touch(operation, target, True, ASYNC, op)
         machine.write(target, words.reshape(target.map.shape))
-        if not whole:  # a pipeline may copy scales for a product that is predicated off; only a product that reads them is wrong
+        if not whole:  # a pipeline may copy unwritten scales for a predicated-off product; only a product that reads them is a bug
             for rank, base, runs in machine._pieces(target.base, target.map):
                 for start, end in runs:
                     machine.memory("tensor", rank).forget(base + start, base + end)
@@ -222,7 +230,9 @@ def tmem_copy(role: Role, op: Op, source: View, target: View, *bar: Any) -> None
 
 
 def unblock_scales(words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Scales stored as blocks of 32 rows by 16 bytes, (m/128, k/4, 32, 4, 4), in the order of the matrix they scale (TritonNvidiaGPUOps.td, tmem_copy)."""
+    """Reorder scales from blocks of 32 rows by 16 bytes, (m/128, k/4, 32, 4, 4), to the order of their matrix
+    (TritonNvidiaGPUOps.td, tmem_copy).
+    """
     rows, columns = shape
     blocks = words.reshape(rows // 128, columns // 4, 32, 4, 4)
     return blocks.transpose(0, 3, 2, 1, 4).reshape(rows, columns)
@@ -233,7 +243,9 @@ def unblock_scales(words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 @effect("ttng.clc_try_cancel")
 def clc_try_cancel(role: Role, op: Op, result: View, bar: View) -> None:
-    """clusterlaunchcontrol.try_cancel: take over the next cluster of the grid that has not started; 16 bytes of answer, reported to a barrier."""
+    """clusterlaunchcontrol.try_cancel: take over the next cluster of the grid that has not started. The answer, 16
+    bytes, is reported to a barrier.
+    """
     machine = role.machine
     taken: list[Any] = []
     bars = [b for b in (machine.barrier(role, a, op, "try_cancel") for a in addresses(role, bar)) if b is not None]

@@ -1,4 +1,6 @@
-"""The tensor memory accelerator: boxes of a tensor between global and shared memory. PTX ISA "cp.async.bulk.tensor", "Tensor-map"."""
+"""The tensor memory accelerator: boxes of a tensor between global and shared memory. PTX ISA "cp.async.bulk.tensor",
+"Tensor-map".
+"""
 from __future__ import annotations
 
 from typing import Any
@@ -19,15 +21,15 @@ from .barriers import addresses
 from .control import role_ranks
 from .registry import effect, view
 
-COPY_ALIGNMENT = 128  # bytes: of a box in shared memory
+COPY_ALIGNMENT = 128  # bytes; alignment of a box in shared memory
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 # tt::DescriptorReduceKind, by its value in the attribute
 REDUCE = {1: "add", 2: "min", 3: "max", 4: "inc", 5: "dec", 6: "and", 7: "or", 8: "xor"}
-PADDED_FP4 = 14  # elemtype .b4x16_p64: two e2m1 numbers a byte; shared memory holds 8 bytes of them and 8 of padding in turn
+PADDED_FP4 = 14  # elemtype .b4x16_p64: two e2m1 numbers a byte; shared memory alternates 8 bytes of them and 8 of padding
 
 
 def box_words(role: Role, op: Op, tensor: TensorMap, start: list[int], box: tuple[int, ...]) -> np.ndarray:
-    """The box at `start`, as words; outside the tensor the map's fill."""
+    """Return the box at `start`, as words, with the map's fill outside the tensor."""
     fill = encode(tensor.element, np.array(tensor.fill, np.float32)) if tensor.fill else 0
     out: np.ndarray = np.full(box, fill, _WORD[tensor.nbytes])
     inside = [(max(0, -s), min(b, n - s)) for s, b, n in zip(start, box, tensor.shape)]
@@ -38,7 +40,7 @@ def box_words(role: Role, op: Op, tensor: TensorMap, start: list[int], box: tupl
 
 
 def box_spans(tensor: TensorMap, start: list[int], box: tuple[int, ...]) -> Spans:
-    """The rows of the box that lie in the tensor."""
+    """Return the rows of the box inside the tensor."""
     inside = [(max(0, s), min(n, s + b)) for s, b, n in zip(start, box, tensor.shape)]
     if any(a >= b for a, b in inside):
         return Spans(np.zeros(0, np.int64), 0)
@@ -49,7 +51,7 @@ def box_spans(tensor: TensorMap, start: list[int], box: tuple[int, ...]) -> Span
 
 
 def strided(role: Role, op: Op, tensor: TensorMap, start: list[int], extents: list[int], writes: bool = False) -> np.ndarray:
-    """A window into the tensor in global memory."""
+    """Return a window into the tensor in global memory."""
     address = (tensor.address + sum(s * stride for s, stride in zip(start, tensor.strides))) % (1 << 64)
     last = address + sum((n - 1) * stride for n, stride in zip(extents, tensor.strides)) + tensor.nbytes
     found = role.machine.simulation.memory.find(address)
@@ -74,7 +76,9 @@ def check_map(role: Role, op: Op, tensor: Any) -> TensorMap:
 
 
 def check_coordinates(role: Role, op: Op, tensor: TensorMap, start: list[int], kind: str) -> None:
-    """The innermost coordinate lies on 16 bytes (64 where fp4 is padded), for every kind of copy; what writes the tensor takes no negative coordinates."""
+    """Check coordinates: the innermost is a multiple of 16 bytes (64 for padded fp4), and writes take no negative
+    ones.
+    """
     reads = kind in ("TMA load", "TMA gather")
     what = f"a {kind} {'of' if reads else 'to'} {tensor.name} at coordinates {start}"
     if not reads and any(s < 0 for s in start):
@@ -87,7 +91,10 @@ def check_coordinates(role: Role, op: Op, tensor: TensorMap, start: list[int], k
 
 
 def delivered(role: Role, bars: list[int], target: View) -> int:
-    """Bytes each barrier is told of: what lies in one CTA, for every CTA that shares the barrier. A multicast tells each receiving CTA's barrier of its own."""
+    """Return the bytes that each barrier receives: one CTA's part, for every CTA that shares the barrier.
+
+    A multicast signals each receiving CTA's own barrier.
+    """
     holders = len(np.unique(target.map.offsets >> 24)) if target.map.spread else 1
     return target.map.total // holders * (len(role_ranks(role)) // len(bars))
 
@@ -95,7 +102,7 @@ def delivered(role: Role, bars: list[int], target: View) -> int:
 def start_load(
     role: Role, op: Op, bar_addresses: list[int], target: View, words: Any, bytes_per_barrier: int, kind: str = "TMA load", clock_from: Any = None
 ) -> None:
-    """A copy into shared memory that reports its bytes to barriers. `words()` reads the source."""
+    """Start a copy into shared memory that reports its bytes to barriers. `words()` reads the source."""
     machine = role.machine
     first = (target.base + int(target.map.offsets.reshape(-1).min())) % SHARED_STRIDE
     if first % COPY_ALIGNMENT:
@@ -142,9 +149,11 @@ def load(role: Role, op: Op, *operands: Any) -> None:
 
 
 def im2col_words(role: Role, op: Op, tensor: TensorMap, start: list[int], shift: list[int], box: tuple[int, ...]) -> np.ndarray:
-    """Pixels of a convolution's input in the order of its output, shifted by a filter tap (PTX ISA "im2col mode").
+    """Return pixels of a convolution's input in the order of its output, shifted by a filter tap (PTX ISA "im2col
+    mode").
 
-    The pixel box runs in each spatial dimension from `lower` to extent − 1 + `upper`; pixels are counted through it row by row, image by image, from `start`.
+    The pixel box runs in each spatial dimension from `lower` to extent − 1 + `upper`. Pixels are counted through it
+    row by row, image by image, from `start`.
     """
     assert tensor.im2col is not None
     lower, upper, steps = tensor.im2col["lower"], tensor.im2col["upper"], tensor.im2col["element_strides"]
@@ -156,7 +165,7 @@ def im2col_words(role: Role, op: Op, tensor: TensorMap, start: list[int], shift:
     counts = [max(0, (n - 1 + up - low) // step + 1) for n, low, up, step in zip(spatial, lower, upper, steps)]
     image, *position, channel = start
     index = [(p - low) // step for p, low, step in zip(position, lower, steps)]
-    shifts = shift or [0] * len(spatial)  # in the tensor's order here; the instruction has them reversed
+    shifts = shift or [0] * len(spatial)  # in the tensor's order here, reversed in the instruction
     for row in range(pixels):
         flat = row
         place = []
@@ -174,7 +183,7 @@ def im2col_words(role: Role, op: Op, tensor: TensorMap, start: list[int], shift:
 
 
 def start_store(role: Role, op: Op, source: View, put: Any, target: Spans, kind: str = "TMA store") -> None:
-    """A copy out of shared memory to `target`, in the role's open bulk group: `put(words)` writes them."""
+    """Start a copy from shared memory to `target`, in the role's open bulk group. `put(words)` writes them."""
     machine = role.machine
 
     def read(operation: Async) -> np.ndarray:
@@ -186,7 +195,9 @@ def start_store(role: Role, op: Op, source: View, put: Any, target: Spans, kind:
 
 
 def start_bulk(role: Role, op: Op, kind: str, nbytes: int, read: Any, put: Any, target: Spans) -> None:
-    """A bulk store is over twice: when it has read its source (`read(operation) -> data`), and when it has written its target (`put(data)`)."""
+    """Start a bulk store with two completions: its source is read (`read(operation) -> data`), and its target is
+    written (`put(data)`).
+    """
     machine = role.machine
     data: list[np.ndarray] = []
     reads = machine.start(kind, role, op, lambda operation: data.append(read(operation)), unit="TMA", cost=tma_cycles(nbytes), latency=TMA_LATENCY)
@@ -208,7 +219,10 @@ def write_box(role: Role, op: Op, tensor: TensorMap, start: list[int], words: np
 
 
 def whole_pieces(tensor: TensorMap, start: int, stop: int, box: int) -> int:
-    """Where a row of a store ends: whole 16-byte pieces are written, also past the tensor's edge (seen on the H200; PTX does not say so)."""
+    """Return the end of a row of a store: whole 16-byte pieces are written, also past the tensor's edge.
+
+    An H200 does that; PTX does not specify it.
+    """
     if start + stop < tensor.shape[-1]:
         return stop
     past = -(start + stop) * tensor.nbytes % 16 // tensor.nbytes
@@ -216,7 +230,7 @@ def whole_pieces(tensor: TensorMap, start: int, stop: int, box: int) -> int:
 
 
 def reduced(tensor: TensorMap, kind: str, old: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """old ∘ new, in the tensor's own number format."""
+    """Return old ∘ new, in the tensor's own number format."""
     if kind in ("and", "or", "xor"):
         return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[kind](old, new)
     if tensor.element.startswith("u") and kind in ("add", "min", "max"):
@@ -277,7 +291,7 @@ def gather(role: Role, op: Op, tensor: Any, rows: np.ndarray, column: Any, bar: 
 
 
 def rows_spans(tensor: TensorMap, rows: np.ndarray, column: int, width: int) -> Spans:
-    """The parts of single rows that lie in the tensor."""
+    """Return the parts of single rows inside the tensor."""
     inside: np.ndarray = rows.reshape(-1).astype(np.int64)
     inside = inside[(inside >= 0) & (inside < tensor.shape[0])]
     first, last = max(0, column), min(tensor.shape[1], column + width)
@@ -309,10 +323,13 @@ def store_wait(role: Role, op: Op) -> Any:
 
 
 def over_but_for(role: Role, pending: int, read: bool) -> tuple[list[Async], str]:
-    """What cp.async.bulk.wait_group waits for, and its name: the writes, or only the `read`s, of all groups of this role but the last `pending`."""
+    """Return the operations of a cp.async.bulk.wait_group and its name.
+
+    They are the writes, or only the `read`s, of all groups of this role but the last `pending`.
+    """
     over = role.bulk_groups[: max(0, len(role.bulk_groups) - pending)]
     writes = [o for group in over for o in group]
-    if not read:  # the writes of groups whose reads were waited for still have to be
+    if not read:  # the writes still need a wait after a wait for the reads
         role.bulk_groups = role.bulk_groups[len(over) :]
         return writes, "TMA stores"
     return [o.after or o for o in writes], "TMA stores to have read their source"
@@ -328,7 +345,7 @@ def tensormap_create(role: Role, op: Op, *operands: Any) -> None:
     padded = number == PADDED_FP4
     element, nbytes = FORMATS[ELEMENT_TYPES[0 if padded else number]]
     fill = float("nan") if op.attributes.get("fill_mode") else 0.0
-    # the hardware's order is innermost first; it counts fp4 numbers there, tiles count bytes
+    # the hardware's order is innermost first; it counts fp4 numbers, tiles count bytes
     shape, box = ([int(n) // (1 + (padded and d == 0)) for d, n in enumerate(sizes)][::-1] for sizes in (extents, boxes))
     name = f"the tensor at {role.machine.simulation.memory.name(int(address))}"
     apart = (*(int(s) for s in strides[::-1]), nbytes)
