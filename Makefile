@@ -60,6 +60,7 @@ bench: $(BENCH_READY)
 
 lint: $(READY)
 	@$(RUN) -m ruff check .
+	@$(RUN) -m ruff format --check --quiet .
 	@$(RUN) -m mypy
 	@$(RUN) -c "from importlinter.cli import lint_imports_command as lint; lint()"
 

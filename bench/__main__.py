@@ -1,10 +1,14 @@
-"""Every benchmark: `python -m bench [SUITE…] [--out FOLDER] [--quick] [--slow] [--only TEXT] [--workers N] [--list]`, and `python -m bench plot [FOLDER]`.
+"""Every benchmark: `python -m bench [SUITE…] [--out FOLDER] [--quick] [--slow] [--only TEXT] [--workers N] [--list]`,
+and `python -m bench plot [FOLDER]`.
 
-Each suite prints a table, writes SUITE.json and draws SUITE.svg into the folder (bench/results). Several suites run in a process each, so that a fault
-in one leaves the others alone. The exit status is 1 where a result was wrong or one of our kernels did not run.
+Each suite prints a table, writes SUITE.json and draws SUITE.svg into the folder (bench/results). Several suites run in
+a process each, so that a fault in one leaves the others alone. The exit status is 1 where a result was wrong or one of
+our kernels did not run.
 
-`python -m bench.same_code REVISION` compares the machine code of the shipped kernels with that of a git revision; it needs no GPU.
+`python -m bench.same_code REVISION` compares the machine code of the shipped kernels with that of a git revision; it
+needs no GPU.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -18,9 +22,22 @@ import torch
 from bench.harness import RESULTS, Suite, compile_part, in_parts, run
 from bench.plots import draw
 
-MODULES = ("stages", "persistence", "block_order", "workers", "gemm", "attention", "decode", "attention_models", "examples")
-STANDALONE = {"launch_overhead": "host time of one kernel launch", "template_host": "host time of constructing a template again (launches need a GPU)",
-              "simulator": "speed and memory of the simulator (needs no GPU)"}
+MODULES = (
+    "stages",
+    "persistence",
+    "block_order",
+    "workers",
+    "gemm",
+    "attention",
+    "decode",
+    "attention_models",
+    "examples",
+)
+STANDALONE = {
+    "launch_overhead": "host time of one kernel launch",
+    "template_host": "host time of constructing a template again (launches need a GPU)",
+    "simulator": "speed and memory of the simulator (needs no GPU)",
+}
 
 
 def suites() -> dict[str, Suite]:
@@ -29,18 +46,35 @@ def suites() -> dict[str, Suite]:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help="default: all; `plot [FOLDER]` draws the plots of existing result files")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "suites",
+        nargs="*",
+        metavar="SUITE",
+        help="default: all; `plot [FOLDER]` draws the plots of existing result files",
+    )
     parser.add_argument("--out", help=f"folder for results (default {RESULTS})")
     parser.add_argument("--quick", action="store_true", help="10 rounds instead of 20")
     parser.add_argument("--slow", action="store_true", help="also peers that take minutes to compile")
-    parser.add_argument("--knobs", action="append", default=[], metavar="NAME=VALUE[;NAME=VALUE…]",
-                        help="gemm, gemm_fp8, gemm_models, gemm_sustained, attention, attention_backward, attention_sustained: also ours with these fields of "
-                             "its configuration; may be given several times")
+    parser.add_argument(
+        "--knobs",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE[;NAME=VALUE…]",
+        help="gemm, gemm_fp8, gemm_models, gemm_sustained, attention, attention_backward, attention_sustained: also "
+        "ours with these fields of "
+        "its configuration; may be given several times",
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains TEXT")
     parser.add_argument("--random", type=int, metavar="N", help="attention_decode_random: so many shapes (default 48)")
-    parser.add_argument("--seed", type=int, metavar="N", help="attention_decode_random: what they are drawn with (default 0)")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="compile our kernels first, in so many processes")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="attention_decode_random: what they are drawn with (default 0)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="compile our kernels first, in so many processes"
+    )
     parser.add_argument("--compile", nargs=2, type=int, metavar=("PART", "PARTS"), help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help="list suites and their cases; measure nothing")
     options = parser.parse_args(arguments)
@@ -83,9 +117,14 @@ def alone(name: str, options: argparse.Namespace) -> int:
 
 def flags(options: argparse.Namespace) -> list[str]:
     """What processes of single suites are told."""
-    return [*(["--out", options.out] if options.out else []), *(["--quick"] if options.quick else []), *(["--slow"] if options.slow else []),
-            *(["--only", options.only] if options.only else []), *(x for text in options.knobs for x in ("--knobs", text)),
-            *(x for name in ("random", "seed") if (n := getattr(options, name)) is not None for x in (f"--{name}", str(n)))]  # fmt: skip
+    return [
+        *(["--out", options.out] if options.out else []),
+        *(["--quick"] if options.quick else []),
+        *(["--slow"] if options.slow else []),
+        *(["--only", options.only] if options.only else []),
+        *(x for text in options.knobs for x in ("--knobs", text)),
+        *(x for name in ("random", "seed") if (n := getattr(options, name)) is not None for x in (f"--{name}", str(n))),
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -102,7 +141,9 @@ def main(arguments: list[str] | None = None) -> int:
     if len(options.suites) == 1:
         return alone(options.suites[0], options)
     command = [*flags(options), "--workers", str(options.workers)]
-    return max(abs(subprocess.run([sys.executable, "-m", "bench", name, *command]).returncode) for name in options.suites)
+    return max(
+        abs(subprocess.run([sys.executable, "-m", "bench", name, *command]).returncode) for name in options.suites
+    )
 
 
 if __name__ == "__main__":

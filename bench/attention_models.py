@@ -1,4 +1,6 @@
-"""Models of Hugging Face transformers with our attention and with PyTorch's: prefill, and a step of training. Random weights, causal."""
+"""Models of Hugging Face transformers with our attention and with PyTorch's: prefill, and a step of training. Random
+weights, causal."""
+
 from __future__ import annotations
 
 import argparse
@@ -12,7 +14,8 @@ from bench import gemm
 from bench.gemm import OURS
 from bench.harness import Case, Suite, Trial, frobenius_error
 
-# How many, tokens of each. The first are so few that the host, which launches 200 to 800 kernels a step, is hardly ahead of the GPU.
+# How many, tokens of each. The first are so few that the host, which launches 200 to 800 kernels a step, is hardly
+# ahead of the GPU.
 SEQUENCES = ((1, 4096), (4, 4096), (1, 16384))
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 4, 2048, 16, 4, 128, 32000
 MODELS = {"Llama": ("LlamaConfig", 5632), "Qwen3": ("Qwen3Config", 6144)}  # configuration, width of the MLP
@@ -28,11 +31,21 @@ def configuration(name: str, kv_heads: int) -> Any:
 
     kind, width = MODELS[name]
     most = max(tokens for _, tokens in SEQUENCES)
-    return getattr(transformers, kind)(vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=width, num_hidden_layers=LAYERS, head_dim=HEAD_DIM,
-                                       num_attention_heads=HEADS, num_key_value_heads=kv_heads, max_position_embeddings=most)  # fmt: skip
+    return getattr(transformers, kind)(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=width,
+        num_hidden_layers=LAYERS,
+        head_dim=HEAD_DIM,
+        num_attention_heads=HEADS,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=most,
+    )
 
 
-def build(name: str, implementation: str, dtype: torch.dtype, weights: Weights | None = None, kv_heads: int | None = None) -> Any:
+def build(
+    name: str, implementation: str, dtype: torch.dtype, weights: Weights | None = None, kv_heads: int | None = None
+) -> Any:
     """A model with these weights, random ones where not given."""
     import transformers
 
@@ -49,6 +62,7 @@ def build(name: str, implementation: str, dtype: torch.dtype, weights: Weights |
 
 def ungrouped(weights: Weights) -> dict[str, torch.Tensor]:
     """The same model with a key head for every query head, of which PyTorch's attention in fp32 keeps no scores."""
+
     def repeated(x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(0, (KV_HEADS, HEAD_DIM)).repeat_interleave(HEADS // KV_HEADS, 0).flatten(0, 1)
 
@@ -57,6 +71,7 @@ def ungrouped(weights: Weights) -> dict[str, torch.Tensor]:
 
 def prefill(model: Any, ids: torch.Tensor) -> Callable[[], torch.Tensor]:
     """The logits of the last tokens."""
+
     def run() -> torch.Tensor:
         with torch.no_grad():
             return model(ids, use_cache=False, logits_to_keep=KEPT).logits
@@ -65,7 +80,8 @@ def prefill(model: Any, ids: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def train(model: Any, ids: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """The gradient of the first layer's queries, after a step of AdamW at a rate of zero: it costs what any other does, and every step finds the same model."""
+    """The gradient of the first layer's queries, after a step of AdamW at a rate of zero: it costs what any other does,
+    and every step finds the same model."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, fused=True)
 
     def run() -> torch.Tensor:
@@ -77,7 +93,8 @@ def train(model: Any, ids: torch.Tensor) -> Callable[[], torch.Tensor]:
     return run
 
 
-STEPS = {"prefill": (prefill, 1, BOUND), "training": (train, 3, GRADIENT_BOUND)}  # what is timed, forwards that it costs
+# what is timed, forwards that it costs
+STEPS = {"prefill": (prefill, 1, BOUND), "training": (train, 3, GRADIENT_BOUND)}
 
 
 def work(name: str, batch: int, tokens: int, step: str) -> int:
@@ -94,16 +111,28 @@ def cases(options: argparse.Namespace) -> list[Case]:
         weights = {key: x.clone() for key, x in build(name, "sdpa", torch.bfloat16).state_dict().items()}
         ids = torch.randint(VOCABULARY, (batch, tokens), device=gemm.DEVICE)
         exact = make(build(name, "sdpa", torch.float32, ungrouped(weights), HEADS), ids)().flatten(0, -2).double()
-        timed = {each: lambda each=each: make(build(name, each, torch.bfloat16, weights), ids) for each in (*IMPLEMENTATIONS, OURS)}
+        timed = {
+            each: lambda each=each: make(build(name, each, torch.bfloat16, weights), ids)
+            for each in (*IMPLEMENTATIONS, OURS)
+        }
         return Trial({OURS: timed.pop(OURS)}, timed, frobenius_error(exact), bound)
 
     return [
-        Case(f"bf16 {name} {step} S {tokens}{f' B {batch}' if batch > 1 else ''}", work(name, batch, tokens, step),
-             {"model": name, "B": batch, "S": tokens, "step": step, "panel": f"{name}, {step}"}, functools.partial(prepare, name, batch, tokens, step),
-             "sustained")
-        for name in MODELS for step in STEPS for batch, tokens in SEQUENCES
-    ]  # fmt: skip
+        Case(
+            f"bf16 {name} {step} S {tokens}{f' B {batch}' if batch > 1 else ''}",
+            work(name, batch, tokens, step),
+            {"model": name, "B": batch, "S": tokens, "step": step, "panel": f"{name}, {step}"},
+            functools.partial(prepare, name, batch, tokens, step),
+            "sustained",
+        )
+        for name in MODELS
+        for step in STEPS
+        for batch, tokens in SEQUENCES
+    ]
 
 
-TITLE = "models of transformers by their attention: 4 layers, hidden 2048, 16 heads in 4 groups, D 128, a prefill and a step of training"
+TITLE = (
+    "models of transformers by their attention: 4 layers, hidden 2048, 16 heads in 4 groups, D 128, a prefill "
+    "and a step of training"
+)
 SUITES = (Suite("attention_models", TITLE, cases, plot={"panel": "panel"}),)

@@ -1,12 +1,16 @@
-"""Two revisions of the library on one card: `python -m bench.compare TREE SUITE… [--only TEXT] [--rounds N] [--limit PERCENT] [--out FILE]`.
+"""Two revisions of the library on one card: `python -m bench.compare TREE SUITE… [--only TEXT] [--rounds N] [--limit
+PERCENT] [--out FILE]`.
 
-TREE is a folder with the other revision (`git worktree add`, or the archive of one). Each revision runs in a process of its own, with its own kernels and
-`bench`, and times its `gemm`, `attention`, … beside the same peer. The two processes run in alternating bursts. A row's figure is how much longer this revision
-takes than the other one in the same round; the peer, whose code is the same in both, shows what the measurement is worth. A row over the limit, or whose peer
-is, is measured three times, and its median counts.
+TREE is a folder with the other revision (`git worktree add`, or the archive of one). Each revision runs in a process of
+its own, with its own kernels and `bench`, and times its `gemm`, `attention`, … beside the same peer. The two processes
+run in alternating bursts. A row's figure is how much longer this revision takes than the other one in the same round;
+the peer, whose code is the same in both, shows what the measurement is worth. A row over the limit, or whose peer is,
+is measured three times, and its median counts.
 
-Prints a line per row and a suite's geometric mean. The exit status is 1 where a row or a mean is over its limit, or a row fails in one revision only.
+Prints a line per row and a suite's geometric mean. The exit status is 1 where a row or a mean is over its limit, or a
+row fails in one revision only.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,14 +34,25 @@ ROUNDS = 20
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tree", type=pathlib.Path, help="folder of the other revision")
     parser.add_argument("suites", nargs="+", metavar="SUITE")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains TEXT")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--limit", type=float, default=ROW_LIMIT, metavar="PERCENT", help=f"of a row (default {ROW_LIMIT})")
+    parser.add_argument(
+        "--limit", type=float, default=ROW_LIMIT, metavar="PERCENT", help=f"of a row (default {ROW_LIMIT})"
+    )
     parser.add_argument("--out", type=pathlib.Path, help="JSON file for the figures")
-    parser.add_argument("--part", nargs=2, type=int, default=(0, 1), metavar=("PART", "PARTS"), help="every PARTS-th case, from case PART on")
+    parser.add_argument(
+        "--part",
+        nargs=2,
+        type=int,
+        default=(0, 1),
+        metavar=("PART", "PARTS"),
+        help="every PARTS-th case, from case PART on",
+    )
     return parser.parse_args(arguments)
 
 
@@ -56,7 +71,9 @@ class Bench:
         self.timers: dict[str, Any] = {}
 
     def cases(self, suite: str) -> list[str]:
-        self.prepared = {case.name: case for case in importlib.import_module("bench.__main__").suites()[suite].cases(self.options)}
+        self.prepared = {
+            case.name: case for case in importlib.import_module("bench.__main__").suites()[suite].cases(self.options)
+        }
         return list(self.prepared)
 
     def prepare(self, name: str, compile_only: bool = False) -> dict[str, Any]:
@@ -91,7 +108,8 @@ class Bench:
         return found
 
     def burst(self, role: str) -> float | None:
-        """Milliseconds of a call, None without a peer. An untimed burst goes first: this process was idle, and the other one had the card."""
+        """Milliseconds of a call, None without a peer. An untimed burst goes first: this process was idle, and the
+        other one had the card."""
         if role not in self.timers:
             return None
         self.timers[role]()
@@ -117,10 +135,21 @@ class Revision:
     """The other end of `serve`."""
 
     def __init__(self, tree: pathlib.Path) -> None:
-        behind = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and pathlib.Path(path).resolve() != HERE]
+        behind = [
+            path
+            for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+            if path and pathlib.Path(path).resolve() != HERE
+        ]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), *behind])}
         code = f"import runpy; runpy.run_path({str(pathlib.Path(__file__).resolve())!r}, run_name='serve')"
-        self.process = subprocess.Popen([sys.executable, "-c", code], cwd=tree, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=tree,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def ask(self, *request: Any) -> None:
         assert self.process.stdin
@@ -159,7 +188,8 @@ def tries(revisions: dict[str, Revision], request: Sequence[Any]) -> dict[str, A
 
 
 def measured(revisions: dict[str, Revision], rounds: int) -> dict[str, Any]:
-    """Percent that "this" takes longer than "other", the same of the peer in both processes, and median microseconds of each."""
+    """Percent that "this" takes longer than "other", the same of the peer in both processes, and median microseconds of
+    each."""
     times: dict[tuple[str, str], list[float]] = {(role, name): [] for role in ("ours", "peer") for name in revisions}
     order, shuffle = list(times), random.Random(0).shuffle
     for number in range(rounds):
@@ -197,7 +227,12 @@ def rows(revisions: dict[str, Revision], suite: str, options: argparse.Namespace
             tries(revisions, ("prepare", case))  # operands in other memory
             found.append(measured(revisions, options.rounds))
         middle = sorted(found, key=lambda each: each["percent"])[len(found) // 2]
-        yield {"case": case, "contender": answers["this"].get("peer"), **middle, "all": [each["percent"] for each in found]}
+        yield {
+            "case": case,
+            "contender": answers["this"].get("peer"),
+            **middle,
+            "all": [each["percent"] for each in found],
+        }
 
 
 def verdict(suite: str, found: Sequence[dict[str, Any]], limit: float) -> tuple[str, bool]:
@@ -208,7 +243,9 @@ def verdict(suite: str, found: Sequence[dict[str, Any]], limit: float) -> tuple[
     alone = [row["case"] for row in found if len(row.get("failed", ())) == 1]
     good = mean <= MEAN_LIMIT and not over and not alone
     text = f"{suite}: {mean:+.2f} % over {len(timed)} rows"
-    return "; ".join([text, *(f"over {limit} %: {case}" for case in over), *(f"fails in one revision: {case}" for case in alone)]), good
+    return "; ".join(
+        [text, *(f"over {limit} %: {case}" for case in over), *(f"fails in one revision: {case}" for case in alone)]
+    ), good
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -220,7 +257,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report[suite] = []
         for row in rows(revisions, suite, options):
             report[suite].append(row)
-            text = f"{row['percent']:+6.2f} %, peer {row['peer'] or 0:+6.2f} %  {row['us']}" if "percent" in row else f"failed: {row['failed']}"
+            text = (
+                f"{row['percent']:+6.2f} %, peer {row['peer'] or 0:+6.2f} %  {row['us']}"
+                if "percent" in row
+                else f"failed: {row['failed']}"
+            )
             print(f"{suite}  {row['case']:<48} {text}", flush=True)
             if options.out:
                 options.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")

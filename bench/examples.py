@@ -1,4 +1,5 @@
-"""The programs of `examples/`, beside the shipped kernel of the same operation and PyTorch; beside fla and quack where these are installed."""
+"""The programs of `examples/`, beside the shipped kernel of the same operation and PyTorch; beside fla and quack where
+these are installed."""
 
 from __future__ import annotations
 
@@ -74,9 +75,14 @@ def error_to(reference: Callable[..., torch.Tensor]) -> Callable[..., Callable[[
 
 
 def case(
-    name: str, example: Callable[..., Any], operands: Callable[[], Sequence[Any]], error: Callable[..., Any], peers: Peers,
-    shipped: Callable[..., Any] | None = None, **work: float,
-) -> Case:  # fmt: skip
+    name: str,
+    example: Callable[..., Any],
+    operands: Callable[[], Sequence[Any]],
+    error: Callable[..., Any],
+    peers: Peers,
+    shipped: Callable[..., Any] | None = None,
+    **work: float,
+) -> Case:
     """A case of `example(*operands())`; `work` is `flop` or `nbytes` of a call."""
     ((kind, amount),) = work.items()
 
@@ -115,18 +121,63 @@ def matrix_cases() -> list[Case]:
     size, x = 2 * rows * cols, functools.partial(operands, MATRIX, 1)
     name = f"{rows}x{cols}"
     return [
-        case(f"tile_math silu {name}", tile_math.silu, x, error_to(tile_math.silu_torch), {"torch": calling(torch.nn.functional.silu)}, nbytes=2 * size),
-        case(f"tile_math softmax {name}", tile_math.softmax, x, error_to(tile_math.softmax_torch),
-             {"torch": calling(torch_softmax), "torch.compile": compiled(torch_softmax), "quack": quack_softmax}, nbytes=2 * size),
-        case(f"tma_copy {name}", tma_copy.copy, x, error_to(tma_copy.copy_torch), {"torch": calling(torch.clone)}, nbytes=2 * size),
-        case(f"row_sums {name}", row_sums.row_sums, x, error_to(row_sums.row_sums_torch), {"torch": calling(torch_sums)}, nbytes=size),
-        case(f"stream_rows {name}", stream_rows.scaled_silu, lambda: [*x(), 0.5], error_to(stream_rows.scaled_silu_torch),
-             {"torch.compile": compiled(lambda x, scale: torch.nn.functional.silu(x * scale))}, nbytes=2 * size),
-        case(f"rmsnorm {name}", rmsnorm.rmsnorm, lambda: [*x(), *x(), randn(cols)], error_to(rmsnorm.rmsnorm_torch),
-             {"torch.compile": compiled(eager_rmsnorm), "quack": quack_rmsnorm}, nbytes=4 * size),
-        case(f"rotary {ROTARY}", rotary.rotary, rotary_operands, error_to(rotary.rotary_torch),
-             {"torch.compile": compiled(eager_rotary)}, nbytes=4 * ROTARY[0] * ROTARY[1] * ROTARY[2]),
-    ]  # fmt: skip
+        case(
+            f"tile_math silu {name}",
+            tile_math.silu,
+            x,
+            error_to(tile_math.silu_torch),
+            {"torch": calling(torch.nn.functional.silu)},
+            nbytes=2 * size,
+        ),
+        case(
+            f"tile_math softmax {name}",
+            tile_math.softmax,
+            x,
+            error_to(tile_math.softmax_torch),
+            {"torch": calling(torch_softmax), "torch.compile": compiled(torch_softmax), "quack": quack_softmax},
+            nbytes=2 * size,
+        ),
+        case(
+            f"tma_copy {name}",
+            tma_copy.copy,
+            x,
+            error_to(tma_copy.copy_torch),
+            {"torch": calling(torch.clone)},
+            nbytes=2 * size,
+        ),
+        case(
+            f"row_sums {name}",
+            row_sums.row_sums,
+            x,
+            error_to(row_sums.row_sums_torch),
+            {"torch": calling(torch_sums)},
+            nbytes=size,
+        ),
+        case(
+            f"stream_rows {name}",
+            stream_rows.scaled_silu,
+            lambda: [*x(), 0.5],
+            error_to(stream_rows.scaled_silu_torch),
+            {"torch.compile": compiled(lambda x, scale: torch.nn.functional.silu(x * scale))},
+            nbytes=2 * size,
+        ),
+        case(
+            f"rmsnorm {name}",
+            rmsnorm.rmsnorm,
+            lambda: [*x(), *x(), randn(cols)],
+            error_to(rmsnorm.rmsnorm_torch),
+            {"torch.compile": compiled(eager_rmsnorm), "quack": quack_rmsnorm},
+            nbytes=4 * size,
+        ),
+        case(
+            f"rotary {ROTARY}",
+            rotary.rotary,
+            rotary_operands,
+            error_to(rotary.rotary_torch),
+            {"torch.compile": compiled(eager_rotary)},
+            nbytes=4 * ROTARY[0] * ROTARY[1] * ROTARY[2],
+        ),
+    ]
 
 
 def torch_softmax(x: torch.Tensor) -> torch.Tensor:
@@ -176,9 +227,18 @@ def product_cases() -> list[Case]:
 
     cublas = registered_as("gemm", "cublas", registered.Product)
     return [
-        case(f"{program.__name__.split('.')[-1]} {n}x{n}x{n}", program.gemm, functools.partial(operands, (n, n), 2), error, cublas, shipped, flop=2 * n**3)
-        for program in (pipelined_gemm, gemm) for n in SIDES
-    ]  # fmt: skip
+        case(
+            f"{program.__name__.split('.')[-1]} {n}x{n}x{n}",
+            program.gemm,
+            functools.partial(operands, (n, n), 2),
+            error,
+            cublas,
+            shipped,
+            flop=2 * n**3,
+        )
+        for program in (pipelined_gemm, gemm)
+        for n in SIDES
+    ]
 
 
 def attention_cases() -> list[Case]:
@@ -192,13 +252,24 @@ def attention_cases() -> list[Case]:
 
             return shipped_attention(q, k, v, causal=causal)
 
-        def error(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = causal) -> Callable[[torch.Tensor], float]:
+        def error(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = causal
+        ) -> Callable[[torch.Tensor], float]:
             return registered.Attention(q, k, v, causal=causal).error()
 
         name = f"{program.__name__.split('.')[-1]} {'causal ' * causal}D {dim} S {length} B {batch} H {heads}"
         cudnn = registered_as("attention", "cudnn", registered.Attention, causal=causal)
-        found.append(case(name, functools.partial(program.attention, **masked), functools.partial(operands, HEADS, 3), error, cudnn, shipped,
-                          flop=flop(batch, heads, length, dim, causal, False)))  # fmt: skip
+        found.append(
+            case(
+                name,
+                functools.partial(program.attention, **masked),
+                functools.partial(operands, HEADS, 3),
+                error,
+                cudnn,
+                shipped,
+                flop=flop(batch, heads, length, dim, causal, False),
+            )
+        )
     return found
 
 
@@ -207,7 +278,9 @@ def grouped_cases() -> list[Case]:
         offsets = torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=bench_gemm.DEVICE)
         return [randn(sum(counts), k), randn(len(counts), n, k), offsets]
 
-    torchs = {"torch grouped_mm": calling(lambda x, w, offsets: torch.nn.functional.grouped_mm(x, w.mT, offs=offsets[1:]))}
+    torchs = {
+        "torch grouped_mm": calling(lambda x, w, offsets: torch.nn.functional.grouped_mm(x, w.mT, offs=offsets[1:]))
+    }
     return [
         case(f"grouped_gemm {name} N {n} K {k}", grouped_gemm.grouped_gemm, functools.partial(operands, counts, n, k),
              error_to(grouped_gemm.grouped_gemm_torch), torchs, flop=2 * sum(counts) * n * k)
@@ -231,14 +304,24 @@ def fla_linear(*qkv: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 def linear_cases() -> list[Case]:
     return [
-        case(f"linear_attention heads {shape[0]} S {shape[1]} D {shape[2]}", linear_attention.linear_attention,
-             functools.partial(operands, shape, 3), linear_error, {"fla": fla_linear}, nbytes=8 * shape[0] * shape[1] * shape[2])
+        case(
+            f"linear_attention heads {shape[0]} S {shape[1]} D {shape[2]}",
+            linear_attention.linear_attention,
+            functools.partial(operands, shape, 3),
+            linear_error,
+            {"fla": fla_linear},
+            nbytes=8 * shape[0] * shape[1] * shape[2],
+        )
         for shape in LINEAR
-    ]  # fmt: skip
+    ]
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
     return [*matrix_cases(), *product_cases(), *attention_cases(), *grouped_cases(), *linear_cases()]
 
 
-SUITES = (Suite("examples", "the programs of examples/, microseconds", cases, unit="µs", plot={"y": "ratio"}, extend=add_rate),)
+SUITES = (
+    Suite(
+        "examples", "the programs of examples/, microseconds", cases, unit="µs", plot={"y": "ratio"}, extend=add_rate
+    ),
+)

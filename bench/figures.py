@@ -1,4 +1,6 @@
-"""The tables of figures in the README and in docs/performance.md, from the committed results: `python -m bench.figures`."""
+"""The tables of figures in the README and in docs/performance.md, from the committed results: `python -m
+bench.figures`."""
+
 from __future__ import annotations
 
 import json
@@ -22,7 +24,10 @@ SUITES = {  # file of results: what it measures, and the peers
     "attention_fp8": ("attention e4m3", f"bf16 of the {FLASH}"),
     "attention_sustained": ("attention at the power limit, both ways", FLASH),
     "attention_decode": ("attention of one query against a cache", FLASH),
-    "attention_decode_random": ("attention of few queries against a cache, random shapes", "best of cuDNN and FlashAttention-2"),
+    "attention_decode_random": (
+        "attention of few queries against a cache, random shapes",
+        "best of cuDNN and FlashAttention-2",
+    ),
     "attention_varlen": ("attention of packed sequences", "best of torch"),
     "attention_models": ("prefill and training of Llama and Qwen3 layers", "PyTorch's `sdpa`"),
 }
@@ -39,36 +44,73 @@ def overview(folder: pathlib.Path = RESULTS) -> str:
         measured = result(folder, suite)
         ours = measured["summary"]["tritonkittens"]
         highest = max(row["contenders"]["tritonkittens"]["ratio"] for row in measured["rows"])
-        lines.append(f"| {label} | {ours['rows']} | {peer} | {ours['geometric_mean']:.2f} | {ours['lowest']:.2f}, {highest:.2f} |")
+        lines.append(
+            f"| {label} | {ours['rows']} | {peer} | {ours['geometric_mean']:.2f} | {ours['lowest']:.2f}, "
+            f"{highest:.2f} |"
+        )
     return "\n".join(lines)
 
 
 def rows() -> list[tuple[str, str, str]]:
     """(label, suite, case) of every row."""
-    gemm = [(f"GEMM bf16 {side}³", "gemm", f"bf16 {side}x{side}x{side} NN") for side in (512, 1024, 2048, 4096, 8192, 16384)]
+    gemm = [
+        (f"GEMM bf16 {side}³", "gemm", f"bf16 {side}x{side}x{side} NN") for side in (512, 1024, 2048, 4096, 8192, 16384)
+    ]
     gemm += [(f"GEMM bf16 4096×4096×{k}", "gemm", f"bf16 4096x4096x{k} NN") for k in (256, 1024)]
     gemm += [
         ("GEMM bf16 16×14336×4096 (Llama-3 8B, decode)", "gemm_models", "Llama-3 8B gate, up: 16x14336x4096 NT"),
         ("GEMM bf16 1×8192×28672 (Llama-3 70B, decode)", "gemm_models", "Llama-3 70B down: 1x8192x28672 NT"),
-        ("GEMM bf16 512×2048×7168 (DeepSeek-V3, an expert)", "gemm_models", "DeepSeek-V3 expert gate, up: 512x2048x7168 NT"),
-        ("GEMM bf16 64×4095×4097 (no row at a multiple of 16 bytes)", "gemm_models", "ragged 64x4095x4097: 64x4095x4097 NN"),
-        ("GEMM bf16 4095×4097×4103 (no row at a multiple of 16 bytes)", "gemm_models", "ragged 4095x4097x4103: 4095x4097x4103 NN"),
-        ("Linear 16384×50257×768 forward and backward (GPT-2's head)", "gemm_head", "GPT-2 head: 16384x50257x768 forward and backward"),
+        (
+            "GEMM bf16 512×2048×7168 (DeepSeek-V3, an expert)",
+            "gemm_models",
+            "DeepSeek-V3 expert gate, up: 512x2048x7168 NT",
+        ),
+        (
+            "GEMM bf16 64×4095×4097 (no row at a multiple of 16 bytes)",
+            "gemm_models",
+            "ragged 64x4095x4097: 64x4095x4097 NN",
+        ),
+        (
+            "GEMM bf16 4095×4097×4103 (no row at a multiple of 16 bytes)",
+            "gemm_models",
+            "ragged 4095x4097x4103: 4095x4097x4103 NN",
+        ),
+        (
+            "Linear 16384×50257×768 forward and backward (GPT-2's head)",
+            "gemm_head",
+            "GPT-2 head: 16384x50257x768 forward and backward",
+        ),
         ("GEMM e4m3 4096³, a scale a tensor", "gemm_fp8", "e4m3 4096x4096x4096 scale per tensor"),
         ("GEMM e4m3 4096³, scales a row and column", "gemm_fp8", "e4m3 4096x4096x4096 scale per row"),
         ("GEMM e4m3 4096³, 128-block scales", "gemm_fp8", "e4m3 4096x4096x4096 scale per block"),
-        *((f"GEMM bf16 4096³ with {what}", "gemm_epilogues", f"bf16 4096³ {what}") for what in ("bias, gelu", "bias, silu", "residual + gate · (a·b + bias)")),
+        *(
+            (f"GEMM bf16 4096³ with {what}", "gemm_epilogues", f"bf16 4096³ {what}")
+            for what in ("bias, gelu", "bias, silu", "residual + gate · (a·b + bias)")
+        ),
     ]
     attention = [
-        (f"attention {backward}{causal}D {d} S {s} B {batch} H {heads}", f"attention{'_backward' if backward else ''}",
-         f"bf16 {causal}D {d} S {s} B {batch} H {heads}")
-        for backward in ("", "backward ") for d, heads in SHAPES.items() for causal in ("", "causal ") for s, batch in BATCHES.items()
+        (
+            f"attention {backward}{causal}D {d} S {s} B {batch} H {heads}",
+            f"attention{'_backward' if backward else ''}",
+            f"bf16 {causal}D {d} S {s} B {batch} H {heads}",
+        )
+        for backward in ("", "backward ")
+        for d, heads in SHAPES.items()
+        for causal in ("", "causal ")
+        for s, batch in BATCHES.items()
         if not backward or s > 512
-    ]  # fmt: skip
-    e4m3 = [f"e4m3 {causal}D {d} S {s} B {BATCHES[s]} H {SHAPES[d]}" for d in SHAPES for causal in ("", "causal ") for s in (4096, 16384)]
+    ]
+    e4m3 = [
+        f"e4m3 {causal}D {d} S {s} B {BATCHES[s]} H {SHAPES[d]}"
+        for d in SHAPES
+        for causal in ("", "causal ")
+        for s in (4096, 16384)
+    ]
     attention += [(f"attention {case} (peer: bf16)", "attention_fp8", case) for case in e4m3]
-    decode = [(f"attention decode {shape} (TB/s of K and V)", "attention_decode", f"bf16 decode {shape}")
-              for shape in ("D 128 B 8 S 4096", "D 128 B 64 S 8192", "D 64 B 8 S 4096", "D 64 B 64 S 8192")]
+    decode = [
+        (f"attention decode {shape} (TB/s of K and V)", "attention_decode", f"bf16 decode {shape}")
+        for shape in ("D 128 B 8 S 4096", "D 128 B 64 S 8192", "D 64 B 8 S 4096", "D 64 B 64 S 8192")
+    ]
     return gemm + attention + decode
 
 

@@ -2,10 +2,12 @@
 
 A file holds medians, ranges and ratios. The single rounds stay in the process that measured them.
 
-Every contender runs once a round, forwards in one round and backwards in the next, so that drifting clocks and the heat that a neighbour leaves behind
-hit all of them; what is compared is what they took in the same round (`ratio`). A contender that cannot run is shown as missing with its reason. One whose
-result is wrong is not timed, and makes the run fail, as does one of ours that cannot run.
+Every contender runs once a round, forwards in one round and backwards in the next, so that drifting clocks and the heat
+that a neighbour leaves behind hit all of them; what is compared is what they took in the same round (`ratio`). A
+contender that cannot run is shown as missing with its reason. One whose result is wrong is not timed, and makes the run
+fail, as does one of ours that cannot run.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -31,8 +33,11 @@ from bench.timing import KINDS, SHARING_A_CLOCK, Call, Round, rounds_of, settle
 RESULTS = pathlib.Path(__file__).parent / "results"
 ROUNDS, QUICK_ROUNDS = 20, 10  # even: each contender runs first as often as last
 UNITS: dict[str, Callable[[float, float], float]] = {
-    "TFLOP/s": lambda work, ms: work / ms / 1e9, "TB/s": lambda work, ms: work / ms / 1e9, "µs": lambda work, ms: ms * 1e3, "MiB": lambda work, mib: mib,
-}  # fmt: skip
+    "TFLOP/s": lambda work, ms: work / ms / 1e9,
+    "TB/s": lambda work, ms: work / ms / 1e9,
+    "µs": lambda work, ms: ms * 1e3,
+    "MiB": lambda work, mib: mib,
+}
 SHOWN_REASON = 150  # characters of a reason in the table; the file has all of it
 DIGITS = 5  # significant ones of what is written: contenders are never told apart by less than 1e-3
 
@@ -50,7 +55,8 @@ class Contender:
 
 @dataclass(frozen=True)
 class Trial:
-    """A case with its operands in memory. `error` is the relative error of a result; beyond `bound` it is wrong. `baselines` are timed beside the others
+    """A case with its operands in memory. `error` is the relative error of a result; beyond `bound` it is wrong.
+    `baselines` are timed beside the others
     and compared with none: they calculate something else, and so each has an error function of its own."""
 
     ours: Mapping[str, Factory]
@@ -61,13 +67,17 @@ class Trial:
     baselines: Mapping[str, Contender] = field(default_factory=dict)
 
     def contenders(self) -> dict[str, Contender]:
-        return {**{name: Contender(factory, self.error) for name, factory in {**self.peers, **self.ours}.items()}, **self.baselines}
+        return {
+            **{name: Contender(factory, self.error) for name, factory in {**self.peers, **self.ours}.items()},
+            **self.baselines,
+        }
 
 
 @dataclass(frozen=True)
 class Case:
-    """`work` is a call's FLOP (bytes for a suite in TB/s), `facts` are what plots and readers select rows by. `rounds` times a run's rounds are measured: more
-    than one where contenders that differ by a few per cent are to be told apart."""
+    """`work` is a call's FLOP (bytes for a suite in TB/s), `facts` are what plots and readers select rows by. `rounds`
+    times a run's rounds are measured: more than one where contenders that differ by a few per cent are to be told
+    apart."""
 
     name: str
     work: float
@@ -94,7 +104,8 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def deferred(prepare: Callable[P, Callable[[Any], float]]) -> Callable[P, Callable[[Any], float]]:
-    """The error function that `prepare` makes of a reference, which is computed when the first result is compared, and not where kernels are only compiled."""
+    """The error function that `prepare` makes of a reference, which is computed when the first result is compared, and
+    not where kernels are only compiled."""
 
     @functools.wraps(prepare)
     def made_later(*args: P.args, **kwargs: P.kwargs) -> Callable[[Any], float]:
@@ -105,7 +116,8 @@ def deferred(prepare: Callable[P, Callable[[Any], float]]) -> Callable[P, Callab
 
 
 def frobenius_error(expected: torch.Tensor, rows: torch.Tensor | None = None) -> Callable[[torch.Tensor], float]:
-    """Relative Frobenius norm of a result's difference to `expected` (float64); of `rows` of the result only, where given (leading dimensions flattened)."""
+    """Relative Frobenius norm of a result's difference to `expected` (float64); of `rows` of the result only, where
+    given (leading dimensions flattened)."""
 
     def error(result: torch.Tensor) -> float:
         flat = result.reshape(-1, result.shape[-1])
@@ -118,9 +130,11 @@ def frobenius_error(expected: torch.Tensor, rows: torch.Tensor | None = None) ->
 
 
 def interleaved(contenders: Mapping[Name, Round], rounds: int) -> dict[Name, list[float]]:
-    """Milliseconds of every contender in every round. Two rounds are an order and its reverse, the next two another order, the same in every run.
+    """Milliseconds of every contender in every round. Two rounds are an order and its reverse, the next two another
+    order, the same in every run.
 
-    A card at its power limit is slower behind a burst that has drawn much (H200: 4 % of a GEMM of 4096³): nobody should always follow the same contender.
+    A card at its power limit is slower behind a burst that has drawn much (H200: 4 % of a GEMM of 4096³): nobody should
+    always follow the same contender.
     """
     times: dict[Name, list[float]] = {name: [] for name in contenders}
     order, shuffle = list(contenders), random.Random(0).shuffle
@@ -148,7 +162,10 @@ def _start(contender: Contender, bound: float, timer: Callable[[Call], Round]) -
         call = contender.factory()
         error = contender.error(call())
         if not error <= bound:  # NaN is wrong too
-            return {"wrong": f"relative error {error:.2e}, at most {bound:.0e} is right", "error": error if math.isfinite(error) else None}, None
+            return {
+                "wrong": f"relative error {error:.2e}, at most {bound:.0e} is right",
+                "error": error if math.isfinite(error) else None,
+            }, None
         return {"error": error}, timer(call)
     except Exception as error:
         require_context()
@@ -158,14 +175,16 @@ def _start(contender: Contender, bound: float, timer: Callable[[Call], Round]) -
 def ratio(ours: Sequence[float], peer: Sequence[float]) -> float:
     """How many times as fast as a peer: the median, over the rounds, of what both took in the same one.
 
-    The clock of a card at its power limit drifts from round to round (H100, e4m3 16384³: by up to a third), by more than contenders differ: of their medians
-    each is that of another clock. The ratio of those varies by 6 % between runs, this one by 1 %.
+    The clock of a card at its power limit drifts from round to round (H100, e4m3 16384³: by up to a third), by more
+    than contenders differ: of their medians each is that of another clock. The ratio of those varies by 6 % between
+    runs, this one by 1 %.
     """
     return statistics.median(theirs / mine for mine, theirs in zip(ours, peer, strict=True))
 
 
 def measure(case: Case, unit: str, rounds: int, kinds: Mapping[str, Callable[[Call], Round]] = KINDS) -> dict[str, Any]:
-    """One row: for every contender its error and either median, range, `ratio` to the best peer and the milliseconds of every round, or why it has none."""
+    """One row: for every contender its error and either median, range, `ratio` to the best peer and the milliseconds of
+    every round, or why it has none."""
     trial = case.prepare()
     cells, timed = {}, {}
     for name, contender in trial.contenders().items():
@@ -178,19 +197,35 @@ def measure(case: Case, unit: str, rounds: int, kinds: Mapping[str, Callable[[Ca
         rounds = rounds_of(rounds, settle(timed.values()))
     for name, ms in interleaved(timed, rounds).items():
         value = UNITS[unit]
-        cells[name] |= {"value": value(case.work, statistics.median(ms)), "low": value(case.work, max(ms)), "high": value(case.work, min(ms)), "ms": ms}
+        cells[name] |= {
+            "value": value(case.work, statistics.median(ms)),
+            "low": value(case.work, max(ms)),
+            "high": value(case.work, min(ms)),
+            "ms": ms,
+        }
     medians = {name: statistics.median(cell["ms"]) for name, cell in cells.items() if "ms" in cell}
     best = min((name for name in medians if name in trial.peers), key=medians.__getitem__, default=None)
     for name in medians:
         if best is not None and name in trial.ours:
             cells[name]["ratio"] = ratio(cells[name]["ms"], cells[best]["ms"])
-    return {"case": case.name, "kind": case.kind, "rounds": rounds, "facts": dict(case.facts), "note": trial.note, "bound": trial.bound, "best_peer": best,
-            "contenders": cells}  # fmt: skip
+    return {
+        "case": case.name,
+        "kind": case.kind,
+        "rounds": rounds,
+        "facts": dict(case.facts),
+        "note": trial.note,
+        "bound": trial.bound,
+        "best_peer": best,
+        "contenders": cells,
+    }
 
 
 def without_rounds(row: dict[str, Any]) -> dict[str, Any]:
-    """The row as it is printed and written: medians, ranges, ratios and errors to `DIGITS` digits, without the milliseconds of each round."""
-    cells = {name: {key: _rounded(x) for key, x in cell.items() if key != "ms"} for name, cell in row["contenders"].items()}
+    """The row as it is printed and written: medians, ranges, ratios and errors to `DIGITS` digits, without the
+    milliseconds of each round."""
+    cells = {
+        name: {key: _rounded(x) for key, x in cell.items() if key != "ms"} for name, cell in row["contenders"].items()
+    }
     return {**row, "contenders": cells}
 
 
@@ -202,8 +237,10 @@ def faults(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Why this run has failed: results that are wrong, and ours that did not run."""
     return [
         f"{row['case']}: {name}: {cell.get('wrong') or cell['missing']}"
-        for row in rows for name, cell in row["contenders"].items() if "wrong" in cell or (cell["ours"] and "missing" in cell)
-    ]  # fmt: skip
+        for row in rows
+        for name, cell in row["contenders"].items()
+        if "wrong" in cell or (cell["ours"] and "missing" in cell)
+    ]
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -234,14 +271,18 @@ def format_row(row: dict[str, Any], unit: str) -> str:
         spread = f"({low:.4g} to {high:.4g})"
         compared = f"ratio {cell['ratio']:.3f}" if "ratio" in cell else "best peer" if name == row["best_peer"] else ""
         extra = "   ".join(f"{key} {value}" for key, value in cell.get("extra", {}).items())
-        lines.append(f"  {name:<28} {cell['value']:8.4g} {unit:<8} {spread:<22} error {cell['error']:.1e}   {compared:<12} {extra}".rstrip())
+        lines.append(
+            f"  {name:<28} {cell['value']:8.4g} {unit:<8} {spread:<22} error {cell['error']:.1e}   {compared:<12} "
+            f"{extra}".rstrip()
+        )
     return "\n".join(lines)
 
 
 def format_summary(rows: Sequence[dict[str, Any]]) -> str:
     """The last lines: a geometric mean for each of ours."""
     return "\n".join(
-        f"{name}: geometric mean of the ratios to the best peer {s['geometric_mean']:.3f} over {s['rows']} rows, lowest {s['lowest']:.3f} ({s['lowest_case']})"
+        f"{name}: geometric mean of the ratios to the best peer {s['geometric_mean']:.3f} over {s['rows']} rows, "
+        f"lowest {s['lowest']:.3f} ({s['lowest_case']})"
         for name, s in summary(rows).items()
     )
 
@@ -267,8 +308,12 @@ def as_json(report: dict[str, Any]) -> str:
 
 
 def with_knobs(name: str, texts: Sequence[str], make: Callable[[dict[str, Any]], Factory]) -> dict[str, Factory]:
-    """One more contender for each text of `--knobs`, such as "stages=2;panel=None;schedule=split_tail"; `make` takes the values by name."""
-    return {f"{name}, {text}": make({knob: _value(value) for knob, value in (pair.split("=") for pair in text.split(";"))}) for text in texts}
+    """One more contender for each text of `--knobs`, such as "stages=2;panel=None;schedule=split_tail"; `make` takes
+    the values by name."""
+    return {
+        f"{name}, {text}": make({knob: _value(value) for knob, value in (pair.split("=") for pair in text.split(";"))})
+        for text in texts
+    }
 
 
 def _value(text: str) -> Any:
@@ -284,7 +329,8 @@ def chosen(suite: Suite, options: argparse.Namespace) -> list[Case]:
 
 
 def compile_part(suite: Suite, options: argparse.Namespace, part: int, parts: int) -> None:
-    """Call once what is ours in every `parts`-th case, from case `part` on: its kernels are then in Triton's cache. What fails is shown when it is measured."""
+    """Call once what is ours in every `parts`-th case, from case `part` on: its kernels are then in Triton's cache.
+    What fails is shown when it is measured."""
     for case in chosen(suite, options)[part::parts]:
         trial = case.prepare()
         for factory in (*trial.ours.values(), *(baseline.factory for baseline in trial.baselines.values())):
@@ -301,12 +347,21 @@ def in_parts(command: Sequence[str], parts: int) -> None:
 
 
 def run(suite: Suite, options: argparse.Namespace, kinds: Mapping[str, Callable[[Call], Round]] = KINDS) -> int:
-    """Measure a suite, print its table, write JSON and plot; returns the process's exit status. The file is written after every case, so that an interrupted
-    run keeps what it has."""
+    """Measure a suite, print its table, write JSON and plot; returns the process's exit status. The file is written
+    after every case, so that an interrupted run keeps what it has."""
     folder = pathlib.Path(options.out) if options.out else RESULTS
     rows: list[dict[str, Any]] = []
-    report = {"suite": suite.name, "title": suite.title, "unit": suite.unit, "plot": dict(suite.plot), "info": machine(),
-              "clocks_before": clocks(), "clocks_after": None, "summary": {}, "rows": rows}  # fmt: skip
+    report = {
+        "suite": suite.name,
+        "title": suite.title,
+        "unit": suite.unit,
+        "plot": dict(suite.plot),
+        "info": machine(),
+        "clocks_before": clocks(),
+        "clocks_after": None,
+        "summary": {},
+        "rows": rows,
+    }
     print(f"{suite.name}: {suite.title}\n{report['clocks_before']}", flush=True)
     for case in chosen(suite, options):
         row = measure(case, suite.unit, QUICK_ROUNDS if options.quick else ROUNDS, kinds)

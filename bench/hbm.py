@@ -1,4 +1,6 @@
-"""Bytes of HBM that the contenders of a case read and write, as `ncu` counts them: every one is launched once more, in a process of its own, with a cold L2."""
+"""Bytes of HBM that the contenders of a case read and write, as `ncu` counts them: every one is launched once more, in
+a process of its own, with a cold L2."""
+
 from __future__ import annotations
 
 import argparse
@@ -20,7 +22,8 @@ NCU_SECONDS = 180
 
 
 def launch_once(module: str, suite: str, case: str, contenders: list[str]) -> None:
-    """One launch of each, the only ones that a profiler sees: operands are made and results are filled outside the profiled range."""
+    """One launch of each, the only ones that a profiler sees: operands are made and results are filled outside the
+    profiled range."""
     (chosen,) = (s for s in importlib.import_module(module).SUITES if s.name == suite)
     (found,) = (c for c in chosen.cases(argparse.Namespace(slow=True)) if c.name == case)
     trial = found.prepare().contenders()
@@ -37,7 +40,19 @@ def hbm_bytes(module: str, suite: str, case: str, contenders: list[str]) -> list
     """Bytes of every launch, or why they are not known."""
     if shutil.which("ncu") is None:
         return "unknown: ncu is not installed"
-    counted = ["--clock-control", "none", "--profile-from-start", "off", "--metrics", ",".join(METRICS), "--csv", "--page", "raw", "--print-units", "base"]
+    counted = [
+        "--clock-control",
+        "none",
+        "--profile-from-start",
+        "off",
+        "--metrics",
+        ",".join(METRICS),
+        "--csv",
+        "--page",
+        "raw",
+        "--print-units",
+        "base",
+    ]
     command = ["ncu", *counted, sys.executable, "-m", "bench.hbm", module, suite, case, *contenders]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=NCU_SECONDS)
@@ -52,8 +67,12 @@ def read_bytes(text: str, errors: str) -> list[int] | str:
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
         said = [line.strip() for line in [*lines, *errors.splitlines()] if line.strip()] or ["nothing"]
-        return f"unknown: ncu says {next((line for mark in ('Error: ', '==ERROR==') for line in said if mark in line), said[-1])}"
-    launches = [row for row in csv.DictReader(io.StringIO("\n".join(lines[start:]))) if (row["ID"] or "").isdigit()]  # not the units below the header
+        return (
+            "unknown: ncu says "
+            f"{next((line for mark in ('Error: ', '==ERROR==') for line in said if mark in line), said[-1])}"
+        )
+    # not the units below the header
+    launches = [row for row in csv.DictReader(io.StringIO("\n".join(lines[start:]))) if (row["ID"] or "").isdigit()]
     try:
         return [sum(round(float(row[name].replace(",", ""))) for name in METRICS) for row in launches]
     except (ValueError, KeyError) as error:
@@ -81,7 +100,9 @@ def adding_bytes(module: str, suite: str) -> Callable[[dict[str, Any]], None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="One launch of each contender for a profiler; suites run it themselves.")
+    parser = argparse.ArgumentParser(
+        description="One launch of each contender for a profiler; suites run it themselves."
+    )
     for argument, what in (("module", "bench.block_order, for instance"), ("suite", "its name"), ("case", "its name")):
         parser.add_argument(argument, help=what)
     parser.add_argument("contenders", nargs="+", help="their names")

@@ -1,10 +1,11 @@
-"""Host time of one kernel launch with three TMA descriptors, against torch.add(out=) and torch.mm(out=) in the same process.
+"""Host time of one kernel launch with three TMA descriptors, against torch.add(out=) and torch.mm(out=) in the same
+process.
 
     python bench/launch_overhead.py [--rounds 9] [--launches 3000] [--out bench/results]
 
-Every contender runs ``launches`` times in each round, the rounds interleave the contenders in rotating order, and the GPU is idle when a
-measurement starts. The kernel moves one small tile per tensor, so that the GPU keeps up and only the host is measured. Prints a table
-(median over the rounds, range, ratio to torch.add) and writes launch_overhead.json.
+Every contender runs ``launches`` times in each round, the rounds interleave the contenders in rotating order, and the
+GPU is idle when a measurement starts. The kernel moves one small tile per tensor, so that the GPU keeps up and only the
+host is measured. Prints a table (median over the rounds, range, ratio to torch.add) and writes launch_overhead.json.
 """
 
 import argparse
@@ -59,10 +60,14 @@ def compile_touch(key: Hashable, types: Types, device: int, target: GPUTarget | 
 
 def contenders() -> dict[str, Callable[[], object]]:
     a, b, c = (torch.randn(512, 512, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    small, square = ([torch.randn(shape, dtype=torch.float32, device="cuda") for _ in range(3)] for shape in ((64,), (64, 64)))
+    small, square = (
+        [torch.randn(shape, dtype=torch.float32, device="cuda") for _ in range(3)] for shape in ((64,), (64, 64))
+    )
     specs = (TensorMapSpec((ROWS, COLUMNS), 128),)
     kept = tuple(GlobalArg(tensor, specs) for tensor in (a, b, c))
-    elsewhere = itertools.cycle([tuple(GlobalArg(torch.empty_like(tensor), specs) for tensor in (a, b, c)) for _ in range(64)])
+    elsewhere = itertools.cycle(
+        [tuple(GlobalArg(torch.empty_like(tensor), specs) for tensor in (a, b, c)) for _ in range(64)]
+    )
     native, python = Launcher(compile_touch, name="touch"), Launcher(compile_touch, name="touch", native=False)
     grid = (1,)
     native(grid, kept, 0)
@@ -78,7 +83,9 @@ def contenders() -> dict[str, Callable[[], object]]:
     maps = []
     for meta, tensor in zip(compiled.metadata.tensordesc_meta, (a, b, c)):
         swizzle, box = meta["swizzle"], meta["block_size"]
-        maps += [utils.fill_tma_descriptor_tiled(tensor.data_ptr(), swizzle, 2, 9, box, tensor.shape, tensor.stride(), 0)]
+        maps += [
+            utils.fill_tma_descriptor_tiled(tensor.data_ptr(), swizzle, 2, 9, box, tensor.shape, tensor.stride(), 0)
+        ]
         maps += [*tensor.shape, *tensor.stride()]
 
     def driver_launch() -> None:
@@ -89,11 +96,15 @@ def contenders() -> dict[str, Callable[[], object]]:
         )  # fmt: skip
 
     def rebuilt() -> None:
-        touch[grid](*[TensorDescriptor.from_tensor(tensor, [ROWS, COLUMNS], layout()) for tensor in (a, b, c)], **OPTIONS)
+        touch[grid](
+            *[TensorDescriptor.from_tensor(tensor, [ROWS, COLUMNS], layout()) for tensor in (a, b, c)], **OPTIONS
+        )
 
     return {
         "Launcher, GlobalArgs kept": lambda: native(grid, kept, 0),
-        "Launcher, GlobalArgs built": lambda: native(grid, (GlobalArg(a, specs), GlobalArg(b, specs), GlobalArg(c, specs)), 0),
+        "Launcher, GlobalArgs built": lambda: native(
+            grid, (GlobalArg(a, specs), GlobalArg(b, specs), GlobalArg(c, specs)), 0
+        ),
         "Launcher, other addresses": lambda: native(grid, next(elsewhere), 0),
         "Launcher(native=False)": lambda: python(grid, kept, 0),
         "driver.launch, maps kept": driver_launch,
@@ -128,7 +139,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--launches", type=int, default=3000)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder for launch_overhead.json")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results", help="folder for launch_overhead.json"
+    )
     options = parser.parse_args()
     if options.rounds < 1 or options.launches < 1:
         parser.error(f"--rounds {options.rounds} --launches {options.launches}: both must be at least 1")
@@ -137,12 +150,20 @@ def main() -> None:
     times = measure(contenders(), options.rounds, options.launches)
     reference = statistics.median(times["torch.add(out=)"])
     rows = {
-        name: {"median_us": statistics.median(t), "min_us": min(t), "max_us": max(t), "ratio_to_add": statistics.median(t) / reference}
+        name: {
+            "median_us": statistics.median(t),
+            "min_us": min(t),
+            "max_us": max(t),
+            "ratio_to_add": statistics.median(t) / reference,
+        }
         for name, t in times.items()
     }
     print(f"{'host time of one launch':36} {'median':>8} {'range':>15} {'x add':>6}")
     for name, row in rows.items():
-        print(f"{name:36} {row['median_us']:6.2f}us {row['min_us']:6.2f} - {row['max_us']:6.2f} {row['ratio_to_add']:6.2f}")
+        print(
+            f"{name:36} {row['median_us']:6.2f}us {row['min_us']:6.2f} - {row['max_us']:6.2f} "
+            f"{row['ratio_to_add']:6.2f}"
+        )
     facts = device_facts()
     report = {
         "what": "host microseconds per launch, three TMA descriptors",

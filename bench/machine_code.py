@@ -1,8 +1,10 @@
 """What the GPU runs of a compiled kernel, without the names, lines and files that it was compiled from.
 
-`bench.same_code` runs this file as a script with the Python path of one revision: it imports that revision's `tritonkittens` and nothing of `bench`. The script
-reads requests from stdin, `NAME ARCH` a line or `NAMES`, and answers each with a line of JSON.
+`bench.same_code` runs this file as a script with the Python path of one revision: it imports that revision's
+`tritonkittens` and nothing of `bench`. The script reads requests from stdin, `NAME ARCH` a line or `NAMES`, and answers
+each with a line of JSON.
 """
+
 from __future__ import annotations
 
 import base64
@@ -18,14 +20,26 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 CODE = ".text."
-DATA = (".nv.constant", ".nv.global", ".nv.shared", ".nv.local")  # sections whose bytes a kernel reads, or whose size it takes
+# sections whose bytes a kernel reads, or whose size it takes
+DATA = (".nv.constant", ".nv.global", ".nv.shared", ".nv.local")
 INFO = ".nv.info"
 NO_BITS = 8  # type of a section that has a size and no bytes
 INSTRUCTION = 16  # bytes
 REGISTERS = 0x2F  # attribute of registers of a thread
-BY_SYMBOL = {0x0A, 0x11, 0x12, 0x23, REGISTERS}  # those that begin with a symbol's number: parameters, frame, least and largest stack, registers
+# those that begin with a symbol's number: parameters, frame, least and largest stack, registers
+BY_SYMBOL = {0x0A, 0x11, 0x12, 0x23, REGISTERS}
 OF_NAMES = {0x0F}  # those of numbers of symbols only: external functions
-METADATA = ("num_warps", "num_ctas", "shared", "tmem_size", "maxnreg", "launch_pdl", "launch_cooperative_grid", "global_scratch_size", "profile_scratch_size")
+METADATA = (
+    "num_warps",
+    "num_ctas",
+    "shared",
+    "tmem_size",
+    "maxnreg",
+    "launch_pdl",
+    "launch_cooperative_grid",
+    "global_scratch_size",
+    "profile_scratch_size",
+)
 
 
 class Section(NamedTuple):
@@ -64,13 +78,16 @@ def records(info: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def fingerprint(compiled: Any) -> dict[str, Any]:
-    """Of a Triton CompiledKernel: number of instructions, registers, shared memory, a digest of what else a launch depends on, and the instructions' bytes
-    (`code`, compressed, in base64). Equal for kernels that differ in names, files and lines only."""
+    """Of a Triton CompiledKernel: number of instructions, registers, shared memory, a digest of what else a launch
+    depends on, and the instructions' bytes (`code`, compressed, in base64). Equal for kernels that differ in names,
+    files and lines only."""
     found, metadata = sections(compiled.asm["cubin"]), compiled.metadata
     kernel = metadata.name
     data = sorted((s.name.replace(kernel, "kernel"), s.size, s.content) for s in found if s.name.startswith(DATA))
     info = sorted((s.name != INFO, sorted(records(s.content))) for s in found if s.name.startswith(INFO))
-    registers = [int.from_bytes(value, "little") for _, some in info for attribute, value in some if attribute == REGISTERS]
+    registers = [
+        int.from_bytes(value, "little") for _, some in info for attribute, value in some if attribute == REGISTERS
+    ]
     settings = {name: getattr(metadata, name, None) for name in METADATA}
     text = b"".join(sorted(s.content for s in found if s.name.startswith(CODE)))
     return {
@@ -80,7 +97,9 @@ def fingerprint(compiled: Any) -> dict[str, Any]:
         "warps": metadata.num_warps,
         "tensor memory": settings["tmem_size"],
         "code digest": hashlib.sha256(text).hexdigest(),
-        "constants and attributes": hashlib.sha256(repr((data, info, sorted(settings.items(), key=lambda x: x[0]))).encode()).hexdigest(),
+        "constants and attributes": hashlib.sha256(
+            repr((data, info, sorted(settings.items(), key=lambda x: x[0]))).encode()
+        ).hexdigest(),
         "code": base64.b64encode(zlib.compress(text, 9)).decode(),
     }
 
@@ -100,13 +119,21 @@ def serve(root: pathlib.Path) -> None:
         import tritonkittens
         from tritonkittens.inspect.cli import registry
 
-        gc.freeze()  # tracing makes objects by the hundred thousand, and looking through all of the package's each time takes a tenth of it
+        # tracing makes objects by the hundred thousand, and looking through all of the package's each time takes a
+        # tenth of it
+        gc.freeze()
         gc.set_threshold(50_000, 20, 100)
-        assert pathlib.Path(tritonkittens.__file__).resolve().is_relative_to(root.resolve()), f"{tritonkittens.__file__} is not in {root}"
+        assert pathlib.Path(tritonkittens.__file__).resolve().is_relative_to(root.resolve()), (
+            f"{tritonkittens.__file__} is not in {root}"
+        )
         kernels = registry()
         for line in sys.stdin:
             name, *arch = line.split()  # an architecture of a kernel, none of NAMES
-            print(json.dumps(list(kernels) if name == "NAMES" else answer(kernels, name, arch[0], root)), file=out, flush=True)
+            print(
+                json.dumps(list(kernels) if name == "NAMES" else answer(kernels, name, arch[0], root)),
+                file=out,
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """What ours is compared with: for every operation, functions from its operands to a call that is timed.
 
-A peer imports what it needs when it is asked for, so that one that is not installed, or refuses the operands, is shown as missing with the reason.
+A peer imports what it needs when it is asked for, so that one that is not installed, or refuses the operands, is shown
+as missing with the reason.
 """
+
 from __future__ import annotations
 
 import functools
@@ -15,7 +17,8 @@ import torch
 from bench.harness import Factory, deferred, frobenius_error
 
 SCALE_BLOCK = 128  # rows or columns that share a scale
-CHECKED_WHOLE = 2**36  # multiply-adds up to which every row is compared with float64; of larger products CHECKED_ROWS random rows are
+# multiply-adds up to which every row is compared with float64; of larger products CHECKED_ROWS random rows are
+CHECKED_WHOLE = 2**36
 CHECKED_ROWS = 256
 
 Peer = Callable[[Any], Callable[[], torch.Tensor]]
@@ -41,13 +44,17 @@ def peer(operation: str, name: str, slow: bool = False) -> Callable[[Peer], Peer
 
 def peers(operation: str, operands: Any, slow: bool = False) -> dict[str, Factory]:
     """The peers of an operation on these operands. Raises KeyError for an operation without any."""
-    return {name: functools.partial(make, operands) for name, (make, is_slow) in _PEERS[operation].items() if slow or not is_slow}
+    return {
+        name: functools.partial(make, operands)
+        for name, (make, is_slow) in _PEERS[operation].items()
+        if slow or not is_slow
+    }
 
 
 @dataclass(frozen=True)
 class Product:
-    """y = act(a·b·scales + bias), or residual + gate · y. a: (M, K), b: (K, N), any strides; bias and gate: (N,); residual: (M, N); scales: fp32, one number,
-    (M, 1) and (1, N), or (M, K/128) and (K/128, N/128)."""
+    """y = act(a·b·scales + bias), or residual + gate · y. a: (M, K), b: (K, N), any strides; bias and gate: (N,);
+    residual: (M, N); scales: fp32, one number, (M, 1) and (1, N), or (M, K/128) and (K/128, N/128)."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -83,11 +90,17 @@ class Product:
         everywhere = torch.arange(count, device=self.a.device) if rows is None else rows
         a, b = scaled(self.a, self.scale_a, everywhere), scaled(self.b, self.scale_b)
         bias, gate, residual = (None if x is None else x.double() for x in (self.bias, self.gate, self.residual))
-        return frobenius_error(epilogue(a @ b, bias, self.activation, gate, None if residual is None else residual[everywhere]), rows)
+        return frobenius_error(
+            epilogue(a @ b, bias, self.activation, gate, None if residual is None else residual[everywhere]), rows
+        )
 
 
 def epilogue(
-    product: torch.Tensor, bias: torch.Tensor | None, activation: str | None, gate: torch.Tensor | None, residual: torch.Tensor | None
+    product: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    gate: torch.Tensor | None,
+    residual: torch.Tensor | None,
 ) -> torch.Tensor:
     """What follows a·b, in torch."""
     y = ACTIVATIONS[activation](product if bias is None else product + bias)
@@ -140,7 +153,9 @@ def eager_epilogue(p: Product) -> Callable[[], torch.Tensor]:
 @peer("gemm with epilogue", "torch.compile")
 def compiled_epilogue(p: Product) -> Callable[[], torch.Tensor]:
     torch.compiler.reset()
-    compiled = torch.compile(_expression(p.activation), mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True)
+    compiled = torch.compile(
+        _expression(p.activation), mode="max-autotune-no-cudagraphs", dynamic=False, fullgraph=True
+    )
     return functools.partial(compiled, p.a, p.b, p.bias, p.gate, p.residual)
 
 
@@ -153,7 +168,9 @@ def cublaslt_epilogue(p: Product) -> Callable[[], torch.Tensor]:
 
 @peer("gemm fp8", "torch._scaled_mm fast")
 def scaled_mm_fast(p: Product) -> Callable[[], torch.Tensor]:
-    return functools.partial(torch._scaled_mm, p.a, p.b, p.scale_a, p.scale_b, out_dtype=p.out_dtype, use_fast_accum=True, out=p.out())
+    return functools.partial(
+        torch._scaled_mm, p.a, p.b, p.scale_a, p.scale_b, out_dtype=p.out_dtype, use_fast_accum=True, out=p.out()
+    )
 
 
 @peer("gemm fp8 blocks", "torch._scaled_mm")
@@ -166,19 +183,22 @@ def functional_scaled_mm(p: Product) -> Callable[[], torch.Tensor]:
     from torch.nn.functional import ScalingType, scaled_mm
 
     recipes = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
-    return lambda: scaled_mm(p.a, p.b, p.scale_a, recipes[0], _whole_rows(p.scale_b), recipes[1], output_dtype=p.out_dtype)
+    return lambda: scaled_mm(
+        p.a, p.b, p.scale_a, recipes[0], _whole_rows(p.scale_b), recipes[1], output_dtype=p.out_dtype
+    )
 
 
 def _whole_rows(scale: torch.Tensor) -> torch.Tensor:
-    """Scales (K/128, N/128) with the rows that pad their memory: cuBLAS wants every column to start at a multiple of 4."""
+    """Scales (K/128, N/128) with the rows that pad their memory: cuBLAS wants every column to start at a multiple of
+    4."""
     rows = scale.stride(1)
     return scale if rows == scale.shape[0] else torch.as_strided(scale, (rows, scale.shape[1]), scale.stride())
 
 
 @dataclass(frozen=True)
 class Attention:
-    """softmax(q kᵀ / √D) v; q: (batch, heads, sequence, D), k, v: (batch, kv_heads, keys, D), lengths equal where `causal`. With `grad`, like q, the operands
-    require gradients and it is their computation that is timed."""
+    """softmax(q kᵀ / √D) v; q: (batch, heads, sequence, D), k, v: (batch, kv_heads, keys, D), lengths equal where
+    `causal`. With `grad`, like q, the operands require gradients and it is their computation that is timed."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -216,8 +236,12 @@ class Attention:
             q, k, v = (of_key_heads(x)[head].double().requires_grad_() for x in (self.q, self.k, self.v))
             scores = q @ k.mT / q.shape[-1] ** 0.5
             if self.causal:
-                scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), float("-inf"))
-            expected.append(torch.autograd.grad(torch.softmax(scores, -1) @ v, (q, k, v), of_key_heads(self.grad)[head].double()))
+                scores = scores.masked_fill(
+                    torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), float("-inf")
+                )
+            expected.append(
+                torch.autograd.grad(torch.softmax(scores, -1) @ v, (q, k, v), of_key_heads(self.grad)[head].double())
+            )
         wanted = [torch.stack(parts) for parts in zip(*expected, strict=True)]
 
         def error(found: tuple[torch.Tensor, ...]) -> float:
@@ -241,7 +265,9 @@ def _of_torch(backend: str) -> Peer:
 
         def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             with sdpa_kernel(getattr(SDPBackend, backend)):
-                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=p.causal, enable_gqa=q.shape[1] != k.shape[1])
+                return torch.nn.functional.scaled_dot_product_attention(
+                    q, k, v, is_causal=p.causal, enable_gqa=q.shape[1] != k.shape[1]
+                )
 
         return p.timed(call)
 
@@ -249,8 +275,9 @@ def _of_torch(backend: str) -> Peer:
 
 
 def _of_package(module: str) -> Peer:
-    """`flash_attn_func` of a FlashAttention package, where it is installed. Its tensors are (B, S, H, D), and its result may come with more. The third is the
-    module that the folder `hopper` of its repository makes; the fourth is on PyPI (flash-attn-4)."""
+    """`flash_attn_func` of a FlashAttention package, where it is installed. Its tensors are (B, S, H, D), and its
+    result may come with more. The third is the module that the folder `hopper` of its repository makes; the fourth is
+    on PyPI (flash-attn-4)."""
 
     def make(p: Attention) -> Callable[[], Any]:
         function = importlib.import_module(module).flash_attn_func
@@ -290,7 +317,8 @@ class Packed:
 
     @deferred
     def error(self) -> Callable[[torch.Tensor], float]:
-        """Relative error against float64 of one head of the shortest and of the longest sequence, of results packed or padded."""
+        """Relative error against float64 of one head of the shortest and of the longest sequence, of results packed or
+        padded."""
         head = int(torch.randint(self.q.shape[1], (), device="cpu"))
         which = {n: self.lengths.index(n) for n in (min(self.lengths), max(self.lengths))}
         starts, expected = self.starts().tolist(), []
@@ -303,7 +331,10 @@ class Packed:
         compare = frobenius_error(torch.cat(expected))
 
         def error(result: torch.Tensor) -> float:
-            found = [result[b, head, :n] if result.ndim == 4 else result[starts[b] : starts[b] + n, head] for n, b in which.items()]
+            found = [
+                result[b, head, :n] if result.ndim == 4 else result[starts[b] : starts[b] + n, head]
+                for n, b in which.items()
+            ]
             return compare(torch.cat(found))
 
         return error
@@ -315,7 +346,8 @@ def torch_varlen(p: Packed) -> Callable[[], torch.Tensor]:
 
     from torch.nn.attention.varlen import varlen_attn
 
-    by_window = "window_size" in inspect.signature(varlen_attn).parameters  # newer versions of torch; a flag in older ones
+    # newer versions of torch; a flag in older ones
+    by_window = "window_size" in inspect.signature(varlen_attn).parameters
     given = {"window_size": (-1, 0 if p.causal else -1)} if by_window else {"is_causal": p.causal}
     starts, longest = p.starts(), max(p.lengths)
     return functools.partial(varlen_attn, p.q, p.k, p.v, starts, starts, longest, longest, **given)
@@ -324,19 +356,26 @@ def torch_varlen(p: Packed) -> Callable[[], torch.Tensor]:
 @peer("attention of packed sequences", "nested tensors (torch)")
 def torch_nested(p: Packed) -> Callable[[], torch.Tensor]:
     bounds = dict(min_seqlen=min(p.lengths), max_seqlen=max(p.lengths))
-    q, k, v = (torch.nested.nested_tensor_from_jagged(x, p.starts().long(), **bounds).transpose(1, 2) for x in (p.q, p.k, p.v))
-    return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=p.causal).transpose(1, 2).values()
+    q, k, v = (
+        torch.nested.nested_tensor_from_jagged(x, p.starts().long(), **bounds).transpose(1, 2) for x in (p.q, p.k, p.v)
+    )
+    return lambda: (
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=p.causal).transpose(1, 2).values()
+    )
 
 
 @peer("attention of packed sequences", "cudnn")
 def padded_cudnn(p: Packed) -> Callable[[], torch.Tensor]:
-    """On sequences that are padded to the longest one beforehand. Behind a causal mask no query of a sequence sees the padding."""
+    """On sequences that are padded to the longest one beforehand. Behind a causal mask no query of a sequence sees the
+    padding."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     q, k, v = (p.padded(x) for x in (p.q, p.k, p.v))
     mask = None
     if not p.causal:
-        mask = (torch.arange(k.shape[2], device=k.device) < torch.tensor(p.lengths, device=k.device)[:, None])[:, None, None]
+        mask = (torch.arange(k.shape[2], device=k.device) < torch.tensor(p.lengths, device=k.device)[:, None])[
+            :, None, None
+        ]
 
     def call() -> torch.Tensor:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):

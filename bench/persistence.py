@@ -1,4 +1,6 @@
-"""Table 2 of the paper: persistent blocks against one tile a block, for products too short to hide a block's start and end."""
+"""Table 2 of the paper: persistent blocks against one tile a block, for products too short to hide a block's start and
+end."""
+
 from __future__ import annotations
 
 import argparse

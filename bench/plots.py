@@ -1,10 +1,14 @@
-"""One SVG beside each result file, drawn from the file alone: `python -m bench plot [FOLDER]`. Needs matplotlib (the extra `bench`).
+"""One SVG beside each result file, drawn from the file alone: `python -m bench plot [FOLDER]`. Needs matplotlib (the
+extra `bench`).
 
-A file's "plot" says how: `x`, the fact along the horizontal axis (absent: one bar a row); `y`, "value" (default), "ratio" or the name of an extra figure,
-or several, a column of panels each; `panel`, the fact that parts rows into panels; `series`, the fact that parts ours into lines (default: one a contender).
+A file's "plot" says how: `x`, the fact along the horizontal axis (absent: one bar a row); `y`, "value" (default),
+"ratio" or the name of an extra figure, or several, a column of panels each; `panel`, the fact that parts rows into
+panels; `series`, the fact that parts ours into lines (default: one a contender).
 
-Text stays text (no glyph outlines) and equal figures give equal files, so that a plot is small and a new one differs where the figures do.
+Text stays text (no glyph outlines) and equal figures give equal files, so that a plot is small and a new one differs
+where the figures do.
 """
+
 from __future__ import annotations
 
 import io
@@ -25,7 +29,10 @@ def draw(source: pathlib.Path) -> str:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
-        return f"{source.stem}: plot skipped ({error}); `python -m bench plot {source.parent}` draws it where matplotlib is installed"
+        return (
+            f"{source.stem}: plot skipped ({error}); `python -m bench plot {source.parent}` draws it where "
+            "matplotlib is installed"
+        )
     report = json.loads(source.read_text())
     panels = split(report)
     if not panels:
@@ -53,7 +60,8 @@ def _in_tenths(svg: str) -> str:
 
 
 def split(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """The panels of a report: title, axis labels, whether x is logarithmic, and the points (x, y, low, high) of every series."""
+    """The panels of a report: title, axis labels, whether x is logarithmic, and the points (x, y, low, high) of every
+    series."""
     if "suite" not in report:
         return _standalone(report)
     plot = report["plot"]
@@ -67,16 +75,27 @@ def split(report: dict[str, Any]) -> list[dict[str, Any]]:
                 y = cell.get(quantity, cell.get("extra", {}).get(quantity))
                 if not isinstance(y, (int, float)) or (series and not cell["ours"]):
                     continue
-                unit = report["unit"] if quantity == "value" else "times the best peer" if quantity == "ratio" else quantity
-                panel = panels.setdefault((quantity, name), {"title": "" if name is None else str(name), "x": x, "y": unit, "series": {}})
+                unit = (
+                    report["unit"]
+                    if quantity == "value"
+                    else "times the best peer"
+                    if quantity == "ratio"
+                    else quantity
+                )
+                panel = panels.setdefault(
+                    (quantity, name), {"title": "" if name is None else str(name), "x": x, "y": unit, "series": {}}
+                )
                 place = row["facts"][x] if x else row["case"]
                 ends = (cell["low"], cell["high"]) if quantity == "value" else (y, y)
-                panel["series"].setdefault(str(row["facts"][series]) if series else contender, []).append((place, y, min(ends), max(ends)))
+                panel["series"].setdefault(str(row["facts"][series]) if series else contender, []).append(
+                    (place, y, min(ends), max(ends))
+                )
     return list(panels.values())
 
 
 def _standalone(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """The files of `launch_overhead` and `template_host` (microseconds of every way to launch or construct) and `simulator` (seconds of every case)."""
+    """The files of `launch_overhead` and `template_host` (microseconds of every way to launch or construct) and
+    `simulator` (seconds of every case)."""
     found: dict[str, list[Any]] = {"µs": [], "s": []}
     for name, cell in report.get("results", {}).items():
         found["µs"].append((name, cell["median_us"], cell["min_us"], cell["max_us"]))
@@ -89,13 +108,17 @@ def _standalone(report: dict[str, Any]) -> list[dict[str, Any]]:
 def _lines(axes: Any, panel: dict[str, Any]) -> None:
     for name, points in panel["series"].items():
         points = sorted(points)
-        (line,) = axes.plot([point[0] for point in points], [point[1] for point in points], marker="o", markersize=3, label=name)
+        (line,) = axes.plot(
+            [point[0] for point in points], [point[1] for point in points], marker="o", markersize=3, label=name
+        )
         ranges = [(x, end) for x, _, low, high in points for end in (low, high, math.nan)]  # one line with gaps
         axes.plot(*zip(*ranges), color=line.get_color(), linewidth=0.8)
     places = sorted({point[0] for points in panel["series"].values() for point in points})
     if places[0] > 0 and places[-1] >= 4 * places[0]:
         axes.set_xscale("log", base=2)
-    axes.set_xticks(places, [f"{place:g}" for place in places], minor=False, fontsize=7, rotation=45 if len(places) > 6 else 0)
+    axes.set_xticks(
+        places, [f"{place:g}" for place in places], minor=False, fontsize=7, rotation=45 if len(places) > 6 else 0
+    )
     axes.minorticks_off()
     if panel["y"] == "times the best peer":
         axes.axhline(1.0, color="black", linewidth=0.8)

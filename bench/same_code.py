@@ -1,13 +1,17 @@
-"""Does a change leave the machine code of the shipped kernels as it was? `python -m bench.same_code REVISION [--only GLOB] [--arch ARCH…] [--jobs N]`.
+"""Does a change leave the machine code of the shipped kernels as it was? `python -m bench.same_code REVISION [--only
+GLOB] [--arch ARCH…] [--jobs N]`.
 
-Compiles every kernel of `python -m tritonkittens inspect` twice, from a git revision and from the working tree, and compares instructions, registers, memory,
-constants and launch attributes. Names, files and lines do not count, so that renaming or moving a function is no difference. Needs no GPU.
+Compiles every kernel of `python -m tritonkittens inspect` twice, from a git revision and from the working tree, and
+compares instructions, registers, memory, constants and launch attributes. Names, files and lines do not count, so that
+renaming or moving a function is no difference. Needs no GPU.
 
-Prints one line for each kernel that differs, and a summary. Kernels that one revision alone has are listed. The exit status is 1 where a kernel differs, also
-where one revision refuses to compile it and the other does not; with --strict also where one revision alone has it. --show NAME prints how the instructions of
-one kernel differ. What is compiled of committed files is kept in ~/.cache/tritonkittens/same_code ($TK_CACHE_DIR), also where a run is interrupted, for all
+Prints one line for each kernel that differs, and a summary. Kernels that one revision alone has are listed. The exit
+status is 1 where a kernel differs, also where one revision refuses to compile it and the other does not; with --strict
+also where one revision alone has it. --show NAME prints how the instructions of one kernel differ. What is compiled of
+committed files is kept in ~/.cache/tritonkittens/same_code ($TK_CACHE_DIR), also where a run is interrupted, for all
 commits whose packages are the same; of uncommitted changes nothing is kept.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -49,8 +53,8 @@ Kernels = dict[Key, dict[str, Any]]
 
 
 class Revision:
-    """The kernels of one state of the repository, of which `root` has the files and `jobs` processes compile. `identity`: of its packages, None where they are
-    not committed."""
+    """The kernels of one state of the repository, of which `root` has the files and `jobs` processes compile.
+    `identity`: of its packages, None where they are not committed."""
 
     def __init__(self, root: pathlib.Path, identity: str | None, jobs: int):
         self.root, self.identity = root, identity
@@ -65,7 +69,11 @@ class Revision:
     def kept(self) -> pathlib.Path | None:
         """The folder in which what is compiled is kept."""
         folder = os.path.expanduser(os.environ.get("TK_CACHE_DIR") or "~/.cache/tritonkittens")
-        return None if self.identity is None else pathlib.Path(folder, "same_code", self.identity, f"triton-{triton.__version__}-{FORMAT}")
+        return (
+            None
+            if self.identity is None
+            else pathlib.Path(folder, "same_code", self.identity, f"triton-{triton.__version__}-{FORMAT}")
+        )
 
     def load(self, key: str) -> Any:
         """What is kept under `key`, None for nothing."""
@@ -76,7 +84,8 @@ class Revision:
         if self.kept is None:
             return
         self.kept.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self.kept, delete=False) as file:  # another process may read it meanwhile
+        # another process may read it meanwhile
+        with tempfile.NamedTemporaryFile("w", dir=self.kept, delete=False) as file:
             json.dump(value, file)
         os.replace(file.name, self.kept / f"{key}.json")
 
@@ -103,7 +112,8 @@ def checked_out(root: pathlib.Path, revision: str, jobs: int) -> Iterator[Revisi
 
 @contextlib.contextmanager
 def working_tree(root: pathlib.Path, jobs: int) -> Iterator[Revision]:
-    """The files as they are; where git sees no change of the packages, a copy of the commit's, so that nobody's next edit is kept as that commit's code."""
+    """The files as they are; where git sees no change of the packages, a copy of the commit's, so that nobody's next
+    edit is kept as that commit's code."""
     if git(root, "status", "--porcelain", "--", *PACKAGES):
         with contextlib.closing(Revision(root, None, jobs)) as found:
             yield found
@@ -116,8 +126,8 @@ def working_tree(root: pathlib.Path, jobs: int) -> Iterator[Revision]:
 
 
 class Worker:
-    """A process that compiles kernels of one revision, one at a time, with a compile cache of its own. What compilers say of kernels that they refuse stays in
-    a file."""
+    """A process that compiles kernels of one revision, one at a time, with a compile cache of its own. What compilers
+    say of kernels that they refuse stays in a file."""
 
     def __init__(self, root: pathlib.Path):
         self.root = root
@@ -132,10 +142,22 @@ class Worker:
     def ask(self, request: str) -> Any:
         """The answer to a request; None where the process died of it."""
         if self.process is None or self.process.poll() is not None:
-            environment = os.environ | dict(PYTHONPATH=str(self.root), TRITON_CACHE_DIR=self.folder.name, TK_CACHE_DIR=self.folder.name, OMP_NUM_THREADS="1")
+            environment = os.environ | dict(
+                PYTHONPATH=str(self.root),
+                TRITON_CACHE_DIR=self.folder.name,
+                TK_CACHE_DIR=self.folder.name,
+                OMP_NUM_THREADS="1",
+            )
             with self.messages.open("a") as messages:
-                self.process = subprocess.Popen([sys.executable, "-P", str(WORKER), str(self.root)], cwd=self.root, env=environment, text=True,
-                                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages)  # fmt: skip
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", str(WORKER), str(self.root)],
+                    cwd=self.root,
+                    env=environment,
+                    text=True,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=messages,
+                )
         assert self.process.stdin and self.process.stdout
         with contextlib.suppress(BrokenPipeError):
             print(request, file=self.process.stdin, flush=True)
@@ -184,7 +206,9 @@ def compiled(revision: Revision, keys: list[Key]) -> Kernels:
             if answer:  # a crash may be for want of memory
                 revision.keep(".".join(key), answer)
 
-    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in revision.workers[: waiting.qsize()]]
+    threads = [
+        threading.Thread(target=work, args=(worker,), daemon=True) for worker in revision.workers[: waiting.qsize()]
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -253,11 +277,13 @@ def instructions(answer: dict[str, Any], arch: str) -> list[str]:
 
 
 def with_labels(text: str) -> list[str]:
-    """Lines of nvdisasm without their addresses; an address that an instruction names becomes a label, counted from the first, so that it stays where
-    instructions are put in before it."""
+    """Lines of nvdisasm without their addresses; an address that an instruction names becomes a label, counted from the
+    first, so that it stays where instructions are put in before it."""
     found = re.findall(r"^\s*/\*([0-9a-f]+)\*/\s+(.*?)\s*;", text, re.MULTILINE)
     places = {int(address, 16) for address, _ in found}
-    named = {int(target, 16) for _, line in found for target in re.findall(r"\b0x([0-9a-f]+)\b", line) if _is_jump(line)} & places
+    named = {
+        int(target, 16) for _, line in found for target in re.findall(r"\b0x([0-9a-f]+)\b", line) if _is_jump(line)
+    } & places
     label = {address: f"L{number}" for number, address in enumerate(sorted(named))}
     lines = []
     for address, line in found:
@@ -286,11 +312,17 @@ def shown(there: dict[str, Any], here: dict[str, Any], arch: str) -> list[str]:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.same_code", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.same_code", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("revision", metavar="REVISION", help="a git revision to compare the working tree with")
-    parser.add_argument("--arch", nargs="+", default=ARCHITECTURES, metavar="ARCH", help=f"default: {' '.join(ARCHITECTURES)}")
+    parser.add_argument(
+        "--arch", nargs="+", default=ARCHITECTURES, metavar="ARCH", help=f"default: {' '.join(ARCHITECTURES)}"
+    )
     parser.add_argument("--only", default="*", metavar="GLOB", help="kernels whose names match, such as 'gemm_packed*'")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes that compile (default: one a CPU)")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes that compile (default: one a CPU)"
+    )
     parser.add_argument("--strict", action="store_true", help="fail where one revision alone has a kernel")
     parser.add_argument("--show", metavar="NAME", help="print how the instructions of this kernel differ")
     options = parser.parse_args(arguments)

@@ -1,7 +1,9 @@
 """The simulator's own speed and memory on this CPU: `python -m bench.simulator [--out FOLDER]`. Needs no GPU.
 
-Each case runs in a process of its own, so that its peak memory is its own; compile time is reported apart from the simulation.
+Each case runs in a process of its own, so that its peak memory is its own; compile time is reported apart from the
+simulation.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -28,11 +30,15 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def _attention(batch: int, heads: int, length: int, width: int) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.randn(batch, heads, length, width, dtype=torch.float32, device="cpu").bfloat16() for _ in range(3))
+    return tuple(
+        torch.randn(batch, heads, length, width, dtype=torch.float32, device="cpu").bfloat16() for _ in range(3)
+    )
 
 
 def _square(n: int) -> tuple[torch.Tensor, ...]:
-    return torch.randn(n, n, dtype=torch.float32, device="cpu").bfloat16(), torch.randn(n, n, dtype=torch.float32, device="cpu").bfloat16()
+    return torch.randn(n, n, dtype=torch.float32, device="cpu").bfloat16(), torch.randn(
+        n, n, dtype=torch.float32, device="cpu"
+    ).bfloat16()
 
 
 # name → (operator, its operands, work in multiply-adds, schedules: 0 is one run by modelled time)
@@ -44,7 +50,12 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[], tuple[torch.Ten
     "GEMM 512": (gemm, lambda: _square(512), 512**3, 0),
     "GEMM 1024": (gemm, lambda: _square(1024), 1024**3, 0),
     "GEMM 256, 50 schedules": (gemm, lambda: _square(256), 50 * 256**3, 50),
-    "attention B1 H1 S128 D64, 50 schedules": (attention, lambda: _attention(1, 1, 128, 64), 50 * 2 * 128 * 128 * 64, 50),
+    "attention B1 H1 S128 D64, 50 schedules": (
+        attention,
+        lambda: _attention(1, 1, 128, 64),
+        50 * 2 * 128 * 128 * 64,
+        50,
+    ),
 }
 LIMITS = {"attention B1 H2 S512 D64": 10.0, "GEMM 512": 5.0, "GEMM 256, 50 schedules": 60.0}  # seconds, of issue 3
 
@@ -67,7 +78,15 @@ def measure(name: str) -> dict[str, Any]:
         seconds, steps = launch.seconds, launch.simulation.steps
     whole = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return dict(case=name, seconds=seconds, with_compilation=whole, steps=steps, multiply_adds=work, peak_mib=peak, limit_seconds=LIMITS.get(name))
+    return dict(
+        case=name,
+        seconds=seconds,
+        with_compilation=whole,
+        steps=steps,
+        multiply_adds=work,
+        peak_mib=peak,
+        limit_seconds=LIMITS.get(name),
+    )
 
 
 def main() -> None:
@@ -80,16 +99,26 @@ def main() -> None:
         return
     rows = []
     for name in CASES:
-        done = subprocess.run([sys.executable, "-m", "bench.simulator", "--case", name], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "bench.simulator", "--case", name], capture_output=True, text=True, check=True
+        )
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         r = rows[-1]
         limit = f"   limit {r['limit_seconds']:.0f} s" if r["limit_seconds"] else ""
-        print(f"{name:<42} {r['seconds']:7.2f} s   with compilation {r['with_compilation']:6.2f} s   peak {r['peak_mib']:6.0f} MiB{limit}", flush=True)
+        print(
+            f"{name:<42} {r['seconds']:7.2f} s   with compilation {r['with_compilation']:6.2f} s   peak "
+            f"{r['peak_mib']:6.0f} MiB{limit}",
+            flush=True,
+        )
     info = {
-        "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "python": platform.python_version(),
-        "triton": triton.__version__, "torch": torch.__version__,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "command": " ".join(["python", *sys.orig_argv[1:]]),
-    }  # fmt: skip
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "triton": triton.__version__,
+        "torch": torch.__version__,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
+    }
     folder = pathlib.Path(options.out) if options.out else RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "simulator.json").write_text(json.dumps({"info": info, "rows": rows}, indent=1) + "\n")

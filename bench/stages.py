@@ -1,4 +1,5 @@
 """Table 1 of the paper: TFLOP/s against pipeline stages."""
+
 from __future__ import annotations
 
 import argparse
@@ -21,8 +22,8 @@ TILES: tuple[dict[str, Any], ...] = ({}, {"tile_n": 192}, {"tile_n": 128}, {"til
 
 
 class OneStage(tk.lcf):
-    """C = A·B with the default tile of the GEMM and one slot: its products have ended before the next copy begins, where those of the GEMM are under way while
-    the next slot is waited for."""
+    """C = A·B with the default tile of the GEMM and one slot: its products have ended before the next copy begins,
+    where those of the GEMM are under way while the next slot is waited for."""
 
     consumers = 2
     stages = 1
@@ -71,12 +72,15 @@ def one_stage(p: Product) -> Callable[[], torch.Tensor]:
 
 
 def accepted(p: Product, configs: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str]:
-    """The first configuration that the GEMM runs, and what it says of those before. Without one, the first: the row then shows its error."""
+    """The first configuration that the GEMM runs, and what it says of those before. Without one, the first: the row
+    then shows its error."""
     refused: list[tuple[dict[str, Any], str]] = []
     for config in configs:
         try:
             ours(p, **config)()
-            return config, "".join(f"{spelled(other)} is refused ({why}); " for other, why in refused) + f"measured with {spelled(config)}"
+            return config, "".join(
+                f"{spelled(other)} is refused ({why}); " for other, why in refused
+            ) + f"measured with {spelled(config)}"
         except Exception as error:
             require_context()
             refused.append((config, str(error).split("\n")[0]))
@@ -91,11 +95,18 @@ def cases(options: argparse.Namespace) -> list[Case]:
     def prepare(stages: int) -> Trial:
         p = bf16(SIDE, SIDE, SIDE)
         if stages == 1:
-            return trial(p, {OURS: functools.partial(one_stage, p)}, note="a template that ends an iteration's products before it loads the next")
+            return trial(
+                p,
+                {OURS: functools.partial(one_stage, p)},
+                note="a template that ends an iteration's products before it loads the next",
+            )
         config, note = accepted(p, [{"stages": stages, **tile} for tile in TILES])
         return trial(p, {OURS: functools.partial(ours, p, **config)}, note=note)
 
-    return [case(f"bf16 {SIDE}³, stages {stages}", (SIDE, SIDE, SIDE), functools.partial(prepare, stages), stages=stages) for stages in STAGES]
+    return [
+        case(f"bf16 {SIDE}³, stages {stages}", (SIDE, SIDE, SIDE), functools.partial(prepare, stages), stages=stages)
+        for stages in STAGES
+    ]
 
 
 SUITES = (Suite("stages", "TFLOP/s against pipeline stages (Table 1)", cases, plot={"x": "stages"}),)

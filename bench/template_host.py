@@ -1,8 +1,11 @@
-"""Host time of constructing a template with equal knobs again, against a kept one: `python -m bench template_host [--out FOLDER]`.
+"""Host time of constructing a template with equal knobs again, against a kept one: `python -m bench template_host
+[--out FOLDER]`.
 
-Without a GPU the construction alone is measured; with one also the launch: `Template()(x, y)`, as call sites write it, against `kept(x, y)`. Every contender
-runs in each round, in rotating order; the launched kernel moves one small tile, so that the GPU keeps up and only the host is measured.
+Without a GPU the construction alone is measured; with one also the launch: `Template()(x, y)`, as call sites write it,
+against `kept(x, y)`. Every contender runs in each round, in rotating order; the launched kernel moves one small tile,
+so that the GPU keeps up and only the host is measured.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -80,7 +83,7 @@ def measure(functions: dict[str, Callable[[], object]], rounds: int, calls: int)
     names, times = list(functions), {name: list[float]() for name in functions}
     synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for step in range(rounds):
-        for name in names[step % len(names):] + names[:step % len(names)]:
+        for name in names[step % len(names) :] + names[: step % len(names)]:
             function = functions[name]
             function()
             synchronize()
@@ -110,20 +113,31 @@ def main() -> None:
     options = parser.parse_args()
     if options.rounds < 1 or options.calls < 1:
         parser.error(f"--rounds {options.rounds} --calls {options.calls}: both must be at least 1")
-    times = {"first construction": first_construction(options.rounds), **measure(constructions(), options.rounds, options.calls)}
+    times = {
+        "first construction": first_construction(options.rounds),
+        **measure(constructions(), options.rounds, options.calls),
+    }
     if torch.cuda.is_available():
         times |= measure(launches(), options.rounds, options.calls)
     rows = {}
     for name, t in times.items():
         more = statistics.median(t) - statistics.median(times["launch, kept" if name.startswith("launch") else "kept"])
         rows[name] = dict(median_us=statistics.median(t), min_us=min(t), max_us=max(t), more_than_kept_us=more)
-        print(f"{name:24} {statistics.median(t):8.2f} us   {min(t):7.2f} to {max(t):7.2f}   {more:+7.2f} against a kept one (limit {LIMIT:.0f})")
+        print(
+            f"{name:24} {statistics.median(t):8.2f} us   {min(t):7.2f} to {max(t):7.2f}   {more:+7.2f} against a kept "
+            f"one (limit {LIMIT:.0f})"
+        )
     info = {
-        "what": "host microseconds of constructing a template", "device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "cpu": platform.processor() or platform.machine(), "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "command": " ".join(["python", *sys.orig_argv[1:]]),
+        "what": "host microseconds of constructing a template",
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cpu": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
         "limit_us": LIMIT,
-    }  # fmt: skip
+    }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "template_host.json").write_text(json.dumps({"info": info, "results": rows}, indent=1) + "\n")
     print(options.out / "template_host.json")

@@ -1,15 +1,20 @@
-"""Milliseconds of one call, in several kinds. A kind takes a call that has run before and returns a function that measures one round.
+"""Milliseconds of one call, in several kinds. A kind takes a call that has run before and returns a function that
+measures one round.
 
-- device: GPU time between events around each call, with a cold L2; the round is a burst (`tritonkittens.tune.timing`). All contenders have one clock, which
-  under the card's power limit comes from what all of them draw: long calls take turns untimed (`settle`) until it is steady.
-- reading: the same where L2 is full of what was read, not of zeros that were written. A call that writes little would have to write those back, and that
-  counts: 9 of the 48 µs in which 8 sequences of 4,096 keys are read (docs/notes/attention_decode.md).
-- sustained: calls behind one another for as long as a card at its power limit takes to settle, with nothing between them: each contender at the clock that its
-  own draw leaves it. Behind a single call of another one it has the other's (docs/notes/gemm.md).
+- device: GPU time between events around each call, with a cold L2; the round is a burst (`tritonkittens.tune.timing`).
+  All contenders have one clock, which under the card's power limit comes from what all of them draw: long calls take
+  turns untimed (`settle`) until it is steady.
+- reading: the same where L2 is full of what was read, not of zeros that were written. A call that writes little would
+  have to write those back, and that counts: 9 of the 48 µs in which 8 sequences of 4,096 keys are read
+  (docs/notes/attention_decode.md).
+- sustained: calls behind one another for as long as a card at its power limit takes to settle, with nothing between
+  them: each contender at the clock that its own draw leaves it. Behind a single call of another one it has the other's
+  (docs/notes/gemm.md).
 - graph: a CUDA graph of many calls, replayed: GPU time without a host, warm L2.
 - eager: back-to-back calls from Python, GPU and host together.
 - host: time in which the host is back from a call, while the GPU keeps up.
 """
+
 from __future__ import annotations
 
 import functools
@@ -25,13 +30,18 @@ Call = Callable[[], object]
 Round = Callable[[], float]  # one round: milliseconds of a call
 
 BURST_MS = 10.0  # long enough for a stable median, short enough for the clocks to be those of the neighbours
-FEWEST, MOST = 3, 200  # calls of a burst, where it is to say how long one takes and at most; with events and flushes 200 fit into the driver's queue of 1024
+# calls of a burst, where it is to say how long one takes and at most; with events and flushes 200 fit into the driver's
+# queue of 1024
+FEWEST, MOST = 3, 200
 CALLS = 10  # of a round, over all rounds
-TURNS_MS = 2000.0  # until the clock of contenders that take turns is steady (behind 600 an H200 still rose by 5 %: e4m3 16384³ 7.26 to 6.82 ms)
+# until the clock of contenders that take turns is steady (behind 600 an H200 still rose by 5 %: e4m3 16384³ 7.26 to
+# 6.82 ms)
+TURNS_MS = 2000.0
 SETTLING_MS, SUSTAINED_MS = 50.0, 100.0  # untimed, until the clock is that of this contender's draw, and timed
 GRAPH_CALLS = 20
 HOST_CALLS = 200
-HOST_BOUND = 0.7  # share of a burst's time that the host takes to queue it, from which the GPU may have waited for the host
+# share of a burst's time that the host takes to queue it, from which the GPU may have waited for the host
+HOST_BOUND = 0.7
 
 _flush_buffer = functools.cache(flush_buffer)
 
@@ -80,7 +90,8 @@ def device(run: Call, flushing: Callable[[int], Call] = _zeroed) -> Round:
     burst(run, FEWEST, flush)
     first = burst(run, FEWEST, flush)
     calls = burst_length(first.done, fewest=1)
-    # Where the host is the slower one, the GPU sleeps until everything is queued: otherwise it would wait for the host between the two events.
+    # Where the host is the slower one, the GPU sleeps until everything is queued: otherwise it would wait for the host
+    # between the two events.
     lead = int(calls * first.queued * _cycles_per_ms(index)) if first.queued > HOST_BOUND * first.done else 0
     return lambda: burst(run, calls, flush, lead).typical
 
@@ -159,15 +170,17 @@ def memory(run: Call) -> Round:
 
 
 def rounds_of(rounds: int, call_ms: float) -> int:
-    """How many rounds of bursts, so that there are ten calls for each of `rounds`, also where a burst has few. At the power limit a burst varies by 2 to 3 %:
-    ten of three calls of e4m3 16384³ by rows gave 0.981 to 0.999 of torch from run to run on an H200, 156 of one call 1.006 (docs/notes/gemm.md)."""
+    """How many rounds of bursts, so that there are ten calls for each of `rounds`, also where a burst has few. At the
+    power limit a burst varies by 2 to 3 %: ten of three calls of e4m3 16384³ by rows gave 0.981 to 0.999 of torch from
+    run to run on an H200, 156 of one call 1.006 (docs/notes/gemm.md)."""
     return rounds * max(1, math.ceil(CALLS / burst_length(call_ms, fewest=1)))
 
 
 def settle(rounds: Collection[Round]) -> float:
-    """Contenders in turn, until their common clock is steady, where their calls are long enough to reach the power limit. A card that was idle has a higher
-    clock for a quarter of a second, then a lower one than it settles to (e4m3 16384³ on an H100: 6.1 ms a call, then 8.1, then 6.7): a median of ten rounds
-    says whose bursts were when. Returns the milliseconds of the longest call."""
+    """Contenders in turn, until their common clock is steady, where their calls are long enough to reach the power
+    limit. A card that was idle has a higher clock for a quarter of a second, then a lower one than it settles to (e4m3
+    16384³ on an H100: 6.1 ms a call, then 8.1, then 6.7): a median of ten rounds says whose bursts were when. Returns
+    the milliseconds of the longest call."""
     end = time.perf_counter() + TURNS_MS * 1e-3
     longest = 0.0
     while time.perf_counter() < end:
@@ -178,4 +191,6 @@ def settle(rounds: Collection[Round]) -> float:
 
 
 SHARING_A_CLOCK = (device, reading)
-KINDS: dict[str, Callable[[Call], Round]] = {kind.__name__: kind for kind in (device, reading, sustained, graph, eager, host, memory)}
+KINDS: dict[str, Callable[[Call], Round]] = {
+    kind.__name__: kind for kind in (device, reading, sustained, graph, eager, host, memory)
+}

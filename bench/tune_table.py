@@ -4,6 +4,7 @@
 
 Kernels are compiled first, by several processes at once; measuring is left to one.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -52,7 +53,11 @@ def products() -> Iterator[tuple[str, Callable[[], Product]]]:
 
 def with_epilogue(epilogue: Mapping[str, Any]) -> Product:
     bare, shapes = bf16(SIDE, SIDE, SIDE), {"bias": (SIDE,), "gate": (SIDE,), "residual": (SIDE, SIDE)}
-    return Product(bare.a, bare.b, **{name: value if name == "activation" else randn(*shapes[name]) for name, value in epilogue.items()})
+    return Product(
+        bare.a,
+        bare.b,
+        **{name: value if name == "activation" else randn(*shapes[name]) for name, value in epilogue.items()},
+    )
 
 
 def has_configuration(p: Product) -> bool:
@@ -91,7 +96,9 @@ def compile_some(only: list[str], tries: int, part: int, parts: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=[], metavar="TEXT", help="problems whose name contains one of these")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="TEXT", help="problems whose name contains one of these"
+    )
     parser.add_argument("--tries", type=int, default=TRIES)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--output", type=pathlib.Path, help="the table's file")
@@ -101,7 +108,10 @@ def main() -> None:
         compile_some(options.only, options.tries, *options.compile)
         return
     began = time.perf_counter()
-    in_parts([sys.executable, "-m", "bench.tune_table", "--only", *options.only, "--tries", str(options.tries)], options.workers)
+    in_parts(
+        [sys.executable, "-m", "bench.tune_table", "--only", *options.only, "--tries", str(options.tries)],
+        options.workers,
+    )
     print(f"compiled in {time.perf_counter() - began:.0f} s", flush=True)
     for name, make in products():
         if not is_among(name, options.only):
@@ -117,7 +127,10 @@ def main() -> None:
         torch.cuda.empty_cache()
     print(f"tuned in {time.perf_counter() - began:.0f} s, kept in {tune.folder()}")
     if options.output:
-        subprocess.run([sys.executable, "-m", "tritonkittens", "tuned", "--export", "gemm", "--output", str(options.output)], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "tritonkittens", "tuned", "--export", "gemm", "--output", str(options.output)],
+            check=True,
+        )
 
 
 if __name__ == "__main__":

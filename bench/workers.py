@@ -1,4 +1,6 @@
-"""Figure 6 of the paper: consumer warpgroups of the pipelined template, against a kernel that loads, waits and multiplies in turn."""
+"""Figure 6 of the paper: consumer warpgroups of the pipelined template, against a kernel that loads, waits and
+multiplies in turn."""
+
 from __future__ import annotations
 
 import argparse
@@ -23,7 +25,9 @@ ROWS, DEPTH, GROUP = 128, 64, 8
 
 @tk.kernel(num_warps=8)
 @triton.jit
-def synchronous_kernel(A, B, C, DTYPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr):
+def synchronous_kernel(
+    A, B, C, DTYPE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr
+):
     a = tk.allocate(tk.st(DTYPE, ROWS, DEPTH))
     b = tk.allocate(tk.st(DTYPE, DEPTH, COLS))
     c = tk.allocate(tk.st(DTYPE, ROWS, COLS))
@@ -31,7 +35,9 @@ def synchronous_kernel(A, B, C, DTYPE: tl.constexpr, ROWS: tl.constexpr, COLS: t
     tk.fence_async()  # the copy engine must see the initialised barrier
     tk.sync()
 
-    row, col = tk.supergroup(tk.block_index(0), tk.ceil_div(tk.extent(C, 0), ROWS), tk.ceil_div(tk.extent(C, 1), COLS), GROUP)
+    row, col = tk.supergroup(
+        tk.block_index(0), tk.ceil_div(tk.extent(C, 0), ROWS), tk.ceil_div(tk.extent(C, 1), COLS), GROUP
+    )
     acc = tk.zero(tk.rt(tk.fp32, ROWS, COLS))
     for i in range(tk.ceil_div(tk.extent(A, 1), DEPTH)):
         tk.expect(arrived[0], (a, b))
@@ -47,7 +53,8 @@ def synchronous_kernel(A, B, C, DTYPE: tl.constexpr, ROWS: tl.constexpr, COLS: t
 
 
 def synchronous(p: Product) -> Callable[[], torch.Tensor]:
-    """A GEMM without overlap inside a block: two warpgroups for a 128 × 128 tile. A multiprocessor holds as many blocks as fit."""
+    """A GEMM without overlap inside a block: two warpgroups for a 128 × 128 tile. A multiprocessor holds as many blocks
+    as fit."""
     element, out = tk.from_torch(p.a.dtype), p.out()
     a, b, c = tk.st(element, ROWS, DEPTH), tk.st(element, DEPTH, COLS), tk.st(element, ROWS, COLS)
     grid = (triton.cdiv(out.shape[0], ROWS) * triton.cdiv(out.shape[1], COLS),)
@@ -63,8 +70,13 @@ def synchronous(p: Product) -> Callable[[], torch.Tensor]:
 def cases(options: argparse.Namespace) -> list[Case]:
     def prepare(k: int) -> Trial:
         p = bf16(SIDE, SIDE, k)
-        contenders = {f"{n} consumer{'s' if n > 1 else ''}": functools.partial(ours, p, tile_m=64, tile_n=COLS, consumers=n) for n in CONSUMERS}
-        return trial(p, {"synchronous": functools.partial(synchronous, p), **contenders}, note=f"a consumer computes 64 x {COLS}")
+        contenders = {
+            f"{n} consumer{'s' if n > 1 else ''}": functools.partial(ours, p, tile_m=64, tile_n=COLS, consumers=n)
+            for n in CONSUMERS
+        }
+        return trial(
+            p, {"synchronous": functools.partial(synchronous, p), **contenders}, note=f"a consumer computes 64 x {COLS}"
+        )
 
     return [case(f"bf16 {SIDE}x{SIDE}x{k}", (SIDE, SIDE, k), functools.partial(prepare, k)) for k in DEPTHS]
 

@@ -45,7 +45,9 @@ pygments_style = "default"
 
 def _link_pages(app: Any, docname: str, source: list[str]) -> None:
     """Links to root files that a page includes lead to that page. In the repository they lead to the files."""
-    source[0] = re.sub(r"\]\((?:\.\./)+(CHANGELOG|CONTRIBUTING)\.md", lambda found: f"](/project/{found[1].lower()}.md", source[0])
+    source[0] = re.sub(
+        r"\]\((?:\.\./)+(CHANGELOG|CONTRIBUTING)\.md", lambda found: f"](/project/{found[1].lower()}.md", source[0]
+    )
 
 
 def _trim_code(app: Any, doctree: nodes.document) -> None:

@@ -1,4 +1,5 @@
-"""The figures of the documentation, drawn by the library: `python docs/figures.py` writes docs/figures/*.svg. No GPU needed."""
+"""The figures of the documentation, drawn by the library: `python docs/figures.py` writes docs/figures/*.svg. No GPU
+needed."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def _colour(number: int, of: int) -> str:
 
 
 def _text(x: float, y: float, text: str, size: int = 12, anchor: str = "middle") -> str:
-    return f'<text x="{x:g}" y="{y + 0.35 * size:g}" font-size="{size}" text-anchor="{anchor}" fill="#222222">{text}</text>'
+    return f'<text x="{x:g}" y="{y + 0.35 * size:g}" font-size="{size}" text-anchor="{anchor}" fill="#222222">{text}</text>'  # noqa: E501
 
 
 def _grid(x: float, title: str, labels: np.ndarray, of: int, cell: int) -> list[str]:
@@ -35,25 +36,30 @@ def _grid(x: float, title: str, labels: np.ndarray, of: int, cell: int) -> list[
     out = [_text(x, 14, title, 13, "start"), '<g font-size="11" text-anchor="middle">']
     for (row, column), label in np.ndenumerate(labels):
         left, top = x + column * cell, HEAD + row * cell
-        out.append(f'<rect x="{left:g}" y="{top}" width="{cell - 1}" height="{cell - 1}" fill="{_colour(int(label), of)}"/>')
+        out.append(
+            f'<rect x="{left:g}" y="{top}" width="{cell - 1}" height="{cell - 1}" fill="{_colour(int(label), of)}"/>'
+        )
         out.append(f'<text x="{left + cell / 2:g}" y="{top + cell / 2 + 4:g}">{label}</text>')
     return [*out, "</g>"]
 
 
 def _svg(width: float, height: float, shapes: list[str]) -> str:
     size = f'width="{width:g}" height="{height:g}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width:g} {height:g}" font-family="Helvetica, Arial, sans-serif">'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width:g} {height:g}" font-family="Helvetica, Arial, sans-serif">'  # noqa: E501
     return "\n".join([head, f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>', *shapes, "</svg>\n"])
 
 
 def swizzles() -> str:
-    """Which four banks hold each 16-byte chunk of the first 8 rows of a bf16 tile with 64 columns, without a swizzle and with each of the three."""
+    """Which four banks hold each 16-byte chunk of the first 8 rows of a bf16 tile with 64 columns, without a swizzle
+    and with each of the three."""
     chunks = swizzle.LINE // swizzle.CHUNK
     plain = np.tile(np.arange(chunks), (8, 1))
     shapes = [_text(LEFT - 8, HEAD + (row + 0.5) * CELL, f"row {row}", 12, "end") for row in range(8)]
     for i, span in enumerate((0, 32, 64, 128)):
         banks = np.array(swizzle.picture_rows(64, swizzle.LINE, span)) // 4 if span else plain
-        shapes += _grid(LEFT + i * (chunks * CELL + GAP), f"swizzle {span} bytes" if span else "no swizzle", banks, chunks, CELL)
+        shapes += _grid(
+            LEFT + i * (chunks * CELL + GAP), f"swizzle {span} bytes" if span else "no swizzle", banks, chunks, CELL
+        )
     return _svg(LEFT + 4 * (chunks * CELL + GAP), HEAD + 8 * CELL + 12, shapes)
 
 
@@ -65,7 +71,9 @@ def _fill(X, TILE: tl.constexpr):
 
 def lanes(layout: str, rows: int = 64, cols: int = 64) -> np.ndarray:
     """The lane of its warp that holds each element of a register tile, fp32, on Hopper."""
-    ttgir = _fill.compile(tk.gl(torch.empty(rows, cols, device="meta")), tk.rt(tk.fp32, rows, cols, layout), arch="sm_90a").asm["ttgir"]
+    ttgir = _fill.compile(
+        tk.gl(torch.empty(rows, cols, device="meta")), tk.rt(tk.fp32, rows, cols, layout), arch="sm_90a"
+    ).asm["ttgir"]
     (alias,) = set(re.findall(rf"tensor<{rows}x{cols}xf32, #(\w+)>", ttgir))
     (text,) = re.findall(rf"^#{alias} = (.*)$", ttgir, re.MULTILINE)
     found = bases(text, "tensor", (rows, cols)).inputs
@@ -79,7 +87,13 @@ def register_layouts() -> str:
     """Which lane holds each element of the upper left corner of rt(fp32, 64, 64) in each layout."""
     shapes: list[str] = []
     for i, layout in enumerate(("mma", "memory", "row")):
-        shapes += _grid(12 + i * (CORNER * LAYOUT_CELL + GAP), f'layout="{layout}": lane of each element', lanes(layout)[:CORNER, :CORNER], 32, LAYOUT_CELL)
+        shapes += _grid(
+            12 + i * (CORNER * LAYOUT_CELL + GAP),
+            f'layout="{layout}": lane of each element',
+            lanes(layout)[:CORNER, :CORNER],
+            32,
+            LAYOUT_CELL,
+        )
     return _svg(3 * (CORNER * LAYOUT_CELL + GAP), HEAD + CORNER * LAYOUT_CELL + 12, shapes)
 
 

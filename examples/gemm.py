@@ -1,9 +1,9 @@
 """A GEMM from hooks: C = A·B at the speed of cuBLAS.
 
-What this rung teaches: a product that stays in flight. `compute` starts the wgmma of its iteration and waits for the one
-before, so that the tensor cores always have work. With the hook `compute_last` the template releases a stage one iteration
-later. With `staggered_epilogue` the two consumers end a task one after the other: one stores results while the other multiplies.
-Results leave in panels of 64 columns, which leaves shared memory for a fourth stage.
+What this rung teaches: a product that stays in flight. `compute` starts the wgmma of its iteration and waits for the
+one before, so that the tensor cores always have work. With the hook `compute_last` the template releases a stage one
+iteration later. With `staggered_epilogue` the two consumers end a task one after the other: one stores results while
+the other multiplies. Results leave in panels of 64 columns, which leaves shared memory for a fourth stage.
 
 Run it: `python examples/gemm.py` (on a Hopper GPU, or in the simulator where there is none).
 """

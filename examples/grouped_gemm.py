@@ -76,7 +76,8 @@ class GroupedGemm(tk.lcf):
 
 
 def grouped_gemm(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, **knobs) -> torch.Tensor:
-    """x: (tokens, K), w: (experts, N, K), bf16 or fp16; offsets: (experts + 1) int32, from 0 to the number of tokens."""
+    """x: (tokens, K), w: (experts, N, K), bf16 or fp16; offsets: (experts + 1) int32, from 0 to the number of
+    tokens."""
     y = torch.empty(x.shape[0], w.shape[1], dtype=x.dtype, device=x.device)
     GroupedGemm(dtype=tk.from_torch(x.dtype), experts=w.shape[0], **knobs)(x, w, y, offsets)
     return y

@@ -1,4 +1,5 @@
-"""Causal linear attention in chunks: o_i = Σ_{j ≤ i} (q_i · k_j) v_j. The chunks before leave a D × D matrix, Σ kᵀ v."""
+"""Causal linear attention in chunks: o_i = Σ_{j ≤ i} (q_i · k_j) v_j. The chunks before leave a D × D matrix, Σ kᵀ
+v."""
 
 import torch
 import triton

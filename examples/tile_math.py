@@ -1,7 +1,8 @@
 """Tile math in plain Triton kernels: a kernel of one line, and a softmax of three.
 
 What this rung teaches: the operations of `tritonkittens.lang` work in any `@triton.jit` kernel. A tile type says what a
-program loads. A coordinate says which tile, in units of tiles. What lies outside the tensor is neither read nor written.
+program loads. A coordinate says which tile, in units of tiles. What lies outside the tensor is neither read nor
+written.
 
 Run it: `python examples/tile_math.py` (on a Hopper GPU, or in the simulator where there is none).
 """

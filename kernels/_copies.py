@@ -1,4 +1,5 @@
 """Copies of matrices between rows that begin anywhere: to where TMA can address them, and back."""
+
 from __future__ import annotations
 
 import triton
@@ -15,9 +16,10 @@ ELEMENTS = 1024  # of a program, eight a thread: enough loads in flight to keep 
 @plain_kernel
 @triton.jit
 def copy_rows(X, Y, extents, x_strides, y_strides, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Y = X. Grid: parts of ROWS rows, of COLS columns, batch. extents: rows and columns; strides: of the batch and of the rows, in elements; columns are
-    contiguous. Numbers in tuples are not specialised: what is known to be a multiple would let a thread move several elements, which lie so that neither loads
-    nor stores of a warp are of whole lines where only one side is aligned."""
+    """Y = X. Grid: parts of ROWS rows, of COLS columns, batch. extents: rows and columns; strides: of the batch and of
+    the rows, in elements; columns are contiguous. Numbers in tuples are not specialised: what is known to be a multiple
+    would let a thread move several elements, which lie so that neither loads nor stores of a warp are of whole lines
+    where only one side is aligned."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
     batch = tl.program_id(2).to(tl.int64)
@@ -27,8 +29,8 @@ def copy_rows(X, Y, extents, x_strides, y_strides, ROWS: tl.constexpr, COLS: tl.
 
 
 def copied(x: Tensor, out: Tensor) -> Tensor:
-    """`out`, of the shape and dtype of `x`, with the elements of `x`. Matrices and plain batches of them with contiguous rows go by `copy_rows`,
-    all else by `Tensor.copy_`, which is slower (measured: docs/notes/gemm.md)."""
+    """`out`, of the shape and dtype of `x`, with the elements of `x`. Matrices and plain batches of them with
+    contiguous rows go by `copy_rows`, all else by `Tensor.copy_`, which is slower (measured: docs/notes/gemm.md)."""
     contiguous = x.ndim in (2, 3) and x.stride(-1) == out.stride(-1) == 1 and x.dtype == out.dtype
     if contiguous and x.numel() > 0 and is_reachable(x.device):
         batch, rows, cols = x.shape if x.ndim == 3 else (1, *x.shape)
@@ -36,7 +38,8 @@ def copied(x: Tensor, out: Tensor) -> Tensor:
         height = ELEMENTS // width
         grid = (-(-rows // height), -(-cols // width), batch)
         if all(extent <= limit for extent, limit in zip(grid, GRID_LIMITS, strict=True)):
-            strides = [(t.stride(0), t.stride(-2)) for t in (x, out)]  # the first of one matrix counts nothing: its batch is number 0
+            # the first of one matrix counts nothing: its batch is number 0
+            strides = [(t.stride(0), t.stride(-2)) for t in (x, out)]
             copy_rows[grid](x, out, (rows, cols), *strides, height, width)
             return out
     return out.copy_(x)

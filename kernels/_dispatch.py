@@ -1,5 +1,6 @@
-"""How a call of an operator reaches its kernel: at once where its operands are plain tensors, else as an operator of torch.library, which torch can trace,
-batch, fake and hand to tensor subclasses."""
+"""How a call of an operator reaches its kernel: at once where its operands are plain tensors, else as an operator of
+torch.library, which torch can trace, batch, fake and hand to tensor subclasses."""
+
 from __future__ import annotations
 
 import functools
@@ -23,8 +24,9 @@ Result = TypeVar("Result")
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Are those that are given torch's own tensors, without a lazy negation, and does nothing have to see the operator: no torch.compile or
-    torch.jit.trace, no dispatch mode (fake tensors, make_fx, selective checkpoints), no transform (`torch.func`), no forward-mode differentiation?"""
+    """Are those that are given torch's own tensors, without a lazy negation, and does nothing have to see the operator:
+    no torch.compile or torch.jit.trace, no dispatch mode (fake tensors, make_fx, selective checkpoints), no transform
+    (`torch.func`), no forward-mode differentiation?"""
     if is_compiling() or _dispatch_modes() or _transforms_are_active() or _is_tracing():
         return False
     if forward_ad._current_level >= 0 and is_forward_mode():
@@ -36,23 +38,26 @@ def is_plain(*tensors: Tensor | None) -> bool:
 
 
 def have_memory(*tensors: Tensor | None) -> bool:
-    """Do those that are given have memory? Gradients of many results at once (`is_grads_batched`) and sparse tensors have none."""
+    """Do those that are given have memory? Gradients of many results at once (`is_grads_batched`) and sparse tensors
+    have none."""
     return all(x is None or _has_memory(x) for x in tensors)
 
 
 def is_forward_mode() -> bool:
-    """Is a level of forward-mode differentiation open (`torch.autograd.forward_ad.dual_level`, `torch.func.jvp`)? Operands may have tangents then."""
+    """Is a level of forward-mode differentiation open (`torch.autograd.forward_ad.dual_level`, `torch.func.jvp`)?
+    Operands may have tangents then."""
     return forward_ad._current_level >= 0 and (is_compiling() or torch._C._is_fwd_grad_enabled())
 
 
 def is_ordinary(x: Tensor) -> bool:
-    """Is it a dense tensor of torch's own, possibly faked or transformed by torch, and no subclass, nested or sparse tensor?"""
+    """Is it a dense tensor of torch's own, possibly faked or transformed by torch, and no subclass, nested or sparse
+    tensor?"""
     return type(x) in ORDINARY and not x.is_nested and x.layout is torch.strided
 
 
 def unseen_by_function_modes(run: Callable[..., Result]) -> Callable[..., Result]:
-    """`run`, of whose reading of plain tensors torch's function modes (`torch.set_default_device` is one) are not told: that takes microseconds for every
-    attribute, and a call reads dozens."""
+    """`run`, of whose reading of plain tensors torch's function modes (`torch.set_default_device` is one) are not told:
+    that takes microseconds for every attribute, and a call reads dozens."""
 
     @functools.wraps(run)
     def unseen(*args: Any, **named: Any) -> Result:
@@ -74,7 +79,8 @@ def requires_grad(*tensors: Tensor | None) -> bool:
 
 
 def check_tensors(name: str, *, optional: bool = False, **tensors: Any) -> None:
-    """Raise TypeError for what is no tensor, by the `name` of the function that was called. Operands that are `optional` may be None."""
+    """Raise TypeError for what is no tensor, by the `name` of the function that was called. Operands that are
+    `optional` may be None."""
     for argument, x in tensors.items():
         if not (isinstance(x, Tensor) or (optional and x is None)):
             raise TypeError(f"{name}: {argument} is {type(x).__name__}; it must be a torch tensor")
@@ -97,11 +103,15 @@ def check_no_gradient(name: str, advice: str, **tensors: Tensor | None) -> None:
     if torch.is_grad_enabled():
         for argument, x in tensors.items():
             if getattr(x, "requires_grad", False):
-                raise ValueError(f"{name}: {argument} requires a gradient, which {name} does not compute; call it under torch.no_grad(), or {advice}")
+                raise ValueError(
+                    f"{name}: {argument} requires a gradient, which {name} does not compute; call it under "
+                    f"torch.no_grad(), or {advice}"
+                )
 
 
 def refusing(message: str) -> Callable[..., Any]:
-    """The backward of an operator that has none: it raises NotImplementedError with `message`, also where a transform hides that a gradient is wanted."""
+    """The backward of an operator that has none: it raises NotImplementedError with `message`, also where a transform
+    hides that a gradient is wanted."""
 
     def refuse(ctx: Any, *grads: Tensor) -> Any:
         raise NotImplementedError(message)
@@ -112,18 +122,25 @@ def refusing(message: str) -> Callable[..., Any]:
 def check_no_tangent(name: str) -> None:
     """Raise NotImplementedError in a backward that would drop the tangents of its gradients."""
     if is_forward_mode():
-        raise NotImplementedError(f"{name}: its backward has no forward-mode derivative, unless its forward is computed under the same dual level")
+        raise NotImplementedError(
+            f"{name}: its backward has no forward-mode derivative, unless its forward is computed under the same dual "
+            "level"
+        )
 
 
 def second_derivative_of(name: str) -> Callable[..., Any]:
     """The backward of an operator that computes gradients of `name`, and has none itself."""
-    return refusing(f"{name} has no second derivative by backward; use torch's attention, or differentiate the gradient in forward mode")
+    return refusing(
+        f"{name} has no second derivative by backward; use torch's attention, or differentiate the gradient in "
+        "forward mode"
+    )
 
 
 def call(name: str, *args: Any) -> Any:
     """Call the operator `tritonkittens::name`, which torch may trace, fake, batch and differentiate.
 
-    torch cannot differentiate an operator of torch.library between two transforms of `torch.func` (`vmap(grad(…))`): there an autograd function does the same.
+    torch cannot differentiate an operator of torch.library between two transforms of `torch.func` (`vmap(grad(…))`):
+    there an autograd function does the same.
     """
     if not is_compiling() and _transforms_are_active() and name in _transformed and not _is_functionalized():
         return _transformed[name].apply(*args)
@@ -139,11 +156,17 @@ _transformed: dict[str, type[torch.autograd.Function]] = {}
 Rule = Callable[..., tuple[Any, Any]]
 
 
-def register(operator: Any, rule: Rule, backward: Callable[..., Any] | None = None, setup_context: Callable[..., None] | None = None) -> None:
+def register(
+    operator: Any,
+    rule: Rule,
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., None] | None = None,
+) -> None:
     """Give `operator` its rule under vmap and, where it has one, its gradient.
 
-    `rule`: a function of what to call, the dimension of samples of every argument (None: it has none), their number, and the arguments; it returns results and
-    their dimensions of samples. `backward`, `setup_context`: as `torch.library.register_autograd` takes them.
+    `rule`: a function of what to call, the dimension of samples of every argument (None: it has none), their number,
+    and the arguments; it returns results and their dimensions of samples. `backward`, `setup_context`: as
+    `torch.library.register_autograd` takes them.
     """
     operator.register_vmap(_batched(operator, rule))
     if backward is None:
@@ -151,8 +174,14 @@ def register(operator: Any, rule: Rule, backward: Callable[..., Any] | None = No
     operator.register_autograd(backward, setup_context=setup_context)
     name = operator._qualname.split("::")[1]
     run = functools.partial(call, name)
-    methods: dict[str, Any] = dict(forward=run, setup_context=setup_context or _nothing_saved, backward=backward, vmap=_batched(run, rule))
-    _transformed[name] = type(f"Transformed_{name}", (torch.autograd.Function,), {key: staticmethod(method) for key, method in methods.items()})
+    methods: dict[str, Any] = dict(
+        forward=run, setup_context=setup_context or _nothing_saved, backward=backward, vmap=_batched(run, rule)
+    )
+    _transformed[name] = type(
+        f"Transformed_{name}",
+        (torch.autograd.Function,),
+        {key: staticmethod(method) for key, method in methods.items()},
+    )
 
 
 def _nothing_saved(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -167,7 +196,8 @@ def _batched(operator: Callable[..., Any], rule: Rule) -> Callable[..., tuple[An
 
 
 def vmap_by_batch(operator: Callable[..., Any], dims: tuple[int | None, ...], size: int, *args: Any) -> tuple[Any, Any]:
-    """`operator` under vmap where every tensor's first dimension, and every result's, is a batch: the samples of vmap become part of it."""
+    """`operator` under vmap where every tensor's first dimension, and every result's, is a batch: the samples of vmap
+    become part of it."""
     batch = next(x.shape[1 if dim == 0 else 0] for x, dim in zip(args, dims, strict=True) if dim is not None)
 
     def merged(x: Any, dim: int | None) -> Any:
@@ -182,7 +212,10 @@ def vmap_by_loop(operator: Callable[..., Any], dims: tuple[int | None, ...], siz
     """`operator` under vmap, sample by sample."""
     if size == 0:
         raise ValueError("vmap over no samples: without one nobody knows what the results are like")
-    found = [operator(*(x if dim is None else x.select(dim, i) for x, dim in zip(args, dims, strict=True))) for i in range(size)]
+    found = [
+        operator(*(x if dim is None else x.select(dim, i) for x, dim in zip(args, dims, strict=True)))
+        for i in range(size)
+    ]
     if isinstance(found[0], Tensor):
         return torch.stack(found), 0
     return tuple(torch.stack(results) for results in zip(*found, strict=True)), (0,) * len(found[0])
@@ -200,14 +233,19 @@ def _with_samples_first(results: Any, split: Callable[[Tensor], Tensor]) -> tupl
 def check_written(name: str, out: Tensor) -> None:
     """Raise ValueError for an `out` whose strides do not keep its elements apart."""
     reach = 0  # elements from the first to the last of the dimensions that were looked at
-    for stride, extent in sorted((stride, extent) for extent, stride in zip(out.shape, out.stride(), strict=True) if extent > 1):
+    for stride, extent in sorted(
+        (stride, extent) for extent, stride in zip(out.shape, out.stride(), strict=True) if extent > 1
+    ):
         if stride <= reach:
-            raise ValueError(f"{name}: out is {tuple(out.shape)} with strides {out.stride()}; some of its elements share memory")
+            raise ValueError(
+                f"{name}: out is {tuple(out.shape)} with strides {out.stride()}; some of its elements share memory"
+            )
         reach += stride * (extent - 1)
 
 
 def write(name: str, result: Tensor, out: Tensor | None) -> Tensor:
-    """`result`, or `out` with what it is. Raises TypeError or ValueError, by the `name` of the function that was called, for an `out` that is not like it."""
+    """`result`, or `out` with what it is. Raises TypeError or ValueError, by the `name` of the function that was
+    called, for an `out` that is not like it."""
     if out is None:
         return result
     check_tensors(name, out=out)
@@ -221,7 +259,8 @@ def write(name: str, result: Tensor, out: Tensor | None) -> Tensor:
 
 
 def announce_write(out: Tensor) -> None:
-    """Tell autograd that a kernel writes `out`: a backward that has kept what it was then raises. RuntimeError for an inference tensor outside of that mode."""
+    """Tell autograd that a kernel writes `out`: a backward that has kept what it was then raises. RuntimeError for an
+    inference tensor outside of that mode."""
     if not torch.is_inference_mode_enabled():
         torch._C._increment_version((out,))
 
@@ -232,7 +271,8 @@ def overlaps(out: Tensor, *operands: Tensor | None) -> bool:
 
 
 def overlaps_within(reaches: tuple[int, ...], out: Tensor, *operands: Tensor | None) -> bool:
-    """`overlaps` of tensors whose `reaches` are known. By addresses, since two storages may share memory (`torch.from_dlpack`)."""
+    """`overlaps` of tensors whose `reaches` are known. By addresses, since two storages may share memory
+    (`torch.from_dlpack`)."""
     first = out.data_ptr()
     behind = first + reaches[0]
     for i, x in enumerate(operands, 1):
@@ -244,9 +284,14 @@ def overlaps_within(reaches: tuple[int, ...], out: Tensor, *operands: Tensor | N
 
 
 def reaches(*tensors: Tensor | None) -> tuple[int, ...]:
-    """Bytes from the first up to the last of each tensor: the same for all tensors of their shapes, strides and dtypes."""
-    return tuple(0 if x is None or x.numel() == 0 else x.element_size() * (1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)))
-                 for x in tensors)
+    """Bytes from the first up to the last of each tensor: the same for all tensors of their shapes, strides and
+    dtypes."""
+    return tuple(
+        0
+        if x is None or x.numel() == 0
+        else x.element_size() * (1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)))
+        for x in tensors
+    )
 
 
 def is_same_view(x: Tensor, y: Tensor) -> bool:

@@ -1,4 +1,6 @@
-"""Kernels for `python -m tritonkittens inspect` by the operators that launch them: what is compiled is what a call would launch on an H200."""
+"""Kernels for `python -m tritonkittens inspect` by the operators that launch them: what is compiled is what a call
+would launch on an H200."""
+
 from __future__ import annotations
 
 import functools
@@ -20,7 +22,8 @@ def h200() -> Device:
 
 @dataclass(frozen=True)
 class Inspectable:
-    """Launch `number` of the `count` launches that `call()` does with CPU tensors. Called with an architecture, it compiles that launch's kernel."""
+    """Launch `number` of the `count` launches that `call()` does with CPU tensors. Called with an architecture, it
+    compiles that launch's kernel."""
 
     call: Callable[[], Any]
     number: int
@@ -45,5 +48,6 @@ class Inspectable:
 
 
 def launches_of(call: Callable[[], Any], *names: str | None) -> dict[str, Inspectable]:
-    """The kernels that `call()` launches, by their names in the order of the launches; None for one that another call shows."""
+    """The kernels that `call()` launches, by their names in the order of the launches; None for one that another call
+    shows."""
     return {name: Inspectable(call, number, len(names)) for number, name in enumerate(names) if name}

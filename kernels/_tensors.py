@@ -1,4 +1,6 @@
-"""What PyTorch entry points do before a kernel sees a tensor: check it, look up what is known of such calls, allocate what TMA can address."""
+"""What PyTorch entry points do before a kernel sees a tensor: check it, look up what is known of such calls, allocate
+what TMA can address."""
+
 from __future__ import annotations
 
 import functools
@@ -20,20 +22,29 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def check_tensor(name: str, argument: str, x: torch.Tensor, dtypes: tuple[torch.dtype, ...], first_name: str, first: torch.Tensor) -> None:
-    """A tensor on a CUDA device, that of `first`, of one of `dtypes`. Raises TypeError or ValueError naming the argument."""
+def check_tensor(
+    name: str, argument: str, x: torch.Tensor, dtypes: tuple[torch.dtype, ...], first_name: str, first: torch.Tensor
+) -> None:
+    """A tensor on a CUDA device, that of `first`, of one of `dtypes`. Raises TypeError or ValueError naming the
+    argument."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: {argument} is {type(x).__name__}; it must be a torch tensor")
     if not is_reachable(x.device):
-        raise ValueError(f"{name}: {argument} is on {x.device}; it must be on a CUDA device, or on the CPU within tritonkittens.sim.device()")
+        raise ValueError(
+            f"{name}: {argument} is on {x.device}; it must be on a CUDA device, or on the CPU within "
+            "tritonkittens.sim.device()"
+        )
     if x.device != first.device:
-        raise ValueError(f"{name}: {argument} is on {x.device}, {first_name} on {first.device}; all tensors must be on one device")
+        raise ValueError(
+            f"{name}: {argument} is on {x.device}, {first_name} on {first.device}; all tensors must be on one device"
+        )
     if x.dtype not in dtypes:
         raise TypeError(f"{name}: {argument} has dtype {x.dtype}; it must be {' or '.join(str(d) for d in dtypes)}")
 
 
 def check_operands(name: str, dtypes: tuple[torch.dtype, ...], rank: int, **tensors: torch.Tensor) -> None:
-    """One device (CUDA), one dtype out of `dtypes`, `rank` dimensions. Raises TypeError or ValueError naming the argument."""
+    """One device (CUDA), one dtype out of `dtypes`, `rank` dimensions. Raises TypeError or ValueError naming the
+    argument."""
     first_name, first = next(iter(tensors.items()))
     for argument, x in tensors.items():
         check_tensor(name, argument, x, dtypes, first_name, first)
@@ -43,20 +54,37 @@ def check_operands(name: str, dtypes: tuple[torch.dtype, ...], rank: int, **tens
             raise ValueError(f"{name}: {argument} has shape {tuple(x.shape)}; it must have {rank} dimensions")
 
 
-def check_small(name: str, argument: str, x: torch.Tensor, like: torch.Tensor, dtype: torch.dtype, shape: tuple[int | None, ...], wanted: str) -> None:
-    """A tensor beside `like` on its device, of this dtype and shape (None: any extent), which the message calls `wanted`. Raises TypeError or ValueError."""
+def check_small(
+    name: str,
+    argument: str,
+    x: torch.Tensor,
+    like: torch.Tensor,
+    dtype: torch.dtype,
+    shape: tuple[int | None, ...],
+    wanted: str,
+) -> None:
+    """A tensor beside `like` on its device, of this dtype and shape (None: any extent), which the message calls
+    `wanted`. Raises TypeError or ValueError."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: {argument} is {type(x).__name__}; it must be a torch tensor")
     fits = x.ndim == len(shape) and all(extent in (n, None) for n, extent in zip(x.shape, shape, strict=True))
     if not fits or x.dtype != dtype or x.device != like.device:
-        raise ValueError(f"{name}: {argument} is {tuple(x.shape)}, {x.dtype}, on {x.device}; it must be {wanted}, {dtype}, on {like.device}")
+        raise ValueError(
+            f"{name}: {argument} is {tuple(x.shape)}, {x.dtype}, on {x.device}; it must be {wanted}, {dtype}, on "
+            f"{like.device}"
+        )
 
 
 def signature(*tensors: torch.Tensor) -> Hashable:
-    """Everything about tensors that checks and launch parameters depend on: shapes, strides, dtypes, alignment, devices, and which one is simulated where they
-    are on none. Raises AttributeError, TypeError or RuntimeError for what are no tensors, or fake ones."""
+    """Everything about tensors that checks and launch parameters depend on: shapes, strides, dtypes, alignment,
+    devices, and which one is simulated where they are on none. Raises AttributeError, TypeError or RuntimeError for
+    what are no tensors, or fake ones."""
     # A transform's tensor (`torch.func`) is one by its type, but has no memory.
-    if tensors[0].is_cuda and not torch._C._are_functorch_transforms_active() and (found := signature_reader()(*tensors)) is not None:
+    if (
+        tensors[0].is_cuda
+        and not torch._C._are_functorch_transforms_active()
+        and (found := signature_reader()(*tensors)) is not None
+    ):
         return found
     out: list[Hashable] = [simulated_facts()]
     for x in tensors:
@@ -73,9 +101,12 @@ def remember(memo: dict[K, V], key: K, value: V) -> V:
 
 
 @functools.lru_cache(maxsize=MAX_REMEMBERED)
-def allocator(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, strides: tuple[int, ...] | None = None) -> Callable[[], torch.Tensor]:
-    """What gives an uninitialised tensor of this kind, contiguous unless it has `strides`, at every call: by the entry that torch.compile's generated code
-    allocates with, which takes half the host time of `torch.empty` and allocates on the current device only."""
+def allocator(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, strides: tuple[int, ...] | None = None
+) -> Callable[[], torch.Tensor]:
+    """What gives an uninitialised tensor of this kind, contiguous unless it has `strides`, at every call: by the entry
+    that torch.compile's generated code allocates with, which takes half the host time of `torch.empty` and allocates on
+    the current device only."""
     shape = tuple(shape)
     strides = torch.empty(shape, dtype=dtype, device="meta").stride() if strides is None else strides
     allocate = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
@@ -86,7 +117,11 @@ def allocator(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, 
     current, index = torch._C._cuda_getDevice, device.index
 
     def run() -> torch.Tensor:
-        return allocate(shape, strides, dtype) if current() == index else torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        return (
+            allocate(shape, strides, dtype)
+            if current() == index
+            else torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        )
 
     return run
 
@@ -101,14 +136,16 @@ def addressable(x: torch.Tensor) -> bool:
     shape, strides, unit = x.shape, x.stride(), TMA_BYTES // x.element_size()
     if x.data_ptr() % TMA_BYTES or (strides[-1] != 1 and shape[-1] != 1):
         return False
-    for extent, stride in zip(shape[:-1], strides, strict=False):  # a loop: this is asked of every operand of every call
+    # a loop: this is asked of every operand of every call
+    for extent, stride in zip(shape[:-1], strides, strict=False):
         if stride % unit and extent != 1:
             return False
     return True
 
 
 def storable(x: torch.Tensor) -> bool:
-    """Can TMA write this tensor and nothing else? It writes rows up to the next multiple of 16 bytes, so their length must be one."""
+    """Can TMA write this tensor and nothing else? It writes rows up to the next multiple of 16 bytes, so their length
+    must be one."""
     return addressable(x) and x.shape[-1] * x.element_size() % TMA_BYTES == 0
 
 
@@ -118,7 +155,8 @@ def storable_home(out: torch.Tensor) -> torch.Tensor:
 
 
 def addressable_pitch(row_bytes: int) -> int:
-    """Bytes from row to row that TMA can address: those of a row if it can. Else long rows begin cache lines; elsewhere a line of a tile is part of two."""
+    """Bytes from row to row that TMA can address: those of a row if it can. Else long rows begin cache lines; elsewhere
+    a line of a tile is part of two."""
     if row_bytes % TMA_BYTES == 0:
         return row_bytes
     step = CACHE_LINE if row_bytes >= LONG_ROW else TMA_BYTES
@@ -129,4 +167,4 @@ def padded_empty(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype 
     """An uninitialised tensor on the device of `like`, of its dtype unless given, whose rows TMA can address."""
     dtype = dtype or like.dtype
     width = addressable_pitch(shape[-1] * dtype.itemsize) // dtype.itemsize
-    return torch.empty((*shape[:-1], width), dtype=dtype, device=like.device)[..., :shape[-1]]
+    return torch.empty((*shape[:-1], width), dtype=dtype, device=like.device)[..., : shape[-1]]

@@ -1,4 +1,5 @@
 """Kernels for clusters and static layouts, used by the compile tests and on the GPU."""
+
 import triton
 import triton.language as tl
 
@@ -54,7 +55,9 @@ def _loads_for_both(X, tiles, arrived):
 
 @tk.kernel
 @triton.jit
-def shared_loads_of_roles(X, Y, TILE: tl.constexpr, WARPS: tl.constexpr, BEFORE: tl.constexpr, BEHIND: tl.constexpr, TOGETHER: tl.constexpr):
+def shared_loads_of_roles(
+    X, Y, TILE: tl.constexpr, WARPS: tl.constexpr, BEFORE: tl.constexpr, BEHIND: tl.constexpr, TOGETHER: tl.constexpr
+):
     """`shared_loads` with a role of WARPS warps for the loads."""
     tiles = tk.allocate(TILE, 2)
     arrived = tk.semaphores(2)
@@ -63,7 +66,10 @@ def shared_loads_of_roles(X, Y, TILE: tl.constexpr, WARPS: tl.constexpr, BEFORE:
     if BEFORE:
         tk.cluster_sync()
     tk.specialize(
-        ((_reads_shared_loads, (Y, tiles, arrived)), (_loads_for_both, (X, tiles, arrived))), warps=(4, WARPS), registers=(128, 48), cluster_sync=TOGETHER
+        ((_reads_shared_loads, (Y, tiles, arrived)), (_loads_for_both, (X, tiles, arrived))),
+        warps=(4, WARPS),
+        registers=(128, 48),
+        cluster_sync=TOGETHER,
     )
     if BEHIND:
         tk.cluster_sync()

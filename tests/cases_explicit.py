@@ -1,4 +1,5 @@
-"""Kernels over explicit tiles and what they are tried with: compiled without a GPU by test_explicit.py, run by gpu/test_explicit_gpu.py."""
+"""Kernels over explicit tiles and what they are tried with: compiled without a GPU by test_explicit.py, run by
+gpu/test_explicit_gpu.py."""
 
 from typing import NamedTuple
 
@@ -20,7 +21,8 @@ TORCH = {
 }
 
 
-# ---- TMA ---------------------------------------------------------------------------------------------------------------
+# ---- TMA
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -73,13 +75,15 @@ def tma_to_registers(X, Y, TILE: tl.constexpr, ROW: tl.constexpr, COL: tl.conste
     tk.store(Y, tk.load(tile), (0, 0))
 
 
-# ---- through registers ---------------------------------------------------------------------------------------------------
+# ---- through registers
+# ---------------------------------------------------------------------------------------------------
 
 
 @tk.kernel
 @triton.jit
 def through_shared(X, Y, TILE: tl.constexpr, RANK: tl.constexpr, FILL: tl.constexpr):
-    """Y = X over tiles, without TMA: load_into, then store of the shared tile. FILL reaches Y only where Y is larger than X."""
+    """Y = X over tiles, without TMA: load_into, then store of the shared tile. FILL reaches Y only where Y is larger
+    than X."""
     tile = tk.allocate(TILE)
     where = place(X, RANK)
     tk.load_into(tile, X, where, fill=FILL)
@@ -158,7 +162,8 @@ def views(X, Y, TILE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
 @tk.kernel
 @triton.jit
 def views_by_tma(X, Y, Z, TILE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Y and Z = matrix 1 of X with its views, ROWS × COLS, in reverse order: in by view, out as a whole (Y) and by view (Z)."""
+    """Y and Z = matrix 1 of X with its views, ROWS × COLS, in reverse order: in by view, out as a whole (Y) and by view
+    (Z)."""
     tile = tk.allocate(TILE)
     arrived = tk.semaphores(1)
     tk.expect(arrived[0], tile)
@@ -178,8 +183,8 @@ def views_by_tma(X, Y, Z, TILE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.const
 @tk.kernel
 @triton.jit
 def elements_in_parts(X, Y, Z, parts, rows, TILE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr):
-    """Y = 2·X part by part in a shared tile, Z the same with its bands of rows in reverse order. `parts`, `rows`: how many parts and bands there are, at run
-    time."""
+    """Y = 2·X part by part in a shared tile, Z the same with its bands of rows in reverse order. `parts`, `rows`: how
+    many parts and bands there are, at run time."""
     tile = tk.allocate(TILE)
     tk.load_into(tile, X, (0, 0))
     tk.sync()
@@ -193,7 +198,8 @@ def elements_in_parts(X, Y, Z, parts, rows, TILE: tl.constexpr, PARTS: tl.conste
     tk.store_wait()
 
 
-# ---- products ------------------------------------------------------------------------------------------------------------
+# ---- products
+# ------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -273,7 +279,11 @@ WGMMA = [
         for dtype in (tk.bf16, tk.fp16)
         for a in ("shared", "registers")
     ),
-    *(Product("ABt", 64, 64, 64, dtype, a) for dtype in (tk.fp32, tk.fp8e4m3, tk.fp8e5m2, tk.int8) for a in ("shared", "registers")),
+    *(
+        Product("ABt", 64, 64, 64, dtype, a)
+        for dtype in (tk.fp32, tk.fp8e4m3, tk.fp8e5m2, tk.int8)
+        for a in ("shared", "registers")
+    ),
     *(Product("AtBt", 64, 64, 64, dtype, "registers") for dtype in (tk.fp32, tk.fp8e4m3, tk.int8)),
     *(Product("AB", 64, 176, 80, tk.bf16, a) for a in ("shared", "registers")),
     Product("ABt", 128, 48, 96, warps=8),
@@ -310,7 +320,8 @@ INSTRUCTION = {
 @tk.kernel
 @triton.jit
 def product_of_views(A, B, C, DTYPE: tl.constexpr):
-    """C = the right half of A (64×128 in shared memory) times the lower half of B (128×64), through views that keep swizzle atoms whole."""
+    """C = the right half of A (64×128 in shared memory) times the lower half of B (128×64), through views that keep
+    swizzle atoms whole."""
     a, b = tk.allocate(tk.st(DTYPE, 64, 128)), tk.allocate(tk.st(DTYPE, 128, 64))
     tk.load_into(a, A, (0, 0))
     tk.load_into(b, B, (0, 0))
@@ -335,7 +346,8 @@ def products_of_bands(A, B, C, ROWS: tl.constexpr):
 @tk.kernel
 @triton.jit
 def overlapped(A, B, D, C, E, DTYPE: tl.constexpr, N: tl.constexpr):
-    """C = A·B and E = A·D, the second under way while the first is read; then C += A·B once more, chained onto a product under way."""
+    """C = A·B and E = A·D, the second under way while the first is read; then C += A·B once more, chained onto a
+    product under way."""
     a, b, d = tk.allocate(tk.st(DTYPE, 64, 64)), tk.allocate(tk.st(DTYPE, N, 64)), tk.allocate(tk.st(DTYPE, N, 64))
     tk.load_into(a, A, (0, 0))
     tk.load_into(b, B, (0, 0))
@@ -370,7 +382,8 @@ def one_after_another(A, B, C, DTYPE: tl.constexpr, N: tl.constexpr):
 @tk.kernel
 @triton.jit
 def contiguous_ring(A, B, C, TILE: tl.constexpr, STORED: tl.constexpr):
-    """C = A·B₀ + A·B₁, where B's tiles ("NK" or "KN" as they are stored) have no power of two of columns and each product is one instruction a step."""
+    """C = A·B₀ + A·B₁, where B's tiles ("NK" or "KN" as they are stored) have no power of two of columns and each
+    product is one instruction a step."""
     DEPTH: tl.constexpr = TILE.cols if STORED == "NK" else TILE.rows
     a, ring = tk.allocate(tk.st(TILE.dtype, 64, DEPTH)), tk.allocate(TILE, stages=2)
     arrived = tk.semaphores(2)
@@ -408,7 +421,8 @@ def kept_in_flight(A, B, C, DTYPE: tl.constexpr):
 @tk.kernel
 @triton.jit
 def begun_at_zero(A, B, C, ROWS: tl.constexpr, DTYPE: tl.constexpr):
-    """C = A·Bᵀ over a depth of two tiles in an accumulator that begins at zero (mma_zero): 128 rows are two products one below the other."""
+    """C = A·Bᵀ over a depth of two tiles in an accumulator that begins at zero (mma_zero): 128 rows are two products
+    one below the other."""
     ring_a, ring_b = tk.allocate(tk.st(DTYPE, ROWS, 64), stages=2), tk.allocate(tk.st(DTYPE, 64, 64), stages=2)
     for i in tl.static_range(2):
         tk.load_into(ring_a[i], A, (0, i))
@@ -421,7 +435,8 @@ def begun_at_zero(A, B, C, ROWS: tl.constexpr, DTYPE: tl.constexpr):
     tk.store(C, tk.mma_wait(acc), (0, 0))
 
 
-# ---- roles and synchronisation -----------------------------------------------------------------------------------------------
+# ---- roles and synchronisation
+# -----------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -495,8 +510,8 @@ def conversation(X, Y):
 def neighbours(Y, ROUNDS: tl.constexpr, PER: tl.constexpr):
     """The blocks of a cluster wait for each other, ROUNDS times; Y gets each block's rank.
 
-    Two semaphores take turns: a neighbour may be one round ahead, and on a single one it would complete the next phase before this block
-    has seen the last.
+    Two semaphores take turns: a neighbour may be one round ahead, and on a single one it would complete the next phase
+    before this block has seen the last.
     """
     sem = tk.semaphores(2, arrivals=4 if PER == "warp" else 1)
     tk.cluster_sync()
@@ -511,7 +526,8 @@ def neighbours(Y, ROUNDS: tl.constexpr, PER: tl.constexpr):
 @tk.kernel
 @triton.jit
 def marks(G):
-    """Each of two roles of every block marks twice, at its own places; a prefetch and the dependent-launch pair on the way."""
+    """Each of two roles of every block marks twice, at its own places; a prefetch and the dependent-launch pair on the
+    way."""
     tk.dependency_wait()
     tk.specialize(((mark_twice, (G, 0)), (mark_twice, (G, 2))), warps=(4, 2))
     tk.dependents_launch()
@@ -551,12 +567,23 @@ def printer(X):
     tk.print("tile", x)
 
 
-# ---- Blackwell ---------------------------------------------------------------------------------------------------------------
+# ---- Blackwell
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @tk.kernel
 @triton.jit
-def tcgen05_product(A, B, C, KIND: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, DTYPE: tl.constexpr, HOW: tl.constexpr):
+def tcgen05_product(
+    A,
+    B,
+    C,
+    KIND: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    DTYPE: tl.constexpr,
+    HOW: tl.constexpr,
+):
     A_T: tl.constexpr = KIND == "AtB" or KIND == "AtBt"
     B_T: tl.constexpr = KIND == "ABt" or KIND == "AtBt"
     a = tk.allocate(tk.st(DTYPE, K if A_T else M, M if A_T else K))
@@ -598,7 +625,8 @@ def tensor_views(X, Y, COLS: tl.constexpr, PART: tl.constexpr):
 @tk.kernel
 @triton.jit
 def zeros_and_branch(OUT, number):
-    """OUT[0] = OUT[1] = 0, which the compiler cannot tell; OUT[2] = 1 where `number` is odd, in a branch that stays one."""
+    """OUT[0] = OUT[1] = 0, which the compiler cannot tell; OUT[2] = 1 where `number` is odd, in a branch that stays
+    one."""
     tl.store(OUT, tk.opaque_zero())
     tl.store(OUT + 1, tk.opaque_zero("z"))
     if number % 2 == 1:
@@ -612,7 +640,8 @@ def zeros_and_branch(OUT, number):
 @tk.kernel
 @triton.jit
 def claimed_sums(Y, WORDS, SUMS: tl.constexpr, LENGTH: tl.constexpr):
-    """Every block adds its number, from 1 on, to SUMS rows that nobody has made zeros of, each beginning with another."""
+    """Every block adds its number, from 1 on, to SUMS rows that nobody has made zeros of, each beginning with
+    another."""
     staged = tk.allocate(tk.sv(tk.fp32, LENGTH))
     block = tk.block_index()
     for i in range(SUMS):

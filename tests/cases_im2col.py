@@ -25,7 +25,8 @@ def one_tile(X, Y, TILE: tl.constexpr, COORD: tl.constexpr, OFFSETS: tl.constexp
 @tk.kernel
 @triton.jit
 def all_taps(X, Y, TILE: tl.constexpr, R: tl.constexpr, S: tl.constexpr, stride, padding, dilation, height, width):
-    """Y[tap, pixel, channel] of an NHWC tensor: what each tap of an R×S filter sees at each of the height × width pixels of the output."""
+    """Y[tap, pixel, channel] of an NHWC tensor: what each tap of an R×S filter sees at each of the height × width
+    pixels of the output."""
     tile = tk.allocate(TILE)
     arrived = tk.semaphores(1)
     first = tk.block_index(0) * TILE.rows

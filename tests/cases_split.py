@@ -1,4 +1,5 @@
-"""Small templates for schedules: a matrix product whose products are in flight when a task ends, and one that writes down who does what."""
+"""Small templates for schedules: a matrix product whose products are in flight when a task ends, and one that writes
+down who does what."""
 
 import triton
 import triton.language as tl
@@ -7,16 +8,21 @@ import tritonkittens.lang as tk
 
 
 class Product(tk.lcf):
-    """C = A·B (+ R): M × K, K × N, M × N in bf16, bf16, fp32. A task is `team` · `cluster` tiles of 64 rows, one below the other, and 64 columns, of which each
-    block that shares its iterations finishes some."""
+    """C = A·B (+ R): M × K, K × N, M × N in bf16, bf16, fp32. A task is `team` · `cluster` tiles of 64 rows, one below
+    the other, and 64 columns, of which each block that shares its iterations finishes some."""
 
     residual: bool = False
 
     def layout(self):
         a, b, c = tk.st(tk.bf16, 64 * self.team, 64), tk.st(tk.bf16, 64, 64), tk.st(tk.fp32, 64, 64 // self.sharers)
         return tk.layout(
-            globals=dict(A=a, B=b, C=c, **(dict(R=c) if self.residual else {})), input=dict(A=a, B=b), epilogue=dict(C=c),
-            accumulators=dict(acc=tk.rt(tk.fp32, 64, 64)), multicast=("B",) if self.cluster > 1 else (), epilogue_loads=("C",) if self.residual else ())
+            globals=dict(A=a, B=b, C=c, **(dict(R=c) if self.residual else {})),
+            input=dict(A=a, B=b),
+            epilogue=dict(C=c),
+            accumulators=dict(acc=tk.rt(tk.fp32, 64, 64)),
+            multicast=("B",) if self.cluster > 1 else (),
+            epilogue_loads=("C",) if self.residual else (),
+        )
 
     @property
     def task_rows(self):
@@ -27,11 +33,20 @@ class Product(tk.lcf):
 
     @triton.jit
     def setup(ctx):
-        rows, cols = tk.ceil_div(tk.extent(ctx.globals.C, 0), ctx.config.task_rows), tk.ceil_div(tk.extent(ctx.globals.C, 1), 64)
+        rows, cols = (
+            tk.ceil_div(tk.extent(ctx.globals.C, 0), ctx.config.task_rows),
+            tk.ceil_div(tk.extent(ctx.globals.C, 1), 64),
+        )
         row, col = tk.tile_at(ctx.config.order, ctx.task_id, rows, cols)
         depth = tk.ceil_div(tk.extent(ctx.globals.A, 1), 64)
         result_col = col * ctx.config.sharers + ctx.part if ctx.config.sharers > 1 else col
-        return tk.task(depth, when=ctx.task_id < rows * cols, row=row * ctx.config.cluster + ctx.rank, col=col, result_col=result_col)
+        return tk.task(
+            depth,
+            when=ctx.task_id < rows * cols,
+            row=row * ctx.config.cluster + ctx.rank,
+            col=col,
+            result_col=result_col,
+        )
 
     @triton.jit
     def load(ctx, input):
@@ -40,7 +55,9 @@ class Product(tk.lcf):
 
     @triton.jit
     def load_epilogue(ctx, epilogue):
-        tk.load_async(epilogue.C, ctx.globals.R, (ctx.row * ctx.config.team + ctx.consumer, ctx.result_col), epilogue.full)
+        tk.load_async(
+            epilogue.C, ctx.globals.R, (ctx.row * ctx.config.team + ctx.consumer, ctx.result_col), epilogue.full
+        )
 
     @triton.jit
     def start(ctx):
@@ -66,7 +83,8 @@ class Product(tk.lcf):
 
 
 class Walk(tk.lcf):
-    """Writes down who does what: `count` and `block` of every iteration of every task (`most` a task), and how often a task is finished."""
+    """Writes down who does what: `count` and `block` of every iteration of every task (`most` a task), and how often a
+    task is finished."""
 
     consumers: int = 1
 
@@ -104,13 +122,17 @@ class Walk(tk.lcf):
 
 
 class Extremes(tk.SplitTask, tk.lcf):
-    """Of bands of 64 rows a consumer, of X (M × N, bf16): the largest of the elements of a row whose columns differ by 64 (M × 64, fp32), and the least of a
-    row (M). The parts of a task are merged by hooks."""
+    """Of bands of 64 rows a consumer, of X (M × N, bf16): the largest of the elements of a row whose columns differ by
+    64 (M × 64, fp32), and the least of a row (M). The parts of a task are merged by hooks."""
 
     def layout(self):
         x, largest = tk.st(tk.bf16, 64 * self.team, 64), tk.st(tk.fp32, 64, 64 // self.sharers)
-        return tk.layout(globals=dict(X=x, largest=largest, least=None), input=dict(X=x), epilogue=dict(C=largest),
-                         merged=dict(largest=tk.rt(tk.fp32, 64, 64), least=tk.rv(tk.fp32, 64)))
+        return tk.layout(
+            globals=dict(X=x, largest=largest, least=None),
+            input=dict(X=x),
+            epilogue=dict(C=largest),
+            merged=dict(largest=tk.rt(tk.fp32, 64, 64), least=tk.rv(tk.fp32, 64)),
+        )
 
     def tasks(self, X, *_):
         return triton.cdiv(X[0], 64 * self.team)
@@ -118,7 +140,11 @@ class Extremes(tk.SplitTask, tk.lcf):
     @triton.jit
     def setup(ctx):
         rows, cols = tk.extent(ctx.globals.X, 0), tk.extent(ctx.globals.X, 1)
-        return tk.task(tk.ceil_div(cols, 64), when=ctx.task_id < tk.ceil_div(rows, 64 * ctx.config.team), band=ctx.task_id * ctx.config.team)
+        return tk.task(
+            tk.ceil_div(cols, 64),
+            when=ctx.task_id < tk.ceil_div(rows, 64 * ctx.config.team),
+            band=ctx.task_id * ctx.config.team,
+        )
 
     @triton.jit
     def load(ctx, input):

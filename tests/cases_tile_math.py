@@ -1,8 +1,10 @@
-"""The cases of tile math, written once for three places: Triton's interpreter, a plain Triton kernel, an explicit kernel.
+"""The cases of tile math, written once for three places: Triton's interpreter, a plain Triton kernel, an explicit
+kernel.
 
-A case is an expression of the tiles `x`, `y`, `z`, the column vector `c` (one value per row), the row vector `r` (one per column) and the
-run-time scalars `s` (element-like), `a` and `b` (int32), and the same in torch on float64 (int64). The cases of a group and an element type
-become one `@triton.jit` function, which writes the result of case n to the n-th tile of OUT, counted down its rows.
+A case is an expression of the tiles `x`, `y`, `z`, the column vector `c` (one value per row), the row vector `r` (one
+per column) and the run-time scalars `s` (element-like), `a` and `b` (int32), and the same in torch on float64 (int64).
+The cases of a group and an element type become one `@triton.jit` function, which writes the result of case n to the
+n-th tile of OUT, counted down its rows.
 """
 
 from __future__ import annotations
@@ -73,8 +75,8 @@ def wide(dtype):
 
 @dataclass(frozen=True)
 class Case:
-    """`of` is what the result is: a "tile", a column vector "col", a row vector "row", a "scalar"; `dtype` maps the tile's element type to
-    the result's.
+    """`of` is what the result is: a "tile", a column vector "col", a row vector "row", a "scalar"; `dtype` maps the
+    tile's element type to the result's.
     """
 
     code: str
@@ -177,8 +179,19 @@ EXACT = Group(
         Case("tk.iota(T, axis=1)", lambda i: i.cols, dtype=index),
         Case("tk.iota(c)", lambda i: i.rows[:, 0], of="col", dtype=index),
         Case("tk.iota(tk.row_vec(T), start=b)", lambda i: i.cols[0] + i.b, of="row", dtype=index),
-        Case("tk.apply(x, checkers, row=a, col=b)", lambda i: torch.where((i.rows + i.cols + i.a + i.b) % 2 == 0, i.x, -i.x), native=True),
-        Case("tk.apply(c, plus_index, row=a)", lambda i: i.c + (i.rows[:, 0] + i.a) % 4, of="col", slack=2, dtype=unspecified, native=True),
+        Case(
+            "tk.apply(x, checkers, row=a, col=b)",
+            lambda i: torch.where((i.rows + i.cols + i.a + i.b) % 2 == 0, i.x, -i.x),
+            native=True,
+        ),
+        Case(
+            "tk.apply(c, plus_index, row=a)",
+            lambda i: i.c + (i.rows[:, 0] + i.a) % 4,
+            of="col",
+            slack=2,
+            dtype=unspecified,
+            native=True,
+        ),
         Case("tk.map(x, larger, tk.struct(y=y))", lambda i: torch.maximum(i.x, i.y), native=True),
         Case("tk.concat_cols(*tk.split_cols(x))", lambda i: i.x),
         Case("tk.concat_cols(*tk.split_cols(x, 16))", lambda i: i.x),
@@ -218,9 +231,17 @@ DIVISION = Group(
         Case("tk.div_row(x, tk.one(tk.col_vec(T)) + tk.one(tk.col_vec(T)))", lambda i: i.x / 2, native=True),
         Case("tk.div_col(x, tk.full(tk.row_vec(T), 4))", lambda i: i.x / 4),
         Case(
-            "tk.exp2_row(tk.cast(x, tk.fp32), s, tk.cast(c, tk.fp32))", lambda i: torch.exp2(i.x * i.s - i.c[:, None]), dtype=fp32, slack=4
+            "tk.exp2_row(tk.cast(x, tk.fp32), s, tk.cast(c, tk.fp32))",
+            lambda i: torch.exp2(i.x * i.s - i.c[:, None]),
+            dtype=fp32,
+            slack=4,
         ),
-        Case("tk.exp2_col(tk.cast(x, tk.fp32), s, tk.cast(r, tk.fp32))", lambda i: torch.exp2(i.x * i.s - i.r), dtype=fp32, slack=4),
+        Case(
+            "tk.exp2_col(tk.cast(x, tk.fp32), s, tk.cast(r, tk.fp32))",
+            lambda i: torch.exp2(i.x * i.s - i.r),
+            dtype=fp32,
+            slack=4,
+        ),
     ),
 )
 
@@ -301,7 +322,13 @@ REDUCTIONS = Group(
         Case("tk.row_norm(x)", lambda i: i.x.double().norm(dim=1), of="col", dtype=fp32, slack=16),
         Case("tk.col_norm(x)", lambda i: i.x.double().norm(dim=0), of="row", dtype=fp32, slack=16),
         Case("tk.row_sum(tk.row_sum_by_quad(x))", lambda i: i.x.sum(1), of="col", dtype=wide, slack=16),
-        Case("tk.row_sum(tk.row_sum_by_quad(x, accumulate=tk.row_sum_by_quad(y)))", lambda i: (i.x + i.y).sum(1), of="col", dtype=wide, slack=16),
+        Case(
+            "tk.row_sum(tk.row_sum_by_quad(x, accumulate=tk.row_sum_by_quad(y)))",
+            lambda i: (i.x + i.y).sum(1),
+            of="col",
+            dtype=wide,
+            slack=16,
+        ),
         Case("tk.row_sum(tk.gt(x, 0))", lambda i: (i.x > 0).sum(1), of="col", dtype=index),
     ),
 )
@@ -337,7 +364,12 @@ SOFTMAX = Group(
         ),
         *(Case(f"tk.row_topk(x, 3)[0][{k}]", lambda i, k=k: i.x.topk(3, 1)[0][:, k], of="col") for k in range(3)),
         *(
-            Case(f"tk.row_topk(x, 3)[1][{k}]", lambda i, k=k: i.x.sort(dim=1, descending=True, stable=True)[1][:, k], of="col", dtype=index)
+            Case(
+                f"tk.row_topk(x, 3)[1][{k}]",
+                lambda i, k=k: i.x.sort(dim=1, descending=True, stable=True)[1][:, k],
+                of="col",
+                dtype=index,
+            )
             for k in range(3)
         ),
     ),
@@ -363,7 +395,8 @@ MASKS = Group(
             lambda i: torch.where((i.cols + i.b >= i.rows + i.a - 6) & (i.cols + i.b <= i.rows + i.a + 2), i.x, -1),
         ),
         Case(
-            "tk.block_diagonal(x, 24, fill=-1, row=a, col=b)", lambda i: torch.where((i.rows + i.a) // 24 == (i.cols + i.b) // 24, i.x, -1)
+            "tk.block_diagonal(x, 24, fill=-1, row=a, col=b)",
+            lambda i: torch.where((i.rows + i.a) // 24 == (i.cols + i.b) // 24, i.x, -1),
         ),
         Case(
             "tk.mask(x, on_stripes, fill=s, row=a, col=b)",
@@ -392,7 +425,8 @@ SPECIAL = Group(
         Case("tk.col_min(x)", lambda i: torch.where(i.x.isnan(), INF, i.x).amin(0), of="row"),
         Case("tk.row_argmax(x)", lambda i: torch.where(i.x.isnan(), -INF, i.x).argmax(1), of="col", dtype=index),
         Case(
-            "tk.make_causal(tk.where(tk.eq(x, x), x, 0))", lambda i: torch.where(i.cols <= i.rows, torch.where(i.x.isnan(), 0, i.x), -INF)
+            "tk.make_causal(tk.where(tk.eq(x, x), x, 0))",
+            lambda i: torch.where(i.cols <= i.rows, torch.where(i.x.isnan(), 0, i.x), -INF),
         ),
         Case("tk.right_fill(tk.one(T), a, float('-inf'))", lambda i: torch.where(i.cols >= i.a, -INF, 1.0)),
         Case("tk.hasnan(x)", lambda i: torch.tensor(1), of="scalar", dtype=index),
@@ -410,7 +444,8 @@ SPECIAL = Group(
         # a softmax of nothing but −∞ is 0, not NaN
         *(
             Case(
-                f"tk.softmax_step(tk.neg_infty({t32}), tk.neg_infty(tk.col_vec({t32})), tk.zero(tk.col_vec({t32})))[{n}]",
+                f"tk.softmax_step(tk.neg_infty({t32}), tk.neg_infty(tk.col_vec({t32})), "
+                f"tk.zero(tk.col_vec({t32})))[{n}]",
                 lambda i, n=n: torch.zeros_like(i.x if n == 0 else i.c),
                 of="tile" if n == 0 else "col",
                 dtype=fp32,
@@ -443,9 +478,20 @@ CASTS = {
             for to in (tk.fp32, tk.bf16, tk.fp16, *FP8)
         )
         + (
-            Case("tk.cast(x * 40, tk.bf16, rounding='rtz')", lambda i: _toward_zero(i.x * 40, 16), dtype=lambda _: tk.bf16, slack=0),
+            Case(
+                "tk.cast(x * 40, tk.bf16, rounding='rtz')",
+                lambda i: _toward_zero(i.x * 40, 16),
+                dtype=lambda _: tk.bf16,
+                slack=0,
+            ),
             Case("tk.cast(x * 40, tk.int32)", lambda i: (i.x * 40).float().trunc(), dtype=lambda _: tk.int32, slack=0),
-            Case("tk.cast(c, tk.bf16)", lambda i: i.c.to(torch.bfloat16).double(), of="col", dtype=lambda _: tk.bf16, slack=0),
+            Case(
+                "tk.cast(c, tk.bf16)",
+                lambda i: i.c.to(torch.bfloat16).double(),
+                of="col",
+                dtype=lambda _: tk.bf16,
+                slack=0,
+            ),
             Case("x.to(tk.fp16)", lambda i: i.x.to(torch.float16).double(), dtype=lambda _: tk.fp16, slack=0),
         ),
     ),
@@ -456,7 +502,12 @@ CASTS = {
             Case("tk.copy(x)", lambda i: i.x, slack=0),
             Case("tk.row_max(x)", lambda i: i.x.amax(1), of="col", slack=0),
             Case("tk.col_sum(x)", lambda i: i.x.sum(0), of="row", dtype=wide, slack=16),
-            Case("tk.where(tk.cast(x, tk.fp32) > 0, tk.cast(x, tk.fp32), 0)", lambda i: i.x.clamp(min=0), dtype=fp32, slack=0),
+            Case(
+                "tk.where(tk.cast(x, tk.fp32) > 0, tk.cast(x, tk.fp32), 0)",
+                lambda i: i.x.clamp(min=0),
+                dtype=fp32,
+                slack=0,
+            ),
             Case("tk.tril(x)", lambda i: torch.tril(i.x), slack=0),
             Case("tk.transpose(tk.transpose(x))", lambda i: i.x, slack=0),
             Case("tk.full(T, 2)", lambda i: torch.full_like(i.x, 2), slack=0),
@@ -496,25 +547,40 @@ AS_TILE = {
 
 
 VECTORS = ("computed", "loaded", "rows")  # where vectors come from; "rows": the tiles are taken row by row, as vectors
-OF_TILES = re.compile(r"\b[cr]\b|row|col|transpose|tri[lu]|causal|_fill|iota|apply|swap_layout|\brt\(")  # what vectors alone do not have
+# what vectors alone do not have
+OF_TILES = re.compile(r"\b[cr]\b|row|col|transpose|tri[lu]|causal|_fill|iota|apply|swap_layout|\brt\(")
 
 
 def cases_of(name, dtype, interpreted, vectors="computed"):
     """The cases of a group that its kernel for this element type has."""
     cases = [case for case in GROUPS[name].cases if not (case.native and interpreted and dtype == tk.bf16)]
-    return [case for case in cases if case.of == "tile" and not OF_TILES.search(case.code)] if vectors == "rows" else cases
+    return (
+        [case for case in cases if case.of == "tile" and not OF_TILES.search(case.code)] if vectors == "rows" else cases
+    )
 
 
 def beginning_of(vectors):
     """The first lines of a kernel: where tiles and vectors come from."""
     if vectors == "rows":
-        return ["def tile_math(X, Y, Z, OUT, s, a, b, T: tl.constexpr, ROWS: tl.constexpr):", "    i = tl.program_id(0)",
-                *(f"    {t} = tk.load({t.upper()}, T, (i, 0))" for t in "xyz")]  # fmt: skip
+        return [
+            "def tile_math(X, Y, Z, OUT, s, a, b, T: tl.constexpr, ROWS: tl.constexpr):",
+            "    i = tl.program_id(0)",
+            *(f"    {t} = tk.load({t.upper()}, T, (i, 0))" for t in "xyz"),
+        ]
     tiles = [f"    {t} = tk.load({t.upper()}, T, (0, 0))" for t in "xyz"]
     if vectors == "loaded":
-        return ["def tile_math(X, Y, Z, OUT, s, a, b, C, R, T: tl.constexpr):", *tiles,
-                "    c = tk.load(C, tk.col_vec(T), (1, 0))", "    r = tk.load(R, tk.row_vec(T), (0, 1, 0))"]  # fmt: skip
-    return ["def tile_math(X, Y, Z, OUT, s, a, b, T: tl.constexpr):", *tiles, "    c = tk.row_max(y)", "    r = tk.col_min(y)"]
+        return [
+            "def tile_math(X, Y, Z, OUT, s, a, b, C, R, T: tl.constexpr):",
+            *tiles,
+            "    c = tk.load(C, tk.col_vec(T), (1, 0))",
+            "    r = tk.load(R, tk.row_vec(T), (0, 1, 0))",
+        ]
+    return [
+        "def tile_math(X, Y, Z, OUT, s, a, b, T: tl.constexpr):",
+        *tiles,
+        "    c = tk.row_max(y)",
+        "    r = tk.col_min(y)",
+    ]
 
 
 @functools.cache
@@ -531,7 +597,15 @@ def kernel_of(name, dtype, interpreted=False, vectors="computed"):
     filename = f"<tile math {name} {dtype} {interpreted} {vectors}>"
     text = "\n".join(lines) + "\n"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    space = {"tl": tl, "tk": tk, "checkers": checkers, "plus_index": plus_index, "larger": larger, "on_stripes": on_stripes, "__name__": __name__}
+    space = {
+        "tl": tl,
+        "tk": tk,
+        "checkers": checkers,
+        "plus_index": plus_index,
+        "larger": larger,
+        "on_stripes": on_stripes,
+        "__name__": __name__,
+    }
     exec(compile(text, filename, "exec"), space)  # one line a case is what makes the table above readable
     return triton.jit(space["tile_math"])
 
@@ -563,7 +637,11 @@ def inputs_of(rng, group, dtype, shape, device="cpu", a=None, b=None):
     if not dtype.is_floating():
         want.c, want.r = want.y.amax(1), want.y.amin(0)
     want.rows, want.cols = torch.meshgrid(torch.arange(rows), torch.arange(cols), indexing="ij")
-    out = poison(torch.empty(len(group.cases) * rows, cols, dtype=torch.float32 if dtype.is_floating() else torch.int32, device=device))
+    out = poison(
+        torch.empty(
+            len(group.cases) * rows, cols, dtype=torch.float32 if dtype.is_floating() else torch.int32, device=device
+        )
+    )
     return (x.to(device), y.to(device), z.to(device), out, s, a, b), want
 
 
@@ -599,12 +677,19 @@ def check(name, dtype, out, want, interpreted=False, vectors="computed"):
             got, expected = got.double(), expected.double()
             result = case.dtype(dtype) or dtype
             epsilon = EPSILON.get(result, EPSILON[tk.fp32]) * case.slack
-            overflowed = expected.to(tk.to_torch(result)).double() if result in EPSILON else expected  # to infinity, as the result's type does
-            ok = (got == expected) | (got == overflowed) | (got.isnan() & expected.isnan()) | ((got - expected).abs() <= epsilon * (1 + expected.abs()))
+            # to infinity, as the result's type does
+            overflowed = expected.to(tk.to_torch(result)).double() if result in EPSILON else expected
+            ok = (
+                (got == expected)
+                | (got == overflowed)
+                | (got.isnan() & expected.isnan())
+                | ((got - expected).abs() <= epsilon * (1 + expected.abs()))
+            )
         if not bool(ok.all()):
             at = tuple(int(v) for v in (~ok).nonzero()[0])
             wrong.append(
-                f"{case.code}: {int((~ok).sum())} of {ok.numel()} wrong, first at {at}: got {got[at].item()}, want {expected[at].item()}"
+                f"{case.code}: {int((~ok).sum())} of {ok.numel()} wrong, first at {at}: got {got[at].item()}, want "
+                f"{expected[at].item()}"
             )
     assert not wrong, f"{name} {dtype} {tuple(want.rows.shape)}:\n" + "\n".join(wrong)
 
@@ -615,14 +700,17 @@ def arguments(values):
 
 
 def compile_plain(fn, values, constants, arch):
-    """Compile a `@triton.jit` function as an ordinary Triton kernel, without a GPU; `values` are its run-time arguments, in order, before
-    its constants.
+    """Compile a `@triton.jit` function as an ordinary Triton kernel, without a GPU; `values` are its run-time
+    arguments, in order, before its constants.
     """
 
     def kind(v):
         if isinstance(v, GlobalLayout):
             return GlobalLayout(
-                (), "*" + argument_types([v.pointer], ["p"])[0].type.removeprefix("*"), ("i32",) * len(v.shape), ("i32",) * len(v.strides)
+                (),
+                "*" + argument_types([v.pointer], ["p"])[0].type.removeprefix("*"),
+                ("i32",) * len(v.shape),
+                ("i32",) * len(v.strides),
             )
         return "fp32" if isinstance(v, float) else "i32"
 
@@ -630,7 +718,9 @@ def compile_plain(fn, values, constants, arch):
     signature = {**dict(zip(names, map(kind, values))), **dict.fromkeys(names[len(values) :], "constexpr")}
     constexprs = {(len(values) + n,): c for n, c in enumerate(constants)}
     source = ASTSource(fn, signature, constexprs)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": 4, "enable_fp_fusion": True})
+    return triton.compile(
+        source, target=GPUTarget("cuda", arch, 32), options={"num_warps": 4, "enable_fp_fusion": True}
+    )
 
 
 def compile_explicit(fn, values, constant, arch):

@@ -1,6 +1,7 @@
 """Fixtures and the gpu marker.
 
-Triton's compile cache is left where it is (~/.triton/cache, or TRITON_CACHE_DIR): its key covers a kernel's source. `compiled_anew` is for where it does not.
+Triton's compile cache is left where it is (~/.triton/cache, or TRITON_CACHE_DIR): its key covers a kernel's source.
+`compiled_anew` is for where it does not.
 """
 
 import functools
@@ -19,12 +20,14 @@ pytest_plugins = ["tritonkittens.testing"]  # also where the package is on PYTHO
 
 
 def pytest_configure(config):
-    # The controller of pytest-xdist runs this before it starts its workers, which inherit the environment: one seed a session.
+    # The controller of pytest-xdist runs this before it starts its workers, which inherit the environment: one seed a
+    # session.
     os.environ.setdefault("TRITONKITTENS_SEED", str(secrets.randbits(31)))
     if getattr(config.option, "hypothesis_seed", None) is None:
-        config.option.hypothesis_seed = os.environ["TRITONKITTENS_SEED"]  # its plugin reads this after the hooks of conftest.py
-    # What torch and Triton have made so far stays, and a kernel that is traced makes objects by the hundred thousand: looking through them all the time takes a
-    # tenth of what tracing and simulating take.
+        # its plugin reads this after the hooks of conftest.py
+        config.option.hypothesis_seed = os.environ["TRITONKITTENS_SEED"]
+    # What torch and Triton have made so far stays, and a kernel that is traced makes objects by the hundred thousand:
+    # looking through them all the time takes a tenth of what tracing and simulating take.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
 
@@ -58,8 +61,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def rng(request):
-    """A numpy generator, with torch seeded alike: from TRITONKITTENS_SEED and the test's name. pytest shows the print of a failing test. Every test has it:
-    one that asks torch alone for numbers gets the same ones again, too."""
+    """A numpy generator, with torch seeded alike: from TRITONKITTENS_SEED and the test's name. pytest shows the print
+    of a failing test. Every test has it: one that asks torch alone for numbers gets the same ones again, too."""
     seed = int(os.environ["TRITONKITTENS_SEED"])
     print(f"TRITONKITTENS_SEED={seed}")
     entropy = [seed, zlib.crc32(request.node.nodeid.encode())]
@@ -69,9 +72,10 @@ def rng(request):
 
 @pytest.fixture
 def compiled_anew(tmp_path):
-    """For functions that are compiled as plain and as explicit kernels by Triton itself: its cache's key tells neither these apart, nor what the trace-time
-    builtins emit that they call. In a folder that other processes write, too, one kind's code may come with the other's metadata: on a GPU a kernel without
-    its shared memory, "illegal memory access"."""
+    """For functions that are compiled as plain and as explicit kernels by Triton itself: its cache's key tells neither
+    these apart, nor what the trace-time builtins emit that they call. In a folder that other processes write, too, one
+    kind's code may come with the other's metadata: on a GPU a kernel without its shared memory, "illegal memory
+    access"."""
     with knobs.compilation.scope(), knobs.cache.scope():
         knobs.compilation.always_compile = True
         knobs.cache.dir = str(tmp_path / "triton")

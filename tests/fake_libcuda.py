@@ -29,16 +29,20 @@ class Record(ctypes.Structure):
 
 
 def build(folder: Path, name: str) -> Path:
-    """Compile the stand-in. No soname: the real libcuda must stay findable in a process that loads this one by its path."""
+    """Compile the stand-in. No soname: the real libcuda must stay findable in a process that loads this one by its
+    path."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     assert compiler, "the launch tests need a C compiler, as Triton does"
     library, source = folder / name, Path(__file__).with_name("fake_libcuda.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", f"-I{TRITON_INCLUDE}", str(source), "-o", str(library)], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", f"-I{TRITON_INCLUDE}", str(source), "-o", str(library)], check=True
+    )
     return library
 
 
 class FakeCuda:
-    """The stand-in driver. ``expect`` names the parameters of the kernel to come; ``last`` is the last launch as Python values."""
+    """The stand-in driver. ``expect`` names the parameters of the kernel to come; ``last`` is the last launch as Python
+    values."""
 
     def __init__(self, library: Path):
         self.driver = CudaDriver(str(library), device_type="cpu")
@@ -81,9 +85,21 @@ class FakeCuda:
 
 
 def run_beside_triton(folder: Path, text: str, *arguments: object) -> subprocess.CompletedProcess:
-    """Run a script, in a process of its own, where Triton's driver is the stand-in, which is the script's first argument."""
+    """Run a script, in a process of its own, where Triton's driver is the stand-in, which is the script's first
+    argument."""
     library, script = build(folder, "libcuda.so.1"), folder / "script.py"
     script.write_text(text)
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    environment = dict(os.environ, TRITON_LIBCUDA_PATH=str(folder), LD_LIBRARY_PATH=str(folder), TRITON_CACHE_DIR=str(folder / "cache"), PYTHONPATH=paths)
-    return subprocess.run([sys.executable, str(script), str(library), *map(str, arguments)], env=environment, capture_output=True, text=True)
+    environment = dict(
+        os.environ,
+        TRITON_LIBCUDA_PATH=str(folder),
+        LD_LIBRARY_PATH=str(folder),
+        TRITON_CACHE_DIR=str(folder / "cache"),
+        PYTHONPATH=paths,
+    )
+    return subprocess.run(
+        [sys.executable, str(script), str(library), *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )

@@ -1,11 +1,14 @@
-"""Small templates that stream tiles, so that a wrong stage, phase or overlap changes a number. All arithmetic is exact: small integers.
+"""Small templates that stream tiles, so that a wrong stage, phase or overlap changes a number. All arithmetic is exact:
+small integers.
 
-Task t of `lengths[t]` iterations stores for every block r of the cluster and every consumer c of the team, with p = (t·cluster + r)·team + c,
+Task t of `lengths[t]` iterations stores for every block r of the cluster and every consumer c of the team, with p =
+(t·cluster + r)·team + c,
 
     Y[p] = Σ_i X[t, i] · S[p] + E[t, i, r] + X[t, i] · X[t, i−1]  + R[p]
 
-with S where the layout has weights, E the part of the second input tile that consumer c reads, where the layout has one, the last product only where pipelined,
-for i ≥ 1, and R where the layout has a residual. `Prefix` (an `lcsf`) stores the sum after every iteration.
+with S where the layout has weights, E the part of the second input tile that consumer c reads, where the layout has
+one, the last product only where pipelined, for i ≥ 1, and R where the layout has a residual. `Prefix` (an `lcsf`)
+stores the sum after every iteration.
 """
 
 import dataclasses
@@ -19,7 +22,8 @@ import tritonkittens.lang as tk
 
 
 class Stream(tk.lcf):
-    """Sums weighted tiles; the weights are task tiles, read in every iteration. `extra` rows in a second input tile make the ring large."""
+    """Sums weighted tiles; the weights are task tiles, read in every iteration. `extra` rows in a second input tile
+    make the ring large."""
 
     dtype: tl.dtype = tk.fp32
     out: tl.dtype = tk.fp32
@@ -32,11 +36,20 @@ class Stream(tk.lcf):
     def layout(self):
         x, y = tk.st(self.dtype, self.rows, self.cols), tk.st(self.out, self.rows, self.cols)
         e = dict(E=tk.st(self.dtype, self.extra, self.cols)) if self.extra else {}
-        r, sums = dict(R=y) if self.residual else {}, dict(acc=tk.rt(tk.fp32, self.rows, self.cols)) if self.splits else {}
+        r, sums = (
+            dict(R=y) if self.residual else {},
+            dict(acc=tk.rt(tk.fp32, self.rows, self.cols)) if self.splits else {},
+        )
         return tk.layout(
-            globals=dict(X=x, E=e.get("E"), S=x, Y=y, lengths=None, **r), input=dict(X=x, **e), task=dict(S=x) if self.weighted else {},
-            epilogue=dict(Y=y), epilogue_loads=("Y",) if self.residual else (), args=("tasks",), multicast=("X",) if self.cluster > 1 else (),
-            accumulators=sums)
+            globals=dict(X=x, E=e.get("E"), S=x, Y=y, lengths=None, **r),
+            input=dict(X=x, **e),
+            task=dict(S=x) if self.weighted else {},
+            epilogue=dict(Y=y),
+            epilogue_loads=("Y",) if self.residual else (),
+            args=("tasks",),
+            multicast=("X",) if self.cluster > 1 else (),
+            accumulators=sums,
+        )
 
     @triton.jit
     def setup(ctx):
@@ -51,7 +64,9 @@ class Stream(tk.lcf):
     def load(ctx, input):
         tk.load_async(input.X, ctx.globals.X, (ctx.task_id, ctx.iter, 0), input.full)
         if ctx.config.extra:
-            tk.load_async(input.E, ctx.globals.E, (ctx.task_id, ctx.iter * ctx.config.cluster + ctx.rank, 0), input.full)
+            tk.load_async(
+                input.E, ctx.globals.E, (ctx.task_id, ctx.iter * ctx.config.cluster + ctx.rank, 0), input.full
+            )
 
     @triton.jit
     def load_epilogue(ctx, epilogue):
@@ -114,7 +129,8 @@ def _part_of(ctx, tile, number: tl.constexpr, acc):
 
 
 class SparseStream(Stream):
-    """Stores nothing for tasks without iterations: there consumers and producer need nothing of each other and may run apart."""
+    """Stores nothing for tasks without iterations: there consumers and producer need nothing of each other and may run
+    apart."""
 
     weighted: bool = False
 
@@ -125,7 +141,8 @@ class SparseStream(Stream):
 
 
 class PipelinedStream(Stream):
-    """The same sum one iteration late, from the previous stage, plus the product of neighbouring tiles. `compute_first` adds nothing."""
+    """The same sum one iteration late, from the previous stage, plus the product of neighbouring tiles. `compute_first`
+    adds nothing."""
 
     @triton.jit
     def start(ctx):
@@ -150,7 +167,8 @@ class PipelinedStream(Stream):
 
 
 class DeferredStream(tk.DeferredEpilogue, PipelinedStream):
-    """The same, whose halves wait in registers and leave, one after the other through one tile, during the iterations of the next task."""
+    """The same, whose halves wait in registers and leave, one after the other through one tile, during the iterations
+    of the next task."""
 
     def layout(self):
         plan, tensors = super().layout(), {}
@@ -158,8 +176,13 @@ class DeferredStream(tk.DeferredEpilogue, PipelinedStream):
             tensors[name] = tk.st(self.out, self.rows, self.cols // 2) if name == "Y" else tiles or None
         half = tk.rt(self.out, self.rows, self.cols // 2)
         residual = dict(R=tk.st(self.out, self.rows, self.cols)) if self.residual else {}
-        return dataclasses.replace(plan, globals=tensors, epilogue=dict(Y=tensors["Y"], **residual), epilogue_loads=tuple(residual),
-                                   deferred_results=dict(left=half, right=half))
+        return dataclasses.replace(
+            plan,
+            globals=tensors,
+            epilogue=dict(Y=tensors["Y"], **residual),
+            epilogue_loads=tuple(residual),
+            deferred_results=dict(left=half, right=half),
+        )
 
     @triton.jit
     def load_epilogue(ctx, epilogue):
@@ -182,16 +205,23 @@ class DeferredStream(tk.DeferredEpilogue, PipelinedStream):
 
 
 class SteppedStream(DeferredStream):
-    """The same, whose halves are finished in the epilogue tile, a part an iteration: they are staged too small, by a number of the half. The residual is loaded
-    into that tile before, the second half's after the first half has left."""
+    """The same, whose halves are finished in the epilogue tile, a part an iteration: they are staged too small, by a
+    number of the half. The residual is loaded into that tile before, the second half's after the first half has
+    left."""
 
     def layout(self):
         plan = super().layout()
         tensors = {name: tiles or None for name, tiles in plan.globals}
         residual = dict(R=tensors["Y"]) if self.residual else {}
         staged = dict(Y=tk.st(self.out, self.rows, self.cols // 2))
-        return dataclasses.replace(plan, globals=tensors | residual, epilogue=staged, epilogue_loads=(), epilogue_reloads=("Y",) if self.residual else (),
-                                   deferred_steps=2)
+        return dataclasses.replace(
+            plan,
+            globals=tensors | residual,
+            epilogue=staged,
+            epilogue_loads=(),
+            epilogue_reloads=("Y",) if self.residual else (),
+            deferred_steps=2,
+        )
 
     @triton.jit
     def prefetch_deferred(ctx, epilogue):
@@ -230,7 +260,8 @@ def _fill_half(ctx, epilogue, half: tl.constexpr):
 
 
 class WatchedStream(PipelinedStream):
-    """The same, where consumer 1 adds what consumer 0 has written at the end of the task, W[task], as soon as it may see that."""
+    """The same, where consumer 1 adds what consumer 0 has written at the end of the task, W[task], as soon as it may
+    see that."""
 
     staggered_epilogue: bool = True
 
@@ -254,7 +285,8 @@ class WatchedStream(PipelinedStream):
 
 
 class LaggedStream(Stream):
-    """The same with E as lagged tiles (`extra` rows), used one iteration later; X is released `early`, once it is in registers, or at the end."""
+    """The same with E as lagged tiles (`extra` rows), used one iteration later; X is released `early`, once it is in
+    registers, or at the end."""
 
     extra: int = 64
     early: bool = True
@@ -278,7 +310,12 @@ class LaggedStream(Stream):
 
     @triton.jit
     def load_lagged(ctx, lagged):
-        tk.load_async(lagged.E, ctx.globals.E, (ctx.task_id, ctx.config._number(ctx) * ctx.config.cluster + ctx.rank, 0), lagged.full)
+        tk.load_async(
+            lagged.E,
+            ctx.globals.E,
+            (ctx.task_id, ctx.config._number(ctx) * ctx.config.cluster + ctx.rank, 0),
+            lagged.full,
+        )
 
     @triton.jit
     def start(ctx):
@@ -311,17 +348,23 @@ class LaggedStream(Stream):
 
 
 class IndexedStream(tk.IndexPrefetch, LaggedStream):
-    """The same where the tiles of iteration i are the number of the task's that `page_indices` numbers in P add up to."""
+    """The same where the tiles of iteration i are the number of the task's that `page_indices` numbers in P add up
+    to."""
 
     page_indices: int = 1
 
     def layout(self):
         plan = super().layout()
-        return dataclasses.replace(plan, globals={**{n: tiles or None for n, tiles in plan.globals}, "P": None}, page_indices=self.page_indices)
+        return dataclasses.replace(
+            plan, globals={**{n: tiles or None for n, tiles in plan.globals}, "P": None}, page_indices=self.page_indices
+        )
 
     @triton.jit
     def page_index(ctx, n):
-        return tk.pointer_to(ctx.globals.P, (ctx.task_id, tl.minimum(ctx.iter * ctx.config.page_indices + n, tk.extent(ctx.globals.P, 1) - 1)))
+        return tk.pointer_to(
+            ctx.globals.P,
+            (ctx.task_id, tl.minimum(ctx.iter * ctx.config.page_indices + n, tk.extent(ctx.globals.P, 1) - 1)),
+        )
 
     @triton.jit
     def _number(ctx):
@@ -333,32 +376,48 @@ class IndexedStream(tk.IndexPrefetch, LaggedStream):
 
 
 def add_listed(template, x, e, s, lengths, blocks, *more):
-    """Y of a `IndexedStream` whose tiles lie in any order in memory: in iteration i of a task it gets those that are number i of `x` and `e`."""
+    """Y of a `IndexedStream` whose tiles lie in any order in memory: in iteration i of a task it gets those that are
+    number i of `x` and `e`."""
     tasks, steps = len(lengths), x.shape[1] // template.rows
     places = torch.stack([torch.randperm(steps) for _ in range(tasks)]).to(x.device)
 
     def moved(tiles):
         in_order = tiles.unflatten(1, (steps, -1))
-        return torch.empty_like(in_order).index_put_((torch.arange(tasks, device=x.device)[:, None], places), in_order).flatten(1, 2)
+        return (
+            torch.empty_like(in_order)
+            .index_put_((torch.arange(tasks, device=x.device)[:, None], places), in_order)
+            .flatten(1, 2)
+        )
 
     numbers = torch.randint(-99, 99, (tasks, steps, template.page_indices), device=x.device)
     numbers[..., -1] += places - numbers.sum(-1)
-    y = torch.full((tasks * template.cluster * template.team * template.rows, template.cols), float("nan"), device=x.device)
+    y = torch.full(
+        (tasks * template.cluster * template.team * template.rows, template.cols), float("nan"), device=x.device
+    )
     template(moved(x), moved(e), s, y, lengths, numbers.flatten(1).int(), *more, tasks=tasks, blocks=blocks)
     return y
 
 
 class SharingStream(PipelinedStream):
-    """The same with all consumers' weights in one task tile of the block. A consumer gets what it adds of E from its neighbour, and keeps the sum in a scratch
-    tile meanwhile."""
+    """The same with all consumers' weights in one task tile of the block. A consumer gets what it adds of E from its
+    neighbour, and keeps the sum in a scratch tile meanwhile."""
 
     extra: int = 128
 
     def layout(self):
         plan, sums = super().layout(), tk.st(tk.fp32, self.rows, self.cols)
-        weights, moved = tk.st(self.dtype, self.team * self.rows, self.cols), {n: tiles or None for n, tiles in plan.globals}
-        return dataclasses.replace(plan, globals=moved | dict(S=weights), per="block", task=dict(S=weights), scratch=dict(W=sums),
-                                   exchange=dict(E=tk.st(tk.fp32, self.team * self.rows, self.cols)))
+        weights, moved = (
+            tk.st(self.dtype, self.team * self.rows, self.cols),
+            {n: tiles or None for n, tiles in plan.globals},
+        )
+        return dataclasses.replace(
+            plan,
+            globals=moved | dict(S=weights),
+            per="block",
+            task=dict(S=weights),
+            scratch=dict(W=sums),
+            exchange=dict(E=tk.st(tk.fp32, self.team * self.rows, self.cols)),
+        )
 
     @triton.jit
     def load_task(ctx, task):
@@ -398,8 +457,9 @@ class SharingStream(PipelinedStream):
 
 
 class LateTaskStream(PipelinedStream):
-    """The same with all consumers' weights in a task tile, and again in a late one, which `compute_first` waits for where it `waits`, and which is for the last
-    iteration. `compute_last` releases both where it is `early`, the template where it is not."""
+    """The same with all consumers' weights in a task tile, and again in a late one, which `compute_first` waits for
+    where it `waits`, and which is for the last iteration. `compute_last` releases both where it is `early`, the
+    template where it is not."""
 
     waits: bool = True
     early: bool = True
@@ -412,7 +472,11 @@ class LateTaskStream(PipelinedStream):
     @triton.jit
     def load(ctx, input):
         if ctx.iter == 0:
-            tk.prefetch(ctx.globals.S, tk.st(ctx.config.dtype, ctx.config.team * ctx.config.rows, ctx.config.cols), (ctx.task_id, 0))
+            tk.prefetch(
+                ctx.globals.S,
+                tk.st(ctx.config.dtype, ctx.config.team * ctx.config.rows, ctx.config.cols),
+                (ctx.task_id, 0),
+            )
         tk.load_async(input.X, ctx.globals.X, (ctx.task_id, ctx.iter, 0), input.full)
 
     @triton.jit
@@ -444,7 +508,8 @@ class LateTaskStream(PipelinedStream):
     def compute_last(ctx, state, input):
         if ctx.config.early:
             tk.release(ctx, ctx.task)
-        weights = (state.last + _part_of(ctx, ctx.late_task.L, ctx.consumer, state.acc)) * 0.5  # both are the same, exactly
+        # both are the same, exactly
+        weights = (state.last + _part_of(ctx, ctx.late_task.L, ctx.consumer, state.acc)) * 0.5
         if ctx.config.early:
             tk.release(ctx, ctx.late_task)
         return state.replace(acc=_add_tile(ctx, state.acc, input, weights))
@@ -471,7 +536,8 @@ class ExchangingStream(SharingStream):
 
 
 class ReducingStream(tk.ReduceStoreWarp, PipelinedStream):
-    """The same, and reduce-store warps add every X to Z, a tile for each consumer of the team, and count in `counts` how often they did."""
+    """The same, and reduce-store warps add every X to Z, a tile for each consumer of the team, and count in `counts`
+    how often they did."""
 
     def layout(self):
         return _with_scratch(super().layout(), self)
@@ -507,7 +573,9 @@ class ReducingStream(tk.ReduceStoreWarp, PipelinedStream):
 def _with_scratch(plan, template):
     """The layout of a stream with reduce-store warps."""
     tile = tk.st(tk.fp32, template.rows, template.cols)
-    return dataclasses.replace(plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(Z=tile, counts=None), scratch=dict(W=tile))
+    return dataclasses.replace(
+        plan, globals={n: tiles or None for n, tiles in plan.globals} | dict(Z=tile, counts=None), scratch=dict(W=tile)
+    )
 
 
 @triton.jit
@@ -517,7 +585,8 @@ def _fill_buffer(ctx, x):
 
 
 class CountedStream(Stream):
-    """A `Stream` that knows from the shapes how many tasks there are, as split schedules and a block for every task need it."""
+    """A `Stream` that knows from the shapes how many tasks there are, as split schedules and a block for every task
+    need it."""
 
     def tasks(self, X, *_):
         return X[0]
@@ -557,7 +626,8 @@ def all_reduced(template, x, lengths):
 
 
 class EdgedStream(CountedStream):
-    """X counts twice in a task's edges: as many as its length modulo 3 (`marked` −1), none or one, or where it does not say, any (None)."""
+    """X counts twice in a task's edges: as many as its length modulo 3 (`marked` −1), none or one, or where it does not
+    say, any (None)."""
 
     weighted: bool = False
     marked: int | None = -1
@@ -566,7 +636,11 @@ class EdgedStream(CountedStream):
     def setup(ctx):
         more = ctx.task_id < ctx.args.tasks
         length = tl.load(ctx.globals.lengths.pointer + ctx.task_id, mask=more, other=0)
-        return tk.task(length, when=more, edges=ctx.config.marked if ctx.config.marked is None or ctx.config.marked >= 0 else length % 3)
+        return tk.task(
+            length,
+            when=more,
+            edges=ctx.config.marked if ctx.config.marked is None or ctx.config.marked >= 0 else length % 3,
+        )
 
     @triton.jit
     def compute(ctx, state, input):
@@ -595,7 +669,8 @@ class PipelinedEdgedStream(EdgedStream):
 
 
 class Prefix(tk.lcsf, CountedStream):
-    """Stores the sum after every iteration as well: Z[t, i, r] has the tiles of the team's consumers one below the other."""
+    """Stores the sum after every iteration as well: Z[t, i, r] has the tiles of the team's consumers one below the
+    other."""
 
     def layout(self):
         plan, z = super().layout(), tk.st(self.out, self.team * self.rows, self.cols)
@@ -621,13 +696,18 @@ def operands(template, lengths, rng, device):
     """X, E, S and lengths for tasks of these lengths, filled with small integers. E is X where the layout has none."""
     steps, dtype = max(1, *lengths, 1), tk.to_torch(template.dtype)
     x = integers(rng, device, dtype, len(lengths), steps * template.rows, template.cols)
-    e = integers(rng, device, dtype, len(lengths), steps * template.cluster * template.extra, template.cols) if template.extra else x
+    e = (
+        integers(rng, device, dtype, len(lengths), steps * template.cluster * template.extra, template.cols)
+        if template.extra
+        else x
+    )
     s = integers(rng, device, dtype, len(lengths) * template.cluster * template.team * template.rows, template.cols)
     return x, e, s, torch.tensor(lengths, dtype=torch.int32, device=device)
 
 
 def prefixes(template, x, e, s, lengths):
-    """The sums after 0, 1, … iterations in float64: (tasks, iterations + 1, cluster, team, rows, cols); after a task's length the last stays."""
+    """The sums after 0, 1, … iterations in float64: (tasks, iterations + 1, cluster, team, rows, cols); after a task's
+    length the last stays."""
     rows, cols, cluster, team = template.rows, template.cols, template.cluster, template.team
     steps = x.shape[1] // rows
     x = x.double().cpu().reshape(len(lengths), steps, rows, cols)

@@ -1,4 +1,5 @@
-"""Allocations name their dtype and device, so that nothing depends on `torch.set_default_dtype` and `torch.set_default_device`."""
+"""Allocations name their dtype and device, so that nothing depends on `torch.set_default_dtype` and
+`torch.set_default_device`."""
 
 import ast
 from pathlib import Path
@@ -14,9 +15,19 @@ def unnamed(source: str) -> list[str]:
     """Lines whose calls of torch's factories leave the dtype or the device to the process."""
     found = []
     for node in ast.walk(ast.parse(source)):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "torch"):
+        if not (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and ast.unparse(node.func.value) == "torch"
+        ):
             continue
-        needed = {"dtype", "device"} if node.func.attr in OF_DEFAULT_DTYPE else {"device"} if node.func.attr in OF_NUMBERS else set()
+        needed = (
+            {"dtype", "device"}
+            if node.func.attr in OF_DEFAULT_DTYPE
+            else {"device"}
+            if node.func.attr in OF_NUMBERS
+            else set()
+        )
         named = {keyword.arg for keyword in node.keywords}
         if None not in named and not needed <= named:  # None: a dictionary of keywords
             found.append(f"{node.lineno}: {ast.unparse(node)}")

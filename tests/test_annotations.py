@@ -1,4 +1,5 @@
-"""Host code is annotated. mypy is strict, but it cannot tell functions under `@triton.jit`, which have no annotations, from the host's: these tests can."""
+"""Host code is annotated. mypy is strict, but it cannot tell functions under `@triton.jit`, which have no annotations,
+from the host's: these tests can."""
 
 import ast
 import pathlib
@@ -41,7 +42,11 @@ def test_values_of_the_traced_program_are_called_traced():
     unnamed = []
     for path in FILES:
         for function in host_functions(ast.parse(path.read_text())):
-            types = [p.annotation for p in parameters(function) if p.annotation] + [function.returns or ast.Constant(None)]
-            if ast.unparse(types[0]) == "Trace" and any(isinstance(n, ast.Name) and n.id == "Any" for t in types for n in ast.walk(t)):
+            types = [p.annotation for p in parameters(function) if p.annotation] + [
+                function.returns or ast.Constant(None)
+            ]
+            if ast.unparse(types[0]) == "Trace" and any(
+                isinstance(n, ast.Name) and n.id == "Any" for t in types for n in ast.walk(t)
+            ):
                 unnamed.append(f"{path}:{function.lineno}: {function.name}")
     assert not unnamed

@@ -57,9 +57,13 @@ def simulated(arch):
 
 
 TAKERS = {
-    "compile": compiled, "explain": lambda arch: Copy().explain(arch=arch), "sim.run": simulated, "sim.device": lambda arch: sim.device(arch).__enter__(),
-    "sim.explore": lambda arch: sim.explore(lambda: None, arch=arch), "has_gpu": has_gpu,
-}  # fmt: skip
+    "compile": compiled,
+    "explain": lambda arch: Copy().explain(arch=arch),
+    "sim.run": simulated,
+    "sim.device": lambda arch: sim.device(arch).__enter__(),
+    "sim.explore": lambda arch: sim.explore(lambda: None, arch=arch),
+    "has_gpu": has_gpu,
+}
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -88,8 +92,14 @@ def test_others_are_refused_alike(taker, arch):
 
 
 def test_commands_refuse_what_a_kernel_does_not_run_on(tmp_path, capsys):
-    example = "from tests.test_arch import Copy\n\n\ndef example_Copy():\n    return None, [torch.zeros(64, 64).bfloat16()] * 2\n"
+    example = (
+        "from tests.test_arch import Copy\n\n\ndef example_Copy():\n    return None, [torch.zeros(64, "
+        "64).bfloat16()] * 2\n"
+    )
     (tmp_path / "a_copy.py").write_text(f"import torch\n{example}")
-    for arch, message in (("sm_120a", "Copy for sm_120a: Copy (TMA, warp roles) needs sm_90a"), ("sm_90", "--arch='sm_90': must be one of sm_80")):
+    for arch, message in (
+        ("sm_120a", "Copy for sm_120a: Copy (TMA, warp roles) needs sm_90a"),
+        ("sm_90", "--arch='sm_90': must be one of sm_80"),
+    ):
         assert main(["check", f"{tmp_path}/a_copy.py:Copy", "--arch", arch]) == 2
         assert message in capsys.readouterr().err

@@ -23,20 +23,50 @@ Q = x(2, 4, 8, 64)
 K = x(2, 2, 8, 64)
 REFUSED = [
     ((3, K, K), {}, TypeError, "attention: q is int; it must be a torch tensor"),
-    ((Q.float(), K, K), {}, TypeError, "attention: q has dtype torch.float32; it must be torch.bfloat16 or torch.float16"),
+    (
+        (Q.float(), K, K),
+        {},
+        TypeError,
+        "attention: q has dtype torch.float32; it must be torch.bfloat16 or torch.float16",
+    ),
     ((Q, K.half(), K), {}, TypeError, "attention: k has dtype torch.float16, q torch.bfloat16; they must be equal"),
     ((Q[0], K, K), {}, ValueError, "attention: q has shape (4, 8, 64); it must have 4 dimensions"),
     ((Q, x(1, 2, 8, 64), K), {}, ValueError, "they must be (B, H, S, D), (B, H_kv, S_kv, D) and (B, H_kv, S_kv, D_v)"),
-    ((Q, x(2, 2, 8, 32), K), {}, ValueError, "attention: q is (2, 4, 8, 64), k is (2, 2, 8, 32), v is (2, 2, 8, 64); they must be"),
-    ((Q, x(2, 3, 8, 64), x(2, 3, 8, 64)), {}, ValueError, "attention: 4 query heads and 3 key heads; the first must be a multiple of the second"),
-    ((x(1, 1, 8, 40), x(1, 1, 8, 40), x(1, 1, 8, 64)), {}, ValueError, "attention: head dimension 40; it must be a multiple of 16 up to 256"),
-    ((x(1, 1, 8, 64), x(1, 1, 8, 64), x(1, 1, 8, 272)), {}, ValueError, "attention: head dimension of v 272; it must be a multiple of 16 up to 256"),
+    (
+        (Q, x(2, 2, 8, 32), K),
+        {},
+        ValueError,
+        "attention: q is (2, 4, 8, 64), k is (2, 2, 8, 32), v is (2, 2, 8, 64); they must be",
+    ),
+    (
+        (Q, x(2, 3, 8, 64), x(2, 3, 8, 64)),
+        {},
+        ValueError,
+        "attention: 4 query heads and 3 key heads; the first must be a multiple of the second",
+    ),
+    (
+        (x(1, 1, 8, 40), x(1, 1, 8, 40), x(1, 1, 8, 64)),
+        {},
+        ValueError,
+        "attention: head dimension 40; it must be a multiple of 16 up to 256",
+    ),
+    (
+        (x(1, 1, 8, 64), x(1, 1, 8, 64), x(1, 1, 8, 272)),
+        {},
+        ValueError,
+        "attention: head dimension of v 272; it must be a multiple of 16 up to 256",
+    ),
     ((Q, K, K), dict(out=x(2, 4, 8, 32)), ValueError, "attention: out is (2, 4, 8, 32); it must be (2, 4, 8, 64)"),
     ((Q, K, K), dict(scale=0.0), ValueError, "attention: scale=0.0; it must be positive"),
     ((Q, K, K), dict(scale=float("nan")), ValueError, "attention: scale=nan; it must be positive"),
     ((Q, K, K), dict(softcap=-1.0), ValueError, "attention: softcap=-1.0; it must be positive"),
     ((Q, K, K), dict(causal=1), TypeError, "attention: causal=1; it must be True or False"),
-    ((Q, K, K), dict(window=5), ValueError, "attention: window=5; it must be (left, right), numbers of keys from 0 on, or None for any number"),
+    (
+        (Q, K, K),
+        dict(window=5),
+        ValueError,
+        "attention: window=5; it must be (left, right), numbers of keys from 0 on, or None for any number",
+    ),
     ((Q, K, K), dict(window=(-1, 0)), ValueError, "attention: window=(-1, 0); it must be"),
     ((Q, K, K), dict(window=(1, 2, 3)), ValueError, "attention: window=(1, 2, 3); it must be"),
 ]
@@ -53,15 +83,60 @@ TABLE = torch.zeros(2, 3, dtype=torch.int32)
 POOL = x(5, 2, 16, 64)
 DECODE_REFUSED = [
     ((Q, K, K), dict(lengths=[8, 8]), TypeError, "attention_decode: lengths is list; it must be a torch tensor"),
-    ((Q, POOL, POOL), dict(lengths=FILLED), ValueError, "they must be (B, H, S, D), (B, H_kv, S_kv, D) and (B, H_kv, S_kv, D_v)"),
-    ((Q, POOL, POOL), dict(pages=TABLE), ValueError, "attention_decode: pages without lengths; they say how many keys of its pages a sequence has filled"),
-    ((Q, POOL, POOL), dict(pages=[[0], [1]], lengths=FILLED), TypeError, "attention_decode: pages is list; it must be a torch tensor"),
-    ((Q, POOL, POOL), dict(pages=TABLE.long(), lengths=FILLED), ValueError, "attention_decode: pages is (2, 3), torch.int64, on cpu; it must be (2, pages of"),
-    ((Q, POOL, POOL), dict(pages=TABLE[:1], lengths=FILLED), ValueError, "it must be (2, pages of the longest sequence), torch.int32, on cpu"),
-    ((Q, POOL, POOL), dict(pages=TABLE[0], lengths=FILLED), ValueError, "attention_decode: pages is (3,), torch.int32, on cpu; it must be (2, pages of"),
-    ((Q, x(5, 2, 24, 64), x(5, 2, 24, 64)), dict(pages=TABLE, lengths=FILLED), ValueError, "attention_decode: k and v have pages of 24 keys; these must be"),
-    ((Q, x(5, 2, 0, 64), x(5, 2, 0, 64)), dict(pages=TABLE, lengths=FILLED), ValueError, "pages of 0 keys; these must be a multiple of 16"),
-    ((Q, POOL, x(4, 2, 16, 64)), dict(pages=TABLE, lengths=FILLED), ValueError, "(B, H, S, D), (pages, H_kv, page_size, D) and (pages, H_kv, page_size, D_v)"),
+    (
+        (Q, POOL, POOL),
+        dict(lengths=FILLED),
+        ValueError,
+        "they must be (B, H, S, D), (B, H_kv, S_kv, D) and (B, H_kv, S_kv, D_v)",
+    ),
+    (
+        (Q, POOL, POOL),
+        dict(pages=TABLE),
+        ValueError,
+        "attention_decode: pages without lengths; they say how many keys of its pages a sequence has filled",
+    ),
+    (
+        (Q, POOL, POOL),
+        dict(pages=[[0], [1]], lengths=FILLED),
+        TypeError,
+        "attention_decode: pages is list; it must be a torch tensor",
+    ),
+    (
+        (Q, POOL, POOL),
+        dict(pages=TABLE.long(), lengths=FILLED),
+        ValueError,
+        "attention_decode: pages is (2, 3), torch.int64, on cpu; it must be (2, pages of",
+    ),
+    (
+        (Q, POOL, POOL),
+        dict(pages=TABLE[:1], lengths=FILLED),
+        ValueError,
+        "it must be (2, pages of the longest sequence), torch.int32, on cpu",
+    ),
+    (
+        (Q, POOL, POOL),
+        dict(pages=TABLE[0], lengths=FILLED),
+        ValueError,
+        "attention_decode: pages is (3,), torch.int32, on cpu; it must be (2, pages of",
+    ),
+    (
+        (Q, x(5, 2, 24, 64), x(5, 2, 24, 64)),
+        dict(pages=TABLE, lengths=FILLED),
+        ValueError,
+        "attention_decode: k and v have pages of 24 keys; these must be",
+    ),
+    (
+        (Q, x(5, 2, 0, 64), x(5, 2, 0, 64)),
+        dict(pages=TABLE, lengths=FILLED),
+        ValueError,
+        "pages of 0 keys; these must be a multiple of 16",
+    ),
+    (
+        (Q, POOL, x(4, 2, 16, 64)),
+        dict(pages=TABLE, lengths=FILLED),
+        ValueError,
+        "(B, H, S, D), (pages, H_kv, page_size, D) and (pages, H_kv, page_size, D_v)",
+    ),
 ]
 
 
@@ -75,21 +150,67 @@ P, R = x(9, 4, 64), x(7, 2, 64)  # packed queries, keys
 S = torch.zeros(3, dtype=torch.int32)
 REFUSED_PACKED = [
     ((P[None], R, R, S, S), {}, ValueError, "attention_varlen: q has shape (1, 9, 4, 64); it must have 3 dimensions"),
-    ((P, R, R.half(), S, S), {}, TypeError, "attention_varlen: v has dtype torch.float16, q torch.bfloat16; they must be equal"),
+    (
+        (P, R, R.half(), S, S),
+        {},
+        TypeError,
+        "attention_varlen: v has dtype torch.float16, q torch.bfloat16; they must be equal",
+    ),
     ((P, R, R[:6], S, S), {}, ValueError, "they must be (total_q, H, D), (total_k, H_kv, D) and (total_k, H_kv, D_v)"),
-    ((P, x(7, 3, 64), x(7, 3, 64), S, S), {}, ValueError, "attention_varlen: 4 query heads and 3 key heads; the first must be a multiple of the second"),
-    ((x(9, 4, 40), x(7, 2, 40), R, S, S), {}, ValueError, "attention_varlen: head dimension 40; it must be a multiple of 16 up to 256"),
-    ((P, R, x(7, 2, 272), S, S), {}, ValueError, "attention_varlen: head dimension of v 272; it must be a multiple of 16 up to 256"),
-    ((P, R, R, S.long(), S), {}, TypeError, "attention_varlen: cu_seqlens_q has dtype torch.int64; it must be torch.int32"),
+    (
+        (P, x(7, 3, 64), x(7, 3, 64), S, S),
+        {},
+        ValueError,
+        "attention_varlen: 4 query heads and 3 key heads; the first must be a multiple of the second",
+    ),
+    (
+        (x(9, 4, 40), x(7, 2, 40), R, S, S),
+        {},
+        ValueError,
+        "attention_varlen: head dimension 40; it must be a multiple of 16 up to 256",
+    ),
+    (
+        (P, R, x(7, 2, 272), S, S),
+        {},
+        ValueError,
+        "attention_varlen: head dimension of v 272; it must be a multiple of 16 up to 256",
+    ),
+    (
+        (P, R, R, S.long(), S),
+        {},
+        TypeError,
+        "attention_varlen: cu_seqlens_q has dtype torch.int64; it must be torch.int32",
+    ),
     ((P, R, R, [0, 9], S), {}, TypeError, "attention_varlen: cu_seqlens_q is list; it must be a torch tensor"),
-    ((P, R, R, S, S[:0]), {}, ValueError, "attention_varlen: cu_seqlens_k has shape (0,); it must be (B + 1,), where every sequence begins and the last one"),
+    (
+        (P, R, R, S, S[:0]),
+        {},
+        ValueError,
+        "attention_varlen: cu_seqlens_k has shape (0,); it must be (B + 1,), where every sequence begins and the last "
+        "one",
+    ),
     ((P, R, R, S[None], S), {}, ValueError, "attention_varlen: cu_seqlens_q has shape (1, 3); it must be (B + 1,)"),
-    ((P, R, R, S, S[:2]), {}, ValueError, "attention_varlen: cu_seqlens_q is (3,), cu_seqlens_k (2,); they must be of as many sequences"),
+    (
+        (P, R, R, S, S[:2]),
+        {},
+        ValueError,
+        "attention_varlen: cu_seqlens_q is (3,), cu_seqlens_k (2,); they must be of as many sequences",
+    ),
     ((P, R, R, S, S), dict(out=x(9, 4, 32)), ValueError, "attention_varlen: out is (9, 4, 32); it must be (9, 4, 64)"),
     ((P, R, R, S, S), dict(scale=-1.0), ValueError, "attention_varlen: scale=-1.0; it must be positive"),
     ((P, R, R, S, S), dict(window=5), ValueError, "attention_varlen: window=5; it must be (left, right)"),
-    ((P, R, R, S, S), dict(max_seqlen_k=-1), ValueError, "attention_varlen: max_seqlen_k=-1; it must be a number of rows, or None where it is not known"),
-    ((P, R, R, S, S), dict(max_seqlen_q=2.0), ValueError, "attention_varlen: max_seqlen_q=2.0; it must be a number of rows"),
+    (
+        (P, R, R, S, S),
+        dict(max_seqlen_k=-1),
+        ValueError,
+        "attention_varlen: max_seqlen_k=-1; it must be a number of rows, or None where it is not known",
+    ),
+    (
+        (P, R, R, S, S),
+        dict(max_seqlen_q=2.0),
+        ValueError,
+        "attention_varlen: max_seqlen_q=2.0; it must be a number of rows",
+    ),
 ]
 
 
@@ -101,7 +222,12 @@ def test_packed_sequences_refused(operands, given, error, message):
 
 def test_too_many_rows():
     long = x(1, 1, 16).expand((1 << 29) + 1, 1, 16)
-    with sim.device("sm_90a"), pytest.raises(ValueError, match=re.escape("attention_varlen: q has 536870913 rows; they must be at most 2**29")):
+    with (
+        sim.device("sm_90a"),
+        pytest.raises(
+            ValueError, match=re.escape("attention_varlen: q has 536870913 rows; they must be at most 2**29")
+        ),
+    ):
         attention_varlen(long, x(1, 1, 16), x(1, 1, 16), S, S)
 
 
@@ -124,7 +250,11 @@ def test_parts_of_groups():
 
 def test_parts_of_groups_whose_tasks_are_fetched():
     """Which make no whole rounds."""
-    assert parts_of_group(140, 4, 132) == 4 and parts_of_group(140, 4, 132, True) == 1 and parts_of_group(64, 4, 132, True) == 2
+    assert (
+        parts_of_group(140, 4, 132) == 4
+        and parts_of_group(140, 4, 132, True) == 1
+        and parts_of_group(64, 4, 132, True) == 2
+    )
 
 
 def test_parts_of_groups_that_leave_operands_in_l2():
@@ -133,21 +263,46 @@ def test_parts_of_groups_that_leave_operands_in_l2():
 
 
 def best(length, heads=64, dim=64, causal=False, itemsize=2, value_dim=None, **given):
-    shape = Shape(dim, value_dim or dim, itemsize, length, length, heads, causal, given.pop("window", False), given.pop("softcap", False), **given)
+    shape = Shape(
+        dim,
+        value_dim or dim,
+        itemsize,
+        length,
+        length,
+        heads,
+        causal,
+        given.pop("window", False),
+        given.pop("softcap", False),
+        **given,
+    )
     return suited(shape, 132)[0]
 
 
 def test_configurations_at_dimension_64():
     """As measured at 16,384 tokens, and two consumers wherever others waste."""
+
     def consumers(length, heads, **given):
         return best(length, heads, **given).consumers
 
     assert [consumers(n, 2**19 // n) for n in (256, 512, 1024, 2048, 16384)] == [2, 4, 4, 3, 3]
-    assert consumers(520, 1000) == 2 and consumers(2100, 1000) == 3 and consumers(1024, 100) == 2 and consumers(1024, 512, softcap=True) == 2
-    assert {consumers(n, 2**19 // n, **given) for n in (512, 4096) for given in (dict(window=True), dict(itemsize=1))} == {2}
-    chosen = [(c.consumers, c.blocks_per_sm, c.tile_n) for c in (best(n, 2**19 // n, causal=True) for n in (128, 2048, 8191, 8192))]
+    assert (
+        consumers(520, 1000) == 2
+        and consumers(2100, 1000) == 3
+        and consumers(1024, 100) == 2
+        and consumers(1024, 512, softcap=True) == 2
+    )
+    assert {
+        consumers(n, 2**19 // n, **given) for n in (512, 4096) for given in (dict(window=True), dict(itemsize=1))
+    } == {2}
+    chosen = [
+        (c.consumers, c.blocks_per_sm, c.tile_n)
+        for c in (best(n, 2**19 // n, causal=True) for n in (128, 2048, 8191, 8192))
+    ]
     assert chosen == [(1, 3, 64)] * 3 + [(3, 1, 128)]
-    chosen = [(c.consumers, c.blocks_per_sm, c.tile_n) for c in (best(n, 2**19 // n, causal=True, itemsize=1) for n in (2047, 2048, 8192))]
+    chosen = [
+        (c.consumers, c.blocks_per_sm, c.tile_n)
+        for c in (best(n, 2**19 // n, causal=True, itemsize=1) for n in (2047, 2048, 8192))
+    ]
     assert chosen == [(1, 3, 64), (2, 1, 128), (2, 1, 256)]
     assert best(8192, dim=48, causal=True, itemsize=1).tile_n == 128, "K does not come in lines"
     few = [suited(Shape(64, 64, 2, 128, 8192, 64, causal, False, False), 132)[0].consumers for causal in (False, True)]
@@ -155,9 +310,13 @@ def test_configurations_at_dimension_64():
 
 
 def test_configurations_of_packed_sequences():
-    """Whose lengths are not known: nothing that lengths must be whole multiples for, and tall tiles only where sequences are long on average."""
+    """Whose lengths are not known: nothing that lengths must be whole multiples for, and tall tiles only where
+    sequences are long on average."""
+
     def packed(mean, longest, **given):
-        facts = dict(head_dim=64, value_dim=64, itemsize=2, causal=False, window=False, softcap=False, packed=True) | given
+        facts = (
+            dict(head_dim=64, value_dim=64, itemsize=2, causal=False, window=False, softcap=False, packed=True) | given
+        )
         return suited(Shape(**facts, queries=mean, keys=longest, heads=8), 132)[0]
 
     assert [packed(*n).consumers for n in ((1024, 1024), (500, 8192), (128, 1024), (1000, 1000))] == [3, 3, 2, 2]
@@ -166,12 +325,22 @@ def test_configurations_of_packed_sequences():
 
 
 def test_configurations_at_larger_dimensions():
-    assert best(16384, dim=128, causal=True) == best(170, 1000, dim=128) == Config(dynamic=True) and best(16384, dim=112).tile_n == 128
-    panels = [(c.tile_n, c.epilogue_n) for c in (best(4096, dim=d, value_dim=v) for d, v in ((192, 128), (160, 160), (256, 256)))]
+    assert (
+        best(16384, dim=128, causal=True) == best(170, 1000, dim=128) == Config(dynamic=True)
+        and best(16384, dim=112).tile_n == 128
+    )
+    panels = [
+        (c.tile_n, c.epilogue_n)
+        for c in (best(4096, dim=d, value_dim=v) for d, v in ((192, 128), (160, 160), (256, 256)))
+    ]
     assert panels == [(128, 64), (128, 32), (64, 64)]
     assert [best(n, dim=128, itemsize=1).tile_n for n in (512, 1024, 2048, 4096)] == [128, 224, 192, 224]
-    assert [best(n, dim=256, itemsize=1).tile_n for n in (512, 4096)] == [64, 96] and best(512, dim=160, itemsize=1).tile_n == 64
-    assert [best(n, itemsize=1).tile_n for n in (512, 1024)] == [128, 256] and best(4096, dim=128, itemsize=1, causal=True).long_turns
+    assert [best(n, dim=256, itemsize=1).tile_n for n in (512, 4096)] == [64, 96] and best(
+        512, dim=160, itemsize=1
+    ).tile_n == 64
+    assert [best(n, itemsize=1).tile_n for n in (512, 1024)] == [128, 256] and best(
+        4096, dim=128, itemsize=1, causal=True
+    ).long_turns
 
 
 def test_whether_blocks_draw_tasks():
@@ -184,16 +353,33 @@ def test_blocks_that_waste_least():
 
 
 def test_when_a_single_pass_is_worth_its_sums():
-    assert [worth_sums(dim, keys, False) for dim, keys in ((64, 255), (64, 256), (128, 511), (96, 512))] == [False, True, False, True]
-    assert [worth_sums(dim, keys, True) for dim, keys in ((48, 511), (64, 512), (128, 1023), (128, 1024))] == [False, True, False, True]
+    assert [worth_sums(dim, keys, False) for dim, keys in ((64, 255), (64, 256), (128, 511), (96, 512))] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert [worth_sums(dim, keys, True) for dim, keys in ((48, 511), (64, 512), (128, 1023), (128, 1024))] == [
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("permuted", [False, True])
-@pytest.mark.parametrize("queries, dim", [(1, 64), (5, 64), (6, 64), (64, 128), (69, 64), (70, 64), (200, 80), (200, 48)])
+@pytest.mark.parametrize(
+    "queries, dim", [(1, 64), (5, 64), (6, 64), (64, 128), (69, 64), (70, 64), (200, 80), (200, 48)]
+)
 def test_addends_wait_in_rows_of_their_own_head(queries, dim, permuted):
-    """Those of a head that is done may be written while other heads need theirs. Where there is no room they have memory of their own."""
+    """Those of a head that is done may be written while other heads need theirs. Where there is no room they have
+    memory of their own."""
     heads, groups = 3, -(-queries // 64)
-    dq = torch.empty(2, queries, heads, dim, dtype=torch.float16).transpose(1, 2) if permuted else torch.empty(2, heads, queries, dim, dtype=torch.float16)
+    dq = (
+        torch.empty(2, queries, heads, dim, dtype=torch.float16).transpose(1, 2)
+        if permuted
+        else torch.empty(2, heads, queries, dim, dtype=torch.float16)
+    )
     of_head = torch.arange(2 * heads, dtype=torch.int16).view(2, heads, 1, 1)
     dq.view(torch.int16)[:] = of_head
     offsets, deltas = (x.view(torch.int16) for x in addends_in(dq))
@@ -202,7 +388,9 @@ def test_addends_wait_in_rows_of_their_own_head(queries, dim, permuted):
     assert inside == (offsets.untyped_storage().data_ptr() == dq.untyped_storage().data_ptr())
     if inside:
         assert all((x == of_head[..., None]).all() for x in (offsets, deltas))
-        assert all(stride * 2 % 16 == 0 for x in (offsets, deltas) for stride in x.stride()[:-1]), "TMA can address them"
+        assert all(stride * 2 % 16 == 0 for x in (offsets, deltas) for stride in x.stride()[:-1]), (
+            "TMA can address them"
+        )
     offsets[:], deltas[:] = 100, 101
     assert (offsets == 100).all() and (deltas == 101).all()
 

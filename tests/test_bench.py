@@ -1,4 +1,5 @@
 """The benchmark harness on fake timers and a fake GEMM; the kernel that only a benchmark uses, in the simulator."""
+
 import argparse
 import functools
 import itertools
@@ -40,7 +41,8 @@ OPTIONS = argparse.Namespace(out=None, quick=True, slow=False, only="", knobs=[]
 
 @pytest.fixture
 def fake_gemm(monkeypatch):
-    """A GEMM in torch on the CPU under the name of ours; configurations are kept, and two stages are refused for wide tiles."""
+    """A GEMM in torch on the CPU under the name of ours; configurations are kept, and two stages are refused for wide
+    tiles."""
     configs = []
 
     def multiply(a, b, *, out=None, config=None, **options):
@@ -84,7 +86,12 @@ def constant(value):
 
 
 def trial(**contenders):
-    return Trial(contenders, {"slow peer": constant(1.0), "best peer": constant(1.0)}, harness.frobenius_error(torch.ones(2, 2).double()), 1e-3)
+    return Trial(
+        contenders,
+        {"slow peer": constant(1.0), "best peer": constant(1.0)},
+        harness.frobenius_error(torch.ones(2, 2).double()),
+        1e-3,
+    )
 
 
 def row_of(prepared, kinds=None, rounds=4, unit="TFLOP/s", facts=()):
@@ -95,7 +102,9 @@ def row_of(prepared, kinds=None, rounds=4, unit="TFLOP/s", facts=()):
 def test_a_case_may_ask_for_more_rounds():
     prepared = trial(ours=constant(1.0))
     for times in (1, 3):
-        row = harness.measure(Case("case", 2e9, {}, lambda: prepared, rounds=times), "TFLOP/s", 4, {"device": fake_kind()})
+        row = harness.measure(
+            Case("case", 2e9, {}, lambda: prepared, rounds=times), "TFLOP/s", 4, {"device": fake_kind()}
+        )
         assert {len(cell["ms"]) for cell in row["contenders"].values()} == {4 * times}
 
 
@@ -123,24 +132,38 @@ def test_rounds_alternate_and_are_compared():
     log = []
     row = row_of(trial(mine=constant(1.0)), {"device": fake_kind(log)})
     rounds = [log[i : i + 3] for i in range(0, 12, 3)]
-    assert all(sorted(order) == [1, 2, 3] for order in rounds) and rounds[1] == rounds[0][::-1] and rounds[3] == rounds[2][::-1]
+    assert (
+        all(sorted(order) == [1, 2, 3] for order in rounds)
+        and rounds[1] == rounds[0][::-1]
+        and rounds[3] == rounds[2][::-1]
+    )
     mine, peer = row["contenders"]["mine"], row["contenders"]["slow peer"]
     assert peer["ms"] == [1, 1.125, 1.25, 1.375]
-    assert peer["value"] == pytest.approx(2 / statistics.median(peer["ms"])) and peer["high"] == 2 and peer["low"] == pytest.approx(2 / 1.375)
-    assert row["best_peer"] == "slow peer" and mine["ratio"] == pytest.approx(statistics.median(b / a for a, b in zip(mine["ms"], peer["ms"])))
+    assert (
+        peer["value"] == pytest.approx(2 / statistics.median(peer["ms"]))
+        and peer["high"] == 2
+        and peer["low"] == pytest.approx(2 / 1.375)
+    )
+    assert row["best_peer"] == "slow peer" and mine["ratio"] == pytest.approx(
+        statistics.median(b / a for a, b in zip(mine["ms"], peer["ms"]))
+    )
     assert "ratio" not in peer and mine["error"] == 0
 
 
 def test_microseconds_need_no_work():
     cell = row_of(trial(mine=constant(1.0)), unit="µs")["contenders"]["mine"]
-    assert (cell["low"], cell["high"]) == (3375, 3000) and "(3000 to 3375)" in harness.format_row(row_of(trial(mine=constant(1.0)), unit="µs"), "µs")
+    assert (cell["low"], cell["high"]) == (3375, 3000) and "(3000 to 3375)" in harness.format_row(
+        row_of(trial(mine=constant(1.0)), unit="µs"), "µs"
+    )
 
 
 def test_missing_peers_are_shown_and_only_ours_fail():
     def not_installed():
         raise ImportError("No module named 'quack'")
 
-    prepared = Trial({"mine": constant(1.0)}, {"quack": not_installed}, harness.frobenius_error(torch.ones(2, 2).double()), 1e-3)
+    prepared = Trial(
+        {"mine": constant(1.0)}, {"quack": not_installed}, harness.frobenius_error(torch.ones(2, 2).double()), 1e-3
+    )
     row = row_of(prepared)
     assert row["contenders"]["quack"] == {"ours": False, "missing": "ImportError: No module named 'quack'"}
     assert row["best_peer"] is None and "ratio" not in row["contenders"]["mine"]
@@ -182,29 +205,50 @@ def test_errors_of_chosen_rows_and_of_wrong_shapes():
 
 
 def test_summary_is_a_geometric_mean():
-    rows = [{"case": f"case {ratio}", "contenders": {"mine": {"ours": True, "ratio": ratio}, "peer": {"ours": False}}} for ratio in (0.5, 2.0, 8.0)]
+    rows = [
+        {"case": f"case {ratio}", "contenders": {"mine": {"ours": True, "ratio": ratio}, "peer": {"ours": False}}}
+        for ratio in (0.5, 2.0, 8.0)
+    ]
     found = harness.summary(rows)["mine"]
-    assert found["geometric_mean"] == pytest.approx(2.0) and (found["rows"], found["lowest"], found["lowest_case"]) == (3, 0.5, "case 0.5")
+    assert found["geometric_mean"] == pytest.approx(2.0) and (found["rows"], found["lowest"], found["lowest_case"]) == (
+        3,
+        0.5,
+        "case 0.5",
+    )
     assert "2.000 over 3 rows, lowest 0.500 (case 0.5)" in harness.format_summary(rows)
 
 
 def test_a_run_writes_what_it_printed_and_draws_it(tmp_path, capsys):
     def cases(options):
-        return [Case(f"size {n}", 2e9, {"size": n, "part": part}, lambda: trial(mine=constant(1.0))) for n in (1, 16) for part in "ab"]
+        return [
+            Case(f"size {n}", 2e9, {"size": n, "part": part}, lambda: trial(mine=constant(1.0)))
+            for n in (1, 16)
+            for part in "ab"
+        ]
 
     def extend(row):
         row["contenders"]["mine"]["extra"] = {"HBM GB": row["facts"]["size"] / 2}
 
-    suite = Suite("fake", "a title", cases, plot={"x": "size", "panel": "part", "y": ["value", "ratio", "HBM GB"]}, extend=extend)
+    suite = Suite(
+        "fake", "a title", cases, plot={"x": "size", "panel": "part", "y": ["value", "ratio", "HBM GB"]}, extend=extend
+    )
     options = argparse.Namespace(**{**vars(OPTIONS), "out": str(tmp_path), "only": "size"})
     assert harness.run(suite, options, {"device": fake_kind()}) == 0
     report = json.loads((tmp_path / "fake.json").read_text())
     assert [row["case"] for row in report["rows"]] == ["size 1", "size 1", "size 16", "size 16"]
-    assert all(row["rounds"] == harness.QUICK_ROUNDS and "ms" not in row["contenders"]["mine"] for row in report["rows"])
-    assert report["summary"] == harness.summary(report["rows"]) and report["clocks_after"] and report["info"]["torch"] == torch.__version__
+    assert all(
+        row["rounds"] == harness.QUICK_ROUNDS and "ms" not in row["contenders"]["mine"] for row in report["rows"]
+    )
+    assert (
+        report["summary"] == harness.summary(report["rows"])
+        and report["clocks_after"]
+        and report["info"]["torch"] == torch.__version__
+    )
     printed = capsys.readouterr().out
     assert all(harness.format_row(row, "TFLOP/s") in printed for row in report["rows"]) and "HBM GB 8.0" in printed
-    assert [(panel["y"], panel["title"]) for panel in plots.split(report)] == [(y, t) for y in ("TFLOP/s", "times the best peer", "HBM GB") for t in "ab"]
+    assert [(panel["y"], panel["title"]) for panel in plots.split(report)] == [
+        (y, t) for y in ("TFLOP/s", "times the best peer", "HBM GB") for t in "ab"
+    ]
     assert plots.split(report)[0]["series"]["mine"][1][0] == 16
 
 
@@ -213,16 +257,35 @@ def test_what_is_written_are_rounded_medians_of_all_rounds():
     written = harness.without_rounds(row)
     for name, cell in row["contenders"].items():
         kept = {key: x for key, x in cell.items() if key != "ms"}
-        assert len(cell["ms"]) == 6 == written["rounds"] and kept == pytest.approx(written["contenders"][name], rel=1e-4)
-        assert all(len(f"{x:.12g}".strip("-0.").replace(".", "")) <= harness.DIGITS for x in written["contenders"][name].values() if isinstance(x, float))
+        assert len(cell["ms"]) == 6 == written["rounds"] and kept == pytest.approx(
+            written["contenders"][name], rel=1e-4
+        )
+        assert all(
+            len(f"{x:.12g}".strip("-0.").replace(".", "")) <= harness.DIGITS
+            for x in written["contenders"][name].values()
+            if isinstance(x, float)
+        )
     assert harness.format_row(written, "TFLOP/s") == harness.format_row(row, "TFLOP/s")
 
 
 def test_written_reports_are_read_as_they_were_and_have_a_line_for_a_contender():
-    cells = {'µs "mine"': {"ours": True, "value": 1.5, "extra": {"HBM GB": 2.0}}, "peer": {"ours": False, "missing": "ImportError: no\nmodule"}}
-    report = {"suite": "fake", "summary": {}, "rows": [{"case": "64³", "facts": {"lengths": [3, 4]}, "contenders": cells}, {"case": "none", "contenders": {}}]}
+    cells = {
+        'µs "mine"': {"ours": True, "value": 1.5, "extra": {"HBM GB": 2.0}},
+        "peer": {"ours": False, "missing": "ImportError: no\nmodule"},
+    }
+    report = {
+        "suite": "fake",
+        "summary": {},
+        "rows": [
+            {"case": "64³", "facts": {"lengths": [3, 4]}, "contenders": cells},
+            {"case": "none", "contenders": {}},
+        ],
+    }
     text = harness.as_json(report)
-    assert json.loads(text) == report and json.loads(harness.as_json({"suite": "fake", "rows": []})) == {"suite": "fake", "rows": []}
+    assert json.loads(text) == report and json.loads(harness.as_json({"suite": "fake", "rows": []})) == {
+        "suite": "fake",
+        "rows": [],
+    }
     assert sum('"ours"' in line for line in text.splitlines()) == 2
 
 
@@ -244,20 +307,34 @@ def test_committed_results_are_small_and_have_no_rounds():
             assert "rows" in report or "results" in report, path.name
             assert not lists_of_floats(report) and '"ms"' not in path.read_text(), f"{path.name} has single rounds"
             if "suite" in report:
-                assert path.read_text() == harness.as_json(report) and report["summary"] == harness.summary(report["rows"]), path.name
+                assert path.read_text() == harness.as_json(report) and report["summary"] == harness.summary(
+                    report["rows"]
+                ), path.name
 
 
 def test_a_failing_run_says_so(tmp_path, capsys):
     suite = Suite("fake", "a title", lambda options: [Case("case", 1.0, {}, lambda: trial(mine=constant(2.0)))])
-    assert harness.run(suite, argparse.Namespace(**{**vars(OPTIONS), "out": str(tmp_path)}), {"device": fake_kind()}) == 1
+    assert (
+        harness.run(suite, argparse.Namespace(**{**vars(OPTIONS), "out": str(tmp_path)}), {"device": fake_kind()}) == 1
+    )
     assert "FAILED case: mine: relative error" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("plot", [{"x": "size", "panel": "part"}, {"x": "size", "y": "ratio", "series": "part"}, {}], ids=["lines", "series", "bars"])
+@pytest.mark.parametrize(
+    "plot",
+    [{"x": "size", "panel": "part"}, {"x": "size", "y": "ratio", "series": "part"}, {}],
+    ids=["lines", "series", "bars"],
+)
 def test_plots(tmp_path, plot):
     pytest.importorskip("matplotlib")
-    rows = [row_of(trial(mine=constant(1.0)), facts={"size": n, "part": part}) | {"case": f"{n} {part}"} for n in (1, 16) for part in "abcd"]
-    (tmp_path / "fake.json").write_text(json.dumps({"suite": "fake", "title": "a title", "unit": "TFLOP/s", "plot": plot, "rows": rows}))
+    rows = [
+        row_of(trial(mine=constant(1.0)), facts={"size": n, "part": part}) | {"case": f"{n} {part}"}
+        for n in (1, 16)
+        for part in "abcd"
+    ]
+    (tmp_path / "fake.json").write_text(
+        json.dumps({"suite": "fake", "title": "a title", "unit": "TFLOP/s", "plot": plot, "rows": rows})
+    )
     assert plots.draw(tmp_path / "fake.json") == str(tmp_path / "fake.svg")
     drawn = (tmp_path / "fake.svg").read_text()
     assert "<svg" in drawn and "<text" in drawn and "DejaVuSans-" not in drawn, "glyphs are text"
@@ -265,13 +342,18 @@ def test_plots(tmp_path, plot):
 
 def test_coordinates_of_plots_are_short_and_labels_whole():
     svg = '<path d="M 12.3456 7\nL 0.052 3.14"/><text x="1.25" style="font-size: 7px">1.25 of 3.14159 "2.718"</text>'
-    assert plots._in_tenths(svg).replace("\n", " ") == '<path d="M 12.3 7 L 0.1 3.1"/><text x="1.2" style="font-size: 7px">1.25 of 3.14159 "2.718"</text>'
+    assert (
+        plots._in_tenths(svg).replace("\n", " ")
+        == '<path d="M 12.3 7 L 0.1 3.1"/><text x="1.2" style="font-size: 7px">1.25 of 3.14159 "2.718"</text>'
+    )
 
 
 def test_plots_of_the_standalone_benchmarks():
     launch = {"results": {"torch.add(out=)": {"median_us": 2.0, "min_us": 1.0, "max_us": 3.0}}}
     assert plots.split(launch)[0]["series"] == {"µs": [("torch.add(out=)", 2.0, 1.0, 3.0)]}
-    assert plots.split({"rows": [{"case": "GEMM 256", "seconds": 1.5}]})[0]["series"] == {"s": [("GEMM 256", 1.5, 1.5, 1.5)]}
+    assert plots.split({"rows": [{"case": "GEMM 256", "seconds": 1.5}]})[0]["series"] == {
+        "s": [("GEMM 256", 1.5, 1.5, 1.5)]
+    }
 
 
 def test_a_template_constructed_again_is_measured_without_a_gpu(tmp_path, monkeypatch, capsys):
@@ -281,7 +363,10 @@ def test_a_template_constructed_again_is_measured_without_a_gpu(tmp_path, monkey
     results = json.loads((tmp_path / "template_host.json").read_text())["results"]
     assert set(results) == {"first construction", "kept", "no knobs", "three numbers", "schedule and order"}
     assert results["no knobs"]["min_us"] < results["first construction"]["min_us"] / 5
-    assert plots.split({"results": results})[0]["series"]["µs"][0][0] == "first construction" and "against a kept one" in capsys.readouterr().out
+    assert (
+        plots.split({"results": results})[0]["series"]["µs"][0][0] == "first construction"
+        and "against a kept one" in capsys.readouterr().out
+    )
 
 
 def test_a_plot_without_matplotlib_is_skipped_in_one_line(tmp_path, monkeypatch):
@@ -292,7 +377,14 @@ def test_a_plot_without_matplotlib_is_skipped_in_one_line(tmp_path, monkeypatch)
 
 def test_clocks():
     read = machine.read_clocks("1980, 3201, 700.00, [N/A], 45, 580.159.03\n")
-    assert read == {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_limit_w": 700, "power_draw_w": "[N/A]", "temperature_c": 45, "driver": "580.159.03"}
+    assert read == {
+        "sm_clock_mhz": 1980,
+        "memory_clock_mhz": 3201,
+        "power_limit_w": 700,
+        "power_draw_w": "[N/A]",
+        "temperature_c": 45,
+        "driver": "580.159.03",
+    }
 
 
 def test_clocks_without_nvidia_smi(monkeypatch):
@@ -334,12 +426,21 @@ class FakeCuda:
 
         stream = types.SimpleNamespace(wait_stream=lambda other: None)
         fakes = {
-            "Event": Event, "synchronize": self.synchronize, "_sleep": sleep, "current_device": lambda: 0, "CUDAGraph": Graph,
-            "Stream": lambda: stream, "current_stream": lambda: stream, "stream": lambda s: self, "graph": lambda g: self,
-        }  # fmt: skip
+            "Event": Event,
+            "synchronize": self.synchronize,
+            "_sleep": sleep,
+            "current_device": lambda: 0,
+            "CUDAGraph": Graph,
+            "Stream": lambda: stream,
+            "current_stream": lambda: stream,
+            "stream": lambda s: self,
+            "graph": lambda g: self,
+        }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
-        monkeypatch.setattr(timing, "_flush_buffer", lambda device: types.SimpleNamespace(zero_=lambda: self.work("flush")))
+        monkeypatch.setattr(
+            timing, "_flush_buffer", lambda device: types.SimpleNamespace(zero_=lambda: self.work("flush"))
+        )
         monkeypatch.setattr(timing.time, "perf_counter", lambda: self.host / 1e3)
         timing._cycles_per_ms.cache_clear()
 
@@ -375,7 +476,11 @@ def test_reading_leaves_nothing_to_be_written_back(monkeypatch):
     cuda = FakeCuda(monkeypatch, host=0.005, gpu=0.160)
     buffer = torch.zeros(64, dtype=torch.int8)
     monkeypatch.setattr(timing, "_flush_buffer", lambda device: buffer)
-    monkeypatch.setattr(timing.torch, "amax", lambda x, dim, out: cuda.work("flush") if x.data_ptr() == buffer.data_ptr() and x.numel() == 16 else None)
+    monkeypatch.setattr(
+        timing.torch,
+        "amax",
+        lambda x, dim, out: cuda.work("flush") if x.data_ptr() == buffer.data_ptr() and x.numel() == 16 else None,
+    )
     measure = timing.reading(cuda.run)
     cuda.log.clear()
     assert measure() == pytest.approx(0.160) and cuda.log[:4] == ["flush", "event", "run", "event"]
@@ -384,8 +489,13 @@ def test_reading_leaves_nothing_to_be_written_back(monkeypatch):
 def test_a_baseline_may_be_timed_in_its_own_way():
     kinds = {"long": lambda call: lambda: 2.0, "short": lambda call: lambda: 1.0}
     result = torch.zeros(1)
-    trial = harness.Trial({"ours": lambda: lambda: result}, {"peer": lambda: lambda: result}, lambda found: 0.0, 1.0,
-                          baselines={"other": harness.Contender(lambda: lambda: result, lambda found: 0.0, "short")})
+    trial = harness.Trial(
+        {"ours": lambda: lambda: result},
+        {"peer": lambda: lambda: result},
+        lambda found: 0.0,
+        1.0,
+        baselines={"other": harness.Contender(lambda: lambda: result, lambda found: 0.0, "short")},
+    )
     row = harness.measure(harness.Case("case", 1e9, {}, lambda: trial, "long"), "TFLOP/s", 2, kinds)
     assert {name: (cell["value"], cell.get("kind")) for name, cell in row["contenders"].items()} == {
         "peer": (0.5, None), "ours": (0.5, None), "other": (1.0, "short")}  # fmt: skip
@@ -427,7 +537,8 @@ def test_the_other_kinds(monkeypatch):
 
 @pytest.mark.parametrize(("gpu", "settling", "timed"), [(0.1, 500, 1000), (50.0, 3, 3)])
 def test_sustained_calls_follow_one_another(gpu, settling, timed, monkeypatch):
-    """As many as settle the clock, then those that are timed, however many there are, but never fewer than a burst has."""
+    """As many as settle the clock, then those that are timed, however many there are, but never fewer than a burst
+    has."""
     cuda = FakeCuda(monkeypatch, host=0.0, gpu=gpu)
     measure = timing.sustained(cuda.run)
     cuda.log.clear()
@@ -470,7 +581,13 @@ def test_a_row_of_bursts_settles_first(monkeypatch):
 
 def test_knobs_are_literals_or_words():
     found = harness.with_knobs("mine", ["stages=2;epilogue_n=None;schedule=split_tail"], lambda knobs: knobs)
-    assert found == {"mine, stages=2;epilogue_n=None;schedule=split_tail": {"stages": 2, "epilogue_n": None, "schedule": "split_tail"}}
+    assert found == {
+        "mine, stages=2;epilogue_n=None;schedule=split_tail": {
+            "stages": 2,
+            "epilogue_n": None,
+            "schedule": "split_tail",
+        }
+    }
 
 
 def test_bursts_are_neither_short_nor_endless():
@@ -478,7 +595,16 @@ def test_bursts_are_neither_short_nor_endless():
 
 
 def test_long_calls_have_as_many_rounds_as_make_up_for_short_bursts(monkeypatch):
-    assert [timing.rounds_of(20, ms) for ms in (0.0, 0.1, 1.0, 1.2, 3.0, 6.4, 12.0, 90.0)] == [20, 20, 20, 40, 80, 100, 200, 200]
+    assert [timing.rounds_of(20, ms) for ms in (0.0, 0.1, 1.0, 1.2, 3.0, 6.4, 12.0, 90.0)] == [
+        20,
+        20,
+        20,
+        40,
+        80,
+        100,
+        200,
+        200,
+    ]
     cuda = FakeCuda(monkeypatch, host=0.005, gpu=12.0)
     measure = timing.device(cuda.run)
     cuda.log.clear()
@@ -491,16 +617,30 @@ def test_long_calls_have_as_many_rounds_as_make_up_for_short_bursts(monkeypatch)
 def test_every_case_has_a_name_of_its_own_and_its_work():
     for suite in cli.suites().values():
         cases = suite.cases(OPTIONS)
-        assert len({case.name for case in cases}) == len(cases) and all(case.work > 0 and case.kind in timing.KINDS for case in cases)
+        assert len({case.name for case in cases}) == len(cases) and all(
+            case.work > 0 and case.kind in timing.KINDS for case in cases
+        )
         wanted = [suite.plot[key] for key in ("x", "panel", "series") if key in suite.plot]
         assert all(key in case.facts for case in cases for key in wanted)
 
 
 @pytest.mark.parametrize(
     "suite, only",
-    [("gemm", ""), ("gemm_models", " 64x"), ("gemm_fp8", ""), ("gemm_epilogues", ""), ("gemm_sustained", ""), ("gemm_host", ""),
-     ("gemm_training", ""), ("gemm_head", ""), ("stages", ""), ("persistence", ""), ("block_order", ""), ("workers", "")],
-)  # fmt: skip
+    [
+        ("gemm", ""),
+        ("gemm_models", " 64x"),
+        ("gemm_fp8", ""),
+        ("gemm_epilogues", ""),
+        ("gemm_sustained", ""),
+        ("gemm_host", ""),
+        ("gemm_training", ""),
+        ("gemm_head", ""),
+        ("stages", ""),
+        ("persistence", ""),
+        ("block_order", ""),
+        ("workers", ""),
+    ],
+)
 def test_suites_on_a_fake_gemm(suite, only, fake_gemm, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gemm, "SQUARES", ((64, 64, 64),))
     monkeypatch.setattr(gemm, "SHORT_K", ((64, 96, 128),))
@@ -533,9 +673,16 @@ def test_suites_on_a_fake_gemm(suite, only, fake_gemm, monkeypatch, tmp_path, ca
         assert {f"{gemm.OURS}, {text}" for text in knobs} <= set(row["contenders"])
         assert row["best_peer"] is not None or "e4m3" in row["case"], row  # a CPU's scaled product may lack a recipe
     if suite == "stages":
-        assert "measured with Config(stages=2, tile_n=128)" in report["rows"][1]["note"] and "do not pipeline" in report["rows"][1]["note"]
+        assert (
+            "measured with Config(stages=2, tile_n=128)" in report["rows"][1]["note"]
+            and "do not pipeline" in report["rows"][1]["note"]
+        )
     if suite == "gemm_epilogues":
-        assert all("% over bare" in row["contenders"][gemm.OURS]["extra"] for row in report["rows"] if row["facts"]["epilogue"] != "bare")
+        assert all(
+            "% over bare" in row["contenders"][gemm.OURS]["extra"]
+            for row in report["rows"]
+            if row["facts"]["epilogue"] != "bare"
+        )
     if suite == "block_order":
         assert report["rows"][0]["contenders"]["supergroup_4"]["extra"] == {"HBM GB": round(3000 / 1e9, 4)}
         assert {"order": "supergroup", "group": 16} in fake_gemm.configs
@@ -546,8 +693,19 @@ def test_suites_on_a_fake_gemm(suite, only, fake_gemm, monkeypatch, tmp_path, ca
 def test_reference_scales_and_epilogue():
     a, b = torch.randn(256, 256), torch.randn(256, 128)
     scale_a, scale_b = torch.rand(256, 2), torch.rand(2, 1)
-    p = peers.Product(a, b, torch.randn(128), "gelu_tanh", gate=torch.randn(128), residual=torch.randn(256, 128), scale_a=scale_a, scale_b=scale_b)
-    y = (a.double() * scale_a.double().repeat_interleave(128, 1)) @ (b.double() * scale_b.double().repeat_interleave(128, 0))
+    p = peers.Product(
+        a,
+        b,
+        torch.randn(128),
+        "gelu_tanh",
+        gate=torch.randn(128),
+        residual=torch.randn(256, 128),
+        scale_a=scale_a,
+        scale_b=scale_b,
+    )
+    y = (a.double() * scale_a.double().repeat_interleave(128, 1)) @ (
+        b.double() * scale_b.double().repeat_interleave(128, 0)
+    )
     expected = p.residual + p.gate * torch.nn.functional.gelu(y + p.bias, approximate="tanh")
     assert p.error()(expected) < 1e-12
     assert p.error()(expected * 1.01) == pytest.approx(0.01)
@@ -556,7 +714,10 @@ def test_reference_scales_and_epilogue():
 def test_block_scales_have_the_memory_that_cublas_wants(monkeypatch):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
     p = gemm.fp8(256, 384, 256, "block")
-    assert (p.scale_a.shape, p.scale_a.stride()) == ((256, 2), (1, 256)) and (p.scale_b.shape, p.scale_b.stride()) == ((2, 3), (1, 4))
+    assert (p.scale_a.shape, p.scale_a.stride()) == ((256, 2), (1, 256)) and (p.scale_b.shape, p.scale_b.stride()) == (
+        (2, 3),
+        (1, 4),
+    )
     assert peers._whole_rows(p.scale_b).shape == (4, 3)
 
 
@@ -570,7 +731,13 @@ def test_epilogue_expressions_compile_as_one_graph_and_agree():
         assert p.error()(peers.eager_epilogue(p)()) < 1e-5
     with pytest.raises(ValueError, match="only these"):
         peers.cublaslt_epilogue(p)
-    assert peers.Product(a, b, bias[0], "gelu_tanh").error()(peers.cublaslt_epilogue(peers.Product(a, b, bias[0], "gelu_tanh"))()) < 1e-3  # a CPU takes erf
+    # a CPU takes erf
+    assert (
+        peers.Product(a, b, bias[0], "gelu_tanh").error()(
+            peers.cublaslt_epilogue(peers.Product(a, b, bias[0], "gelu_tanh"))()
+        )
+        < 1e-3
+    )
 
 
 def test_peers_are_registered_beside_each_other():
@@ -596,7 +763,9 @@ def test_attention_reference(monkeypatch):
 def test_attention_gradients_reference(kv_heads):
     q, k, v = (torch.randn(2, heads, 40, 16, requires_grad=True) for heads in (3, kv_heads, kv_heads))
     p = peers.Attention(q, k, v, True, torch.randn(2, 3, 40, 16))
-    run = p.timed(functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True, enable_gqa=kv_heads < 3))
+    run = p.timed(
+        functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True, enable_gqa=kv_heads < 3)
+    )
     assert p.gradient_error(heads=6)(run()) < 1e-5
     assert p.gradient_error()([g * (1.1 if i == 1 else 1) for i, g in enumerate(run())]) == pytest.approx(0.1, rel=1e-3)
 
@@ -617,10 +786,30 @@ def test_packed_attention_reference(causal):
 @pytest.mark.parametrize("suite", (*attention.SUITES, *decode.SUITES), ids=lambda suite: suite.name)
 def test_attention_suites(suite, monkeypatch):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
-    small = {attention: dict(DIMS=(64,), LENGTHS=(32,), TOKENS=64, WIDTH=64, MIXES={"two": (1, 3)}, OUTLIER_LENGTHS=(32,), SUSTAINED=(32,),
-                             MEMORY=((1, 4, 2, 40, 64, True),), HOST_HEADS=4, HOST_LENGTH=40, HOST_DIM=16),
-             decode: dict(DECODE={64: ((2, 300),)}, HEADS=4, KV_HEADS=2, PAGE_SIZES=(16,),
-                          DRAWN=dict(heads=((2, 2), (1, 3)), dims=(64, 32), queries=(1, 3), batches=(1, 3), keys=(20, 90), bytes=(1, 1 << 20)))}  # fmt: skip
+    small = {
+        attention: dict(
+            DIMS=(64,),
+            LENGTHS=(32,),
+            TOKENS=64,
+            WIDTH=64,
+            MIXES={"two": (1, 3)},
+            OUTLIER_LENGTHS=(32,),
+            SUSTAINED=(32,),
+            MEMORY=((1, 4, 2, 40, 64, True),),
+            HOST_HEADS=4,
+            HOST_LENGTH=40,
+            HOST_DIM=16,
+        ),
+        decode: dict(
+            DECODE={64: ((2, 300),)},
+            HEADS=4,
+            KV_HEADS=2,
+            PAGE_SIZES=(16,),
+            DRAWN=dict(
+                heads=((2, 2), (1, 3)), dims=(64, 32), queries=(1, 3), batches=(1, 3), keys=(20, 90), bytes=(1, 1 << 20)
+            ),
+        ),
+    }
     for module, values in small.items():
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)
@@ -629,7 +818,9 @@ def test_attention_suites(suite, monkeypatch):
         with sim.device():
             row = harness.measure(case, suite.unit, 2, dict.fromkeys(timing.KINDS, fake_kind()))
         assert all(cell["value"] for cell in row["contenders"].values() if cell["ours"])
-        assert row["best_peer"] == "torch" if suite.name == "attention_host" else "missing" in row["contenders"]["cudnn"]
+        assert (
+            row["best_peer"] == "torch" if suite.name == "attention_host" else "missing" in row["contenders"]["cudnn"]
+        )
         assert {f"{gemm.OURS}, {text}" for text in knobs} <= set(row["contenders"])
         assert (f"{gemm.OURS}, pages of 16" in row["contenders"]) == (suite.name == "attention_decode")
 
@@ -637,28 +828,50 @@ def test_attention_suites(suite, monkeypatch):
 def test_the_suite_of_the_examples(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    small = dict(SIDES=(64,), HEADS=(1, 2, 70, 64), MATRIX=(40, 64), ROTARY=(2, 70, 64), LINEAR=((2, 70, 64),), GROUPED={"3 experts": ((20, 0, 70), 64, 64)})
+    small = dict(
+        SIDES=(64,),
+        HEADS=(1, 2, 70, 64),
+        MATRIX=(40, 64),
+        ROTARY=(2, 70, 64),
+        LINEAR=((2, 70, 64),),
+        GROUPED={"3 experts": ((20, 0, 70), 64, 64)},
+    )
     for name, value in small.items():
         monkeypatch.setattr(examples, name, value)
     options = argparse.Namespace(**{**vars(OPTIONS), "out": str(tmp_path)})
     with sim.device():
-        assert harness.run(examples.SUITES[0], options, dict.fromkeys(timing.KINDS, fake_kind())) == 0, capsys.readouterr().out
+        assert harness.run(examples.SUITES[0], options, dict.fromkeys(timing.KINDS, fake_kind())) == 0, (
+            capsys.readouterr().out
+        )
     rows = json.loads((tmp_path / "examples.json").read_text())["rows"]
     assert len(rows) == len(examples.cases(options)) == 14
     for row in rows:
         cell = row["contenders"][examples.EXAMPLE]
-        assert cell["ours"] and cell["extra"] == {row["facts"]["rate"]: pytest.approx(row["facts"]["work"] / cell["value"] / 1e6, abs=5e-3)}
+        assert cell["ours"] and cell["extra"] == {
+            row["facts"]["rate"]: pytest.approx(row["facts"]["work"] / cell["value"] / 1e6, abs=5e-3)
+        }
         assert (gemm.OURS in row["contenders"]) == row["case"].startswith(("gemm", "pipelined_gemm", "attention"))
-        assert all(cell["ours"] or name in ("cudnn", "quack", "fla") or "value" in cell for name, cell in row["contenders"].items()), row
+        assert all(
+            cell["ours"] or name in ("cudnn", "quack", "fla") or "value" in cell
+            for name, cell in row["contenders"].items()
+        ), row
 
 
 def test_drawn_shapes():
     """Of a seed always the same, within what they are drawn from, every shape once in a run."""
     shapes = list(itertools.islice(decode.drawn_shapes(5), 200))
-    assert shapes == list(itertools.islice(decode.drawn_shapes(5), 200)) != list(itertools.islice(decode.drawn_shapes(6), 200))
+    assert (
+        shapes
+        == list(itertools.islice(decode.drawn_shapes(5), 200))
+        != list(itertools.islice(decode.drawn_shapes(6), 200))
+    )
     least, most = decode.DRAWN["bytes"]
     for shape in shapes:
-        assert (shape.kv_heads, shape.group) in decode.DRAWN["heads"] and shape.dim in decode.DRAWN["dims"] and shape.queries in decode.DRAWN["queries"]
+        assert (
+            (shape.kv_heads, shape.group) in decode.DRAWN["heads"]
+            and shape.dim in decode.DRAWN["dims"]
+            and shape.queries in decode.DRAWN["queries"]
+        )
         assert 1 <= shape.batch <= 128 and 128 <= shape.keys <= 1 << 15
         assert least <= shape.bytes == 2 * shape.batch * shape.kv_heads * shape.keys * shape.dim * 2 <= most
     cases = decode.random_cases(argparse.Namespace(**{**vars(OPTIONS), "random": 200, "seed": 5}))
@@ -669,7 +882,14 @@ def test_ratio_of_errors():
     def cell(error, ours=False):
         return {"ours": ours, "error": error}
 
-    row = {"contenders": {"cudnn": cell(2e-3), "flash-attention 3": cell(1e-3), "flash-attention 4": cell(5e-4), gemm.OURS: cell(1.5e-3, True)}}
+    row = {
+        "contenders": {
+            "cudnn": cell(2e-3),
+            "flash-attention 3": cell(1e-3),
+            "flash-attention 4": cell(5e-4),
+            gemm.OURS: cell(1.5e-3, True),
+        }
+    }
     attention.add_error_ratio(row)
     assert [list(found.get("extra", {}).values()) for found in row["contenders"].values()] == [[], [], [], [1.5]]
     alone = {"contenders": {"cudnn": {"ours": False, "missing": "no cuDNN"}, gemm.OURS: cell(1e-3, True)}}
@@ -697,14 +917,22 @@ def test_memory_of_a_call(monkeypatch):
 
 def test_orders_of_attention(monkeypatch):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
-    for module, name, value in ((block_order, "LENGTHS", (300,)), (block_order, "HEAD_DIM", 64), (attention, "TOKENS", 300), (attention, "WIDTH", 128)):
+    for module, name, value in (
+        (block_order, "LENGTHS", (300,)),
+        (block_order, "HEAD_DIM", 64),
+        (attention, "TOKENS", 300),
+        (attention, "WIDTH", 128),
+    ):
         monkeypatch.setattr(module, name, value)
     launched = []
     for case in block_order.attention_cases(OPTIONS):
         with sim.device():
             row = harness.measure(case, "TFLOP/s", 2, {"device": fake_kind()})
         launched.append([name for name, cell in row["contenders"].items() if cell["ours"] and cell.get("value")])
-    assert launched == [["head by head", "tile by tile"], ["head by head", "tile by tile", "longest first", "drawn by the blocks"]]
+    assert launched == [
+        ["head by head", "tile by tile"],
+        ["head by head", "tile by tile", "longest first", "drawn by the blocks"],
+    ]
 
 
 def test_launches_for_a_profiler(monkeypatch):
@@ -712,7 +940,11 @@ def test_launches_for_a_profiler(monkeypatch):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
     monkeypatch.setattr(block_order, "SIZES", (64,))
     seen = []
-    monkeypatch.setattr(block_order, "trial", lambda p, contenders: harness.Trial({n: lambda n=n: lambda: seen.append(n) for n in contenders}, {}, None, 1.0))
+    monkeypatch.setattr(
+        block_order,
+        "trial",
+        lambda p, contenders: harness.Trial({n: lambda n=n: lambda: seen.append(n) for n in contenders}, {}, None, 1.0),
+    )
     for name in ("synchronize", "profiler.start", "profiler.stop"):
         monkeypatch.setattr(f"torch.cuda.{name}", lambda name=name: seen.append(name))
     hbm.launch_once("bench.block_order", "block_order", "bf16 64³", ["supergroup_4", "row_major"])
@@ -756,8 +988,12 @@ NCU = """==PROF== Connected to process 1
 
 def test_bytes_from_ncu():
     assert hbm.read_bytes(NCU, "") == [1024, 2048]
-    assert "ERR_NVGPUCTRPERM" in hbm.read_bytes("==PROF== x\n==ERROR== ERR_NVGPUCTRPERM - no permission\n==PROF== y\n", "")
-    assert "ValueError: refused" in hbm.read_bytes("==ERROR== error code 1\n", "Traceback\nValueError: refused\nnanobind: leaked\n")
+    assert "ERR_NVGPUCTRPERM" in hbm.read_bytes(
+        "==PROF== x\n==ERROR== ERR_NVGPUCTRPERM - no permission\n==PROF== y\n", ""
+    )
+    assert "ValueError: refused" in hbm.read_bytes(
+        "==ERROR== error code 1\n", "Traceback\nValueError: refused\nnanobind: leaked\n"
+    )
     assert "nothing" in hbm.read_bytes("", "")
     assert "did not count" in hbm.read_bytes(NCU.replace("2000", "n/a"), "")
 
@@ -770,14 +1006,20 @@ def test_bytes_of_products_with_several_launches(monkeypatch):
     monkeypatch.setattr(hbm, "hbm_bytes", counted)
     row = {"case": "some case", "contenders": {name: {"ms": [1.0]} for name in ("cublas", "row_major")}}
     block_order.SUITES[0].extend(row)
-    assert {name: cell["extra"] for name, cell in row["contenders"].items()} == {"cublas": {"HBM GB": 2.0}, "row_major": {"HBM GB": 3.0}}
+    assert {name: cell["extra"] for name, cell in row["contenders"].items()} == {
+        "cublas": {"HBM GB": 2.0},
+        "row_major": {"HBM GB": 3.0},
+    }
 
 
 def test_bytes_without_ncu(monkeypatch):
     monkeypatch.setenv("PATH", "")
     row = {"case": "some case", "contenders": {"cublas": {"ms": [1.0]}, "row_major": {"missing": "reason"}}}
     block_order.SUITES[0].extend(row)
-    assert row["contenders"] == {"cublas": {"ms": [1.0], "extra": {"HBM GB": "unknown: ncu is not installed"}}, "row_major": {"missing": "reason"}}
+    assert row["contenders"] == {
+        "cublas": {"ms": [1.0], "extra": {"HBM GB": "unknown: ncu is not installed"}},
+        "row_major": {"missing": "reason"},
+    }
 
 
 # Command line
@@ -793,21 +1035,35 @@ def test_list_and_unknown_suites(capsys):
 
 def test_several_suites_run_in_processes_of_their_own(monkeypatch):
     commands = []
-    monkeypatch.setattr(subprocess, "run", lambda command: commands.append(command) or types.SimpleNamespace(returncode=len(commands) - 1))
+    monkeypatch.setattr(
+        subprocess,
+        "run",
+        lambda command: commands.append(command) or types.SimpleNamespace(returncode=len(commands) - 1),
+    )
     assert cli.main(["stages", "gemm", "--quick", "--out", "folder"]) == 1
-    assert [command[3:] for command in commands] == [[name, "--out", "folder", "--quick", "--workers", "1"] for name in ("stages", "gemm")]
+    assert [command[3:] for command in commands] == [
+        [name, "--out", "folder", "--quick", "--workers", "1"] for name in ("stages", "gemm")
+    ]
 
 
 def test_kernels_are_compiled_in_processes_before_they_are_measured(monkeypatch):
     done = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(subprocess, "Popen", lambda command: done.append(command[3:]) or types.SimpleNamespace(wait=lambda: done.append("waited")))
+    monkeypatch.setattr(
+        subprocess,
+        "Popen",
+        lambda command: done.append(command[3:]) or types.SimpleNamespace(wait=lambda: done.append("waited")),
+    )
     monkeypatch.setattr(cli, "run", lambda suite, options: done.append(suite.name) or 0)
     assert cli.main(["gemm", "--only", "4096", "--workers", "2", "--random", "7", "--seed", "0"]) == 0
-    parts = [["gemm", "--only", "4096", "--random", "7", "--seed", "0", "--compile", str(part), "2"] for part in range(2)]
+    parts = [
+        ["gemm", "--only", "4096", "--random", "7", "--seed", "0", "--compile", str(part), "2"] for part in range(2)
+    ]
     assert done == [*parts, "waited", "waited", "gemm"]
     compiled = []
-    monkeypatch.setattr(cli, "compile_part", lambda suite, options, *part: compiled.append((suite.name, options.only, part)))
+    monkeypatch.setattr(
+        cli, "compile_part", lambda suite, options, *part: compiled.append((suite.name, options.only, part))
+    )
     assert cli.main(parts[1]) == 0 and compiled == [("gemm", "4096", (1, 2))] and done[-1] == "gemm" and len(done) == 5
 
 
@@ -820,7 +1076,9 @@ def test_a_part_is_compiled_by_calling_what_is_ours():
     def case(number):
         baselines = {"bare": harness.Contender(contender(f"bare {number}"), pytest.fail)}
         ours = {"ours": contender(f"ours {number}")}
-        return Case(f"case {number}", 1.0, {}, lambda: Trial(ours, {"peer": pytest.fail}, pytest.fail, 1.0, baselines=baselines))
+        return Case(
+            f"case {number}", 1.0, {}, lambda: Trial(ours, {"peer": pytest.fail}, pytest.fail, 1.0, baselines=baselines)
+        )
 
     suite = Suite("some", "title", lambda options: [case(number) for number in range(4)])
     harness.compile_part(suite, argparse.Namespace(only="case"), 0, 2)

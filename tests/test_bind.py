@@ -1,4 +1,5 @@
-"""Bound launches of templates and plain kernels: which tensor of a call stands where, and what is done where there is no native code."""
+"""Bound launches of templates and plain kernels: which tensor of a call stands where, and what is done where there is
+no native code."""
 
 import pytest
 import torch
@@ -36,7 +37,11 @@ def bound(monkeypatch):
 
 
 def tensors_in(args):
-    return [value.tensor if isinstance(value, GlobalArg) else value for _, value in leaves(args) if isinstance(value, (GlobalArg, torch.Tensor))]
+    return [
+        value.tensor if isinstance(value, GlobalArg) else value
+        for _, value in leaves(args)
+        if isinstance(value, (GlobalArg, torch.Tensor))
+    ]
 
 
 def product(config):
@@ -54,9 +59,11 @@ def dynamic_attention():
 
 
 CASES = {
-    "tiles": lambda: product(Config(tile_n=128, consumers=1)), "split": lambda: product(Config(tile_n=128, consumers=1, schedule="split_k", splits=2)),
-    "stream-K": lambda: product(Config(tile_n=128, consumers=1, schedule="stream_k")), "dynamic": dynamic_attention,
-}  # fmt: skip
+    "tiles": lambda: product(Config(tile_n=128, consumers=1)),
+    "split": lambda: product(Config(tile_n=128, consumers=1, schedule="split_k", splits=2)),
+    "stream-K": lambda: product(Config(tile_n=128, consumers=1, schedule="stream_k")),
+    "dynamic": dynamic_attention,
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -81,7 +88,9 @@ def test_every_tensor_stands_where_that_of_the_example_did(case, bound):
             assert example is tensors[owner]
         else:  # of the workspace
             assert given[owner].dtype == example.dtype and example is not tensors[owner - len(tensors)]
-    assert set(owners) == set(range(len(given))) and len(given) == len(tensors) + {"tiles": 0, "dynamic": 1}.get(case, 2)
+    assert set(owners) == set(range(len(given))) and len(given) == len(tensors) + {"tiles": 0, "dynamic": 1}.get(
+        case, 2
+    )
 
 
 def test_views_of_other_dimensions(bound):

@@ -1,4 +1,5 @@
 """Multicast loads and static layouts compile to what they should, and say what is missing."""
+
 import pytest
 import torch
 import triton
@@ -23,7 +24,9 @@ def test_roles_of_a_cluster_meet_before_they_begin_and_before_they_end(arch, war
     """Every launched warp arrives twice, those too that fill up a warpgroup: 3, 2 or none."""
     tile = tk.st(tk.bf16, 64, 64)
     g, y = tk.gl(meta(128, 64), tile), tk.gl(meta(256, 64))
-    text = cases.shared_loads_of_roles.compile(g, y, tile, warps, False, False, True, cluster_size=2, arch=arch).asm["ttgir"]
+    text = cases.shared_loads_of_roles.compile(g, y, tile, warps, False, False, True, cluster_size=2, arch=arch).asm[
+        "ttgir"
+    ]
     roles = 2 + {1: 2, 2: 1, 4: 0}[warps]
     assert text.count("barrier.cluster.arrive.release") == text.count("barrier.cluster.wait.acquire") == 2 * roles
 
@@ -32,11 +35,16 @@ def test_roles_of_a_cluster_meet_before_they_begin_and_before_they_end(arch, war
 def test_a_barrier_of_the_cluster_beside_roles_is_refused(where):
     tile = tk.st(tk.bf16, 64, 64)
     g, y = tk.gl(meta(128, 64), tile), tk.gl(meta(256, 64))
-    with pytest.raises(tk.TileError, match=rf"cluster_sync {where} roles: .* would wait forever; write tk.specialize\(..., cluster_sync=True\)"):
+    with pytest.raises(
+        tk.TileError,
+        match=rf"cluster_sync {where} roles: .* would wait forever; write tk.specialize\(..., cluster_sync=True\)",
+    ):
         if where == "inside":
             meets_inside.compile(y, cluster_size=2)
         else:
-            cases.shared_loads_of_roles.compile(g, y, tile, 4, where == "before", where == "after", False, cluster_size=2)
+            cases.shared_loads_of_roles.compile(
+                g, y, tile, 4, where == "before", where == "after", False, cluster_size=2
+            )
 
 
 @triton.jit
@@ -84,8 +92,12 @@ def test_a_static_layout_makes_extents_constants():
 def test_some_dimensions_of_a_layout_are_static():
     """The kernel is the same for other columns and other rows' distance, and needs no loop counter for its rows."""
     y = meta(16, 64, dtype=torch.float32)
-    counts = [cases.fixed_sum.compile(tk.gl(meta(rows, cols, dtype=torch.float32), static=0), tk.gl(y)).asm["ptx"].count("ld.global")
-              for rows, cols in ((48, 64), (48, 128), (32, 64))]
+    counts = [
+        cases.fixed_sum.compile(tk.gl(meta(rows, cols, dtype=torch.float32), static=0), tk.gl(y))
+        .asm["ptx"]
+        .count("ld.global")
+        for rows, cols in ((48, 64), (48, 128), (32, 64))
+    ]
     assert counts[0] == counts[1] == 3 * counts[2] // 2 > 0
     with pytest.raises(Exception, match="constexpr"):
         cases.fixed_sum.compile(tk.gl(meta(48, 64, dtype=torch.float32), static=-1), tk.gl(y))
@@ -108,7 +120,9 @@ def test_static_extents_are_no_reads_of_parameters(tile, static):
         assert constant == (axis in static or axis - 3 in static), (axis, ptx)
 
 
-@pytest.mark.parametrize(("static", "quoted"), [(2, "2"), ((0, -3), r"\(0, -3\)"), ("rows", "'rows'"), ((True,), r"\(True,\)"), (1.0, "1.0")])
+@pytest.mark.parametrize(
+    ("static", "quoted"), [(2, "2"), ((0, -3), r"\(0, -3\)"), ("rows", "'rows'"), ((True,), r"\(True,\)"), (1.0, "1.0")]
+)
 def test_static_names_dimensions(static, quoted):
     with pytest.raises(tk.TileError, match=rf"gl\(static={quoted}\): must be True, False or dimensions from -2 to 1"):
         tk.gl(meta(48, 64), static=static)

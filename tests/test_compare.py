@@ -1,4 +1,5 @@
-"""`python -m bench.compare` with processes that answer without a GPU: the figure of a row, its repeats, and the verdict."""
+"""`python -m bench.compare` with processes that answer without a GPU: the figure of a row, its repeats, and the
+verdict."""
 
 import itertools
 import json
@@ -11,7 +12,8 @@ from bench import compare
 
 
 class Answering:
-    """A revision whose calls take these milliseconds, ours and the peer's, in turn; a case named "broken" does not run."""
+    """A revision whose calls take these milliseconds, ours and the peer's, in turn; a case named "broken" does not
+    run."""
 
     def __init__(self, ours, peer, cases=("a", "b")):
         self.times = {"ours": itertools.cycle(ours), "peer": itertools.cycle(peer) if peer else None}
@@ -56,11 +58,15 @@ def test_a_row_over_the_limit_is_measured_three_times_with_operands_in_other_mem
     assert [row["all"] for row in found] == [[5.0] * 3] * 2 and [row["percent"] for row in found] == [5.0, 5.0]
     assert revisions["this"].asked.count(("prepare", "a")) == 3
     steady = pair([1.01], [1.0])
-    assert [row["all"] for row in compare.rows(steady, "gemm", options(rounds=2))] == [[1.0]] * 2 and steady["this"].asked.count(("prepare", "a")) == 1
+    assert [row["all"] for row in compare.rows(steady, "gemm", options(rounds=2))] == [[1.0]] * 2 and steady[
+        "this"
+    ].asked.count(("prepare", "a")) == 1
 
 
 def test_a_peer_that_differs_shows_that_the_measurement_is_worth_nothing():
-    assert not compare.is_steady({"percent": 0.0, "peer": -3.0}, 2.0) and not compare.is_steady({"percent": 2.1, "peer": 0.0}, 2.0)
+    assert not compare.is_steady({"percent": 0.0, "peer": -3.0}, 2.0) and not compare.is_steady(
+        {"percent": 2.1, "peer": 0.0}, 2.0
+    )
     assert compare.is_steady({"percent": -5.0, "peer": None}, 2.0)
 
 
@@ -72,9 +78,18 @@ def test_only_cases_that_both_have_are_compared_and_parts_of_them():
 
 
 def test_the_verdict_names_rows_over_the_limit_and_those_that_fail_in_one_revision():
-    rows = [{"case": "a", "percent": 0.2}, {"case": "b", "percent": 2.5}, {"case": "c", "failed": {"this": "no kernel"}}]
+    rows = [
+        {"case": "a", "percent": 0.2},
+        {"case": "b", "percent": 2.5},
+        {"case": "c", "failed": {"this": "no kernel"}},
+    ]
     text, good = compare.verdict("gemm", rows, 2.0)
-    assert not good and text.startswith("gemm: +1.34 % over 2 rows") and "over 2.0 %: b" in text and "fails in one revision: c" in text
+    assert (
+        not good
+        and text.startswith("gemm: +1.34 % over 2 rows")
+        and "over 2.0 %: b" in text
+        and "fails in one revision: c" in text
+    )
     assert compare.verdict("gemm", [{"case": "a", "percent": 0.2}], 2.0) == ("gemm: +0.20 % over 1 rows", True)
     assert not compare.verdict("gemm", [{"case": "a", "percent": 0.6}], 2.0)[1]  # the mean
     assert compare.verdict("gemm", [{"case": "a", "failed": {"this": "x", "other": "x"}}], 2.0)[1]
@@ -82,7 +97,9 @@ def test_the_verdict_names_rows_over_the_limit_and_those_that_fail_in_one_revisi
 
 def test_a_case_that_does_not_run_is_a_row_with_the_reason():
     revisions = {"this": Answering([1.0], [1.0], ("broken",)), "other": Answering([1.0], [1.0], ("broken",))}
-    assert list(compare.rows(revisions, "gemm", options())) == [{"case": "broken", "failed": {"this": "no kernel", "other": "no kernel"}}]
+    assert list(compare.rows(revisions, "gemm", options())) == [
+        {"case": "broken", "failed": {"this": "no kernel", "other": "no kernel"}}
+    ]
 
 
 def test_a_process_serves_the_cases_of_its_own_revision():

@@ -43,7 +43,8 @@ def tensors(kernel_device, rng):
 
 
 def measure(seconds, tried):
-    """A benchmark for the simulator, whose time is no measure: runs the call, and takes `seconds` of the next configuration for what it took."""
+    """A benchmark for the simulator, whose time is no measure: runs the call, and takes `seconds` of the next
+    configuration for what it took."""
     times = iter(seconds)
 
     def do_bench(call, quantiles):
@@ -69,7 +70,9 @@ def test_the_fastest_configuration_is_kept_and_others_are_passed_over(tensors):
     x, y, X, Y = tensors
     tried = []
     given = [*configs(64, 32, 16, 128), *configs(32, COPIES=1000)]
-    tuned = triton.autotune(configs=given, key=["factor"], do_bench=measure([3.0, 1.0, 2.0, 0.1, 0.2] * 2, tried))(scale)
+    tuned = triton.autotune(configs=given, key=["factor"], do_bench=measure([3.0, 1.0, 2.0, 0.1, 0.2] * 2, tried))(
+        scale
+    )
     for factor in (2.0, 2.0, -1.5):
         y.fill_(float("nan"))
         tuned[grid](X, Y, factor)
@@ -100,7 +103,10 @@ def test_heuristics_see_all_arguments_and_combine_with_tuning(tensors):
     small(scale)[grid](X, Y, 0.5)
     assert torch.equal(y, 0.5 * x) and seen == [["X", "Y", "factor", "grid", "warmup"]]
     copies = triton.heuristics({"COPIES": lambda given: 64 // given["SIZE"]})
-    for both in (triton.autotune(configs=configs(32), key=[])(copies(scale)), copies(triton.autotune(configs=configs(32), key=[])(scale))):
+    for both in (
+        triton.autotune(configs=configs(32), key=[])(copies(scale)),
+        copies(triton.autotune(configs=configs(32), key=[])(scale)),
+    ):
         y.fill_(float("nan"))
         if isinstance(both, triton.runtime.Autotuner):
             both[grid](X, Y, 4.0)
@@ -119,12 +125,19 @@ def test_warmup_compiles_and_launches_nothing(tensors):
 
 
 def test_clusters_are_asked_for_by_their_own_name():
-    with sim.device(), pytest.raises(tk.TileError, match=r"add_one\(num_ctas=2\): an explicit kernel forms clusters by cluster_size=2"):
+    with (
+        sim.device(),
+        pytest.raises(
+            tk.TileError, match=r"add_one\(num_ctas=2\): an explicit kernel forms clusters by cluster_size=2"
+        ),
+    ):
         triton.autotune(configs=[triton.Config({}, num_ctas=2)], key=[])(add_one)[(1,)](tk.gl(torch.zeros(64, 64)))
 
 
 def test_budget_errors_are_tritons_and_ours():
     with pytest.raises(BudgetError, match="shared memory over budget: .* bytes of 232448 on sm_90") as caught:
-        scale.compile(tk.gl(torch.empty(64, 64, device="meta")), tk.gl(torch.empty(64, 64, device="meta")), 1.0, 32, 1000)
+        scale.compile(
+            tk.gl(torch.empty(64, 64, device="meta")), tk.gl(torch.empty(64, 64, device="meta")), 1.0, 32, 1000
+        )
     assert isinstance(caught.value, OutOfResources) and isinstance(caught.value, tk.TileError)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)

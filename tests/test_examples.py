@@ -1,4 +1,5 @@
-"""The programs of `examples/` in the simulator: right against float64 on operands of random extents, and as short as they say."""
+"""The programs of `examples/` in the simulator: right against float64 on operands of random extents, and as short as
+they say."""
 
 import ast
 import importlib
@@ -80,7 +81,8 @@ def test_a_program_runs(program, monkeypatch, capsys):
 
 
 def test_a_program_prints_what_it_reaches_on_a_gpu(monkeypatch, capsys):
-    """Calls take turns, in one order and in the reverse one. Those of ours take a millisecond, those of the peer two."""
+    """Calls take turns, in one order and in the reverse one. Those of ours take a millisecond, those of the peer
+    two."""
     monkeypatch.syspath_prepend(str(FOLDER))
     run = importlib.import_module("_run")
     x, took = torch.randn(3, 4), []

@@ -1,4 +1,5 @@
-"""Explicit tiles without a GPU: what kernels compile to on Hopper and Blackwell, and what Ampere, Ada and consumer Blackwell refuse."""
+"""Explicit tiles without a GPU: what kernels compile to on Hopper and Blackwell, and what Ampere, Ada and consumer
+Blackwell refuse."""
 
 import os
 import re
@@ -31,7 +32,8 @@ def compile_product(p, arch="sm_90a"):
     return cases.product.compile(*tensors, *p.arguments, num_warps=p.warps, arch=arch)
 
 
-# ---- products --------------------------------------------------------------------------------------------------------------
+# ---- products
+# --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", cases.WGMMA[::2] + cases.WGMMA[-4:], ids=str)
@@ -40,7 +42,9 @@ def test_warpgroup_tiles_multiply_by_wgmma(p):
     ptx = ptx_of(compiled)
     found = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k\d+\.(\S+)", ptx))
     assert {kind for _, kind in found} == {cases.INSTRUCTION[p.dtype]}
-    assert {int(n) for n, _ in found} == {1 << b for b in range(9) if p.n >> b & 1}, "one instruction width for every power-of-two piece"
+    assert {int(n) for n, _ in found} == {1 << b for b in range(9) if p.n >> b & 1}, (
+        "one instruction width for every power-of-two piece"
+    )
     assert "mma.sync" not in ptx
 
 
@@ -103,7 +107,9 @@ def test_tensor_memory_products(arch, how):
     ):
         assert mnemonic in ptx
     assert "wgmma" not in ptx and "mma.sync" not in ptx
-    assert ptx.count("tcgen05.commit") == (2 if how == "in flight" else 1), "the unit is asynchronous: someone must wait for every product"
+    assert ptx.count("tcgen05.commit") == (2 if how == "in flight" else 1), (
+        "the unit is asynchronous: someone must wait for every product"
+    )
     ends = [m.start() for m in re.finditer(r"tcgen05\.commit|mbarrier\.try_wait|tcgen05\.ld\.sync", ptx)]
     order = [ptx[e : e + 12] for e in ends if ptx.find("tcgen05.mma") < e]
     assert order[:3] == ["tcgen05.comm", "mbarrier.try", "tcgen05.ld.s" if how != "in flight" else "tcgen05.comm"]
@@ -133,12 +139,14 @@ def test_tensor_memory_has_views():
     g = tk.gl(meta(128, 96, dtype=torch.float32))
     assert "tcgen05.ld" in ptx_of(cases.tensor_views.compile(g, g, 96, 96, arch="sm_100a"))
     with pytest.raises(
-        tk.TileError, match=re.escape("subtile(128, 48) number (0, 0) of tt(fp32, 128, 96) cuts its pieces of 64, 32 columns")
+        tk.TileError,
+        match=re.escape("subtile(128, 48) number (0, 0) of tt(fp32, 128, 96) cuts its pieces of 64, 32 columns"),
     ):
         cases.tensor_views.compile(g, g, 96, 48, arch="sm_100a")
 
 
-# ---- moving ------------------------------------------------------------------------------------------------------------------
+# ---- moving
+# ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
@@ -148,7 +156,9 @@ def test_tma_moves_tensors_of_every_rank(rank, arch):
     g = tk.gl(meta(*(2, 3, 2, 100, 200)[5 - rank :], dtype=torch.float16), tile)
     ptx = ptx_of(cases.tma_copy.compile(g, g, tile, rank, "copy", arch=arch))
     copies = 1 if rank == 1 else 2  # 48 rows are pieces of 32 and 16
-    assert ptx.count(f"cp.async.bulk.tensor.{rank}d.shared") == ptx.count(f"cp.async.bulk.tensor.{rank}d.global") == copies
+    assert (
+        ptx.count(f"cp.async.bulk.tensor.{rank}d.shared") == ptx.count(f"cp.async.bulk.tensor.{rank}d.global") == copies
+    )
     assert "mbarrier.arrive.expect_tx" in ptx and "createpolicy" not in ptx
 
 
@@ -156,7 +166,9 @@ def test_tma_moves_tensors_of_every_rank(rank, arch):
 def test_tma_reductions(kind):
     tile = tk.st(tk.bf16, 16, 64)
     g = tk.gl(meta(64, 64), tile)
-    assert f"cp.reduce.async.bulk.tensor.2d.global.shared::cta.{kind}" in ptx_of(cases.tma_copy.compile(g, g, tile, 2, kind))
+    assert f"cp.reduce.async.bulk.tensor.2d.global.shared::cta.{kind}" in ptx_of(
+        cases.tma_copy.compile(g, g, tile, 2, kind)
+    )
 
 
 @pytest.mark.parametrize("policy", ["evict_first", "evict_last", "evict_normal"])
@@ -195,7 +207,13 @@ def test_raw_bytes_clusters_marks_and_dependent_launches():
     assert compiled.metadata.launch_pdl and compiled.metadata.launch_cooperative_grid
     several = cases.marks.compile(tk.gl(meta(32, 4, dtype=torch.int64)), minnctapersm=4)
     assert several.metadata.ptx_options == "--minnctapersm=4" and "setmaxnreg" not in ptx_of(several)
-    for mnemonic in ("griddepcontrol.wait", "griddepcontrol.launch_dependents", "%globaltimer", "%smid", "prefetch.global.L2"):
+    for mnemonic in (
+        "griddepcontrol.wait",
+        "griddepcontrol.launch_dependents",
+        "%globaltimer",
+        "%smid",
+        "prefetch.global.L2",
+    ):
         assert mnemonic in ptx_of(compiled)
 
 
@@ -209,11 +227,17 @@ def test_debug_modes(debug):
     compiled = cases.ring_gemm.compile(*ring_tensors(), 96, 2, "role", (152, 40), maxnreg=168, debug=debug)
     report, ptx = inspect(compiled), ptx_of(compiled)
     assert ("trap;" in ptx) == bool(debug) and ("vprintf" in ptx) == (debug == "report")
-    assert report.wgmma_serialized == (debug == "report"), "only the printing mode may change the code around the products"
+    assert report.wgmma_serialized == (debug == "report"), (
+        "only the printing mode may change the code around the products"
+    )
     if debug == "report":
-        lines = [bytes(int(c) for c in t.split(",")).decode() for t in re.findall(r"printfFormat_\d+\[\d+\] = \{([\d, ]+)\}", ptx)]
+        lines = [
+            bytes(int(c) for c in t.split(",")).decode()
+            for t in re.findall(r"printfFormat_\d+\[\d+\] = \{([\d, ]+)\}", ptx)
+        ]
         assert any(
-            re.search(r"stuck waiting for a semaphore at cases_explicit\.py:\d+ \(ring_producer\), phase 0, warp", line) for line in lines
+            re.search(r"stuck waiting for a semaphore at cases_explicit\.py:\d+ \(ring_producer\), phase 0, warp", line)
+            for line in lines
         ), lines
 
 
@@ -222,11 +246,14 @@ def test_timeline_reads_marks():
     buffer[2] = torch.tensor([1_000_100, 7, 3, 1])
     buffer[0] = torch.tensor([1_000_050, 8, 0, 5])
     assert tk.timeline(buffer, ("load", "compute")) == [Event(0, 8, 0, 5, 0), Event(50, 7, 3, "compute", 2)]
-    with pytest.raises(tk.TileError, match=re.escape("timeline of shape (4,), torch.int64: needs (records, 4) of torch.int64")):
+    with pytest.raises(
+        tk.TileError, match=re.escape("timeline of shape (4,), torch.int64: needs (records, 4) of torch.int64")
+    ):
         tk.timeline(torch.zeros(4, dtype=torch.int64))
 
 
-# ---- architectures ---------------------------------------------------------------------------------------------------------------
+# ---- architectures
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @tk.kernel
@@ -283,15 +310,18 @@ FEATURES = {
 def test_what_an_architecture_lacks_is_refused(what, arch):
     with pytest.raises(tk.ArchitectureError) as error:
         feature.compile(tk.gl(meta(64, 64), tk.st(tk.bf16, 64, 64)), what, arch=arch)
-    assert str(error.value).startswith(f"{FEATURES[what]}; this kernel is compiled for {arch.removesuffix('a')} [in feature: "), str(
-        error.value
-    )
+    assert str(error.value).startswith(
+        f"{FEATURES[what]}; this kernel is compiled for {arch.removesuffix('a')} [in feature: "
+    ), str(error.value)
 
 
 def test_tensor_memory_is_no_hopper_feature_and_wgmma_no_blackwell_one():
     with pytest.raises(
         tk.ArchitectureError,
-        match=re.escape("tensor memory (tcgen05) needs sm_100a or sm_103a (Blackwell data centre); this kernel is compiled for sm_90"),
+        match=re.escape(
+            "tensor memory (tcgen05) needs sm_100a or sm_103a (Blackwell data centre); this kernel is compiled for "
+            "sm_90"
+        ),
     ):
         feature.compile(tk.gl(meta(64, 64)), "tensor memory")
     p = cases.Product("ABt", 64, 64, 64)
@@ -299,9 +329,13 @@ def test_tensor_memory_is_no_hopper_feature_and_wgmma_no_blackwell_one():
 
 
 def test_8_bit_floats_need_ada():
-    with pytest.raises(tk.ArchitectureError, match="mma.sync of 8-bit floats needs sm_89 or newer; this kernel is compiled for sm_80"):
+    with pytest.raises(
+        tk.ArchitectureError, match="mma.sync of 8-bit floats needs sm_89 or newer; this kernel is compiled for sm_80"
+    ):
         feature.compile(tk.gl(meta(64, 64)), "fp8", arch="sm_80")
-    with pytest.raises(tk.ArchitectureError, match=r"fp8e4m3.* needs sm_89 or newer; this kernel is compiled for sm_80"):
+    with pytest.raises(
+        tk.ArchitectureError, match=r"fp8e4m3.* needs sm_89 or newer; this kernel is compiled for sm_80"
+    ):
         cases.through_registers.compile(
             *[tk.gl(meta(64, 64, dtype=torch.float8_e4m3fn))] * 2, tk.rt(tk.fp8e4m3, 32, 32), 2, 0, arch="sm_80"
         )
@@ -309,7 +343,8 @@ def test_8_bit_floats_need_ada():
 
 def test_clusters_need_hopper():
     with pytest.raises(
-        tk.ArchitectureError, match=re.escape(f"nothing_much(cluster_size=2): clusters need {HOPPER_UP.removeprefix('needs ')}")
+        tk.ArchitectureError,
+        match=re.escape(f"nothing_much(cluster_size=2): clusters need {HOPPER_UP.removeprefix('needs ')}"),
     ):
         nothing_much.compile(1, cluster_size=2, arch="sm_89")
 
@@ -322,7 +357,8 @@ def nothing_much(n):
 
 def test_an_unknown_architecture_is_refused():
     with pytest.raises(
-        tk.ArchitectureError, match=re.escape("arch='sm_91': must be one of sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_103a, sm_120a")
+        tk.ArchitectureError,
+        match=re.escape("arch='sm_91': must be one of sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_103a, sm_120a"),
     ):
         nothing_much.compile(1, arch="sm_91")
 
@@ -336,15 +372,20 @@ def fake(tmp_path_factory):
 def test_a_launch_on_such_a_device_is_refused_and_launches_nothing(fake, capability, monkeypatch):
     monkeypatch.setattr(sys.modules[tk.Kernel.__module__], "capability", lambda device: capability)
     monkeypatch.setattr(
-        feature, "launcher", Launcher(feature._compile_for_launch, name="feature", arg_names=["X"], driver=fake.driver, native=False)
+        feature,
+        "launcher",
+        Launcher(feature._compile_for_launch, name="feature", arg_names=["X"], driver=fake.driver, native=False),
     )
     before = fake.num_launches
-    with pytest.raises(tk.ArchitectureError, match=rf"semaphores \(mbarrier\) needs .* compiled for sm_{capability[0]}{capability[1]}"):
+    with pytest.raises(
+        tk.ArchitectureError, match=rf"semaphores \(mbarrier\) needs .* compiled for sm_{capability[0]}{capability[1]}"
+    ):
         feature[(1,)](tk.gl(torch.zeros(64, 64, dtype=torch.bfloat16)), "semaphores")
     assert fake.num_launches == before
 
 
-# ---- Triton's cache --------------------------------------------------------------------------------------------------------
+# ---- Triton's cache
+# --------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -363,12 +404,21 @@ def test_triton_keeps_a_plain_kernel_and_explicit_ones_of_the_same_function_apar
 
 
 def test_every_process_compiles_the_same_code(tmp_path):
-    """They share a cache's folder: of two that compile a kernel at once each may read what the other has written, piece by piece."""
-    program = ("import hashlib, torch; from tritonkittens.kernels.gemm import Gemm; x = torch.empty(512, 512, dtype=torch.bfloat16, device='meta'); "
-               "print(hashlib.sha256(Gemm(epilogue_n=64, deferred_epilogue=True).compile(x, x, x).asm['cubin']).hexdigest())")  # fmt: skip
+    """They share a cache's folder: of two that compile a kernel at once each may read what the other has written, piece
+    by piece."""
+    program = (
+        "import hashlib, torch; from tritonkittens.kernels.gemm import Gemm; x = torch.empty(512, 512, "
+        "dtype=torch.bfloat16, device='meta'); "
+        "print(hashlib.sha256(Gemm(epilogue_n=64, deferred_epilogue=True).compile(x, x, x).asm['cubin']).hexdigest())"
+    )
     processes = [
-        subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed, "TRITON_CACHE_DIR": str(tmp_path / seed)},
-                         stdout=subprocess.PIPE, text=True) for seed in ("1", "2")
-    ]  # fmt: skip
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed, "TRITON_CACHE_DIR": str(tmp_path / seed)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in ("1", "2")
+    ]
     codes = [process.communicate()[0].split()[0] for process in processes]
     assert codes[0] == codes[1] and len(codes[0]) == 64

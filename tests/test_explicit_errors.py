@@ -1,4 +1,5 @@
-"""Wrong use of explicit tiles: refused when the kernel is compiled, in one message that quotes the input and states the rule."""
+"""Wrong use of explicit tiles: refused when the kernel is compiled, in one message that quotes the input and states the
+rule."""
 
 import re
 
@@ -61,27 +62,36 @@ def wrong_product(X, WHAT: tl.constexpr):
 
 
 PRODUCTS = {
-    "depth": "mma_AB: A is 64×64 bf16 in shared and B is 32×64 bf16 in shared (as M×K and K×N): the depths 64 and 32 differ",
-    "accumulator shape": "mma_AB: A is 64×64 bf16 in shared, B is 64×64 bf16 in shared (as M×K and K×N): the accumulator must "
+    "depth": "mma_AB: A is 64×64 bf16 in shared and B is 32×64 bf16 in shared (as M×K and K×N): the depths 64 and 32 "
+    "differ",
+    "accumulator shape": "mma_AB: A is 64×64 bf16 in shared, B is 64×64 bf16 in shared (as M×K and K×N): the "
+    "accumulator must "
     "be 64×64, got 64×128",
-    "contiguous, depth along the rows": "mma_AB: A is 64×64 bf16 in shared and B is 96×64 bf16 in shared (as M×K and K×N): the depths 64 and 96 differ",
-    "contiguous, A in registers": "mm_ABt: B is the contiguous st(bf16, 96, 64, contiguous): it must be stored N × K with N at most 256, and A 64 rows in "
+    "contiguous, depth along the rows": "mma_AB: A is 64×64 bf16 in shared and B is 96×64 bf16 in shared (as M×K and "
+    "K×N): the depths 64 and 96 differ",
+    "contiguous, A in registers": "mm_ABt: B is the contiguous st(bf16, 96, 64, contiguous): it must be stored N × K "
+    "with N at most 256, and A 64 rows in "
     "shared memory",
-    "contiguous, depth along the columns": "mm_ABt: B is the contiguous st(bf16, 64, 192, contiguous): it must be stored K × N with N at most 256, and A 64 "
+    "contiguous, depth along the columns": "mm_ABt: B is the contiguous st(bf16, 64, 192, contiguous): it must be "
+    "stored K × N with N at most 256, and A 64 "
     "rows in shared memory",
     "pin": "pin: needs a tile of 32-bit elements, got bf16",
     "operand types": "mma_AB: A is bf16 and B is fp16; operands must have one element type (fp8 kinds may mix)",
     "accumulator type": "mma_AB: operands of bf16 accumulate in fp32, got an accumulator of bf16",
     "integer accumulator": "mma_ABt: operands of int8 accumulate in int32, got an accumulator of fp32",
-    "operand type": "mma_AB: A is 64×64 int32 in registers; the tensor cores take bf16, fp16, fp32, int8, fp8e4m3, fp8e5m2",
+    "operand type": "mma_AB: A is 64×64 int32 in registers; the tensor cores take bf16, fp16, fp32, int8, fp8e4m3, "
+    "fp8e5m2",
     "B in registers": "mma_AB: B is 64×64 bf16 in registers; wgmma reads B from shared memory: store it to an st first",
     "vector": "mma_AB: A must be a tile of two axes, got shape [64]",
     "ring": "mma_AB: A is a ring of st(bf16, 64, 64); take a slot first, ring[slot]",
     "cut atom": "mma_AB: A is a view of st(bf16, 64, 64) that cuts a swizzle atom; the tensor cores cannot read it",
-    "arrived": "mma_AB(arrived=…): only a product into tensor memory completes on a semaphore; use wait=False and mma_wait",
-    "width in flight": "mma_ABt: the accumulator in flight was begun for operands of another width than fp8e4m3; begin it with "
+    "arrived": "mma_AB(arrived=…): only a product into tensor memory completes on a semaphore; use wait=False and "
+    "mma_wait",
+    "width in flight": "mma_ABt: the accumulator in flight was begun for operands of another width than fp8e4m3; "
+    "begin it with "
     "mma_begin(acc, fp8e4m3)",
-    "retire registers": "mma_retire: the newest product reads A from registers, which must stay untouched; wait for it with mma_wait",
+    "retire registers": "mma_retire: the newest product reads A from registers, which must stay untouched; wait for "
+    "it with mma_wait",
 }
 
 
@@ -104,7 +114,8 @@ def test_transposes_that_wgmma_lacks(dtype, kind, what):
     tensors = [tk.gl(meta(*s, dtype=cases.TORCH[d])) for s, d in zip(p.shapes, (dtype, dtype, p.sum))]
     bits = dtype.primitive_bitwidth
     assert refusal(cases.product, *tensors, *p.arguments) == (
-        f"mma_{kind}: {what} of {name_of(dtype)} is stored as 64×64 with its depth along the rows; wgmma reads {bits}-bit operands with "
+        f"mma_{kind}: {what} of {name_of(dtype)} is stored as 64×64 with its depth along the rows; wgmma reads "
+        f"{bits}-bit operands with "
         f"the depth along the columns only: "
         "use mma_ABt with K-major tiles"
     )
@@ -264,8 +275,11 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
 
 
 VIEW = "subtile({}, {}) number ({}, {}) of st(bf16, 64, 64) lies outside it or does not divide it"
-AT_A_ROW = ("subtile({}, {}) of {} at a row of the run time: its rows must divide the tile's and be whole swizzle atoms, and it has all columns, one "
-            "swizzle line, of a tile whose extents are powers of two and which is no view")
+AT_A_ROW = (
+    "subtile({}, {}) of {} at a row of the run time: its rows must divide the tile's and be whole swizzle atoms, and "
+    "it has all columns, one "
+    "swizzle line, of a tile whose extents are powers of two and which is no view"
+)
 WHOLE = "takes a shared tile whose extents are powers of two, and no view at constant indices"
 TILES = {
     "stages": "allocate(st(bf16, 64, 64), stages=0): a ring has at least one stage",
@@ -274,9 +288,12 @@ TILES = {
     "no ring": "st(bf16, 64, 64): this is one tile, not a ring; subtile() makes views",
     "view outside": VIEW.format(32, 64, 2, 0),
     "view before": VIEW.format(32, 64, -1, 0),
-    "view of composite": "subtile(64, 48) number (0, 0) of st(bf16, 64, 96): 48 columns are neither a power of two nor all 96",
-    "composite rows": "subtile(48, 64) number (0, 0) of st(bf16, 96, 64): 48 rows are neither a power of two nor all 96",
-    "view of contiguous": "subtile of st(bf16, 96, 64, contiguous): a contiguous tile is read as a whole; it has no views",
+    "view of composite": "subtile(64, 48) number (0, 0) of st(bf16, 64, 96): 48 columns are neither a power of two "
+    "nor all 96",
+    "composite rows": "subtile(48, 64) number (0, 0) of st(bf16, 96, 64): 48 rows are neither a power of two nor all "
+    "96",
+    "view of contiguous": "subtile of st(bf16, 96, 64, contiguous): a contiguous tile is read as a whole; it has no "
+    "views",
     "view of columns at a row": AT_A_ROW.format(32, 32, "st(bf16, 64, 64)"),
     "view of half an atom at a row": AT_A_ROW.format(4, 64, "st(bf16, 64, 64)"),
     "composite view at a row": AT_A_ROW.format(32, 96, "st(bf16, 64, 96)"),
@@ -285,47 +302,62 @@ TILES = {
     "elements of a ring": f"load_elements of st(bf16, 64, 64): {WHOLE}",
     "elements of a tile in pieces": f"store_elements of st(bf16, 64, 96): {WHOLE}",
     "elements of a view": f"load_elements of st(bf16, 64, 64): {WHOLE}",
-    "too many parts": "load_elements(parts=8) of st(bf16, 64, 64) by 128 threads: each takes 16 bytes or a multiple of each part",
+    "too many parts": "load_elements(parts=8) of st(bf16, 64, 64) by 128 threads: each takes 16 bytes or a multiple "
+    "of each part",
     "view of no vector": "subvector of st(bf16, 64, 64): takes a shared vector",
     "vector view outside": "subvector(64) number 3 of sv(fp32, 192) lies outside it or does not divide it",
     "vector view across pieces": "subvector(96) number 1 of sv(fp32, 192) lies in several of its pieces, (128, 64)",
     "view of ring": "subtile of a ring of st(bf16, 64, 64): take a slot first, ring[slot]",
     "rank": "load of rt(bf16, 64, 64): 3 coordinates for a tensor of 2 dimensions; give one per dimension, in tiles",
-    "rank of store": "store of a tile of shape [64, 64]: 1 coordinates for a tensor of 2 dimensions; give one per dimension, in tiles",
+    "rank of store": "store of a tile of shape [64, 64]: 1 coordinates for a tensor of 2 dimensions; give one per "
+    "dimension, in tiles",
     "type of load": "load of rt(fp16, 64, 64) and a tensor of bf16: element types differ; cast in registers",
-    "what to load": "load from global memory: give the register tile or vector type to load (rt, rv, col_vec, row_vec), got 64",
+    "what to load": "load from global memory: give the register tile or vector type to load (rt, rv, col_vec, "
+    "row_vec), got 64",
     "fill": "load(fill='nothing'): must be a number or a scalar",
     "tile of a vector": "load of rt(fp32, 64, 64) from a tensor of one dimension: load a vector (tk.rv)",
-    "no descriptor": "load_async of st(bf16, 32, 64): the global layout has no descriptor for its 32×64 piece (swizzle 128); it "
+    "no descriptor": "load_async of st(bf16, 32, 64): the global layout has no descriptor for its 32×64 piece "
+    "(swizzle 128); it "
     "has 64×64 (swizzle 128)",
-    "no descriptors at all": "store_async of sv(fp32, 64): the global layout has no descriptor for its 64 piece (swizzle 0); it "
+    "no descriptors at all": "store_async of sv(fp32, 64): the global layout has no descriptor for its 64 piece "
+    "(swizzle 0); it "
     "has none: pass tk.gl(tensor, tile types)",
     "TMA of a ring": "store_async of a ring of st(bf16, 64, 64): take a slot first, ring[slot]",
     "policy": "store_async(cache_policy='keep'): must be one of 'evict_first', 'evict_last', 'evict_normal'",
-    "policy of cp.async": "load_async(cache_policy='evict_first') without a semaphore: cp.async has no cache policy here; give a semaphore",
+    "policy of cp.async": "load_async(cache_policy='evict_first') without a semaphore: cp.async has no cache policy "
+    "here; give a semaphore",
     "semaphore": "load_async(arrived=3): needs a semaphore",
     "array of semaphores": "this is an array of 2 semaphores: take one, semaphores[i]",
     "semaphore index": "semaphore 2 of 2",
     "no semaphore": "wait(5): needs a semaphore, made by tk.semaphores",
     "reduction": "store_min_async of sv(fp32, 64): TMA takes the min of bf16, fp16, int32, int64 only",
-    "bytes of a tile": "store_bytes_async: moves bytes of a shared vector (sv), which lie one after the other, got st(bf16, 64, "
+    "bytes of a tile": "store_bytes_async: moves bytes of a shared vector (sv), which lie one after the other, got "
+    "st(bf16, 64, "
     "64); tiles are swizzled: use "
     "load_async and store_async",
     "sums of bytes": "store_add_bytes_async of sv(int32, 64): bulk copies add fp32, bf16, fp16 only",
-    "fragments of a load": "store_fragments of a tile of shape [64, 64]: takes an fp32 accumulator of wgmma of 64 rows and a power of two of columns",
+    "fragments of a load": "store_fragments of a tile of shape [64, 64]: takes an fp32 accumulator of wgmma of 64 "
+    "rows and a power of two of columns",
     "sums that may be initialized": "is_initialized of 3: a word of sums is a pointer to int32 in global memory",
     "sums to mark": "mark_initialized of pointer<fp32>: a word of sums is a pointer to int32 in global memory",
     "word of sums": "store_or_add_bytes_async of 3: a word of sums is a pointer to int32 in global memory",
     "first sums": "store_or_add_bytes_async of sv(int32, 64): bulk copies add fp32, bf16, fp16 only",
     "memory of fragments": "store_fragments to sv(fp32, 64): takes a shared tile or vector of 4096 numbers in fp32",
-    "odd bytes": "store_bytes_async: 100 bytes of sv(bf16, 64); must be a multiple of 16 (cp.async.bulk) up to its 128 bytes",
-    "too many bytes": "store_bytes_async: 256 bytes of sv(bf16, 64); must be a multiple of 16 (cp.async.bulk) up to its 128 bytes",
+    "odd bytes": "store_bytes_async: 100 bytes of sv(bf16, 64); must be a multiple of 16 (cp.async.bulk) up to its "
+    "128 bytes",
+    "too many bytes": "store_bytes_async: 256 bytes of sv(bf16, 64); must be a multiple of 16 (cp.async.bulk) up to "
+    "its 128 bytes",
     "bytes without a pointer": "store_bytes_async: 3 is no pointer; pass a tensor to the kernel, or a global layout",
-    "rows of a gather": "gather_rows: needs a vector of 64 integer row numbers, one for each row of the tile, got shape [32] of int32",
-    "types of a gather": "gather_rows: needs a vector of 64 integer row numbers, one for each row of the tile, got shape [64] of fp32",
-    "contiguous load": "load of st(bf16, 96, 64, contiguous): a contiguous tile is filled by TMA and read by products only",
-    "contiguous store": "store to st(bf16, 96, 64, contiguous): a contiguous tile is filled by TMA and read by products only",
-    "contiguous TMA store": "store_async of st(bf16, 96, 64, contiguous): a contiguous tile is filled by TMA and read by products only",
+    "rows of a gather": "gather_rows: needs a vector of 64 integer row numbers, one for each row of the tile, got "
+    "shape [32] of int32",
+    "types of a gather": "gather_rows: needs a vector of 64 integer row numbers, one for each row of the tile, got "
+    "shape [64] of fp32",
+    "contiguous load": "load of st(bf16, 96, 64, contiguous): a contiguous tile is filled by TMA and read by products "
+    "only",
+    "contiguous store": "store to st(bf16, 96, 64, contiguous): a contiguous tile is filled by TMA and read by "
+    "products only",
+    "contiguous TMA store": "store_async of st(bf16, 96, 64, contiguous): a contiguous tile is filled by TMA and read "
+    "by products only",
     "contiguous multicast": "load_async of st(bf16, 96, 64, contiguous): a contiguous tile takes no multicast",
     "store shape": "store of a tile of shape [64, 32] to st(bf16, 64, 64): shapes differ",
     "store to a ring": "store to a ring of st(bf16, 64, 64): take a slot first, ring[slot]",
@@ -363,7 +395,8 @@ def test_tiles_and_moves_of_foreign_values(what):
 
 def test_shared_memory_has_an_itemised_bill():
     assert refusal(wrong_tiles, *wrong_tiles_arguments(), "shared budget") == (
-        "shared memory over budget: 238112 bytes of 232448 on sm_90: st(bf16, 64, 64) × 21 172032 bytes; sv(fp32, 128) 512 "
+        "shared memory over budget: 238112 bytes of 232448 on sm_90: st(bf16, 64, 64) × 21 172032 bytes; sv(fp32, "
+        "128) 512 "
         "bytes; 4 semaphores 32 bytes; "
         "st(bf16, 256, 128) 65536 bytes"
     )
@@ -390,12 +423,16 @@ def wrong_tensor_memory(X, WHAT: tl.constexpr):
 
 
 TENSOR_MEMORY = {
-    "budget": "tensor memory over budget: 576 columns of 512: tt(fp32, 128, 256) 256 columns; tt(bf16, 128, 96) 64 columns; "
+    "budget": "tensor memory over budget: 576 columns of 512: tt(fp32, 128, 256) 256 columns; tt(bf16, 128, 96) 64 "
+    "columns; "
     "tt(fp32, 64, 256) 256 columns",
     "type": "tensor_allocator(st(bf16, 64, 64)): tensor memory holds tt types",
-    "rows": "subtile(64, 64) number (1, 0) of tt(fp32, 128, 64): a view of tensor memory has all 128 rows; divide its columns",
-    "A in registers": "mma_AB: A is 128×64 bf16 in registers; tcgen05 reads A from shared or tensor memory: store it first",
-    "B in registers": "mma_AB: B is 64×64 bf16 in registers; tcgen05 reads B from shared memory: store it to an st first",
+    "rows": "subtile(64, 64) number (1, 0) of tt(fp32, 128, 64): a view of tensor memory has all 128 rows; divide its "
+    "columns",
+    "A in registers": "mma_AB: A is 128×64 bf16 in registers; tcgen05 reads A from shared or tensor memory: store it "
+    "first",
+    "B in registers": "mma_AB: B is 64×64 bf16 in registers; tcgen05 reads B from shared memory: store it to an st "
+    "first",
     "store": "store of a tile of shape [128, 32] to tt(fp32, 128, 64): shapes differ",
 }
 
@@ -422,17 +459,27 @@ def roles(X, WARPS: tl.constexpr, REGISTERS: tl.constexpr):
         (
             (4, 4, 4),
             (240, 240, 240),
-            "registers over budget: 92160 of 65536: 4 warps × 32 × 240 = 30720; 4 warps × 32 × 240 = 30720; 4 warps × 32 × 240 = 30720",
+            "registers over budget: 92160 of 65536: 4 warps × 32 × 240 = 30720; 4 warps × 32 × 240 = 30720; 4 warps × "
+            "32 × 240 = 30720",
         ),
         (
             (4, 8, 1),
             (240, 120, 64),
-            "registers over budget: 69632 of 65536: 4 warps × 32 × 240 = 30720; 8 warps × 32 × 120 = 30720; 4 warps × 32 × 64 = 8192",
+            "registers over budget: 69632 of 65536: 4 warps × 32 × 240 = 30720; 8 warps × 32 × 120 = 30720; 4 warps × "
+            "32 × 64 = 8192",
         ),
-        ((4, 4, 4), (240, 100, 24), "registers=(240, 100, 24): 100 must be a multiple of 8 from 24 to 256 (setmaxnreg)"),
+        (
+            (4, 4, 4),
+            (240, 100, 24),
+            "registers=(240, 100, 24): 100 must be a multiple of 8 from 24 to 256 (setmaxnreg)",
+        ),
         ((4, 4), None, "specialize: 3 roles need as many warps and registers, got warps=(4, 4), registers=None"),
         ((8, 4, 4), None, "specialize(warps=(8, 4, 4)): the first role runs on the kernel's own 4 warps"),
-        ((4, 16, 16), None, "specialize(warps=(4, 16, 16)): 36 warps with workers rounded up to warpgroups; a block has at most 32"),
+        (
+            (4, 16, 16),
+            None,
+            "specialize(warps=(4, 16, 16)): 36 warps with workers rounded up to warpgroups; a block has at most 32",
+        ),
     ],
 )
 def test_roles(warps, registers, message):
@@ -445,11 +492,15 @@ def roles_of_plain_kernel(X):
 
 
 def test_roles_of_a_kernel_that_is_not_explicit():
-    with pytest.raises(triton.CompilationError, match="specialize: works on explicit tiles only; put @tk.kernel over the @triton.jit function"):
+    with pytest.raises(
+        triton.CompilationError,
+        match="specialize: works on explicit tiles only; put @tk.kernel over the @triton.jit function",
+    ):
         triton.compile(ASTSource(roles_of_plain_kernel, {"X": "*fp32"}), target=GPUTarget("cuda", 90, 32))
 
 
-# ---- host side -------------------------------------------------------------------------------------------------------------------
+# ---- host side
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -457,29 +508,36 @@ def test_roles_of_a_kernel_that_is_not_explicit():
     [
         (
             meta(64, 65),
-            "X: shape (64, 65), strides (65, 1), 2-byte elements: stride 65 of dimension 0 is 130 bytes; TMA needs a multiple of 16 bytes",
+            "X: shape (64, 65), strides (65, 1), 2-byte elements: stride 65 of dimension 0 is 130 bytes; TMA needs a "
+            "multiple of 16 bytes",
         ),
         (
             meta(64, 128).t(),
-            "X: shape (128, 64), strides (1, 128), 2-byte elements: the last dimension has stride 128; TMA needs it contiguous (stride 1)",
+            "X: shape (128, 64), strides (1, 128), 2-byte elements: the last dimension has stride 128; TMA needs it "
+            "contiguous (stride 1)",
         ),
         (
             meta(0, 64),
-            "X: shape (0, 64), strides (64, 1), 2-byte elements: extent 0 of dimension 0; TMA addresses 1 to 2**32 elements "
+            "X: shape (0, 64), strides (64, 1), 2-byte elements: extent 0 of dimension 0; TMA addresses 1 to 2**32 "
+            "elements "
             "along a dimension",
         ),
     ],
 )
 def test_tensors_that_tma_cannot_address(tensor, message):
     tile = tk.st(tk.bf16, 64, 64)
-    assert refusal(cases.tma_copy, tk.gl(tensor, tile), tk.gl(meta(64, 64), tile), tile, 2, "copy", error=ValueError) == message
+    assert (
+        refusal(cases.tma_copy, tk.gl(tensor, tile), tk.gl(meta(64, 64), tile), tile, 2, "copy", error=ValueError)
+        == message
+    )
 
 
 def test_a_sliced_tensor_that_is_not_aligned():
     base, tile = torch.zeros(64, 136, dtype=torch.bfloat16), tk.st(tk.bf16, 64, 64)
     message = refusal(cases.tma_copy, tk.gl(base[:, 1:65], tile), tk.gl(base, tile), tile, 2, "copy", error=ValueError)
     assert re.fullmatch(
-        r"X: shape \(64, 64\), .*: address 0x\w+ is not a multiple of 16 bytes, as TMA needs \(a sliced tensor\?\)", message
+        r"X: shape \(64, 64\), .*: address 0x\w+ is not a multiple of 16 bytes, as TMA needs \(a sliced tensor\?\)",
+        message,
     )
 
 
@@ -509,13 +567,22 @@ def test_nan_fill_needs_floating_point():
             lambda: tk.gl(meta(64, 64), tk.rt(tk.bf16, 64, 64)),
             "gl(…, rt(bf16, 64, 64)): a global layout moves shared tiles and vectors (st, sv)",
         ),
-        (lambda: tk.gl(meta(64, 64), fill="one"), "gl(fill='one'): TMA fills with 'zero' or 'nan'; use a mask for anything else"),
+        (
+            lambda: tk.gl(meta(64, 64), fill="one"),
+            "gl(fill='one'): TMA fills with 'zero' or 'nan'; use a mask for anything else",
+        ),
         (
             lambda: tk.gl(meta(64, dtype=torch.float64)),
             "gl of torch.float64: tiles hold fp32, bf16, fp16, fp8e4m3, fp8e5m2, int8, uint8, int32, int64",
         ),
-        (lambda: cases.marks.compile(tk.gl(meta(4, 4)), cluster_size=3), "marks(cluster_size=3): a cluster has 1, 2, 4, 8 or 16 blocks"),
-        (lambda: cases.marks.compile(tk.gl(meta(4, 4)), debug="loud"), "marks(debug='loud'): must be False, True or 'report'"),
+        (
+            lambda: cases.marks.compile(tk.gl(meta(4, 4)), cluster_size=3),
+            "marks(cluster_size=3): a cluster has 1, 2, 4, 8 or 16 blocks",
+        ),
+        (
+            lambda: cases.marks.compile(tk.gl(meta(4, 4)), debug="loud"),
+            "marks(debug='loud'): must be False, True or 'report'",
+        ),
         (lambda: tk.kernel(lambda x: x), "@tk.kernel '<lambda>': put it over an @triton.jit function"),
     ],
 )
@@ -528,7 +595,9 @@ def test_host_objects(make, message):
 def test_arguments_of_the_wrong_number():
     with pytest.raises(TypeError, match=re.escape("marks: missing a required argument: 'G'; its parameters are (G)")):
         cases.marks.compile()
-    with pytest.raises(TypeError, match=re.escape("marks: got an unexpected keyword argument 'num_ctas'; its parameters are (G)")):
+    with pytest.raises(
+        TypeError, match=re.escape("marks: got an unexpected keyword argument 'num_ctas'; its parameters are (G)")
+    ):
         cases.marks.compile(tk.gl(meta(4, 4)), num_ctas=2)
 
 
@@ -544,9 +613,13 @@ def fake(tmp_path_factory):
 
 def test_tensors_on_the_wrong_device_and_nothing_launched(fake, monkeypatch):
     x, y = torch.zeros(64, 64), meta(64, 64, dtype=torch.float32)
-    with pytest.raises(ValueError, match=r"^X: a tensor on cpu \(shape \(64, 64\), torch.float32\); kernels take tensors on cuda"):
+    with pytest.raises(
+        ValueError, match=r"^X: a tensor on cpu \(shape \(64, 64\), torch.float32\); kernels take tensors on cuda"
+    ):
         cases.printer[(1,)](tk.gl(x))
-    launcher = Launcher(cases.through_registers._compile_for_launch, arg_names=["X", "Y"], driver=fake.driver, native=False)
+    launcher = Launcher(
+        cases.through_registers._compile_for_launch, arg_names=["X", "Y"], driver=fake.driver, native=False
+    )
     monkeypatch.setattr(cases.through_registers, "launcher", launcher)
     before = fake.num_launches
     with pytest.raises(ValueError, match=r"meta"):
@@ -559,7 +632,11 @@ def test_tensors_on_the_wrong_device_and_nothing_launched(fake, monkeypatch):
 @tk.kernel
 @triton.jit
 def wrong_pipeline(Y, WHAT: tl.constexpr):
-    pipe = tk.pipeline(2, empty_arrivals=0) if WHAT == "no empty barriers" else tk.pipeline(0 if WHAT == "no stages" else 2)
+    pipe = (
+        tk.pipeline(2, empty_arrivals=0)
+        if WHAT == "no empty barriers"
+        else tk.pipeline(0 if WHAT == "no stages" else 2)
+    )
     state = tk.pipeline_state(pipe)
     if WHAT == "a state first":
         tk.producer_acquire(state, pipe.empty)

@@ -1,4 +1,5 @@
-"""The inspector on kernels whose facts are known: a specialised GEMM, and kernels that spill, serialise or stage on purpose."""
+"""The inspector on kernels whose facts are known: a specialised GEMM, and kernels that spill, serialise or stage on
+purpose."""
 
 import argparse
 import functools
@@ -55,7 +56,15 @@ def consume(which: gl.constexpr, c_desc, a_ring, b_ring, c_tiles, full, empty, s
 
 
 @gluon.jit
-def ring_gemm(a_desc, b_desc, c_desc, steps, STAGES: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr):
+def ring_gemm(
+    a_desc,
+    b_desc,
+    c_desc,
+    steps,
+    STAGES: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr,
+):
     a_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 64, 64], a_desc.layout)
     b_ring = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 64, 128], b_desc.layout)
     c_tiles = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 128], c_desc.layout)
@@ -93,7 +102,10 @@ def staged(a_desc, b_desc, c_desc, steps):
 def crowded(x, out):
     """A 128x128 float32 tile, 128 registers a thread, is needed before and after its row sums."""
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
-    offsets = gl.arange(0, 128, gl.SliceLayout(1, layout))[:, None] * 128 + gl.arange(0, 128, gl.SliceLayout(0, layout))[None, :]
+    offsets = (
+        gl.arange(0, 128, gl.SliceLayout(1, layout))[:, None] * 128
+        + gl.arange(0, 128, gl.SliceLayout(0, layout))[None, :]
+    )
     tile = gl.load(x + offsets)
     gl.store(out + offsets, tile / gl.sum(tile, 1)[:, None])
 
@@ -105,7 +117,10 @@ def _wgmma(outputs, inputs):
     lines = []
     for _ in range(4):
         lines += ["wgmma.fence.sync.aligned;"]
-        lines += [f"wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {{{acc}}}, {inputs[1][0]}, {inputs[2][0]}, 1, 1, 1, 0, 0;"]
+        lines += [
+            f"wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {{{acc}}}, {inputs[1][0]}, {inputs[2][0]}, 1, 1, "
+            "1, 0, 0;"
+        ]
         lines += ["wgmma.commit_group.sync.aligned;", *(f"add.f32 {r}, {r}, {r};" for r in outputs[0])]
     return "\n".join([*lines, "wgmma.wait_group.sync.aligned 0;"])
 
@@ -132,7 +147,9 @@ def tensor_core_5(a_desc, b_desc, c_desc, steps):
     done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(arrived, count=1)
     mbarrier.init(done, count=1)
-    acc = blackwell.allocate_tensor_memory(gl.float32, [128, 128], blackwell.TensorMemoryLayout([128, 128], col_stride=1))
+    acc = blackwell.allocate_tensor_memory(
+        gl.float32, [128, 128], blackwell.TensorMemoryLayout([128, 128], col_stride=1)
+    )
     for k in range(steps):
         mbarrier.expect(arrived, a_desc.block_type.nbytes + b_desc.block_type.nbytes)
         tma.async_load(a_desc, [0, k * 64], arrived, a)
@@ -159,7 +176,9 @@ def _compile(kernel, signature, constants=None, capability=90, **options):
 
 @functools.cache
 def ring(stages=3, consumer=240, producer=24, **options):
-    descriptors = dict(a_desc=_descriptor(64, 64), b_desc=_descriptor(64, 128), c_desc=_descriptor(64, 128), steps="i32")
+    descriptors = dict(
+        a_desc=_descriptor(64, 64), b_desc=_descriptor(64, 128), c_desc=_descriptor(64, 128), steps="i32"
+    )
     constants = dict(STAGES=stages, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer)
     return _compile(ring_gemm, descriptors, constants, **options)
 
@@ -188,12 +207,16 @@ def test_roles_of_a_specialised_kernel():
     ("tt.call @__main__.__send__i32(%a) : (i32) -> ()", "__send"),
 ])  # fmt: skip
 def test_names_of_called_functions(call, function):
-    source = f"  default {{\n    {call}\n    tt.call @later__i32(%a)\n  }}\n  partition0(%arg0: i32) num_warps(4) {{\n    %c = arith.constant 1 : i32\n  }}"
+    source = (
+        f"  default {{\n    {call}\n    tt.call @later__i32(%a)\n  }}\n  partition0(%arg0: i32) num_warps(4) "
+        f"{{\n    %c = arith.constant 1 : i32\n  }}"
+    )
     assert _ttgir._called(source) == ([function], [None])
 
 
 def test_a_kernel_of_a_file_that_is_gone(tmp_path, monkeypatch):
-    """Triton takes equal functions of two files for one: out of its cache comes a kernel with the lines of the first."""
+    """Triton takes equal functions of two files for one: out of its cache comes a kernel with the lines of the
+    first."""
     program = tmp_path / "first" / "rings.py"
     program.parent.mkdir()
     program.write_text(Path(__file__).read_text())
@@ -212,7 +235,7 @@ def test_instructions_and_main_loops():
     r = report()
     # K 64 is four wgmma of K 16, and each consumer has its own copy of the loop
     assert [loop.mma for loop in r.loops] == [{"HGMMA": 4}, {"HGMMA": 4}]
-    assert [loop.roles for loop in r.loops] == [("consume0", ), ("consume1", )]
+    assert [loop.roles for loop in r.loops] == [("consume0",), ("consume1",)]
     assert all(loop.source.startswith("test_inspect.py:") for loop in r.loops)
     assert not any(loop.counts.get(op) for loop in r.loops for op in ("LDS", "STS", "LDL", "STL"))
     assert r.role("produce").counts["UTMALDG"] >= 2 and r.role("produce").mma == {}
@@ -238,7 +261,8 @@ def test_buffers():
 
 
 def test_register_request_that_does_not_fit():
-    """256 registers for the second consumer and for the producer's group leave the first consumer none: the compiler drops the request."""
+    """256 registers for the second consumer and for the producer's group leave the first consumer none: the compiler
+    drops the request."""
     r = report(consumer=256, producer=256)
     assert r.reallocation_requested and not r.reallocated
     assert [role.requested_registers for role in r.roles] == [None, 256, 256]
@@ -249,7 +273,7 @@ def test_register_request_that_does_not_fit():
 
 def test_names_given():
     r = inspect(ring(), roles=["left", "right", "loader"])
-    assert [role.name for role in r.roles] == ["left", "right", "loader"] and r.loops[1].roles == ("right", )
+    assert [role.name for role in r.roles] == ["left", "right", "loader"] and r.loops[1].roles == ("right",)
     with pytest.raises(ValueError, match=r"roles=\('one',\) names 1 roles; ring_gemm has 3"):
         inspect(ring(), roles=["one"])
     names = ["A", "B", "C", "arrived", "finished"]
@@ -266,11 +290,13 @@ def test_spills():
 
 
 def test_shared_memory_in_the_main_loop():
-    descriptors = dict(a_desc=_descriptor(64, 64), b_desc=_descriptor(64, 128), c_desc=_descriptor(64, 128), steps="i32")
+    descriptors = dict(
+        a_desc=_descriptor(64, 64), b_desc=_descriptor(64, 128), c_desc=_descriptor(64, 128), steps="i32"
+    )
     r = inspect(_compile(staged, descriptors))
     assert [role.name for role in r.roles] == ["kernel"] and r.reallocation_requested is False
-    (loop, ) = r.loops
-    assert loop.roles == ("kernel", ) and loop.counts["LDS"] > 0 and loop.counts["STS"] > 0
+    (loop,) = r.loops
+    assert loop.roles == ("kernel",) and loop.counts["LDS"] > 0 and loop.counts["STS"] > 0
     # float32 rows of 512 bytes without swizzle: every row starts at bank 0
     assert r.buffer("bounce").bank_conflicts == BankConflicts(fragment=8, column=32)
 
@@ -282,7 +308,9 @@ def test_serialised_wgmma():
 
 
 def test_blackwell():
-    descriptors = dict(a_desc=_descriptor(128, 64), b_desc=_descriptor(64, 128), c_desc=_descriptor(128, 128), steps="i32")
+    descriptors = dict(
+        a_desc=_descriptor(128, 64), b_desc=_descriptor(64, 128), c_desc=_descriptor(128, 128), steps="i32"
+    )
     r = inspect(_compile(tensor_core_5, descriptors, capability=100))
     acc = r.buffer("acc")
     assert (r.arch, r.wgmma_serialized) == ("sm_100a", None)
@@ -294,7 +322,10 @@ def test_blackwell():
 def test_json_and_table():
     r = report()
     data = json.loads(r.to_json())
-    assert data["roles"][2]["name"] == "produce" and data["buffers"][0]["bank_conflicts"] == {"fragment": 1, "column": 4}
+    assert data["roles"][2]["name"] == "produce" and data["buffers"][0]["bank_conflicts"] == {
+        "fragment": 1,
+        "column": 4,
+    }
     for expected in ("consume1", "a_ring", "swizzle 128 B", "took effect", "8 HGMMA", "asynchronous"):
         assert expected in r.table()
     with pytest.raises(TypeError, match="42 has no ttgir, ptx, cubin"):
@@ -328,7 +359,8 @@ toy:
 
 
 def test_control_flow():
-    """Branches by guard and by operand, a reconvergence that jumps over code, a table, and a return that names its function."""
+    """Branches by guard and by operand, a reconvergence that jumps over code, a table, and a return that names its
+    function."""
     graph = _sass.Graph(*_sass.parse(_SASS, ""))
     at = {block[0].address: n for n, block in enumerate(graph.blocks)}
     start = [hex(block[0].address) for block in graph.blocks]
@@ -338,16 +370,19 @@ def test_control_flow():
         "0x80": [], "0x90": ["0x10", "0xa0"], "0xa0": ["0x80", "0xb0"], "0xb0": [],
     }  # fmt: skip
     assert graph.blocks[at[0x10]][0].frames == (("toy.py", 7), ("toy.py", 20))
-    (main_loop, ) = graph.main_loops
+    (main_loop,) = graph.main_loops
     assert {graph.blocks[n][0].address for n in main_loop.blocks} == {0x10, 0x20, 0x40, 0x60, 0x90}
     assert len(graph.loops) == 2 and graph.dominators(at[0x90]) == [at[a] for a in (0x90, 0x60, 0x40, 0x20, 0x10, 0x0)]
 
 
 def test_ptxas_log():
     log = _tools.read_ptxas_log(
-        "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ill formed stage in 'f'\n"
-        "ptxas info    : Function properties for f\n    16 bytes stack frame, 24 bytes spill stores, 32 bytes spill loads\n"
-        "ptxas info    : Used 168 registers, used 2 barriers, 16 bytes cumulative stack size\n")
+        "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ill "
+        "formed stage in 'f'\n"
+        "ptxas info    : Function properties for f\n    16 bytes stack frame, 24 bytes spill stores, 32 bytes spill "
+        "loads\n"
+        "ptxas info    : Used 168 registers, used 2 barriers, 16 bytes cumulative stack size\n"
+    )
     assert (log.registers, log.stack_bytes, log.spill_store_bytes, log.spill_load_bytes) == (168, 16, 24, 32)
     assert len(log.remarks) == 1 and "serialized" in log.remarks[0]
     assert _tools.read_ptxas_log("") == _tools.PtxasLog(None, None, None, None, ())
@@ -355,14 +390,15 @@ def test_ptxas_log():
 
 @pytest.mark.parametrize("swizzle, fragment, column", [(0, 8, 32), (32, 1, 4), (64, 1, 4), (128, 1, 4)])
 def test_swizzled_tma_layouts_have_no_fragment_conflicts(swizzle, fragment, column):
-    """Without a swizzle Triton lays a tile out row by row, not in core matrices; tests/sim/test_bank_conflicts.py holds this against the compiler."""
+    """Without a swizzle Triton lays a tile out row by row, not in core matrices; tests/sim/test_bank_conflicts.py holds
+    this against the compiler."""
     layout = _ttgir.Layout("nvmma_shared", {"swizzlingByteWidth": str(swizzle), "transposed": "false"})
     assert _tiles.bank_conflicts(layout, (64, 64), 16) == BankConflicts(fragment, column)
 
 
 def test_bank_conflicts_are_unknown_rather_than_guessed():
     assert _tiles.bank_conflicts(_ttgir.Layout("padded_shared", {}), (64, 64), 16) is None
-    assert _tiles.bank_conflicts(_ttgir.Layout("swizzled_shared", {"order": "[0]"}), (64, ), 32) is None
+    assert _tiles.bank_conflicts(_ttgir.Layout("swizzled_shared", {"order": "[0]"}), (64,), 32) is None
 
 
 def _run(kernels, kernel=None, arch="sm_90a", as_json=False):
@@ -375,8 +411,14 @@ def test_command(capsys):
     assert _run(kernels, "named") == 0 and "consume1" in capsys.readouterr().out
     assert _run(kernels, "ring") == 0 and "consume1" in capsys.readouterr().out
     assert _run(kernels, "ring", as_json=True) == 0 and json.loads(capsys.readouterr().out)["kernel"] == "ring_gemm"
-    assert _run(kernels, "rong") == 2 and "rong: no kernel of that name; there are named, ring" in capsys.readouterr().err
-    assert _run(kernels, "ring", arch="sm_42") == 2 and "sm_42" in (said := capsys.readouterr().err) and "sm_90a, sm_100a" in said
+    assert (
+        _run(kernels, "rong") == 2 and "rong: no kernel of that name; there are named, ring" in capsys.readouterr().err
+    )
+    assert (
+        _run(kernels, "ring", arch="sm_42") == 2
+        and "sm_42" in (said := capsys.readouterr().err)
+        and "sm_90a, sm_100a" in said
+    )
 
 
 @pytest.mark.parametrize("error", [ValueError, ArchitectureError])
@@ -409,5 +451,7 @@ def test_help(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     assert {"demo", "inspect"} <= set(capsys.readouterr().out.split())
-    done = subprocess.run([sys.executable, "-m", "tritonkittens", "inspect", "--arch", "sm_12"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tritonkittens", "inspect", "--arch", "sm_12"], capture_output=True, text=True
+    )
     assert done.returncode == 2 and "--arch='sm_12': must be one of sm_80" in done.stderr

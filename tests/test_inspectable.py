@@ -1,4 +1,6 @@
-"""The kernels that can be inspected: every schedule, activation, place of an operand, scale mode and kernel class occurs among them. None is compiled here."""
+"""The kernels that can be inspected: every schedule, activation, place of an operand, scale mode and kernel class
+occurs among them. None is compiled here."""
+
 import importlib
 import pkgutil
 
@@ -67,13 +69,18 @@ def test_every_template_class_and_plain_kernel_occurs(launches, templates):
     used = {type(template) for template in templates}
     shipped = {cls for cls in subclasses(tk.lcf) if cls.__module__.startswith(kernels.__name__) and is_whole(cls)}
     assert shipped and {cls.__name__ for cls in shipped - used} == set()
-    plain = {name: value for module in modules() for name, value in vars(module).items() if isinstance(value, PlainKernel)}
+    plain = {
+        name: value for module in modules() for name, value in vars(module).items() if isinstance(value, PlainKernel)
+    }
     launchers = {id(launch.launcher) for launch in launches.values()}
     assert plain and {name for name, kernel in plain.items() if id(kernel.launcher) not in launchers} == set()
 
 
 def test_every_schedule_and_order_of_products_occurs(products):
-    made = {schedule: type(Config(schedule=schedule, splits=2 if "split_k" in schedule else 1).scheduler()) for schedule in SCHEDULES}
+    made = {
+        schedule: type(Config(schedule=schedule, splits=2 if "split_k" in schedule else 1).scheduler())
+        for schedule in SCHEDULES
+    }
     assert set(made.values()) <= {type(template.schedule) for template in products}
     assert len({type(template.order) for template in products}) >= len(ORDERS)
 
@@ -89,16 +96,31 @@ def test_every_epilogue_occurs(products):
         return {step.function for template in products for step in template.epilogue.steps}
 
     built_in = {function for function in ACTIVATIONS.values() if function}
-    assert built_in <= functions(products) and built_in <= functions(template for template in products if template.deferred_epilogue)
+    assert built_in <= functions(products) and built_in <= functions(
+        template for template in products if template.deferred_epilogue
+    )
     assert any(not template.epilogue.steps for template in products)
     assert any(template.activation_steps for template in products) and any(template.gates_late for template in products)
     assert {template.asked_panels for template in products} == {0, 1, 2}
     operands = [operand for template in products for operand in template.epilogue.operands]
-    places = {name: {operand.place for operand in operands if operand.name == name} for name in ("scale_a", "scale_b", "bias", "gate")}
-    assert places == {"scale_a": {"scalar", "row", "col"}, "scale_b": {"scalar", "col", "row"}, "bias": {"scalar", "col", "row"},
-                      "gate": {"scalar", "row", "col", "tile"}}  # fmt: skip
+    places = {
+        name: {operand.place for operand in operands if operand.name == name}
+        for name in ("scale_a", "scale_b", "bias", "gate")
+    }
+    assert places == {
+        "scale_a": {"scalar", "row", "col"},
+        "scale_b": {"scalar", "col", "row"},
+        "bias": {"scalar", "col", "row"},
+        "gate": {"scalar", "row", "col", "tile"},
+    }
     assert any(template.epilogue.residual for template in products)
-    of_users = [operand for template in products for step in template.epilogue.steps for operand in step.operands if operand.name.startswith(PREFIX)]
+    of_users = [
+        operand
+        for template in products
+        for step in template.epilogue.steps
+        for operand in step.operands
+        if operand.name.startswith(PREFIX)
+    ]
     assert {operand.place for operand in of_users} == {"row", "col", "staged", "number"}
 
 

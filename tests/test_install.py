@@ -21,7 +21,8 @@ def test_kernels_from_the_source_tree(tmp_path):
 
 
 def test_kernels_in_a_wheel(tmp_path):
-    """A wheel holds every Python and data file of tritonkittens/ and kernels/, under tritonkittens/, and nothing else."""
+    """A wheel holds every Python and data file of tritonkittens/ and kernels/, under tritonkittens/, and nothing
+    else."""
     pytest.importorskip("setuptools")
     build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
     copy = tmp_path / "source"  # setuptools writes build/ and *.egg-info beside the sources
@@ -38,7 +39,9 @@ def test_kernels_in_a_wheel(tmp_path):
 
 
 def printed_requirements(*distributions):
-    return subprocess.check_output([sys.executable, str(ROOT / "tools" / "requirements.py"), *distributions], text=True).split("\n")[:-1]
+    return subprocess.check_output(
+        [sys.executable, str(ROOT / "tools" / "requirements.py"), *distributions], text=True
+    ).split("\n")[:-1]
 
 
 def test_requirements_apart_from_torch_and_triton():
@@ -58,7 +61,9 @@ def test_requirements_apart_from_torch_and_triton():
 
 def test_one_torch_and_one_triton_are_named():
     """The Makefile, the README and pyproject.toml ask for the same ones."""
-    makefile, readme, project = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "README.md", "pyproject.toml"))
+    makefile, readme, project = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "README.md", "pyproject.toml")
+    )
     (torch,) = re.findall(r"^TORCH := (\S+)$", makefile, re.M)
     (triton,) = re.findall(r"^TRITON := '(\S+)'$", makefile, re.M)
     assert f'"{triton}"' in project and f"pip install --no-deps '{triton}'" in readme

@@ -1,4 +1,5 @@
-"""Templates are constants: equal knobs give the same object, which cannot be changed; other knobs, classes and types of values give another."""
+"""Templates are constants: equal knobs give the same object, which cannot be changed; other knobs, classes and types of
+values give another."""
 
 import copy
 import pickle
@@ -26,13 +27,22 @@ def test_equal_knobs_give_the_same_object():
     assert Exchanged() is Exchanged() and Exchanged(stages=4) is Exchanged(stages=4)
     assert Exchanged(stages=4, consumers=2) is Exchanged(consumers=2, stages=4), "in any order"
     assert Exchanged() is Exchanged(stages=None, consumers=2), "defaults written out"
-    assert Exchanged(schedule=tk.Persistent(), order=tk.Supergroup(4)) is Exchanged(schedule=tk.Persistent(), order=tk.Supergroup(4))
+    assert Exchanged(schedule=tk.Persistent(), order=tk.Supergroup(4)) is Exchanged(
+        schedule=tk.Persistent(), order=tk.Supergroup(4)
+    )
     assert Weighted(extents=(1, 3)) is Weighted(extents=(1, 3)) and Weighted(weight=0.5) is Weighted(weight=0.5)
     assert len({id(Exchanged(stages=n)) for n in (None, 2, 3, 4)}) == 4
 
 
 @pytest.mark.parametrize(
-    ("name", "values"), [("weight", (0.0, -0.0)), ("weight", (1.0, 1, True)), ("extents", ((1, 2), (1.0, 2), (True, 2))), ("flag", (False, 0))], ids=str
+    ("name", "values"),
+    [
+        ("weight", (0.0, -0.0)),
+        ("weight", (1.0, 1, True)),
+        ("extents", ((1, 2), (1.0, 2), (True, 2))),
+        ("flag", (False, 0)),
+    ],
+    ids=str,
 )
 def test_values_that_python_calls_equal_are_told_apart(name, values):
     made = [Weighted(**{name: value}) for value in values]
@@ -43,11 +53,15 @@ def test_values_that_python_calls_equal_are_told_apart(name, values):
 
 def test_a_class_of_the_same_name_has_objects_of_its_own():
     def make(registers):
-        return type("Again", (Exchanged,), {"registers": lambda self: registers, "layout": lambda self: Exchanged.layout(self)})
+        return type(
+            "Again", (Exchanged,), {"registers": lambda self: registers, "layout": lambda self: Exchanged.layout(self)}
+        )
 
     first, second, third = make((240, 240, 24, 24)), make((160, 160, 24, 24)), make((240, 240, 24, 24))
     assert type(first()) is first and type(second()) is second and first() is not second() and first() is not third()
-    assert first() != second() and first().cache_key != second().cache_key, "what the methods of a class return is part of the key"
+    assert first() != second() and first().cache_key != second().cache_key, (
+        "what the methods of a class return is part of the key"
+    )
     assert first() == third(), "but of equal kernels one is compiled"
 
 
@@ -68,11 +82,20 @@ def test_a_default_of_a_class_holds_from_then_on():
 
 def test_knobs_are_fixed():
     template = Exchanged(stages=4)
-    with refused("Exchanged: stages = 3 after construction: the knobs of a template are fixed; construct another, Exchanged(stages=…)"):
+    with refused(
+        "Exchanged: stages = 3 after construction: the knobs of a template are fixed; construct another, "
+        "Exchanged(stages=…)"
+    ):
         template.stages = 3
-    with refused("Exchanged: note = 'x' after construction: a template is a constant of its kernel, which is not changed; construct another"):
+    with refused(
+        "Exchanged: note = 'x' after construction: a template is a constant of its kernel, which is not changed; "
+        "construct another"
+    ):
         template.note = "x"
-    with refused("Exchanged: del stages after construction: the knobs of a template are fixed; construct another, Exchanged(stages=…)"):
+    with refused(
+        "Exchanged: del stages after construction: the knobs of a template are fixed; construct another, "
+        "Exchanged(stages=…)"
+    ):
         del template.stages
     assert Exchanged(stages=4) is template and template.stages == 4
 
@@ -90,7 +113,9 @@ def test_a_constructor_may_set_attributes_and_take_arguments():
 
 
 def test_a_knob_that_cannot_be_hashed_is_refused():
-    with refused("Weighted(extents=[1, 2]): a knob is a constant of the kernel; give a hashable value, such as a tuple"):
+    with refused(
+        "Weighted(extents=[1, 2]): a knob is a constant of the kernel; give a hashable value, such as a tuple"
+    ):
         Weighted(extents=[1, 2])
     with refused("Weighted(extents=([1],)): a knob is a constant of the kernel"):
         Weighted(extents=([1],))
@@ -108,7 +133,12 @@ def test_errors_are_raised_each_time():
 
 def test_copies_are_the_object_itself():
     template = Exchanged(stages=3, order=tk.Supergroup(2))
-    for other in (copy.copy(template), copy.deepcopy(template), copy.deepcopy([template])[0], pickle.loads(pickle.dumps(template))):
+    for other in (
+        copy.copy(template),
+        copy.deepcopy(template),
+        copy.deepcopy([template])[0],
+        pickle.loads(pickle.dumps(template)),
+    ):
         assert other is template
 
 
@@ -153,9 +183,14 @@ def test_a_template_constructed_at_each_call_is_compiled_once(rng):
 
 
 def test_to_construct_a_template_again_takes_microseconds():
-    """Target: at most 2 µs more than a kept one (`python -m bench template_host`); here ten times that, for machines under load."""
+    """Target: at most 2 µs more than a kept one (`python -m bench template_host`); here ten times that, for machines
+    under load."""
     order = tk.Supergroup(8)
-    for make in (Exchanged, lambda: Exchanged(stages=4, consumers=2, order=order), lambda: Weighted(weight=0.5, extents=(3, 4))):
+    for make in (
+        Exchanged,
+        lambda: Exchanged(stages=4, consumers=2, order=order),
+        lambda: Weighted(weight=0.5, extents=(3, 4)),
+    ):
         make()
         assert min(timeit.repeat(make, number=200, repeat=5)) / 200 < 20e-6
 

@@ -1,5 +1,5 @@
-"""Runs each file of tests/interpreted in a process of its own, in which Triton interprets kernels: the choice is made when triton is
-imported.
+"""Runs each file of tests/interpreted in a process of its own, in which Triton interprets kernels: the choice is made
+when triton is imported.
 """
 
 import os
@@ -20,5 +20,7 @@ def test_interpreted(file, cases):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     environment.pop("PYTEST_ADDOPTS", None)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", cases, str(file)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[1])
+    run = subprocess.run(
+        command, env=environment, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[1]
+    )
     assert run.returncode == 0 and " passed" in run.stdout, run.stdout[-20000:] + run.stderr[-5000:]

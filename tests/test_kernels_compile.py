@@ -24,45 +24,100 @@ from tritonkittens.kernels.gemm.device import unaligned
 KERNELS = registry()  # compiled where a test asks for them: all of them take many minutes
 # Each kind of kernel once: what `make test` compiles. Others are `slow`.
 QUICK = {
-    "gemm", "gemm_cluster", "gemm_fp8_turns", "attention_d64_causal", "attention_d64_short",
-    "attention_shifted_d64_causal", "attention_varlen_d128_causal", "attention_fp8_d64_causal", "attention_dkdv_d64", "attention_dq_d64_causal",
-    "attention_backward_d128_causal", "attention_backward_d64_parts", "attention_decode_d64_3_at_once",
+    "gemm",
+    "gemm_cluster",
+    "gemm_fp8_turns",
+    "attention_d64_causal",
+    "attention_d64_short",
+    "attention_shifted_d64_causal",
+    "attention_varlen_d128_causal",
+    "attention_fp8_d64_causal",
+    "attention_dkdv_d64",
+    "attention_dq_d64_causal",
+    "attention_backward_d128_causal",
+    "attention_backward_d64_parts",
+    "attention_decode_d64_3_at_once",
     "attention_decode_lengths_d128",
-}  # fmt: skip
-HOOKS = ("setup", "load_task", "load", "load_lagged", "start", "_softmax", "compute_first", "compute", "compute_last", "finish")
-# Kernels held to all of the contract, what their templates say included; those of `CHECKED` beside them are held to the part that needs none
+}
+HOOKS = (
+    "setup",
+    "load_task",
+    "load",
+    "load_lagged",
+    "start",
+    "_softmax",
+    "compute_first",
+    "compute",
+    "compute_last",
+    "finish",
+)
+# Kernels held to all of the contract, what their templates say included; those of `CHECKED` beside them are held to the
+# part that needs none
 FROM_TEMPLATES = (
-    "gemm", "gemm_transposed", *(f"attention_d{dim}{'_causal' * causal}" for dim in (64, 128) for causal in (False, True)), "attention_shifted_d64_causal",
-    "attention_shifted_d128_causal", "attention_varlen_d128_causal", "attention_d64_short", "attention_d64_long_causal",
-)  # fmt: skip
-WITH_EDGE_LOOP = [name for name in FROM_TEMPLATES if "shifted" in name or "varlen" in name or name in ("attention_d64", "attention_d64_long_causal")]
+    "gemm",
+    "gemm_transposed",
+    *(f"attention_d{dim}{'_causal' * causal}" for dim in (64, 128) for causal in (False, True)),
+    "attention_shifted_d64_causal",
+    "attention_shifted_d128_causal",
+    "attention_varlen_d128_causal",
+    "attention_d64_short",
+    "attention_d64_long_causal",
+)
+WITH_EDGE_LOOP = [
+    name
+    for name in FROM_TEMPLATES
+    if "shifted" in name or "varlen" in name or name in ("attention_d64", "attention_d64_long_causal")
+]
 # Accesses of shared and local memory by threads: what a loop of tensor-core products should not have
 THREAD_MEMORY = ("LDS", "STS", "LDSM", "STSM", "LDL", "STL", "LDG", "STG")
-# What a loop needs of it: two numbers (offset, Δ) of each query, which are columns of the accumulators there, two at once; in the single pass, where those are
-# added by products, dS, for the other consumer, and dQ on its way to global memory
+# What a loop needs of it: two numbers (offset, Δ) of each query, which are columns of the accumulators there, two at
+# once; in the single pass, where those are added by products, dS, for the other consumer, and dQ on its way to global
+# memory
 NEEDED = {
     f"attention_{name}d{dim}{'_causal' * causal}": needed
     for causal in (False, True)
-    for name, dim, needed in (("dkdv_", 64, {"LDS": 16}), ("dkdv_", 128, {"LDS": 16}), ("backward_", 64, {"STS": 8, "STSM": 8}),
-                              ("backward_", 128, {"STS": 8, "STSM": 4}))
+    for name, dim, needed in (
+        ("dkdv_", 64, {"LDS": 16}),
+        ("dkdv_", 128, {"LDS": 16}),
+        ("backward_", 64, {"STS": 8, "STSM": 8}),
+        ("backward_", 128, {"STS": 8, "STSM": 4}),
+    )
 }
-NEEDED |= {f"attention_backward_{name}": NEEDED[f"attention_backward_{name.split('_')[0]}"]
-           for name in ("d64_parts", "d128_causal_parts")}
+NEEDED |= {
+    f"attention_backward_{name}": NEEDED[f"attention_backward_{name.split('_')[0]}"]
+    for name in ("d64_parts", "d128_causal_parts")
+}
 NEEDED["attention_decode_lengths_d128"] = {"LDS": 8, "STS": 8}  # of the last block, zeros behind a sequence
-# The single pass holds 192 to 224 registers of a thread in accumulators and operands: addresses that a task computes once lie in local memory
+# The single pass holds 192 to 224 registers of a thread in accumulators and operands: addresses that a task computes
+# once lie in local memory
 MOST_SPILLS = {name: 8 for name in NEEDED if "backward" in name}  # in a loop
 MOST_SPILLS["attention_backward_d64_causal"] = 14  # of the second consumer, on the diagonal: a block or two of a task
-MOST_SPILLS |= dict.fromkeys(("attention_d64", "attention_d64_long_causal", "attention_varlen_d128_causal"), 2)  # what a task computes once, too
+# what a task computes once, too
+MOST_SPILLS |= dict.fromkeys(("attention_d64", "attention_d64_long_causal", "attention_varlen_d128_causal"), 2)
 MOST_SPILLS["attention_shifted_d128_causal"] = 0  # that only
 CHECKED = (
-    *FROM_TEMPLATES, *NEEDED, "gemm_cluster", "gemm_fp8_turns", "gemm_user_squared_relu_packed", "gemm_user_scaled_gelu_panel",
-    *(f"attention_{name}_d{dim}{'_causal' * causal}" for name in ("fp8", "dq") for dim in (64, 128) for causal in (False, True)),
-    *(f"attention_decode_{name}" for name in ("d64", "d128", "d64_3_at_once", "d64_4_at_once", "d64_single", "d64_even")),
-)  # fmt: skip
+    *FROM_TEMPLATES,
+    *NEEDED,
+    "gemm_cluster",
+    "gemm_fp8_turns",
+    "gemm_user_squared_relu_packed",
+    "gemm_user_scaled_gelu_panel",
+    *(
+        f"attention_{name}_d{dim}{'_causal' * causal}"
+        for name in ("fp8", "dq")
+        for dim in (64, 128)
+        for causal in (False, True)
+    ),
+    *(
+        f"attention_decode_{name}"
+        for name in ("d64", "d128", "d64_3_at_once", "d64_4_at_once", "d64_single", "d64_even")
+    ),
+)
 
 
 def each_kind(cases, prefix=""):
-    """Cases of a test, each a kernel's name behind the prefix, or a tuple that begins with it: `slow` but for one of each kind."""
+    """Cases of a test, each a kernel's name behind the prefix, or a tuple that begins with it: `slow` but for one of
+    each kind."""
     tuples = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [(pytest.param if prefix + case[0] in QUICK else slow)(*case) for case in tuples]
 
@@ -104,18 +159,29 @@ def test_contract_on_hopper(name):
         assert role.mma and role.mma["HGMMA"] > 0
     assert not report.roles[-1].mma and report.roles[-1].warps == 1
     looping, loops = sorted(role for loop in report.loops for role in loop.roles), 2 if name in WITH_EDGE_LOOP else 1
-    assert looping == sorted([r.name for r in report.roles[:-1]] * loops), "one main loop a consumer, and one for blocks that mask"
+    assert looping == sorted([r.name for r in report.roles[:-1]] * loops), (
+        "one main loop a consumer, and one for blocks that mask"
+    )
     assert report.buffer("input.full").slots == template.placement(90).stages
 
 
-@pytest.mark.parametrize("name, at_once, registers", [("attention_decode_d64", 2, [128, 128]), ("attention_decode_d64_3_at_once", 3, [136, 24]),
-                                                      slow("attention_decode_d64_4_at_once", 4, [104, 24])])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, at_once, registers",
+    [
+        ("attention_decode_d64", 2, [128, 128]),
+        ("attention_decode_d64_3_at_once", 3, [136, 24]),
+        slow("attention_decode_d64_4_at_once", 4, [104, 24]),
+    ],
+)
 def test_registers_of_several_thread_blocks(name, at_once, registers):
-    """Where an equal share is enough none are moved, by the compiler neither; all thread blocks fit onto a multiprocessor."""
+    """Where an equal share is enough none are moved, by the compiler neither; all thread blocks fit onto a
+    multiprocessor."""
     report = inspect(KERNELS[name]("sm_90a"))
     moved = registers[0] != registers[1]
     assert report.reallocation_requested == report.reallocated == moved
-    assert report.registers * 256 * at_once <= 65536 and (not moved or [role.registers for role in report.roles] == registers)
+    assert report.registers * 256 * at_once <= 65536 and (
+        not moved or [role.registers for role in report.roles] == registers
+    )
 
 
 def test_where_each_block_has_one_task_it_neither_loops_nor_divides_for_the_next():
@@ -126,9 +192,13 @@ def test_where_each_block_has_one_task_it_neither_loops_nor_divides_for_the_next
 
 
 def test_decoding_has_one_loop_and_fences_only_where_threads_write():
-    """No loop for blocks that mask, which only a sequence's last may; where V is zeroed behind a sequence's end, in the loop and behind it, a fence each."""
+    """No loop for blocks that mask, which only a sequence's last may; where V is zeroed behind a sequence's end, in the
+    loop and behind it, a fence each."""
     assert len(inspect(KERNELS["attention_decode_d64_even"]("sm_90a")).loops) == 1
-    fences = {name: KERNELS[name]("sm_90a").asm["ptx"].count("fence.proxy.async") for name in ("attention_decode_d128", "attention_decode_lengths_d128")}
+    fences = {
+        name: KERNELS[name]("sm_90a").asm["ptx"].count("fence.proxy.async")
+        for name in ("attention_decode_d128", "attention_decode_lengths_d128")
+    }
     assert fences["attention_decode_lengths_d128"] == fences["attention_decode_d128"] + 2
 
 
@@ -136,8 +206,18 @@ def test_decoding_has_one_loop_and_fences_only_where_threads_write():
 def test_decoding_from_pages_leaves_shared_memory_for_as_many_blocks(dim, at_once):
     """Numbers of pages and of the first task lie beside the tiles, where a reserve is for what is small."""
     kernel = decode_kernel(DecodeKind(torch.bfloat16, dim, dim, page_size=16), partial=at_once < 2, at_once=at_once)
-    shapes = dict(Q=(4, 8, 4, dim), K=(99, 8, 16, dim), V=(99, 8, 16, dim), O=(4, 8, 1, 4, dim), L=(4, 8, 1, 4), lengths=(4,), pages=(4, 9))
-    types = dict(O=torch.float32 if kernel.partial else torch.bfloat16, L=torch.float32, lengths=torch.int32, pages=torch.int32)
+    shapes = dict(
+        Q=(4, 8, 4, dim),
+        K=(99, 8, 16, dim),
+        V=(99, 8, 16, dim),
+        O=(4, 8, 1, 4, dim),
+        L=(4, 8, 1, 4),
+        lengths=(4,),
+        pages=(4, 9),
+    )
+    types = dict(
+        O=torch.float32 if kernel.partial else torch.bfloat16, L=torch.float32, lengths=torch.int32, pages=torch.int32
+    )
     tensors = [torch.empty(shapes[n], dtype=types.get(n, torch.bfloat16), device="meta") for n in kernel.tensors]
     compiled = kernel.compile(*tensors, scale=1.0, queries=1)
     assert (compiled.metadata.shared + SHARED_RESERVED) * kernel.blocks_per_sm <= CHIPS[90].shared_per_multiprocessor
@@ -150,10 +230,22 @@ class Modest(AttentionDecode):
 
 
 def test_equal_registers_leave_room_for_all_thread_blocks():
-    q, k, o = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((4, 8, 4, 128), (4, 8, 4096, 128), (4, 8, 1, 4, 128)))
+    q, k, o = (
+        torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        for shape in ((4, 8, 4, 128), (4, 8, 4096, 128), (4, 8, 1, 4, 128))
+    )
     taken = {}
     for at_once in (1, 2):
-        template = Modest(head_dim=128, value_dim=128, tile_n=64, stages=2, blocks_per_sm=at_once, lengths=False, partial=False, lse=False)
+        template = Modest(
+            head_dim=128,
+            value_dim=128,
+            tile_n=64,
+            stages=2,
+            blocks_per_sm=at_once,
+            lengths=False,
+            partial=False,
+            lse=False,
+        )
         report = inspect(template.compile(q, k, k, o, scale=1.0, queries=1))
         assert not report.reallocation_requested and not report.reallocated
         taken[at_once] = report.registers
@@ -164,61 +256,99 @@ def test_equal_registers_leave_room_for_all_thread_blocks():
 def test_contract_on_blackwell(name):
     report = inspect(KERNELS[name]("sm_100a"))
     print(report.table())
-    assert report.mma.get("UTCHMMA", 0) > 0 and "HMMA" not in report.mma, "the fifth-generation tensor cores and no older ones"
+    assert report.mma.get("UTCHMMA", 0) > 0 and "HMMA" not in report.mma, (
+        "the fifth-generation tensor cores and no older ones"
+    )
     assert report.spill_instructions == 0
     assert report.shared_bytes <= CHIPS[100].shared_per_block and 0 < report.tensor_columns <= 512
-    assert report.counts.get("UTMALDG", 0) > 0 and report.counts.get("UTMASTG", 0) > 0 and report.counts.get("LDTM", 0) > 0
+    assert (
+        report.counts.get("UTMALDG", 0) > 0 and report.counts.get("UTMASTG", 0) > 0 and report.counts.get("LDTM", 0) > 0
+    )
 
 
 def test_what_is_streamed_leaves_l2_first():
     """B and the results carry a policy, A does not."""
     ptx = KERNELS["gemm_fp8_turns"]("sm_90a").asm["ptx"]
     copies = [line for line in ptx.splitlines() if "cp.async.bulk.tensor" in line]
-    loads, stores = ([line for line in copies if kind in line] for kind in ("shared::cta.global.mbarrier", "global.shared::cta.bulk_group"))
+    loads, stores = (
+        [line for line in copies if kind in line]
+        for kind in ("shared::cta.global.mbarrier", "global.shared::cta.bulk_group")
+    )
     assert len(loads) + len(stores) == len(copies) and loads and stores
-    assert sum("L2::cache_hint" in line for line in loads) == len(loads) // 2, "of two tiles that arrive together, the one of B"
+    assert sum("L2::cache_hint" in line for line in loads) == len(loads) // 2, (
+        "of two tiles that arrive together, the one of B"
+    )
     assert all("L2::cache_hint" in line for line in stores)
     assert "createpolicy.fractional.L2::evict_first" in ptx and "evict_last" not in ptx
 
 
 def test_maxima_run_under_the_product_before_them():
-    """Where ptxas waits for P·V decides how much of the softmax runs under it: in front of the maxima it cost the H200 8 % at dimension 64."""
+    """Where ptxas waits for P·V decides how much of the softmax runs under it: in front of the maxima it cost the H200
+    8 % at dimension 64."""
     control = graph("attention_d64_short")
     assert control.main_loops
     for loop in control.main_loops:
         code = sorted((i for block in loop.blocks for i in control.blocks[block]), key=lambda i: i.address)
         waits = [n for n, i in enumerate(code) if i.opcode == "WARPGROUP.DEPBAR.LE"]
         assert len(waits) == 2, "one for the scores, one for the product"
-        assert sum(i.base == "FMNMX" for i in code[slice(*waits)]) >= 36, "the maxima of a row, and of some of the other"
+        assert sum(i.base == "FMNMX" for i in code[slice(*waits)]) >= 36, (
+            "the maxima of a row, and of some of the other"
+        )
 
 
-@pytest.mark.parametrize(("name", "scores"), each_kind([("backward_d64_causal", 64), ("backward_d128_causal", 32), ("shifted_d64_causal", 32),
-                                                        ("varlen_d128_causal", 64), ("d64_long_causal", 64)], "attention_"))  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "scores"),
+    each_kind(
+        [
+            ("backward_d64_causal", 64),
+            ("backward_d128_causal", 32),
+            ("shifted_d64_causal", 32),
+            ("varlen_d128_causal", 64),
+            ("d64_long_causal", 64),
+        ],
+        "attention_",
+    ),
+)
 def test_only_the_loop_of_the_edges_masks(name, scores):
     control = graph(f"attention_{name}")
-    selections = sorted(sum(i.base == "FSEL" for block in loop.blocks for i in control.blocks[block]) for loop in control.main_loops)
+    selections = sorted(
+        sum(i.base == "FSEL" for block in loop.blocks for i in control.blocks[block]) for loop in control.main_loops
+    )
     half, most = len(selections) // 2, 2 if name.startswith("backward") else 3
-    assert half and max(selections[:half]) <= most and min(selections[half:]) >= scores, "2: rows that have seen no key; 1: a limit of the forward"
+    assert half and max(selections[:half]) <= most and min(selections[half:]) >= scores, (
+        "2: rows that have seen no key; 1: a limit of the forward"
+    )
 
 
 @pytest.mark.parametrize("dim", [slow(64), 128])
 def test_the_single_pass_masks_in_blocks_of_their_own(dim):
-    """Where all keys are seen: without `tk.scheduling_barrier` ptxas chooses by predicates, in 131 of 760 instructions at dimension 64."""
+    """Where all keys are seen: without `tk.scheduling_barrier` ptxas chooses by predicates, in 131 of 760 instructions
+    at dimension 64."""
     control = graph(f"attention_backward_d{dim}_causal")
     for loop in control.main_loops:
         blocks = [[i.base for i in control.blocks[block]] for block in loop.blocks]
         assert not any("FSEL" in block and "HGMMA" in block for block in blocks)
 
 
-LAZY = ("d64", "d64_causal", "d64_long_causal", "d128", "d128_causal", "shifted_d64_causal", "shifted_d128_causal", "varlen_d128_causal")
-KNOWING = ("d64_short", *(f"fp8_d{dim}{'_causal' * causal}" for dim in (64, 128) for causal in (False, True)))  # the largest scores of every block
+LAZY = (
+    "d64",
+    "d64_causal",
+    "d64_long_causal",
+    "d128",
+    "d128_causal",
+    "shifted_d64_causal",
+    "shifted_d128_causal",
+    "varlen_d128_causal",
+)
+# the largest scores of every block
+KNOWING = ("d64_short", *(f"fp8_d{dim}{'_causal' * causal}" for dim in (64, 128) for causal in (False, True)))
 FORWARDS = (*LAZY, *KNOWING)
 
 
 @pytest.mark.parametrize("name", each_kind([*FORWARDS, "dq_d64_causal"], "attention_"))
 def test_what_the_loop_carries_is_packed_once(name):
-    """With `tk.cast` ptxas packed weights the wrong way round and turned around all 32 registers again, in front of the product that waits for them; 8-bit
-    ones it took apart and put together in 200 of 650 instructions."""
+    """With `tk.cast` ptxas packed weights the wrong way round and turned around all 32 registers again, in front of the
+    product that waits for them; 8-bit ones it took apart and put together in 200 of 650 instructions."""
     control = graph(f"attention_{name}")
     assert control.main_loops
     for loop in control.main_loops:
@@ -227,8 +357,8 @@ def test_what_the_loop_carries_is_packed_once(name):
 
 @pytest.mark.parametrize("name", each_kind(KNOWING, "attention_"))
 def test_sums_are_scaled_under_the_exponentials(name):
-    """Where the factor of what was summed before is needed last, ptxas scales the output behind the last exponential: 64 multiplications an iteration, at
-    dimension 128, that nothing hides. (Of bytes, half of them are still there.)"""
+    """Where the factor of what was summed before is needed last, ptxas scales the output behind the last exponential:
+    64 multiplications an iteration, at dimension 128, that nothing hides. (Of bytes, half of them are still there.)"""
     control = graph(f"attention_{name}")
     assert control.main_loops
     for loop in control.main_loops:
@@ -267,8 +397,8 @@ SPILLS_IN_LOOPS = [("d64", 0), ("d64_causal", 13), ("d128", 0), ("d128_causal", 
 
 @pytest.mark.parametrize("name, spills", each_kind(SPILLS_IN_LOOPS, "attention_backward_"))
 def test_the_single_pass_has_descriptors_in_uniform_registers(name, spills):
-    """What depends on the number of an iteration may be in vector registers: it was 57 moves to uniform ones an iteration at dimension 64, 60 at 128, and
-    spills in the loop."""
+    """What depends on the number of an iteration may be in vector registers: it was 57 moves to uniform ones an
+    iteration at dimension 64, 60 at 128, and spills in the loop."""
     control = graph(f"attention_backward_{name}")
     assert control.main_loops
     for loop in control.main_loops:
@@ -279,12 +409,17 @@ def test_the_single_pass_has_descriptors_in_uniform_registers(name, spills):
 def test_scores_of_any_number_of_keys_are_one_wgmma():
     """Of 176, as FlashAttention-3 has them at head dimension 128."""
     x = torch.empty(4, 16, 4096, 128, dtype=torch.bfloat16, device="meta")
-    wide = attention.forward(torch.bfloat16, 128, 128, False, False, False, False, False, attention.Config(tile_n=176, epilogue_n=64))
+    wide = attention.forward(
+        torch.bfloat16, 128, 128, False, False, False, False, False, attention.Config(tile_n=176, epilogue_n=64)
+    )
     control = graph_of(wide.compile(x, x, x, x, scale=1.0, arch="sm_90a"))
     assert control.main_loops
     for loop in control.main_loops:
         found = [i.opcode for block in loop.blocks for i in control.blocks[block]]
-        assert sum(i.startswith("HGMMA.64x176x16") for i in found) == 8 and sum(i.startswith("HGMMA.64x128x16") for i in found) == 11
+        assert (
+            sum(i.startswith("HGMMA.64x176x16") for i in found) == 8
+            and sum(i.startswith("HGMMA.64x128x16") for i in found) == 11
+        )
 
 
 @pytest.mark.parametrize("rows, transposed", [(1, True), (16, False), slow(1, False), slow(16, True)])
@@ -307,10 +442,14 @@ def lines(cls, names):
     return sum(len(python_inspect.getsource(getattr(f, "fn", f)).splitlines()) for f in functions)
 
 
-SHORT = [pytest.param(gemm.Gemm, HOOKS, 40, id="gemm"), pytest.param(attention.AttentionForward, ("layout", *HOOKS), 80, id="attention")]
+SHORT = [
+    pytest.param(gemm.Gemm, HOOKS, 40, id="gemm"),
+    pytest.param(attention.AttentionForward, ("layout", *HOOKS), 80, id="attention"),
+]
 
 
 @pytest.mark.parametrize("cls, names, most", SHORT)
 def test_kernels_stay_short(cls, names, most):
-    """No longer than ThunderKittens': about 40 lines of hooks for its GEMM, about 80 with the layout for its attention."""
+    """No longer than ThunderKittens': about 40 lines of hooks for its GEMM, about 80 with the layout for its
+    attention."""
     assert 0 < lines(cls, names) <= most

@@ -16,7 +16,17 @@ from triton import knobs
 from triton.language import constexpr
 
 from tests.fake_libcuda import FakeCuda, build, run_beside_triton
-from tritonkittens.launch import ArgType, GlobalArg, Launcher, TensorMapSpec, check_tensor_map, encode, hardware_box, native, tensormap
+from tritonkittens.launch import (
+    ArgType,
+    GlobalArg,
+    Launcher,
+    TensorMapSpec,
+    check_tensor_map,
+    encode,
+    hardware_box,
+    native,
+    tensormap,
+)
 from tritonkittens.launch.arguments import fingerprint
 from tritonkittens.launch.clock_cache import ClockCache
 from tritonkittens.launch.tensormap import addressable_strides, mapped
@@ -48,10 +58,31 @@ MODES = [pytest.param(True, id="native"), pytest.param(False, id="python")]
         ((8, 64), (1 << 40, 1), 2, 0, TILE, "stride < 2**40 bytes"),
         ((8, 64), (64, 1), 2, 0, TensorMapSpec((64,), 128), "the box has 1 dimensions, the tensor 2"),
         ((8, 64), (64, 1), 2, 0, TensorMapSpec((64, 24), 32), "a row of the box is 48 bytes; with a 32-byte swizzle"),
-        ((8, 64), (64, 1), 2, 0, TensorMapSpec((64, 4), 0), "a row of the box is 8 bytes; TMA needs a multiple of 16 bytes"),
-        ((8, 64), (64, 1), 2, 0, TensorMapSpec((0, 64), 128), "extent 0 of dimension 0; a box has at least one element"),
+        (
+            (8, 64),
+            (64, 1),
+            2,
+            0,
+            TensorMapSpec((64, 4), 0),
+            "a row of the box is 8 bytes; TMA needs a multiple of 16 bytes",
+        ),
+        (
+            (8, 64),
+            (64, 1),
+            2,
+            0,
+            TensorMapSpec((0, 64), 128),
+            "extent 0 of dimension 0; a box has at least one element",
+        ),
         ((8, 64), (64, 1), 2, 0, TensorMapSpec((64, 64), 96), "swizzle must be one of (0, 32, 64, 128)"),
-        ((8, 64), (64, 1), 2, 0, TensorMapSpec((64, 64), 128, "-inf"), "fill '-inf'; a read outside the tensor gives 'zero' or 'nan'"),
+        (
+            (8, 64),
+            (64, 1),
+            2,
+            0,
+            TensorMapSpec((64, 64), 128, "-inf"),
+            "fill '-inf'; a read outside the tensor gives 'zero' or 'nan'",
+        ),
     ],
 )
 def test_a_broken_rule_is_named(shape, strides, itemsize, address, spec, message):
@@ -72,7 +103,8 @@ def test_a_wrong_type_is_named():
 def test_meta_tensors_and_odd_but_legal_tensors_pass():
     meta = torch.empty(2, 300, 4, 64, device="meta", dtype=torch.bfloat16).transpose(1, 2)
     check_tensor_map(meta.shape, meta.stride(), 2, None, TensorMapSpec((1, 1, 128, 64), 128), "Q")
-    check_tensor_map((1, 8, 64), (7, 64, 1), 2, 0, TensorMapSpec((1, 8, 64), 128), "Q")  # size 1: its stride addresses nothing
+    # size 1: its stride addresses nothing
+    check_tensor_map((1, 8, 64), (7, 64, 1), 2, 0, TensorMapSpec((1, 8, 64), 128), "Q")
     check_tensor_map((8, 1), (8, 5), 2, 0, TensorMapSpec((8, 8), 0), "Q")
     check_tensor_map((5, 8, 64), (0, 64, 1), 2, 0, TensorMapSpec((1, 8, 64), 128), "Q")  # expanded
 
@@ -100,7 +132,11 @@ def test_one_copy_is_at_most_256_elements_and_one_swizzle_wide():
     assert hardware_box(TensorMapSpec((64, 128), 0), 2) == (64, 128)
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.sampled_from([1, 2, 4, 8]), st.randoms(use_true_random=False))
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=5),
+    st.sampled_from([1, 2, 4, 8]),
+    st.randoms(use_true_random=False),
+)
 def test_strides_of_size_1_dimensions_become_legal_and_the_others_stay(shape, itemsize, random):
     strides = [random.choice([0, 1, 3, 16, 1 << 45]) if n == 1 else 16 * (i + 1) for i, n in enumerate(shape)]
     strides[-1] = strides[-1] if shape[-1] == 1 else 1
@@ -139,7 +175,13 @@ class Kernel:
                     signature.append(f"tensordesc<{item.type}[{', '.join(map(str, spec.box))}],layout>")
                     swizzle = [0, 32, 64, 128].index(spec.swizzle)
                     maps.append(
-                        dict(swizzle=swizzle, elem_size=size, elem_type=code, block_size=list(hardware_box(spec, size)), fp4_padded=False)
+                        dict(
+                            swizzle=swizzle,
+                            elem_size=size,
+                            elem_type=code,
+                            block_size=list(hardware_box(spec, size)),
+                            fp4_padded=False,
+                        )
                     )
 
         visit(types)
@@ -167,7 +209,9 @@ def launcher(fake, native, compiled=None, capacity=4096, **options):
             compiled.append((key, types, device, kernel))
         return kernel
 
-    result = Launcher(compile, name="copy", arg_names=("Q", "out", "n"), driver=fake.driver, capacity=capacity, native=native)
+    result = Launcher(
+        compile, name="copy", arg_names=("Q", "out", "n"), driver=fake.driver, capacity=capacity, native=native
+    )
     return result
 
 
@@ -201,14 +245,21 @@ def test_parameters_are_laid_out_in_order(fake, mode):
     key, types, device, kernel = compiled[0]
     assert (key, device, kernel.loads) == ("key", -1, 1)
     assert types[0] == ArgType("descriptor", "bf16", specs=specs)
-    assert types[1] == (ArgType("pointer", "*fp32", True), (ArgType("scalar", "i32"), ArgType("constexpr", "constexpr")), types[1][2])
+    assert types[1] == (
+        ArgType("pointer", "*fp32", True),
+        (ArgType("scalar", "i32"), ArgType("constexpr", "constexpr")),
+        types[1][2],
+    )
     assert [t.type for t in types[2:]] == ["i64", "i32", "fp32", "u1", "u64", "*fp32"] and types[7].aligned is False
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_ragged_map_brings_its_own_extents(fake, mode):
     launch = launcher(fake, mode)
-    q, spec = torch.empty(96, 4, 64, dtype=torch.bfloat16).transpose(0, 1), TensorMapSpec((1, 1, 1, 64, 64), 128, ragged=True)
+    q, spec = (
+        torch.empty(96, 4, 64, dtype=torch.bfloat16).transpose(0, 1),
+        TensorMapSpec((1, 1, 1, 64, 64), 128, ragged=True),
+    )
     fake.expect([128, *[4] * 5, *[8] * 5, 8, 8])
     for _ in range(3):
         launch((1,), (GlobalArg(q, (spec,)),))
@@ -233,7 +284,18 @@ def test_what_changes_the_code_recompiles(fake, mode):
     launch, compiled = launcher(fake, mode, compiled := []), compiled
     x, specs = torch.empty(64, 64), (TensorMapSpec((64, 32), 128),)
     fake.expect([])
-    calls = [(x,), (x[0, 1:],), (x.half(),), (x.view(torch.int32),), (1, x), (1 << 40, x), (1.0, x), (True, x), (None, x), ((x,),)]
+    calls = [
+        (x,),
+        (x[0, 1:],),
+        (x.half(),),
+        (x.view(torch.int32),),
+        (1, x),
+        (1 << 40, x),
+        (1.0, x),
+        (True, x),
+        (None, x),
+        ((x,),),
+    ]
     calls += [(GlobalArg(x, specs),), (GlobalArg(x, specs * 2),), (GlobalArg(x, (TensorMapSpec((32, 32), 128),)),)]
     for _ in range(2):
         for args in calls:
@@ -241,13 +303,18 @@ def test_what_changes_the_code_recompiles(fake, mode):
     assert launch.num_compiled == len(compiled) == len(calls)
     launch((1,), (x,), 1)
     launch((1,), (torch.empty(2),), 0)
-    launch((1,), (GlobalArg(torch.empty(128, 64), (TensorMapSpec((64, 32), 128),)),), 0)  # equal specs, other tuple, other shape
+    # equal specs, other tuple, other shape
+    launch((1,), (GlobalArg(torch.empty(128, 64), (TensorMapSpec((64, 32), 128),)),), 0)
     assert launch.num_compiled == len(compiled) == len(calls) + 1
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_address_that_returns_with_another_shape_gets_another_map(fake, mode):
-    launch, base, specs = launcher(fake, mode), torch.empty(64 * 64, dtype=torch.bfloat16), (TensorMapSpec((16, 32), 64),)
+    launch, base, specs = (
+        launcher(fake, mode),
+        torch.empty(64 * 64, dtype=torch.bfloat16),
+        (TensorMapSpec((16, 32), 64),),
+    )
     fake.expect([128, 4, 4, 8, 8, 8, 8])
     views = [
         base.view(64, 64),
@@ -289,14 +356,20 @@ def test_encoding_is_cached_and_small_tensors_are_corrected(fake):
 @pytest.mark.parametrize("fetched, code", [(128, 2), (256, 3)])
 def test_what_a_copy_fetches_reaches_the_driver(fake, monkeypatch, fetched, code):
     monkeypatch.setattr(tensormap, "l2_promotion", lambda x: fetched)
-    data = encode(torch.empty(fetched, 64, dtype=torch.bfloat16), TensorMapSpec((64, 64), 128), driver=fake.driver)  # maps are remembered by address and shape
+    # maps are remembered by address and shape
+    data = encode(torch.empty(fetched, 64, dtype=torch.bfloat16), TensorMapSpec((64, 64), 128), driver=fake.driver)
     assert struct.unpack("<16Q", data)[1] >> 48 == code
 
 
-@pytest.mark.parametrize("cols, rows, memory, fetched", [
-    pytest.param(128, 200, 80, 256, id="an H100, what L2 cannot hold"), pytest.param(128, 199, 80, 128, id="what L2 holds"),
-    pytest.param(120, 400, 80, 128, id="short rows"), pytest.param(128, 200, 141, 128, id="an H200"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cols, rows, memory, fetched",
+    [
+        pytest.param(128, 200, 80, 256, id="an H100, what L2 cannot hold"),
+        pytest.param(128, 199, 80, 128, id="what L2 holds"),
+        pytest.param(120, 400, 80, 128, id="short rows"),
+        pytest.param(128, 200, 141, 128, id="an H200"),
+    ],
+)
 def test_what_l2_cannot_hold_is_fetched_by_256_bytes(monkeypatch, cols, rows, memory, fetched):
     facts = {"cuda:1": SimpleNamespace(memory_bytes=memory << 30, l2_bytes=199 * 256)}
     monkeypatch.setattr(tensormap, "device_facts", facts.__getitem__)
@@ -342,7 +415,11 @@ def test_scratch_is_allocated_for_each_launch(fake, mode):
         x = torch.empty(1)
         for _ in range(2):
             launch((3, 5), (x,))
-            assert unpack(fake.last, "QQQ")[0] == x.data_ptr() and unpack(fake.last, "QQQ")[1] != 0 and unpack(fake.last, "QQQ")[2] == 0
+            assert (
+                unpack(fake.last, "QQQ")[0] == x.data_ptr()
+                and unpack(fake.last, "QQQ")[1] != 0
+                and unpack(fake.last, "QQQ")[2] == 0
+            )
     finally:
         _allocation._allocator.reset(token)
     assert sizes == [(3 * 5 * 2 * 32, 128, 0)] * 2
@@ -444,7 +521,8 @@ def test_bindings_are_bounded_and_recently_used_ones_stay(fake, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_other_addresses_need_nothing_built(fake, mode):
-    """Natively: the launch of tensors of the same shapes gets these addresses, in pointers and in maps, and the driver encodes nothing."""
+    """Natively: the launch of tensors of the same shapes gets these addresses, in pointers and in maps, and the driver
+    encodes nothing."""
     launch, specs, of_last = launcher(fake, mode), (TILE, TensorMapSpec((16, 32), 64)), (TILE,)
     fake.expect([*[128, 4, 4, 8, 8] * 2, 8, 8, *[128, 4, 4, 8, 8], 8, 8])
     tensors = [torch.empty(64, 64, dtype=torch.bfloat16) for _ in range(12)]
@@ -459,7 +537,9 @@ def test_other_addresses_need_nothing_built(fake, mode):
     launch_with(*tensors[:3])
     encoded, replaced = fake.num_encodes, fake.integer("fake_replacements").value
     found = [launch_with(*tensors[i : i + 3]) for i in (0, 3, 1, 6, 9, 0)]
-    assert (fake.num_encodes == encoded, fake.integer("fake_replacements").value - replaced) == ((True, 12) if mode else (False, 0))
+    assert (fake.num_encodes == encoded, fake.integer("fake_replacements").value - replaced) == (
+        (True, 12) if mode else (False, 0)
+    )
     for maps, misaligned in found:
         assert misaligned == 0 and all(data == encode(x, spec, driver=fake.driver) for data, x, spec in maps)
     assert launch.num_compiled == 1 and launch.num_bindings == (1 if mode else 5)
@@ -483,8 +563,20 @@ def test_signatures_tell_apart_what_python_does():
     """Of plain tensors on the reader's device; of others there is none."""
     read, base = native.signature_reader("cpu"), torch.zeros(4096, dtype=torch.float16)
     square, starts = base[:64].view(8, 8), range(9)
-    views = [base, *(base[start : start + 4000] for start in starts), square, square.T, base[:64].view(8, 8, 1), base[:64].view(1, 64), base[:0], base[3],
-             base.bfloat16(), square.float(), torch.nn.Parameter(square.clone()), base.as_strided((8, 8), (0, 1))]  # fmt: skip
+    views = [
+        base,
+        *(base[start : start + 4000] for start in starts),
+        square,
+        square.T,
+        base[:64].view(8, 8, 1),
+        base[:64].view(1, 64),
+        base[:0],
+        base[3],
+        base.bfloat16(),
+        square.float(),
+        torch.nn.Parameter(square.clone()),
+        base.as_strided((8, 8), (0, 1)),
+    ]
 
     def in_python(*tensors):
         return tuple((x.shape, x.stride(), x.dtype, x.data_ptr() % 16) for x in tensors)
@@ -500,7 +592,8 @@ def test_signatures_tell_apart_what_python_does():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_bound_launch(fake, mode, monkeypatch):
-    """The bytes that reach the driver are those of a call with the same tensors; numbers and grid are those that were bound."""
+    """The bytes that reach the driver are those of a call with the same tensors; numbers and grid are those that were
+    bound."""
     launch, specs = launcher(fake, mode), (TILE,)
     fake.expect([*[128, 4, 4, 8, 8], 8, 8, 8, 4])
     tensors = [torch.empty(64, 64, dtype=torch.bfloat16) for _ in range(6)]
@@ -513,13 +606,17 @@ def test_a_bound_launch(fake, mode, monkeypatch):
         return fake.last
 
     fell_back = []
-    bound = launch.bind((3, 2), arguments(*tensors[:2], 7), "key", (0, 0, 1, 1), lambda x, y: fell_back.append(1) or unbound(x, y))
+    bound = launch.bind(
+        (3, 2), arguments(*tensors[:2], 7), "key", (0, 0, 1, 1), lambda x, y: fell_back.append(1) or unbound(x, y)
+    )
     launches, encodes = fake.num_launches, fake.num_encodes
     assert launch.num_compiled == (1 if mode else 0), "bound ahead of the first launch"
     for x, y in zip(tensors[2:], tensors[3:], strict=False):
         bound(x, y)
         found, expected = fake.last, unbound(x, y)
-        assert found.parameters == expected.parameters and found.grid == expected.grid and found.stream == expected.stream
+        assert (
+            found.parameters == expected.parameters and found.grid == expected.grid and found.stream == expected.stream
+        )
     assert fake.num_launches == launches + 6 and (not mode or (fake.num_encodes == encodes and not fell_back))
     with pytest.raises(TypeError):
         bound(tensors[0])
@@ -710,7 +807,11 @@ def test_arguments_that_cannot_be_launched(fake, mode):
             ((x.to(torch.complex64),), TypeError, "Q: torch.complex64 has no Triton type"),
             ((GlobalArg(3, (TILE,)),), TypeError, r"Q: GlobalArg\(int, ...\)"),
             ((GlobalArg(x, ()),), TypeError, "specs is a tuple of at least one TensorMapSpec"),
-            ((GlobalArg(x, (TensorMapSpec([64, 64], 128),)),), TypeError, r"Q: TensorMapSpec\(box=\[64, 64\], .*; the box is a tuple"),
+            (
+                (GlobalArg(x, (TensorMapSpec([64, 64], 128),)),),
+                TypeError,
+                r"Q: TensorMapSpec\(box=\[64, 64\], .*; the box is a tuple",
+            ),
             ((x, GlobalArg(x, [TILE])), TypeError, "out: GlobalArg.*specs is a tuple"),
             ((GlobalArg(x.t(), (TILE,)),), ValueError, "Q: shape"),
             ([x], TypeError, "args is a list"),
@@ -727,10 +828,15 @@ def test_a_kernel_compiled_for_other_arguments_is_refused(fake, mode):
     for args, message in [
         ((x,), r"copy was compiled for parameters \(nvTmaDesc, i32, i32, i64, i64\), but its arguments are \(\*bf16\)"),
         ((GlobalArg(x, (TILE,)),), r"Q: TensorMapSpec\(.*\), but k copies boxes of \(64, 32\) with a 64-byte swizzle"),
-        ((GlobalArg(x, (TILE._replace(swizzle=64), TILE)),), "Q: descriptor 1, but k was compiled with 1 tensor descriptors"),
+        (
+            (GlobalArg(x, (TILE._replace(swizzle=64), TILE)),),
+            "Q: descriptor 1, but k was compiled with 1 tensor descriptors",
+        ),
     ]:
         with pytest.raises(RuntimeError, match=message):
-            Launcher(lambda key, types, device: other, name="copy", arg_names=("Q",), driver=fake.driver, native=mode)((1,), args)
+            Launcher(lambda key, types, device: other, name="copy", arg_names=("Q",), driver=fake.driver, native=mode)(
+                (1,), args
+            )
 
 
 def test_one_compiled_kernel_does_not_serve_two_devices(fake):

@@ -1,4 +1,5 @@
-"""A mistake of Python or Triton in a kernel or a hook: one short error that quotes the user's line, with the original exception as its cause."""
+"""A mistake of Python or Triton in a kernel or a hook: one short error that quotes the user's line, with the original
+exception as its cause."""
 
 import linecache
 import pickle
@@ -26,7 +27,8 @@ def _helper(x, y):
     return x * y
 
 
-# what a line of a kernel says, the class of the original exception, a part of the message; `x` is a tile of fp32, `h` one of bf16
+# what a line of a kernel says, the class of the original exception, a part of the message; `x` is a tile of fp32, `h`
+# one of bf16
 MISTAKES = {
     "tk.rellu(x)": (AttributeError, "module 'tritonkittens.lang' has no attribute 'rellu'"),
     "tl.eksp(x)": (AttributeError, "has no attribute 'eksp'"),
@@ -49,15 +51,23 @@ ARGUMENTS = {
     "tk.exp2(x, x, x)": "exp2: too many positional arguments; its parameters are (x",
     "tk.col_sum(x, axes=1)": "col_sum: got an unexpected keyword argument 'axes'; its parameters are (x",
 }
-HEAD = "import torch, triton, triton.language as tl, tritonkittens.lang as tk\nfrom tests.test_mistakes import _helper, looked_up\n"
-TILE_MATH = HEAD + """
+HEAD = (
+    "import torch, triton, triton.language as tl, tritonkittens.lang as tk\nfrom tests.test_mistakes import "
+    "_helper, looked_up\n"
+)
+TILE_MATH = (
+    HEAD
+    + """
 @tk.kernel
 @triton.jit
 def mistaken(X):
     x = tk.load(X, tk.rt(tk.fp32, 64, 64), (0, 0))
     {code}
 """
-NESTED = HEAD + """
+)
+NESTED = (
+    HEAD
+    + """
 @triton.jit
 def mistaken(x):
     {code}
@@ -74,7 +84,10 @@ def outer(X):
     tk.load_into(tile, X, (0, 0))
     x = between(tk.load(tile))
 """
-TEMPLATE = HEAD + """
+)
+TEMPLATE = (
+    HEAD
+    + """
 class Copy(tk.{kind}):
     consumers = 1
 
@@ -97,16 +110,28 @@ class Copy(tk.{kind}):
         return state
 {rest}
 """
-LCF = dict(kind="lcf", output="", argument="", rest="\n    @triton.jit\n    def finish(ctx, state, staging):\n        pass\n")
-LCSF = dict(kind="lcsf", output=", output=dict(X=tile)", argument=", output",
-            rest="\n    @triton.jit\n    def store(ctx, output):\n        tk.store_async(ctx.globals.X, output.X, (0, 0))\n")
+)
+LCF = dict(
+    kind="lcf", output="", argument="", rest="\n    @triton.jit\n    def finish(ctx, state, staging):\n        pass\n"
+)
+LCSF = dict(
+    kind="lcsf",
+    output=", output=dict(X=tile)",
+    argument=", output",
+    rest="\n    @triton.jit\n    def store(ctx, output):\n        tk.store_async(ctx.globals.X, output.X, (0, 0))\n",
+)
 DEPTHS = {"tile math": TILE_MATH, "explicit tiles": NESTED, "lcf": TEMPLATE, "lcsf": TEMPLATE}
 
 
 def program(depth, code):
-    """(the namespace of a program of that depth, its file, the number and the function of the line that `code` is on)."""
+    """(the namespace of a program of that depth, its file, the number and the function of the line that `code` is
+    on)."""
     function = "mistaken" if depth in ("tile math", "explicit tiles") else "compute"
-    text = DEPTHS[depth].format(code=code, name=function, **(LCSF if depth == "lcsf" else LCF)) if function == "compute" else DEPTHS[depth].format(code=code)
+    text = (
+        DEPTHS[depth].format(code=code, name=function, **(LCSF if depth == "lcsf" else LCF))
+        if function == "compute"
+        else DEPTHS[depth].format(code=code)
+    )
     file = f"<{depth}: {code}>"
     linecache.cache[file] = (1, None, text.splitlines(keepends=True), file)
     space = {"__name__": "a_user"}
@@ -133,7 +158,14 @@ def error_of(depth, code, simulated):
 def check_short(printed, message):
     assert message in printed
     assert printed.count("Traceback") + printed.count("direct cause") <= 3 and len(printed.splitlines()) <= 36, printed
-    for inside in ("code_generator.py", "lang/template/kernel.py", "lang/template/calls.py", "core/backend.py", "compiler.py", "semantic.py"):
+    for inside in (
+        "code_generator.py",
+        "lang/template/kernel.py",
+        "lang/template/calls.py",
+        "core/backend.py",
+        "compiler.py",
+        "semantic.py",
+    ):
         assert inside not in printed, printed
 
 
@@ -165,7 +197,11 @@ def test_the_frames_of_a_function_of_the_user_stay():
 def test_layouts_and_element_types_that_do_not_fit():
     code = 'tk.load(input.X, layout="memory") * x'
     error, printed, file, line, _ = error_of("lcsf", code, True)
-    assert isinstance(error.__cause__, ValueError) and "Layout mismatch" in str(error) and str(error).endswith(f"{code}, {file}:{line}]")
+    assert (
+        isinstance(error.__cause__, ValueError)
+        and "Layout mismatch" in str(error)
+        and str(error).endswith(f"{code}, {file}:{line}]")
+    )
     check_short(printed, "Layout mismatch")
     error, printed, file, line, _ = error_of("explicit tiles", "tl.dot(x, tk.cast(x, tk.bf16))", False)
     assert str(error).endswith(f"{file}:{line}]")

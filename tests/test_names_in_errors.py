@@ -42,15 +42,22 @@ def message(run, kind=Exception):
 
 
 BF16 = torch.zeros(128, 64).bfloat16()
-ON_CPU = "a tensor on cpu (shape {}, {}); kernels take tensors on cuda, or on the CPU in the simulator (`with tritonkittens.sim.device():`)"
+ON_CPU = (
+    "a tensor on cpu (shape {}, {}); kernels take tensors on cuda, or on the CPU in the simulator (`with "
+    "tritonkittens.sim.device():`)"
+)
 
 
-@pytest.mark.skipif(has_gpu(), reason="kernels take CPU tensors nowhere but in the simulator; messages are the same with a GPU")
+@pytest.mark.skipif(
+    has_gpu(), reason="kernels take CPU tensors nowhere but in the simulator; messages are the same with a GPU"
+)
 def test_a_tensor_on_the_cpu_is_called_by_its_name_and_the_simulator_is_mentioned():
     x = torch.zeros(16)
     assert message(lambda: Exchanged()(BF16, BF16), ValueError) == "X: " + ON_CPU.format("(128, 64)", "torch.bfloat16")
     g = tk.gl(x)
-    assert message(lambda: copies[(1,)](g, Pair(g, g), 0), ValueError) == "X: " + ON_CPU.format("(16,)", "torch.float32")
+    assert message(lambda: copies[(1,)](g, Pair(g, g), 0), ValueError) == "X: " + ON_CPU.format(
+        "(16,)", "torch.float32"
+    )
     assert message(lambda: scaled[(1,)](x, 1, x), ValueError) == "X: " + ON_CPU.format("(16,)", "torch.float32")
 
 
@@ -60,7 +67,9 @@ def test_a_tensor_elsewhere_than_the_simulator_is_called_by_its_name():
     with sim.device():
         with refused("Y: a tensor on meta (shape (128, 64), torch.bfloat16); kernels take tensors on cpu", ValueError):
             Exchanged()(BF16, meta(128, 64))
-        with refused("PAIR.second: a tensor on meta (shape (16,), torch.float32); kernels take tensors on cpu", ValueError):
+        with refused(
+            "PAIR.second: a tensor on meta (shape (16,), torch.float32); kernels take tensors on cpu", ValueError
+        ):
             copies[(1,)](g, Pair(g, elsewhere), 0)
         with refused("Y: a tensor on meta", ValueError):  # though 1 is compiled in
             scaled[(1,)](x, 1, elsewhere.tensor)
@@ -70,9 +79,14 @@ def test_a_tensor_elsewhere_than_the_simulator_is_called_by_its_name():
 
 def test_a_tensor_that_tma_cannot_address_is_called_by_its_name():
     odd = meta(128, 71)[:, :64]
-    assert message(lambda: Exchanged().compile(meta(128, 64), odd), ValueError).startswith("Y: shape (128, 64), strides (71, 1), 2-byte elements: stride 71")
+    assert message(lambda: Exchanged().compile(meta(128, 64), odd), ValueError).startswith(
+        "Y: shape (128, 64), strides (71, 1), 2-byte elements: stride 71"
+    )
     with sim.device():
-        assert re.match(r"Y: shape \(128, 64\), strides \(71, 1\)", message(lambda: Exchanged()(BF16, torch.zeros(128, 71).bfloat16()[:, :64])))
+        assert re.match(
+            r"Y: shape \(128, 64\), strides \(71, 1\)",
+            message(lambda: Exchanged()(BF16, torch.zeros(128, 71).bfloat16()[:, :64])),
+        )
 
 
 def test_a_dtype_that_tiles_do_not_hold_is_called_by_its_name():
@@ -89,5 +103,11 @@ def test_a_dtype_that_tiles_do_not_hold_is_called_by_its_name():
 def test_names_of_nested_arguments():
     g = torch.zeros(1)
     args = ((g, Pair(g, (g,))), tk.gl(g).plain(), g)
-    assert [name for name, value in leaves(args, ("A", "B")) if value is g] == ["A[0]", "A[1].first", "A[1].second[0]", "B", "argument 2"]
+    assert [name for name, value in leaves(args, ("A", "B")) if value is g] == [
+        "A[0]",
+        "A[1].first",
+        "A[1].second[0]",
+        "B",
+        "argument 2",
+    ]
     assert [name for name, _ in leaves(args[:1], (("P", "Q"),))] == ["P", "Q.first", "Q.second[0]"]

@@ -62,11 +62,15 @@ def test_inputs_that_are_views(kernel_device, rng):
 @pytest.mark.parametrize("activation", [None, "gelu", "gelu_tanh", "silu"])
 def test_what_the_kernel_does_not_take_is_torchs(activation):
     """Other dtypes, and a CPU without the simulator."""
-    function = dict(gelu=nn.functional.gelu, silu=nn.functional.silu, gelu_tanh=lambda x: nn.functional.gelu(x, approximate="tanh"))
+    function = dict(
+        gelu=nn.functional.gelu, silu=nn.functional.silu, gelu_tanh=lambda x: nn.functional.gelu(x, approximate="tanh")
+    )
     for dtype in (torch.float32, torch.float64, BF16):
         layer = Linear(40, 24, dtype=dtype, activation=activation)
         x = torch.randn(3, 40, dtype=dtype)
-        assert torch.equal(layer(x), function.get(activation, lambda y: y)(nn.functional.linear(x, layer.weight, layer.bias)))
+        assert torch.equal(
+            layer(x), function.get(activation, lambda y: y)(nn.functional.linear(x, layer.weight, layer.bias))
+        )
 
 
 def test_kinds_of_tensors(kernel_device, rng):
@@ -172,7 +176,13 @@ def test_from_torch_shares():
     called = []
     theirs.register_forward_hook(lambda *_: called.append(1))
     ours = Linear.from_torch(theirs.eval(), activation="silu")
-    assert type(ours) is Linear and ours.weight is theirs.weight and ours.bias is None and not ours.training and ours.activation == "silu"
+    assert (
+        type(ours) is Linear
+        and ours.weight is theirs.weight
+        and ours.bias is None
+        and not ours.training
+        and ours.activation == "silu"
+    )
     ours(torch.randn(3, 40))
     assert called == [1]
     ours.register_forward_hook(lambda *_: called.append(2))
@@ -225,7 +235,9 @@ def test_a_filter_chooses_by_name_and_module():
     seen = []
     assert replace_linears(model, lambda name, module: seen.append((name, type(module))) or name.endswith(".2")) == 2
     assert ("first", nn.Linear) in seen and ("special", Tied.Special) not in seen
-    assert type(model.blocks[1][2]) is Linear and type(model.blocks[1][0]) is nn.Linear and type(model.first) is nn.Linear
+    assert (
+        type(model.blocks[1][2]) is Linear and type(model.blocks[1][0]) is nn.Linear and type(model.first) is nn.Linear
+    )
 
 
 def test_a_model_that_is_a_linear_cannot_be_replaced_in_place():
@@ -240,7 +252,9 @@ BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.gpu
 @pytest.mark.parametrize("autocast", [False, True])
 def test_compiled_without_graph_breaks(kernel_device, rng, backend, autocast):
     torch._dynamo.reset()
-    model = nn.Sequential(Linear(40, 48, activation="gelu"), Linear(48, 24)).to(DEVICE, torch.float32 if autocast else BF16)
+    model = nn.Sequential(Linear(40, 48, activation="gelu"), Linear(48, 24)).to(
+        DEVICE, torch.float32 if autocast else BF16
+    )
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     for rows in (3, 5):
         x = torch.randn(rows, 40, device=DEVICE, dtype=torch.float32 if autocast else BF16, requires_grad=True)

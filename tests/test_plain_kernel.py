@@ -42,13 +42,16 @@ def test_results(stride, offset):
 
 
 def ptx(stride, start=0):
-    """What a call with this stride compiles on sm_90, and for an input that begins so many numbers behind a multiple of 16 bytes."""
+    """What a call with this stride compiles on sm_90, and for an input that begins so many numbers behind a multiple of
+    16 bytes."""
     kernel = plain_kernel(scaled.fn, num_warps=1)
     x, y = torch.zeros(N * 64 + start)[start:], torch.zeros(N)
     with sim.device():
         kernel[(1,)](x, y, (None, None), stride, 2.0, False, N)
     (key,) = kernel._found.values()
-    return kernel.compile(key, argument_types((x, y, (None, None), *([] if stride == 1 else [stride]), 2.0)), 90).asm["ptx"]
+    return kernel.compile(key, argument_types((x, y, (None, None), *([] if stride == 1 else [stride]), 2.0)), 90).asm[
+        "ptx"
+    ]
 
 
 def test_a_stride_of_one_is_compiled_in():
@@ -66,11 +69,18 @@ def test_specialisations_are_told_apart():
             kernel[(1,)](x, y, (None, None), stride, 2.0, flag, N)
     found = [(dict(key.constants), dict(key.multiples)) for key in kernel._found.values()]
     assert [(c.get("stride"), c["FLAG"], type(c["FLAG"]), m) for c, m in found] == [
-        (1, False, bool, {}), (None, False, bool, {"stride": 16}), (None, False, bool, {}), (None, True, bool, {}), (None, 1, int, {})]  # fmt: skip
+        (1, False, bool, {}),
+        (None, False, bool, {"stride": 16}),
+        (None, False, bool, {}),
+        (None, True, bool, {}),
+        (None, 1, int, {}),
+    ]
 
 
 def test_a_wrong_number_of_arguments():
-    with pytest.raises(TypeError, match=re.escape("scaled: 2 arguments; it takes 7 (X, Y, pair, stride, scale, FLAG, COUNT)")):
+    with pytest.raises(
+        TypeError, match=re.escape("scaled: 2 arguments; it takes 7 (X, Y, pair, stride, scale, FLAG, COUNT)")
+    ):
         scaled[(1,)](torch.zeros(1), 3)
 
 

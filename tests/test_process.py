@@ -91,14 +91,22 @@ def example_Scale():
     return None, (torch.randn(64, 64).bfloat16(), torch.empty(64, 64))
 """
 CHECK = "check folder/checked.py:Scale --schedules 2 --timeline times.json"
-COMMANDS = {"tuned gemm": b"?s", CHECK: b"2 schedules, no finding"}  # and a part of what each prints; the others: tests/test_readme.py
+# and a part of what each prints; the others: tests/test_readme.py
+COMMANDS = {"tuned gemm": b"?s", CHECK: b"2 schedules, no finding"}
 
 
 def run(tmp_path, *arguments, stdout=subprocess.PIPE, **changes):
     """A fresh interpreter in that folder; `changes` are environment variables, None for an unset one."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1", **changes}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+        **changes,
+    }
     environment = {name: value for name, value in environment.items() if value is not None}
-    return subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=300)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=tmp_path, env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=300
+    )
 
 
 def test_a_program_that_imports_the_library_prints_nothing(tmp_path):

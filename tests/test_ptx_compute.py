@@ -1,5 +1,5 @@
-"""inline_ptx: wgmma, tcgen05, math, convert, memory, timing, extern. No GPU: every shim is compiled and assembled for the architectures it
-claims.
+"""inline_ptx: wgmma, tcgen05, math, convert, memory, timing, extern. No GPU: every shim is compiled and assembled for
+the architectures it claims.
 """
 
 import re
@@ -51,7 +51,10 @@ def missing(compiled, *mnemonics):
 def sass(compiled, tmp_path):
     (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
     return subprocess.run(
-        [knobs.nvidia.cuobjdump.path, "-sass", str(tmp_path / "kernel.cubin")], capture_output=True, text=True, check=True
+        [knobs.nvidia.cuobjdump.path, "-sass", str(tmp_path / "kernel.cubin")],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
 
 
@@ -65,7 +68,8 @@ def iota(N: tl.constexpr):
 
 both = pytest.mark.parametrize("explicit", [False, True], ids=["plain", "explicit"])
 
-# --- math ---------------------------------------------------------------------------------------------------------------------------
+# --- math
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -102,8 +106,12 @@ def math_kernel(X, H, Y, Z, SM: tl.constexpr):
 @pytest.mark.parametrize("half", ["fp16", "bf16"])
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_math(arch, half, explicit):
-    compiled = build(math_kernel, {"X": "*fp32", "H": f"*{half}", "Y": "*fp32", "Z": f"*{half}"}, {"SM": arch}, arch, explicit)
-    expected = [table["fp32"][0] for table in ptx_math.INSTRUCTIONS.values() if "fp32" in table and table["fp32"][1] <= arch]
+    compiled = build(
+        math_kernel, {"X": "*fp32", "H": f"*{half}", "Y": "*fp32", "Z": f"*{half}"}, {"SM": arch}, arch, explicit
+    )
+    expected = [
+        table["fp32"][0] for table in ptx_math.INSTRUCTIONS.values() if "fp32" in table and table["fp32"][1] <= arch
+    ]
     expected += [table[half][0] for table in ptx_math.INSTRUCTIONS.values() if half in table and table[half][1] <= arch]
     assert missing(compiled, *expected) == []
 
@@ -135,7 +143,8 @@ def test_math_refusals(arch, name, message):
     assert re.search(message, refusal(math_refused, {"X": "*fp32"}, {"NAME": name}, arch))
 
 
-# --- convert ------------------------------------------------------------------------------------------------------------------------
+# --- convert
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -143,21 +152,33 @@ def convert_kernel(X, Y, SM: tl.constexpr, ALL: tl.constexpr):
     i = iota(1024)
     x = tl.load(X + i)
     y = convert.to_bf16(x).to(tl.float32) + convert.to_bf16(x, "rz", True).to(tl.float32)
-    y += convert.to_f16(x).to(tl.float32) + convert.to_f16(x, "rz").to(tl.float32) + convert.to_f16(x, relu=True).to(tl.float32)
+    y += (
+        convert.to_f16(x).to(tl.float32)
+        + convert.to_f16(x, "rz").to(tl.float32)
+        + convert.to_f16(x, relu=True).to(tl.float32)
+    )
     y += convert.to_tf32(x)
     if SM >= 90:
         y += convert.to_tf32(x, "rn") + convert.to_tf32(x, "rz", relu=True)
-        h = convert.e4m3_to_f16(convert.to_e4m3(x)) + convert.e4m3_to_f16(convert.to_e4m3(x.to(tl.float16), relu=True), relu=True)
+        h = convert.e4m3_to_f16(convert.to_e4m3(x)) + convert.e4m3_to_f16(
+            convert.to_e4m3(x.to(tl.float16), relu=True), relu=True
+        )
         h += convert.e5m2_to_f16(convert.to_e5m2(x, relu=True)) + convert.e5m2_to_f16(convert.to_e5m2(x.to(tl.float16)))
         y += h.to(tl.float32)
     if SM >= 100:
         low, high = convert.e2m1x2_to_f16(convert.to_e2m1x2(x, y))
         y += (low + high).to(tl.float32)
-        y += convert.ue8m0_to_bf16(convert.to_ue8m0(x)).to(tl.float32) + convert.ue8m0_to_bf16(convert.to_ue8m0(x, "rp")).to(tl.float32)
+        y += convert.ue8m0_to_bf16(convert.to_ue8m0(x)).to(tl.float32) + convert.ue8m0_to_bf16(
+            convert.to_ue8m0(x, "rp")
+        ).to(tl.float32)
     if ALL:
         bits = i.to(tl.uint32)
-        y += convert.to_bf16_stochastic(x, bits).to(tl.float32) + convert.to_f16_stochastic(x, bits, relu=True).to(tl.float32)
-        h = convert.e4m3_to_f16(convert.to_e4m3_stochastic(x, bits)) + convert.e5m2_to_f16(convert.to_e5m2_stochastic(x, bits))
+        y += convert.to_bf16_stochastic(x, bits).to(tl.float32) + convert.to_f16_stochastic(x, bits, relu=True).to(
+            tl.float32
+        )
+        h = convert.e4m3_to_f16(convert.to_e4m3_stochastic(x, bits)) + convert.e5m2_to_f16(
+            convert.to_e5m2_stochastic(x, bits)
+        )
         low, high = convert.e2m1x2_to_f16(convert.to_e2m1x2_stochastic(x, y, bits), relu=True)
         y += (h + low + high).to(tl.float32)
     tl.store(Y + i, y)
@@ -205,7 +226,9 @@ STOCHASTIC = [
 def test_convert(arch, explicit):
     stochastic = arch in (100, 103)
     compiled = build(convert_kernel, {"X": "*fp32", "Y": "*fp32"}, {"SM": arch, "ALL": stochastic}, arch, explicit)
-    expected = [name for lowest, names in CONVERSIONS.items() if lowest <= arch for name in names] + (STOCHASTIC if stochastic else [])
+    expected = [name for lowest, names in CONVERSIONS.items() if lowest <= arch for name in names] + (
+        STOCHASTIC if stochastic else []
+    )
     assert missing(compiled, *expected) == []
 
 
@@ -243,7 +266,8 @@ def test_convert_refusals(arch, name, message):
     assert re.search(message, refusal(convert_refused, {"X": "*fp32"}, {"NAME": name}, arch))
 
 
-# --- memory -------------------------------------------------------------------------------------------------------------------------
+# --- memory
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -282,7 +306,9 @@ def memory_kernel(X, Y, F, D, SM: tl.constexpr):
 @both
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_memory(arch, explicit):
-    compiled = build(memory_kernel, {"X": "*fp32", "Y": "*fp32", "F": "*i32", "D": "*i64"}, {"SM": arch}, arch, explicit)
+    compiled = build(
+        memory_kernel, {"X": "*fp32", "Y": "*fp32", "F": "*i32", "D": "*i64"}, {"SM": arch}, arch, explicit
+    )
     expected = [
         "ld.global.L1::no_allocate.L2::128B.v4.b32",
         "ld.global.cg.nc.v2.b32",
@@ -302,9 +328,17 @@ def test_memory(arch, explicit):
         "red.relaxed.gpu.global.add.f32",
     ]
     expected += ["red.relaxed.gpu.global.add.v4.f32", "ld.acquire.cluster.global.b32"] if arch >= 90 else []
-    expected += ["red.relaxed.sys.global.add.v4.f32", "red.relaxed.gpu.global.add.noftz.v2.bf16x2"] if arch >= 90 and explicit else []
+    expected += (
+        ["red.relaxed.sys.global.add.v4.f32", "red.relaxed.gpu.global.add.noftz.v2.bf16x2"]
+        if arch >= 90 and explicit
+        else []
+    )
     if arch >= 100:
-        expected += ["ld.global.L1::evict_last.L2::evict_first.v8.b32", "st.global.L2::evict_last.v8.b32", "ld.global.nc.v4.b64"]
+        expected += [
+            "ld.global.L1::evict_last.L2::evict_first.v8.b32",
+            "st.global.L2::evict_last.v8.b32",
+            "ld.global.nc.v4.b64",
+        ]
     assert missing(compiled, *expected) == []
 
 
@@ -317,7 +351,10 @@ def test_memory(arch, explicit):
         (("load_nc", 32, 1, "lu"), "cache='lu': it is one of 'ca', 'cg', 'cs'"),
         (("store", 32, 1, "ca"), "cache='ca': it is one of 'wb'"),
         (("load", 32, 1, "cg", "evict_last"), "exclude each other"),
-        (("load", 32, 4, "", "", "evict_last"), "load of 128 bits with l2='evict_last': an L2 priority belongs to 256-bit accesses"),
+        (
+            ("load", 32, 4, "", "", "evict_last"),
+            "load of 128 bits with l2='evict_last': an L2 priority belongs to 256-bit accesses",
+        ),
         (("store", 32, 4, "", "", "", "64B"), "only a load fetches ahead"),
     ],
 )
@@ -375,14 +412,17 @@ def test_memory_refusals(arch, explicit, name, message):
     assert re.search(message, refusal(memory_refused, {"X": "*fp32", "H": "*fp16"}, {"NAME": name}, arch, explicit))
 
 
-# --- timing and extern --------------------------------------------------------------------------------------------------------------
+# --- timing and extern
+# --------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def timing_kernel(X):
     i = iota(512)
     timing.nanosleep(100)
-    tl.store(X, timing.clock64() + timing.globaltimer() + timing.clock() + timing.smid() + timing.warpid() + timing.laneid())
+    tl.store(
+        X, timing.clock64() + timing.globaltimer() + timing.clock() + timing.smid() + timing.warpid() + timing.laneid()
+    )
     tl.store(X + i, timing.clock64(i) + timing.laneid(i) + timing.warpid(i))
 
 
@@ -390,7 +430,9 @@ def timing_kernel(X):
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_timing(arch, explicit):
     compiled = build(timing_kernel, {"X": "*i64"}, {}, arch, explicit)
-    assert missing(compiled, "%clock64", "%globaltimer", "%clock;", "%smid", "%warpid", "%laneid", "nanosleep.u32") == []
+    assert (
+        missing(compiled, "%clock64", "%globaltimer", "%clock;", "%smid", "%warpid", "%laneid", "nanosleep.u32") == []
+    )
 
 
 @triton.jit
@@ -407,8 +449,15 @@ def extern_kernel(X, Y, SM: tl.constexpr):
 @both
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_extern(arch, explicit):
-    compiled = build(extern_kernel, {"X": "*i64", "Y": "*i32"}, {"SM": arch}, arch, explicit, extern.link_options({"num_warps": 4}))
-    assert missing(compiled, "%globaltimer", "%smid", *(["mbarrier.try_wait.parity.shared::cta.b64"] if arch >= 90 else [])) == []
+    compiled = build(
+        extern_kernel, {"X": "*i64", "Y": "*i32"}, {"SM": arch}, arch, explicit, extern.link_options({"num_warps": 4})
+    )
+    assert (
+        missing(
+            compiled, "%globaltimer", "%smid", *(["mbarrier.try_wait.parity.shared::cta.b64"] if arch >= 90 else [])
+        )
+        == []
+    )
     assert ".extern" not in compiled.asm["ptx"].replace(".extern .shared", "")
 
 
@@ -418,14 +467,19 @@ def test_link_options_adds_to_the_callers():
     assert given == {"num_warps": 8, "extern_libs": {"libdevice": "/other.bc"}}
 
 
-# --- wgmma --------------------------------------------------------------------------------------------------------------------------
+# --- wgmma
+# --------------------------------------------------------------------------------------------------------------------------
 
-PTX_ENTRY = ".visible .entry k{}() {{\n.reg .b32 d<128>, a<4>; .reg .f32 f<128>; .reg .b64 x, y; .reg .pred p;\n{}\nret;\n}}\n"
+PTX_ENTRY = (
+    ".visible .entry k{}() {{\n.reg .b32 d<128>, a<4>; .reg .f32 f<128>; .reg .b64 x, y; .reg .pred p;\n{}\nret;\n}}\n"
+)
 
 
 def assemble(entries, arch, tmp_path):
     """Runs ptxas on one file with one entry function for each text; returns its complaints."""
-    source = f".version 9.0\n.target sm_{arch}a\n.address_size 64\n" + "".join(PTX_ENTRY.format(i, text) for i, text in enumerate(entries))
+    source = f".version 9.0\n.target sm_{arch}a\n.address_size 64\n" + "".join(
+        PTX_ENTRY.format(i, text) for i, text in enumerate(entries)
+    )
     (tmp_path / "all.ptx").write_text(source)
     command = [
         knobs.nvidia.ptxas_blackwell.path,
@@ -436,7 +490,11 @@ def assemble(entries, arch, tmp_path):
         str(tmp_path / "all.cubin"),
     ]
     # Its infos say that -O0 serialises wgmma; only errors matter here.
-    return [line for line in subprocess.run(command, capture_output=True, text=True).stderr.splitlines() if " info " not in line]
+    return [
+        line
+        for line in subprocess.run(command, capture_output=True, text=True).stderr.splitlines()
+        if " info " not in line
+    ]
 
 
 def every_multiply():
@@ -469,12 +527,18 @@ def test_every_wgmma_assembles(tmp_path):
 @pytest.mark.parametrize(
     "multiply, message",
     [
-        (wgmma.Multiply(12, "f32", "bf16", "bf16"), "wgmma m64n12 f32 += bf16 x bf16: N is a multiple of 8 from 8 to 256, not 12"),
+        (
+            wgmma.Multiply(12, "f32", "bf16", "bf16"),
+            "wgmma m64n12 f32 += bf16 x bf16: N is a multiple of 8 from 8 to 256, not 12",
+        ),
         (wgmma.Multiply(264, "f32", "bf16", "bf16"), "N is a multiple of 8 from 8 to 256, not 264"),
         (wgmma.Multiply(40, "s32", "s8", "s8"), "N is 8, 16, 24 or a multiple of 16 from 32 to 256, not 40"),
         (wgmma.Multiply(8, "f16", "bf16", "bf16"), "bf16 operands accumulate in f32"),
         (wgmma.Multiply(8, "f32", "bf16", "f16"), "both operands come from one of"),
-        (wgmma.Multiply(8, "f32", "e4m3", "e5m2", trans_b=True), "only 16-bit operands may be MN-major; e4m3 must be contiguous in K"),
+        (
+            wgmma.Multiply(8, "f32", "e4m3", "e5m2", trans_b=True),
+            "only 16-bit operands may be MN-major; e4m3 must be contiguous in K",
+        ),
         (wgmma.Multiply(8, "f32", "f16", "f16", True, trans_a=True), "a register operand has no major-ness"),
         (wgmma.Multiply(8, "f32", "f16", "f16", scale_a=2), "the immediates are 1 or -1"),
         (wgmma.Multiply(8, "s32", "s8", "s8", scale_b=-1), "integer operands cannot be negated"),
@@ -560,7 +624,14 @@ def wgmma_kernel(A, B, C, TYPE: tl.constexpr, ACC: tl.constexpr, BITS: tl.conste
     ],
 )
 def test_wgmma(kind, acc, shape, instruction, registers, tmp_path):
-    types = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32, "fp8e4nv": gl.float8e4nv, "i8": gl.int8, "i32": gl.int32}
+    types = {
+        "bf16": gl.bfloat16,
+        "fp16": gl.float16,
+        "fp32": gl.float32,
+        "fp8e4nv": gl.float8e4nv,
+        "i8": gl.int8,
+        "i32": gl.int32,
+    }
     constants = {"TYPE": types[kind], "ACC": types[acc], "BITS": types[kind].primitive_bitwidth, "REGISTERS": registers}
     compiled = build(wgmma_kernel, {"A": f"*{kind}", "B": f"*{kind}", "C": f"*{acc}"}, constants, 90, True)
     assert (
@@ -587,7 +658,12 @@ def wgmma_plain(X):
 
 def test_wgmma_plain():
     compiled = build(wgmma_plain, {"X": "*u64"})
-    assert missing(compiled, "wgmma.fence.sync.aligned", "wgmma.commit_group.sync.aligned", "wgmma.wait_group.sync.aligned 2") == []
+    assert (
+        missing(
+            compiled, "wgmma.fence.sync.aligned", "wgmma.commit_group.sync.aligned", "wgmma.wait_group.sync.aligned 2"
+        )
+        == []
+    )
 
 
 @triton.jit
@@ -629,7 +705,12 @@ def wgmma_refused(X, NAME: tl.constexpr):
     [
         (80, False, "arch", "wgmma.fence.sync.aligned needs sm_90a; this kernel is compiled for sm_80"),
         (100, True, "arch", "wgmma.fence.sync.aligned needs sm_90a; this kernel is compiled for sm_100"),
-        (90, False, "pending", r"wgmma.wait_group\(8\): the number of groups left unfinished is a constant from 0 to 7"),
+        (
+            90,
+            False,
+            "pending",
+            r"wgmma.wait_group\(8\): the number of groups left unfinished is a constant from 0 to 7",
+        ),
         (90, False, "plain tile", "takes register tiles, which only explicit kernels have"),
         (90, True, "rows", "a piece has 64 rows"),
         (90, True, "half", "float16 pairs packed to int32"),
@@ -645,7 +726,8 @@ def test_wgmma_refusals(arch, explicit, name, message):
     assert re.search(message, refusal(wgmma_refused, {"X": "*fp32"}, {"NAME": name}, arch, explicit))
 
 
-# --- tcgen05 ------------------------------------------------------------------------------------------------------------------------
+# --- tcgen05
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -751,7 +833,12 @@ def tcgen05_refused(X, NAME: tl.constexpr):
 @pytest.mark.parametrize(
     "arch, explicit, name, message",
     [
-        (90, False, "arch", "tcgen05.wait::ld.sync.aligned needs sm_100a or sm_103a; this kernel is compiled for sm_90"),
+        (
+            90,
+            False,
+            "arch",
+            "tcgen05.wait::ld.sync.aligned needs sm_100a or sm_103a; this kernel is compiled for sm_90",
+        ),
         (120, True, "arch", "needs sm_100a or sm_103a; this kernel is compiled for sm_120"),
         (103, False, "int8", "tcgen05.mma.cta_group::1.kind::i8 needs sm_100a; this kernel is compiled for sm_103"),
         (100, False, "columns", "tensor memory of 48 columns: allocations are a power of two from 32 to 512"),
@@ -772,7 +859,10 @@ def test_instruction_descriptor():
     assert tcgen05.instruction_descriptor("f8f6f4", 64, 8, "e2m1", "e5m2", "f16", trans_b=True, negate_a=True) == (
         5 << 7 | 1 << 10 | 1 << 13 | 1 << 16 | 1 << 17 | 4 << 24
     )
-    assert tcgen05.instruction_descriptor("i8", 128, 32, "s8", "u8", "s32", saturate=True) == 1 << 3 | 2 << 4 | 1 << 7 | 4 << 17 | 8 << 24
+    assert (
+        tcgen05.instruction_descriptor("i8", 128, 32, "s8", "u8", "s32", saturate=True)
+        == 1 << 3 | 2 << 4 | 1 << 7 | 4 << 17 | 8 << 24
+    )
     assert tcgen05.descriptor_constant(16, 1024, 128) == 1 << 16 | 64 << 32 | 1 << 46 | 2 << 61
     for arguments, message in (
         (("f16", 128, 24, "bf16"), "n a multiple of 16"),
@@ -786,7 +876,8 @@ def test_instruction_descriptor():
 
 
 @pytest.mark.parametrize(
-    "shape, words, message", [("32x32b", 3, "of 3 words a thread"), ("16x256b", 2, "of 2 words"), ("8x8b", 4, "shapes are 32x32b")]
+    "shape, words, message",
+    [("32x32b", 3, "of 3 words a thread"), ("16x256b", 2, "of 2 words"), ("8x8b", 4, "shapes are 32x32b")],
 )
 def test_transfer_rules(shape, words, message):
     with pytest.raises(ValueError, match=message):

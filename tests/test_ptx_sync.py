@@ -1,4 +1,5 @@
-"""The synchronisation and copy shims of `inline_ptx`: every one assembles where it claims to, and is refused where it must be. No GPU."""
+"""The synchronisation and copy shims of `inline_ptx`: every one assembles where it claims to, and is refused where it
+must be. No GPU."""
 
 import re
 import subprocess
@@ -34,7 +35,9 @@ pytestmark = pytest.mark.usefixtures("compiled_anew")
 
 def compile_kernel(kernel, sm, explicit=False, options=None, **arguments):
     """The compiled kernel; `arguments` are signature types by name. The innermost error, where compilation fails."""
-    source = GluonASTSource(GluonJITFunction(kernel.fn), arguments, {}) if explicit else ASTSource(kernel, arguments, {})
+    source = (
+        GluonASTSource(GluonJITFunction(kernel.fn), arguments, {}) if explicit else ASTSource(kernel, arguments, {})
+    )
     try:
         return triton.compile(source, target=GPUTarget("cuda", sm, 32), options={"num_warps": 4, **(options or {})})
     except Exception as error:
@@ -125,7 +128,11 @@ def mbarrier_hopper(out):
     mbarrier.arrive_remote(bar, rank)
     mbarrier.arrive_remote(bar, rank, 5)
     mbarrier.arrive_expect_tx_remote(bar, rank, 16)
-    done = mbarrier.test_wait(bar, 0, scope="cluster") + mbarrier.try_wait(bar, 0) + mbarrier.try_wait(bar, 1, "cluster", 1000)
+    done = (
+        mbarrier.test_wait(bar, 0, scope="cluster")
+        + mbarrier.try_wait(bar, 0)
+        + mbarrier.try_wait(bar, 1, "cluster", 1000)
+    )
     mbarrier.wait(bar, 0)
     mbarrier.wait(bar, 0, "cluster")
     mbarrier.wait_or_trap(bar, 1)
@@ -133,7 +140,14 @@ def mbarrier_hopper(out):
     cluster.wait()
     cluster.arrive("relaxed", aligned=False)
     cluster.wait(aligned=False)
-    done += cluster.nctarank() + cluster.ctaid(0) + cluster.ctaid(1) + cluster.ctaid(2) + cluster.nctaid(0) + cluster.nctaid(2)
+    done += (
+        cluster.nctarank()
+        + cluster.ctaid(0)
+        + cluster.ctaid(1)
+        + cluster.ctaid(2)
+        + cluster.nctaid(0)
+        + cluster.nctaid(2)
+    )
     remote = cluster.mapa(bar, rank)
     cluster.st(remote, 7, tl.int32)
     cluster.st(remote, 1.5, tl.float32)
@@ -141,7 +155,11 @@ def mbarrier_hopper(out):
     cluster.st_async(remote, 7, remote, tl.int32)
     cluster.st_async(remote, 2.5, remote, tl.float32)
     cluster.st_async(remote, 7, remote, tl.int64)
-    done += cluster.ld(remote, tl.int32) + cluster.ld(remote, tl.float32).to(tl.int32) + cluster.ld(remote, tl.int64).to(tl.int32)
+    done += (
+        cluster.ld(remote, tl.int32)
+        + cluster.ld(remote, tl.float32).to(tl.int32)
+        + cluster.ld(remote, tl.int64).to(tl.int32)
+    )
     barrier.fence("acq_rel", "cluster")
     pdl.wait()
     pdl.launch_dependents()
@@ -331,7 +349,9 @@ def launch_control(out):
     bar = shared.allocate(8, 8)
     clc.try_cancel(result, bar)
     mbarrier.wait(bar, 0)
-    tl.store(out, clc.is_canceled(result) + clc.first_ctaid(result) + clc.first_ctaid(result, 1) + clc.first_ctaid(result, 2))
+    tl.store(
+        out, clc.is_canceled(result) + clc.first_ctaid(result) + clc.first_ctaid(result, 1) + clc.first_ctaid(result, 2)
+    )
 
 
 @triton.jit
@@ -389,7 +409,8 @@ def test_one_call_is_one_buffer(tmp_path):
     cubin.write_bytes(kernel.asm["cubin"])
     command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(cubin)]
     usage = re.search(r"SHARED:(\d+)", subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    # 1 KiB is the hardware's own on sm_90. A multiple of 1024 leaves the compiler's swizzled tiles, which come behind, where they must lie
+    # 1 KiB is the hardware's own on sm_90. A multiple of 1024 leaves the compiler's swizzled tiles, which come behind,
+    # where they must lie
     assert usage and int(usage.group(1)) == 3 * 1024
 
 
@@ -409,7 +430,8 @@ def test_operands_are_numbered_alike_in_both_languages():
     assert "mov.b32 %r" in plain  # plain Triton's dummy result
 
 
-# -- refusals ------------------------------------------------------------------------------------------------------------------------
+# -- refusals
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -459,7 +481,11 @@ def use_replace(out):
         (use_tma, 86, "cp.async.bulk needs sm_90 or newer; this kernel is compiled for sm_86"),
         (use_elect, 80, "elect.sync needs sm_90 or newer; this kernel is compiled for sm_80"),
         (use_cluster, 80, "barrier.cluster.arrive needs sm_90 or newer; this kernel is compiled for sm_80"),
-        (use_replace, 89, "tensormap.replace needs sm_90a, sm_100a, sm_103a or sm_120a; this kernel is compiled for sm_89"),
+        (
+            use_replace,
+            89,
+            "tensormap.replace needs sm_90a, sm_100a, sm_103a or sm_120a; this kernel is compiled for sm_89",
+        ),
     ],
 )
 def test_a_target_that_lacks_the_instruction_is_refused(kernel, sm, message, explicit):
@@ -555,18 +581,23 @@ def test_shims_need_a_kernel():
         asm("nop;", "", [])
 
 
-# -- text and tensor maps ------------------------------------------------------------------------------------------------------------
+# -- text and tensor maps
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_issued_scopes_and_guards():
     assert issued("a;", "thread", 90) == "{ a; }"
-    assert issued(("a;", "b;"), "warp", 90) == "{ .reg .pred issue; elect.sync _|issue, 0xffffffff; @issue a; @issue b; }"
+    assert (
+        issued(("a;", "b;"), "warp", 90) == "{ .reg .pred issue; elect.sync _|issue, 0xffffffff; @issue a; @issue b; }"
+    )
     assert "%laneid" in issued("a;", "warp", 80) and "elect" not in issued("a;", "warp", 80)
     assert "and.b32 lane, lane, 127;" in issued("a;", "warpgroup", 90)
     assert issued("a;", "cta", 90, "declared;").endswith("declared; @issue a; }")
 
 
-GOOD = dict(address=0x7F00_0000_0000, dtype="bf16", shape=(256, 100, 8), strides=(512, 51200), box=(64, 64, 1), swizzle=128)
+GOOD = dict(
+    address=0x7F00_0000_0000, dtype="bf16", shape=(256, 100, 8), strides=(512, 51200), box=(64, 64, 1), swizzle=128
+)
 
 
 @pytest.mark.parametrize(
@@ -574,8 +605,14 @@ GOOD = dict(address=0x7F00_0000_0000, dtype="bf16", shape=(256, 100, 8), strides
     [
         (dict(shape=(8,) * 6, strides=(16,) * 5, box=(8,) * 6), "6 dimensions; a tensor map has 1 to 5"),
         (dict(shape=(), strides=(), box=()), "0 dimensions; a tensor map has 1 to 5"),
-        (dict(address=0x7F00_0000_0008), "address=0x7f0000000008): the tensor's address must be a multiple of 16 bytes"),
-        (dict(address=0x7F00_0000_0010, interleave=32, swizzle=32), "the tensor's address must be a multiple of 32 bytes"),
+        (
+            dict(address=0x7F00_0000_0008),
+            "address=0x7f0000000008): the tensor's address must be a multiple of 16 bytes",
+        ),
+        (
+            dict(address=0x7F00_0000_0010, interleave=32, swizzle=32),
+            "the tensor's address must be a multiple of 32 bytes",
+        ),
         (dict(shape=(256, 0, 8)), "every extent is 1 to 2**32"),
         (dict(strides=(512,)), "2 strides in bytes for 3 dimensions"),
         (dict(strides=(512, 51208)), "51208 bytes; every stride is a multiple of 16 bytes and below 2**40"),
@@ -587,8 +624,14 @@ GOOD = dict(address=0x7F00_0000_0000, dtype="bf16", shape=(256, 100, 8), strides
         (dict(swizzle=64), "64 elements of 2 bytes are 128 bytes; a 64-byte swizzle spans at most 64"),
         (dict(swizzle=48), "swizzle=48): one of 0, 32, 64, 128"),
         (dict(interleave=32), "interleave 32 needs swizzle 32"),
-        (dict(interleave=16, shape=(256, 100), strides=(512,), box=(64, 64)), "an interleaved tensor has at least 3 dimensions"),
-        (dict(fill="nan", dtype="int32", box=(32, 64, 1)), "fill='nan', dtype=int32): only floating-point tensors can be filled with NaN"),
+        (
+            dict(interleave=16, shape=(256, 100), strides=(512,), box=(64, 64)),
+            "an interleaved tensor has at least 3 dimensions",
+        ),
+        (
+            dict(fill="nan", dtype="int32", box=(32, 64, 1)),
+            "fill='nan', dtype=int32): only floating-point tensors can be filled with NaN",
+        ),
         (dict(fill="inf"), "fill='inf'): one of 'zero', 'nan'"),
         (dict(l2_promotion=32), "l2_promotion=32): one of 0, 64, 128, 256"),
         (dict(element_strides=(1, 9, 1)), "element_strides=(1, 9, 1)): 3 steps of 1 to 8 elements"),
@@ -601,7 +644,8 @@ def test_the_rules_of_a_tensor_map(change, message):
 
 
 @pytest.mark.parametrize(
-    "change", [dict(), dict(box=(256, 64, 1), swizzle=0), dict(fill="nan"), dict(dtype=tl.float16), dict(strides=(0, 16))]
+    "change",
+    [dict(), dict(box=(256, 64, 1), swizzle=0), dict(fill="nan"), dict(dtype=tl.float16), dict(strides=(0, 16))],
 )
 def test_what_the_rules_allow(change):
     tensormap.check_tiled(**{**GOOD, **change})
@@ -618,7 +662,9 @@ class RecordingDriver:
     def cuDriverGetVersion(self, where):
         where._obj.value = self.version
 
-    def cuTensorMapEncodeTiled(self, where, dtype, rank, address, shape, strides, box, steps, interleave, swizzle, promotion, fill):
+    def cuTensorMapEncodeTiled(
+        self, where, dtype, rank, address, shape, strides, box, steps, interleave, swizzle, promotion, fill
+    ):
         import ctypes
 
         assert where.value % 64 == 0
@@ -647,7 +693,9 @@ def test_encode_tiled_hands_the_driver_its_own_terms(monkeypatch):
     assert tma.encode_tiled(**GOOD, fill="nan", l2_promotion=256) == b"\xa5" * 128
     assert fake.calls == [(9, 3, 0x7F00_0000_0000, (256, 100, 8), (512, 51200), (64, 64, 1), (1, 1, 1), 0, 3, 3, 1)]
     fake.status = 1
-    with pytest.raises(RuntimeError, match="cuTensorMapEncodeTiled returned error 1 for dtype=bf16, shape=\\(256, 100, 8\\)"):
+    with pytest.raises(
+        RuntimeError, match="cuTensorMapEncodeTiled returned error 1 for dtype=bf16, shape=\\(256, 100, 8\\)"
+    ):
         tma.encode_tiled(**GOOD)
 
 

@@ -13,13 +13,28 @@ TILE = tk.st(tk.bf16, 64, 64)
 X = torch.empty(200, 64, dtype=torch.bfloat16, device="meta")
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda: tk.gl(X[None, None], TILE, ragged=True), "gl(…, ragged=True) of 4 dimensions with st(bf16, 64, 64): takes two or three dimensions"),
-    (lambda: tk.gl(X, TILE, tk.sv(tk.bf16, 64), ragged=True), "with st(bf16, 64, 64), sv(bf16, 64): takes two or three dimensions, and types of tiles"),
-    (lambda: tk.gl(X, ragged=True), "gl(…, ragged=True) of 2 dimensions with no tile type: takes"),
-    (lambda: tk.gl(X, TILE, ragged=True, static=True), "gl(static=…, ragged=True): extents of a ragged tensor are those of its sequences"),
-    (lambda: tk.layout(globals=dict(X=TILE), input=dict(X=TILE), ragged=("Y",)), "layout(ragged=('Y',)): 'Y' is no global; there are X"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: tk.gl(X[None, None], TILE, ragged=True),
+            "gl(…, ragged=True) of 4 dimensions with st(bf16, 64, 64): takes two or three dimensions",
+        ),
+        (
+            lambda: tk.gl(X, TILE, tk.sv(tk.bf16, 64), ragged=True),
+            "with st(bf16, 64, 64), sv(bf16, 64): takes two or three dimensions, and types of tiles",
+        ),
+        (lambda: tk.gl(X, ragged=True), "gl(…, ragged=True) of 2 dimensions with no tile type: takes"),
+        (
+            lambda: tk.gl(X, TILE, ragged=True, static=True),
+            "gl(static=…, ragged=True): extents of a ragged tensor are those of its sequences",
+        ),
+        (
+            lambda: tk.layout(globals=dict(X=TILE), input=dict(X=TILE), ragged=("Y",)),
+            "layout(ragged=('Y',)): 'Y' is no global; there are X",
+        ),
+    ],
+)
 def test_refused_on_the_host(make, message):
     with pytest.raises(tk.TileError, match=re.escape(message)):
         make()
@@ -47,11 +62,15 @@ def wrong(X, PLAIN, WHAT: tl.constexpr):
 
 
 REFUSED = {
-    "no sequence": "load_async: the tensor is ragged; the first coordinate is a tk.sequence, in front of one for each dimension",
-    "no sequence for registers": "load of rt(bf16, 64, 64): the tensor is ragged; the first coordinate is a tk.sequence",
-    "not ragged": "store_async of a sequence: the tensor's map ends with the tensor; pass tk.gl(tensor, tile types, ragged=True)",
+    "no sequence": "load_async: the tensor is ragged; the first coordinate is a tk.sequence, in front of one for each "
+    "dimension",
+    "no sequence for registers": "load of rt(bf16, 64, 64): the tensor is ragged; the first coordinate is a "
+    "tk.sequence",
+    "not ragged": "store_async of a sequence: the tensor's map ends with the tensor; pass tk.gl(tensor, tile types, "
+    "ragged=True)",
     "vector": "load_async of a sequence: TMA moves tiles of it, not vectors",
-    "coordinates": "store of a tile of shape [64, 64]: 1 coordinates for a tensor of 2 dimensions; give one per dimension, in tiles",
+    "coordinates": "store of a tile of shape [64, 64]: 1 coordinates for a tensor of 2 dimensions; give one per "
+    "dimension, in tiles",
     "one element": "load_scalar: takes no tk.sequence",
     "rows": "extent(axis=-2): the rows of a ragged tensor are those of its sequences",
 }

@@ -1,4 +1,5 @@
-"""What the README and the pages of docs show works: their blocks run here, their commands are executed, their figures are those that the library draws."""
+"""What the README and the pages of docs show works: their blocks run here, their commands are executed, their figures
+are those that the library draws."""
 
 import contextlib
 import importlib.util
@@ -24,7 +25,10 @@ from tritonkittens.kernels.attention import attention_torch
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))}
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
 TEXT = "\n".join(PAGES.values())
 # a terminal whose encoding lacks what some commands print; its bytes decode in any
 ASCII = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -37,7 +41,8 @@ def pages_with_blocks():
 
 
 def run_page(name, folder, **names):
-    """Run the blocks of a page one after the other; returns the names that they define. Lines keep their numbers, and the source a file, as Triton wants it.
+    """Run the blocks of a page one after the other; returns the names that they define. Lines keep their numbers, and
+    the source a file, as Triton wants it.
 
     Where a comment needs a module that is not installed, it and what follows on the page are left out.
     """
@@ -71,7 +76,11 @@ def run_page(name, folder, **names):
 def check_readme(names):
     x, y = names["x"], names["y"]
     assert relative_error(y, x.double().softmax(1)) < 1e-6
-    source = ASTSource(names["softmax_kernel"], {"X": "*fp32", "Y": "*fp32", "ROWS": "constexpr", "COLS": "constexpr"}, {(2,): 16, (3,): 64})
+    source = ASTSource(
+        names["softmax_kernel"],
+        {"X": "*fp32", "Y": "*fp32", "ROWS": "constexpr", "COLS": "constexpr"},
+        {(2,): 16, (3,): 64},
+    )
     assert "ex2.approx" in triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
     a, w, bias, residual = (names[name].double() for name in ("a", "w", "bias", "residual"))
     assert relative_error(names["c"], residual + torch.nn.functional.gelu(a @ w.T + bias)) < 5e-3
@@ -87,7 +96,9 @@ def check_quick_start(names):
 def check_tiles(names):
     assert relative_error(names["s"], names["q"].double() @ names["k"].double().T) < 1e-6
     tile = tk.st(tk.bf16, 64, 128)
-    scores = names["scores_kernel"].compile(tk.gl(meta(128, 128), tile), tk.gl(meta(128, 128), tile), tk.gl(meta(128, 128, dtype=torch.float32)), tile)
+    scores = names["scores_kernel"].compile(
+        tk.gl(meta(128, 128), tile), tk.gl(meta(128, 128), tile), tk.gl(meta(128, 128, dtype=torch.float32)), tile
+    )
     assert scores.asm["ptx"].count("wgmma.mma_async") == 8
 
 
@@ -110,12 +121,19 @@ def check_simulator(names):
 
 def check_kernels(names):
     x, w, bias, x0, g, q, k, v = (names[name] for name in ("rows", "w", "bias", "x0", "g", "q", "k", "v"))
-    assert relative_error(names["c"], x0.double() + g.double() * torch.nn.functional.gelu(x.double() @ w.double().T + bias.double())) < 5e-3
+    assert (
+        relative_error(
+            names["c"], x0.double() + g.double() * torch.nn.functional.gelu(x.double() @ w.double().T + bias.double())
+        )
+        < 5e-3
+    )
     assert names["o"].isfinite().all() and names["lse"].shape == (1, 4, 70)
     expected, _ = attention_torch(q[:, :, -1:], k[:, :, :75], v[:, :, :75])
     assert relative_error(names["o1"], expected) < 8e-3 and torch.equal(names["o1"], names["o2"])
     assert names["tokens_out"].shape == (70, 4, 64) and names["tokens_out"].isfinite().all()
-    assert relative_error(names["seen"]["y"], torch.nn.functional.scaled_dot_product_attention(*[q.double()] * 3)) < 8e-3
+    assert (
+        relative_error(names["seen"]["y"], torch.nn.functional.scaled_dot_product_attention(*[q.double()] * 3)) < 8e-3
+    )
     if "register_transformers" in names:
         assert relative_error(names["logits"], names["logits_by_sdpa"]) < 2e-2
 
@@ -133,7 +151,8 @@ CHECKS = {
 
 @pytest.mark.parametrize("name", pages_with_blocks())
 def test_the_blocks_of_a_page_run(name, rng, tmp_path):
-    uses_device = "device=device" in PAGES[name]  # on a GPU, or simulated; other pages compile, or have the simulator in their blocks
+    # on a GPU, or simulated; other pages compile, or have the simulator in their blocks
+    uses_device = "device=device" in PAGES[name]
     with sim.device() if uses_device and DEVICE == "cpu" else contextlib.nullcontext():
         names = run_page(name, tmp_path, device=torch.device(DEVICE))
     CHECKS.get(name, lambda names: None)(names)
@@ -144,13 +163,24 @@ def test_pages_with_checks_have_blocks():
 
 
 def test_the_check_command(tmp_path):
-    (command,) = re.findall(r"^python -m (tritonkittens check [^#\n]*--timeline [^#\n]*)", PAGES["docs/simulator.md"], re.MULTILINE)
-    (softmax,) = [found for found in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "def softmax_kernel" in found]
+    (command,) = re.findall(
+        r"^python -m (tritonkittens check [^#\n]*--timeline [^#\n]*)", PAGES["docs/simulator.md"], re.MULTILINE
+    )
+    (softmax,) = [
+        found for found in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "def softmax_kernel" in found
+    ]
     example = "def example_softmax():\n    return (1,), (torch.randn(16, 64), torch.empty(16, 64), 16, 64)\n"
     definitions = softmax[: softmax.index("\nx, y = ")]
     (tmp_path / "my_kernels.py").write_text(definitions + "\nsoftmax = softmax_kernel\n\n" + example)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, "-m", *command.split()], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0 and "50 schedules, no finding" in done.stdout, done.stdout + done.stderr
     assert "modelled" in (tmp_path / "softmax.svg").read_text()
 
@@ -165,7 +195,9 @@ def test_the_inspect_commands():
     commands = re.findall(r"^python -m (tritonkittens inspect[^#\n]*)", PAGES["docs/inspector.md"], re.MULTILINE)
     assert len(commands) == 3
     for command in commands:
-        done = subprocess.run([sys.executable, "-m", *command.split()], cwd=ROOT, env=ASCII, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [sys.executable, "-m", *command.split()], cwd=ROOT, env=ASCII, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0, done.stderr
         assert "gemm" in done.stdout or "_template_kernel" in done.stdout
 
@@ -174,13 +206,22 @@ def test_the_tuned_commands():
     commands = re.findall(r"^python -m (tritonkittens tuned[^#\n]*)", PAGES["docs/inspector.md"], re.MULTILINE)
     assert len(commands) == 2
     for command in commands:
-        done = subprocess.run([sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [sys.executable, "-m", *command.split()], cwd=ROOT, capture_output=True, text=True, timeout=300
+        )
         assert done.returncode == 0 and "NVIDIA H200" in done.stdout, done.stderr
 
 
 def test_the_example_and_the_demo_end_well():
     for command in (["examples/attention_pipeline.py"], ["-m", "tritonkittens", "demo"]):
-        done = subprocess.run([sys.executable, *command], cwd=ROOT, env=ASCII if "demo" in command else None, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env=ASCII if "demo" in command else None,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
         assert done.returncode == 0, done.stderr
 
 
@@ -208,8 +249,16 @@ def test_the_figures_are_those_that_the_library_draws(monkeypatch, tmp_path):
 
 
 def test_notes_and_files_that_are_cited_exist():
-    sources = [path for folder in ("kernels", "tritonkittens", "bench", "tests", "examples") for path in (ROOT / folder).rglob("*.py")]
-    cited = {name for text in [*(path.read_text() for path in sources), *PAGES.values()] for name in re.findall(r"docs/notes/\w+\.md|bench/\w+\.json", text)}
+    sources = [
+        path
+        for folder in ("kernels", "tritonkittens", "bench", "tests", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    cited = {
+        name
+        for text in [*(path.read_text() for path in sources), *PAGES.values()]
+        for name in re.findall(r"docs/notes/\w+\.md|bench/\w+\.json", text)
+    }
     cited |= set(re.findall(r"\]\(([\w/]+(?:\.\w+)?)\)", README))
     assert len(cited) > 5 and all((ROOT / name).exists() for name in cited), cited
 

@@ -1,4 +1,5 @@
 """`bench.same_code` on a repository of its own, whose kernels are small."""
+
 import json
 import subprocess
 
@@ -23,14 +24,18 @@ def {name}(X, Y, n):
 
 def compiled(arch):
     signature = dict(X="*fp32", Y="*fp32", n="i32")
-    return triton.compile(ASTSource({name}, signature, {{}}), target=GPUTarget("cuda", 90, 32), options=dict(num_warps={warps}))
+    return triton.compile(ASTSource({name}, signature, {{}}), target=GPUTarget("cuda", 90, 32),
+                          options=dict(num_warps={warps}))
 
 def refused(arch):
     raise ValueError("this kernel uses wgmma")
 
 kernels = dict(scale=compiled, old=refused{more})
 """
-REGISTRY = "def registry():\n    from tritonkittens.{module} import kernels\n    print('a line that is no answer')\n    return kernels\n"
+REGISTRY = (
+    "def registry():\n    from tritonkittens.{module} import kernels\n    print('a line that is no answer')\n "
+    "   return kernels\n"
+)
 
 
 def write(root, module="first", **changes):
@@ -50,7 +55,11 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path / "kept"))
     folder = tmp_path / "repository"
     write(folder)
-    for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "One"]):
+    for command in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "One"],
+    ):
         subprocess.run(["git", "-C", str(folder), *command], check=True)
     return folder
 
@@ -66,7 +75,9 @@ def test_names_files_and_lines_do_not_count_and_instructions_do(root, capsys):
     write(root, factor=4, more=", new=refused")
     assert run(root, "--show", "scale") == 1
     said = capsys.readouterr().out
-    assert f"{ARCH} scale: other instructions, {number(root)} as before\n" in said and said.endswith("same 0, differ 1, refused 0, only here 0, only there 0\n")
+    assert f"{ARCH} scale: other instructions, {number(root)} as before\n" in said and said.endswith(
+        "same 0, differ 1, refused 0, only here 0, only there 0\n"
+    )
     assert "\n-    FMUL" in said and "\n+    FMUL" in said
     write(root, warps=8, more=", new=refused")
     (kept,) = (root.parent / "kept").rglob(f"scale.{ARCH}.json")
@@ -95,7 +106,10 @@ def test_a_commit_is_compiled_once_and_a_changed_tree_each_time(root, monkeypatc
 
 def test_a_revision_that_alone_refuses_or_has_a_kernel_differs():
     code = machine_code_of(1)
-    both = same_code.compared({("a", ARCH): code, ("b", ARCH): {"refused": "no"}}, {("a", ARCH): {"refused": "E: bad"}, ("b", ARCH): {"refused": "other"}})
+    both = same_code.compared(
+        {("a", ARCH): code, ("b", ARCH): {"refused": "no"}},
+        {("a", ARCH): {"refused": "E: bad"}, ("b", ARCH): {"refused": "other"}},
+    )
     assert both.differing == {("a", ARCH): "compiles → E: bad"} and both.refused == 1 and both.is_failure(strict=False)
     apart = same_code.Comparison(same=1, only_there=["c"])
     assert not apart.is_failure(strict=False) and apart.is_failure(strict=True)
@@ -104,7 +118,15 @@ def test_a_revision_that_alone_refuses_or_has_a_kernel_differs():
 
 
 def machine_code_of(registers):
-    return {"instructions": 8, "registers": registers, "shared": 0, "warps": 4, "tensor memory": 0, "code digest": "d", "constants and attributes": "c"}
+    return {
+        "instructions": 8,
+        "registers": registers,
+        "shared": 0,
+        "warps": 4,
+        "tensor memory": 0,
+        "code digest": "d",
+        "constants and attributes": "c",
+    }
 
 
 def test_what_cannot_be_compared_is_refused(root, capsys):
@@ -113,7 +135,9 @@ def test_what_cannot_be_compared_is_refused(root, capsys):
     with pytest.raises(SystemExit, match=r"same_code: no kernel matches 'x\*'"):
         run(root, "--only", "x*")
     (root / "tritonkittens" / "first.py").write_text("raise OSError('no kernels today')")
-    with pytest.raises(SystemExit, match=r"same_code: the kernels of .*/repository cannot be listed: OSError: no kernels today"):
+    with pytest.raises(
+        SystemExit, match=r"same_code: the kernels of .*/repository cannot be listed: OSError: no kernels today"
+    ):
         run(root)
     with pytest.raises(SystemExit):
         run(root, "--jobs", "0")

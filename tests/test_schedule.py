@@ -1,4 +1,5 @@
-"""Schedules against the orders written out in numpy, in a plain kernel under Triton's interpreter; the host-side choice of a supergroup."""
+"""Schedules against the orders written out in numpy, in a plain kernel under Triton's interpreter; the host-side choice
+of a supergroup."""
 
 import heapq
 import itertools
@@ -73,7 +74,8 @@ for blocks, tiles, others, rounds in BANDS:
     results[f"bands {blocks} {tiles} {others} {rounds}"] = out.numpy()
 np.savez(sys.argv[2], **results)
 """
-BANDS = [(4, 2, 9, 2), (4, 3, 7, 1), (5, 8, 3, 2), (3, 1, 11, 1), (7, 2, 2, 3), (8, 4, 20, 2)]  # blocks, tiles, others, rounds
+# blocks, tiles, others, rounds
+BANDS = [(4, 2, 9, 2), (4, 3, 7, 1), (5, 8, 3, 2), (3, 1, 11, 1), (7, 2, 2, 3), (8, 4, 20, 2)]
 
 
 def supergroup_order(rows, cols, group):
@@ -95,16 +97,20 @@ def test_device_schedules_in_the_interpreter(rng, tmp_path):
     np.save(source, np.array(cases))
     root = Path(__file__).parents[1]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
-    done = subprocess.run([sys.executable, str(program), str(source), str(target)], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(program), str(source), str(target)], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     results = np.load(target)
     for n, (rows, cols, others, blocks, iterations, group, _) in enumerate(cases):
         out = results[str(n)]
         assert out[: rows * cols, :2].tolist() == [list(x) for x in supergroup_order(rows, cols, group)], cases[n]
         orders = {
-            tk.RowMajor(): [(r, c) for r in range(rows) for c in range(cols)], tk.ColumnMajor(): [(r, c) for c in range(cols) for r in range(rows)],
-            tk.Supergroup(group): supergroup_order(rows, cols, group), tk.LongestFirst(): [(r, c) for r in reversed(range(rows)) for c in range(cols)],
-        }  # fmt: skip
+            tk.RowMajor(): [(r, c) for r in range(rows) for c in range(cols)],
+            tk.ColumnMajor(): [(r, c) for c in range(cols) for r in range(rows)],
+            tk.Supergroup(group): supergroup_order(rows, cols, group),
+            tk.LongestFirst(): [(r, c) for r in reversed(range(rows)) for c in range(cols)],
+        }
         for order, wanted in orders.items():
             assert results[f"{n} {order}"].tolist() == [list(x) for x in wanted], (order, cases[n])
         longest = [[tile, other] for tile in reversed(range(rows)) for other in range(others)]
@@ -120,11 +126,14 @@ def test_device_schedules_in_the_interpreter(rng, tmp_path):
         assert done_work == work, f"{cases[n]}: every step once, in order"
         assert np.ptp(out[:blocks, 6]) <= 1
     for blocks, tiles, others, rounds in BANDS:
-        assert results[f"bands {blocks} {tiles} {others} {rounds}"].tolist() == longest_first(blocks, tiles, others, rounds)
+        assert results[f"bands {blocks} {tiles} {others} {rounds}"].tolist() == longest_first(
+            blocks, tiles, others, rounds
+        )
 
 
 def longest_first(blocks, tiles, others, rounds):
-    """Bands of as few others as make a task for every block, and at the end of all that are left once they make fewer than `rounds` more."""
+    """Bands of as few others as make a task for every block, and at the end of all that are left once they make fewer
+    than `rounds` more."""
     each, first, order = max(1, blocks // tiles), 0, []
     while first < others:
         last = others - first - each < -(-rounds * blocks // tiles)
@@ -147,8 +156,14 @@ SIZES = st.integers(1, 40000)
 
 
 @settings(max_examples=200, deadline=None)
-@given(rows=SIZES, cols=SIZES, depth=SIZES, tile=st.tuples(st.sampled_from([64, 128, 256]), st.sampled_from([64, 128, 256])),
-       itemsize=st.sampled_from([1, 2, 4]), l2=st.integers(2**20, 2**27))
+@given(
+    rows=SIZES,
+    cols=SIZES,
+    depth=SIZES,
+    tile=st.tuples(st.sampled_from([64, 128, 256]), st.sampled_from([64, 128, 256])),
+    itemsize=st.sampled_from([1, 2, 4]),
+    l2=st.integers(2**20, 2**27),
+)
 def test_supergroup_rows_fit_l2_and_make_few_even_bands(rows, cols, depth, tile, itemsize, l2):
     group = tk.supergroup_rows(rows, cols, depth, tile, itemsize, l2)
     tiles = -(-rows // tile[0])
@@ -167,7 +182,8 @@ def test_supergroup_rows_fit_l2_and_make_few_even_bands(rows, cols, depth, tile,
 def test_supergroup_rows_of_known_problems():
     h200 = 50 * 2**20
     assert tk.supergroup_rows(4096, 4096, 256, (128, 256), 2, h200) == 32  # everything fits: one band
-    assert tk.supergroup_rows(8192, 8192, 8192, (128, 256), 2, h200) == 10  # 2 MiB a row tile beside 4 MiB of B: 10 of 25 MiB, 7 bands
+    # 2 MiB a row tile beside 4 MiB of B: 10 of 25 MiB, 7 bands
+    assert tk.supergroup_rows(8192, 8192, 8192, (128, 256), 2, h200) == 10
     assert tk.supergroup_rows(128, 128, 10**6, (128, 256), 2, h200) == 1
     with pytest.raises(ValueError, match=r"supergroup_rows\(0, 1, 1, \(128, 256\), 2, 1\): all must be positive"):
         tk.supergroup_rows(0, 1, 1, (128, 256), 2, 1)
@@ -189,7 +205,8 @@ def simulated():
 
 
 def walk(schedule, lengths, slots):
-    """[[block of iteration i of task t]], where `slots` blocks run at once. Every iteration must be done once, every task be finished once."""
+    """[[block of iteration i of task t]], where `slots` blocks run at once. Every iteration must be done once, every
+    task be finished once."""
     most = max([1, *lengths])
     x, lengths = torch.zeros(16, 16), torch.tensor(lengths, dtype=torch.int32)
     count, finished = torch.zeros(len(lengths), most, dtype=torch.int32), torch.zeros(len(lengths), dtype=torch.int32)
@@ -199,7 +216,9 @@ def walk(schedule, lengths, slots):
         template = Walk(schedule=schedule)
         template._calls.clear()  # what was planned for other numbers of multiprocessors
         template(x, count, block, finished, lengths, tasks=len(lengths), most=most)
-    assert torch.equal(count, (torch.arange(most) < lengths[:, None]).int()), "an iteration is done twice, never, or where there is none"
+    assert torch.equal(count, (torch.arange(most) < lengths[:, None]).int()), (
+        "an iteration is done twice, never, or where there is none"
+    )
     assert (finished == 1).all(), "a task is finished twice or never"
     return [block[t, :n].tolist() for t, n in enumerate(lengths.tolist())]
 
@@ -232,12 +251,17 @@ def test_split_k_makes_equal_parts(simulated, lengths, slots, parts):
     grid = -(-len(lengths) * parts // rounds)
     for task, blocks in enumerate(walk(tk.SplitK(parts), lengths, slots)):
         cuts = [part * len(blocks) // parts for part in range(parts + 1)]
-        assert max(b - a for a, b in itertools.pairwise(cuts)) <= -(-len(blocks) // parts), "the reference's parts are even"
-        assert blocks == [(part * len(lengths) + task) % grid for part in range(parts) for _ in range(cuts[part], cuts[part + 1])]
+        assert max(b - a for a, b in itertools.pairwise(cuts)) <= -(-len(blocks) // parts), (
+            "the reference's parts are even"
+        )
+        assert blocks == [
+            (part * len(lengths) + task) % grid for part in range(parts) for _ in range(cuts[part], cuts[part + 1])
+        ]
 
 
 def check_split_last(schedule, lengths, slots, most):
-    """Whole tasks for all slots, and each of the others in as many equal parts as fit, up to a limit, each by another block."""
+    """Whole tasks for all slots, and each of the others in as many equal parts as fit, up to a limit, each by another
+    block."""
     whole = len(lengths) // slots * slots
     for task, blocks in enumerate(walk(schedule, lengths, slots)):
         if task < whole:

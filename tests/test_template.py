@@ -1,4 +1,5 @@
-"""Templates used wrongly: every mistake is refused with one message that says what was given and what the rule is. No GPU needed."""
+"""Templates used wrongly: every mistake is refused with one message that says what was given and what the rule is. No
+GPU needed."""
 
 import dataclasses
 import os
@@ -91,7 +92,10 @@ def test_a_misspelt_hook():
         def load_taks(ctx, task):
             pass
 
-    hooks = "setup, load_task, load_late_task, load, load_lagged, load_epilogue, load_params, start, compute_first, compute, compute_last, finish"
+    hooks = (
+        "setup, load_task, load_late_task, load, load_lagged, load_epilogue, load_params, start, compute_first, "
+        "compute, compute_last, finish"
+    )
     with refused(f"Misspelt: unknown hook 'load_taks'; hooks are {hooks} (start a helper's name with an underscore)"):
         Misspelt()
 
@@ -152,8 +156,11 @@ def test_compute_first_without_compute_last():
 
 
 def test_unknown_knobs():
-    known = "blocks_per_sm, broadcast_tile, cluster, consumer_registers, consumers, lagged_producer, one_tile_per_block, order, pingpong, " \
-            "producer_registers, schedule, stages, staggered_epilogue, warp_scheduler_barrier"
+    known = (
+        "blocks_per_sm, broadcast_tile, cluster, consumer_registers, consumers, lagged_producer, one_tile_per_block, "
+        "order, pingpong, "
+        "producer_registers, schedule, stages, staggered_epilogue, warp_scheduler_barrier"
+    )
     with refused(f"Copy(consumer=2): no such knob; it has {known}"):
         Copy(consumer=2)
     for name in ("load", "layout", "tasks", "registers", "placement", "cache_key", "compile"):
@@ -173,7 +180,9 @@ def test_impossible_blocks_per_sm(blocks):
         Copy(blocks_per_sm=blocks)
 
 
-@pytest.mark.parametrize("knobs", [dict(lagged_producer=1), dict(lagged_producer=None), dict(lagged_producer=True, cluster=2)])
+@pytest.mark.parametrize(
+    "knobs", [dict(lagged_producer=1), dict(lagged_producer=None), dict(lagged_producer=True, cluster=2)]
+)
 def test_impossible_lagged_producers(knobs):
     shown = f"lagged_producer={knobs['lagged_producer']!r}, cluster={knobs.get('cluster', 1)}"
     with refused(f"LaggedStream({shown}): must be False, or True where blocks load alone"):
@@ -192,14 +201,20 @@ def test_a_lagged_producer_is_explained():
 
 @pytest.mark.parametrize("number", [-1, 17, 2.0])
 def test_impossible_numbers_of_page_indices(number):
-    with refused(f"IndexedStream: its layout has page_indices={number!r}; with tk.IndexPrefetch an iteration has 1 to 16"):
+    with refused(
+        f"IndexedStream: its layout has page_indices={number!r}; with tk.IndexPrefetch an iteration has 1 to 16"
+    ):
         IndexedStream(page_indices=number)
 
 
 @pytest.mark.parametrize("number", [0, None])
 def test_index_prefetch_needs_page_indices(number):
     with refused("IndexedStream: tk.IndexPrefetch needs page_indices=… in its layout"):
-        type("IndexedStream", (IndexedStream,), {"layout": lambda self: dataclasses.replace(LaggedStream.layout(self), page_indices=number)})()
+        type(
+            "IndexedStream",
+            (IndexedStream,),
+            {"layout": lambda self: dataclasses.replace(LaggedStream.layout(self), page_indices=number)},
+        )()
 
 
 def test_page_indices_need_their_hook():
@@ -228,7 +243,9 @@ def test_a_page_index_that_is_no_pointer_for_each_number(hook):
     x, e, s, y = (meta(*shape, dtype=torch.float32) for shape in ((2, 192, 64), (2, 192, 64), (128, 64), (128, 64)))
     with refused("Wrong.page_index must return pointers to int32, one for each of its numbers, got "):
         lengths, indices = meta(2, dtype=torch.int32), meta(2, 3, dtype=torch.int32)
-        type("Wrong", (IndexedStream,), {"page_index": hook})(consumers=1).compile(x, e, s, y, lengths, indices, tasks=2)
+        type("Wrong", (IndexedStream,), {"page_index": hook})(consumers=1).compile(
+            x, e, s, y, lengths, indices, tasks=2
+        )
 
 
 @pytest.mark.parametrize("cluster", [0, 3, 16, "2", None])
@@ -237,8 +254,16 @@ def test_impossible_clusters(cluster):
         Copy(cluster=cluster)
 
 
-@pytest.mark.parametrize("name, value, kind", [("schedule", tk.SplitK, "Schedule"), ("schedule", None, "Schedule"), ("schedule", tk.RowMajor(), "Schedule"),
-                                               ("order", "rows", "Order"), ("order", tk.Persistent(), "Order")])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, value, kind",
+    [
+        ("schedule", tk.SplitK, "Schedule"),
+        ("schedule", None, "Schedule"),
+        ("schedule", tk.RowMajor(), "Schedule"),
+        ("order", "rows", "Order"),
+        ("order", tk.Persistent(), "Order"),
+    ],
+)
 def test_schedules_and_orders_of_another_type(name, value, kind):
     with refused(f"Copy({name}={value!r}): must be a tk.{kind}"):
         Copy(**{name: value})
@@ -263,17 +288,35 @@ def test_impossible_supergroups(rows):
 
 
 def test_which_consumers_end_one_after_the_other():
-    line = "  each consumer lets the one ahead end a long task first, 2 iterations before its own end; those hide its results"
+    line = (
+        "  each consumer lets the one ahead end a long task first, 2 iterations before its own end; those hide "
+        "its results"
+    )
     assert line in PipelinedStream(staggered_epilogue=True, stages=3).explain().splitlines()
     apart = dict(stages=3, staggered_epilogue=True)
-    for template in (PipelinedStream(stages=3), Stream(**apart), PipelinedStream(**apart, consumers=1), PipelinedStream(**apart, schedule=tk.Dynamic()),
-                     PipelinedStream(**apart, pingpong=True, weighted=False), PipelinedStream(**apart, consumers=3, cols=128)):  # fmt: skip
+    for template in (
+        PipelinedStream(stages=3),
+        Stream(**apart),
+        PipelinedStream(**apart, consumers=1),
+        PipelinedStream(**apart, schedule=tk.Dynamic()),
+        PipelinedStream(**apart, pingpong=True, weighted=False),
+        PipelinedStream(**apart, consumers=3, cols=128),
+    ):
         assert line not in template.explain() and not template.staggers(90), template.explain()
 
 
 def test_schedules_are_plain_values():
     assert tk.SplitK(3) == tk.SplitK(3) != tk.SplitK(4) and len({tk.StreamK(), tk.StreamK(), tk.SplitTail()}) == 2
-    schedules = (tk.Persistent(), tk.Dynamic(), tk.OnePerBlock(), tk.SplitK(2), tk.SplitK(3), tk.SplitTail(), tk.SplitRest(), tk.StreamK())
+    schedules = (
+        tk.Persistent(),
+        tk.Dynamic(),
+        tk.OnePerBlock(),
+        tk.SplitK(2),
+        tk.SplitK(3),
+        tk.SplitTail(),
+        tk.SplitRest(),
+        tk.StreamK(),
+    )
     assert len({Stream(schedule=schedule).cache_key for schedule in schedules}) == 8
     assert len({Stream(order=order).cache_key for order in (tk.RowMajor(), tk.Supergroup(2), tk.Supergroup(3))}) == 3
     with pytest.raises(AttributeError):
@@ -285,19 +328,28 @@ def test_consumers_with_tasks_of_their_own_take_no_turns_and_have_no_task_tiles(
         Copy(pingpong=True, warp_scheduler_barrier=True)
     for knobs in (dict(cluster=2), dict(pingpong=True)):
         both = {"cluster": 1, "pingpong": False, **knobs}
-        with refused(f"Copy(schedule=Dynamic(), cluster={both['cluster']}, pingpong={both['pingpong']}): a thread block fetches one task for all its "
-                     "consumers; that needs cluster=1 and pingpong=False"):
+        with refused(
+            f"Copy(schedule=Dynamic(), cluster={both['cluster']}, pingpong={both['pingpong']}): a thread block "
+            "fetches one task for all its "
+            "consumers; that needs cluster=1 and pingpong=False"
+        ):
             Copy(schedule=tk.Dynamic(), **knobs)
     with refused("Prefix(schedule=Dynamic()): only an lcf template fetches its tasks"):
         Prefix(schedule=tk.Dynamic())
     for knobs in (dict(schedule=tk.Dynamic()), dict(schedule=tk.StreamK()), dict(pingpong=True)):
         wrong = {"schedule": tk.Persistent(), "pingpong": False, **knobs}
-        with refused(f"Copy(one_tile_per_block=True, schedule={wrong['schedule']!r}, pingpong={wrong['pingpong']}): a block with one work tile neither "
-                     "fetches it nor enters a task in the middle, and its consumers share it; that needs another schedule and pingpong=False"):
+        with refused(
+            f"Copy(one_tile_per_block=True, schedule={wrong['schedule']!r}, pingpong={wrong['pingpong']}): a block "
+            "with one work tile neither "
+            "fetches it nor enters a task in the middle, and its consumers share it; that needs another schedule and "
+            "pingpong=False"
+        ):
             Copy(one_tile_per_block=True, **knobs)
     with refused("Copy(staggered_epilogue=True, warp_scheduler_barrier=True): consumers that take turns end together"):
         Copy(staggered_epilogue=True, warp_scheduler_barrier=True)
-    with refused("SharingStream(staggered_epilogue=True): consumers that write exchange tiles for each other end together"):
+    with refused(
+        "SharingStream(staggered_epilogue=True): consumers that write exchange tiles for each other end together"
+    ):
         SharingStream(staggered_epilogue=True)
     message = "(pingpong=True): consumers with tasks of their own have no task, late_task, exchange or output tiles"
     for cls, knobs in ((Stream, {}), (Prefix, dict(weighted=False))):
@@ -322,16 +374,23 @@ def test_impossible_output_stages(stages):
         Prefix(output_stages=stages)
 
 
-@pytest.mark.parametrize("schedule", [tk.SplitK(2), tk.ClusterSplitK(2), tk.SplitTail(), tk.SplitRest(), tk.StreamK()], ids=str)
+@pytest.mark.parametrize(
+    "schedule", [tk.SplitK(2), tk.ClusterSplitK(2), tk.SplitTail(), tk.SplitRest(), tk.StreamK()], ids=str
+)
 def test_tasks_that_store_in_every_iteration_cannot_be_split(schedule):
-    with refused(f"Prefix(schedule={schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split"):
+    with refused(
+        f"Prefix(schedule={schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split"
+    ):
         Prefix(schedule=schedule)
 
 
 @pytest.mark.parametrize("template", [tk.lcf, tk.lcsf], ids=lambda x: x.__name__)
 def test_help_describes_every_hook_of_the_table(template):
     for hook in hooks_of(template._stores).values():
-        assert f"`{hook.name}({', '.join(parameters_of(hook, template._stores, False))})`" in template.__doc__ and hook.text in template.__doc__
+        assert (
+            f"`{hook.name}({', '.join(parameters_of(hook, template._stores, False))})`" in template.__doc__
+            and hook.text in template.__doc__
+        )
     assert ("`store(ctx, output)`" in template.__doc__) == template._stores
 
 
@@ -339,7 +398,9 @@ def test_the_table_of_hooks_says_which_are_required_and_what_they_fill():
     """The table says of each hook whether a template must have it; what it names of the layout exists there."""
     assert [hook.name for hook in HOOKS if hook.required] == ["setup", "load", "compute", "finish"]
     fields = {field.name for field in dataclasses.fields(tk.layout)}
-    assert {hook.layout for hook in (*HOOKS, STORE) if hook.layout} <= fields and len({hook.name for hook in HOOKS}) == len(HOOKS)
+    assert {hook.layout for hook in (*HOOKS, STORE) if hook.layout} <= fields and len(
+        {hook.name for hook in HOOKS}
+    ) == len(HOOKS)
 
 
 def test_hooks_of_an_lcsf():
@@ -347,7 +408,10 @@ def test_hooks_of_an_lcsf():
         type("Mute", (tk.lcsf,), {n: vars(Copy)[n] for n in ("layout", "setup", "load", "compute", "finish")})()
     with refused("Odd.compute(ctx, state, input): must take (ctx, state, input, output)"):
         type("Odd", (Prefix,), {"compute": vars(Copy)["compute"]})()
-    with refused("Late: unknown hook 'compute_last'; hooks are setup, load_task, load, load_epilogue, load_params, start, compute, finish, store ("):
+    with refused(
+        "Late: unknown hook 'compute_last'; hooks are setup, load_task, load, load_epilogue, load_params, start, "
+        "compute, finish, store ("
+    ):
         type("Late", (Prefix,), {"compute_last": vars(Copy)["compute"]})()
 
 
@@ -396,7 +460,9 @@ def test_default_registers_fit_and_waste_little(consumers, blocks):
     start = 65536 // (blocks * threads) // 8 * 8  # a thread, at launch
     assert len(set(mine)) == 1 and len(mine) == consumers
     assert sum(mine) + producer <= (consumers + 1) * start
-    assert mine[0] == 240 or sum(mine) + producer + 8 * consumers > (consumers + 1) * start, "8 more for each consumer do not fit"
+    assert mine[0] == 240 or sum(mine) + producer + 8 * consumers > (consumers + 1) * start, (
+        "8 more for each consumer do not fit"
+    )
 
 
 # ---------------------------------------------------------------- at compilation
@@ -413,7 +479,9 @@ def test_impossible_stages(stages, message):
 
 def test_one_stage_of_a_pipelined_template():
     x, s = meta(2, 128, 64, dtype=torch.float32), meta(256, 64, dtype=torch.float32)
-    with refused("PipelinedStream(stages=1): a ring has 2 to 32 stages (pipelined: a stage is released one iteration later)"):
+    with refused(
+        "PipelinedStream(stages=1): a ring has 2 to 32 stages (pipelined: a stage is released one iteration later)"
+    ):
         PipelinedStream(stages=1).compile(x, x, s, s, meta(2, dtype=torch.int32), tasks=2)
 
 
@@ -484,10 +552,17 @@ def _load_unknown(ctx, input):
     tk.load_async(input.C, ctx.globals.A, (ctx.task_id, ctx.iter), input.full)
 
 
-COPIES = "bytes, but its barrier expects 16384, the bytes of all its tiles: load every tile of the argument exactly once, with its `full` as the barrier"
+COPIES = (
+    "bytes, but its barrier expects 16384, the bytes of all its tiles: load every tile of the argument exactly "
+    "once, with its `full` as the barrier"
+)
 MISTAKES = [
     ("setup", _nothing, "Wrong.setup must return tk.task(iterations, …)"),
-    ("setup", _endless, "task(iterations): give `when`, false past the last task; without it the loop over tasks never ends"),
+    (
+        "setup",
+        _endless,
+        "task(iterations): give `when`, false past the last task; without it the loop over tasks never ends",
+    ),
     ("setup", _reserved, "task(consumer=…): reserved names of the context"),
     ("setup", _two_edges, "task(edges=2): as a constant it is 0 or 1, else a number of the task"),
     ("compute", _narrow, "Wrong.compute returns a state of type struct<acc: "),
@@ -521,7 +596,9 @@ def test_bytes_are_checked_beside_a_good_template_with_the_same_hook():
 
     class More(Copy):
         def layout(self):
-            return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile, C=tile), epilogue=dict(Y=tile))
+            return tk.layout(
+                globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile, C=tile), epilogue=dict(Y=tile)
+            )
 
     Copy().compile(*tensors())
     with refused("hook 'load' copies 16384 bytes, but its barrier expects 24576"):
@@ -566,12 +643,22 @@ def _release_last(ctx, state, input):
 
 
 LAGGED_MISTAKES = [
-    ("compute_first", _release_twice, "Wrong.compute_first calls tk.release 2 times; 'compute_first' and 'compute' release their input once, in the hook "
-                                      "itself, 'compute_last' has none"),
+    (
+        "compute_first",
+        _release_twice,
+        "Wrong.compute_first calls tk.release 2 times; 'compute_first' and 'compute' release their input once, in the "
+        "hook "
+        "itself, 'compute_last' has none",
+    ),
     ("compute_first", _no_wait, "Wrong.compute_first calls tk.release 0 times; "),
     ("compute_first", _wait_first, "this record has 'X', 'empty'"),
-    ("compute", _wait_twice, "Wrong.compute calls tk.wait_for 2 times; 'compute' and 'compute_last' wait once, in the hook itself, for their lagged tiles, "
-                             "'compute_first' has none"),
+    (
+        "compute",
+        _wait_twice,
+        "Wrong.compute calls tk.wait_for 2 times; 'compute' and 'compute_last' wait once, in the hook itself, for "
+        "their lagged tiles, "
+        "'compute_first' has none",
+    ),
     ("compute_last", _no_wait, "Wrong.compute_last calls tk.wait_for 0 times"),
     ("compute_last", _release_last, "this record has 'E', 'full', 'phase'"),
 ]
@@ -597,6 +684,7 @@ def test_a_hook_that_does_something_wrong_with_lagged_tiles(name, hook, message)
 
 def holding(kind, name, base, fields=None, **hooks):
     """A template whose layout also has tiles of a kind, and these fields."""
+
     def layout(self):
         return dataclasses.replace(base.layout(self), globals=dict(X=tile), **{kind: dict(V=tile)}, **(fields or {}))
 
@@ -606,7 +694,9 @@ def holding(kind, name, base, fields=None, **hooks):
 def test_lagged_tiles_without_their_hooks():
     with refused("Late: its layout has lagged=…, but hook 'load_lagged' is missing"):
         holding("lagged", "Late", PipelinedStream)()
-    with refused("Early: its layout has lagged tiles, which are used one iteration later: that needs hook 'compute_last'"):
+    with refused(
+        "Early: its layout has lagged tiles, which are used one iteration later: that needs hook 'compute_last'"
+    ):
         holding("lagged", "Early", Stream, load_lagged=LaggedStream.load_lagged)()
 
 
@@ -615,7 +705,10 @@ def test_lagged_tiles_without_their_hooks():
 
 @pytest.mark.parametrize("knobs", [dict(consumers=1, extra=64), dict(warp_scheduler_barrier=True)], ids=str)
 def test_an_exchange_where_there_are_not_two(knobs):
-    with refused("in ExchangingStream: exchange tiles go from one consumer to the other; that needs consumers=2, which share tasks and take no turns"):
+    with refused(
+        "in ExchangingStream: exchange tiles go from one consumer to the other; that needs consumers=2, which share "
+        "tasks and take no turns"
+    ):
         compile_stream(ExchangingStream(stages=2, **knobs))
 
 
@@ -626,14 +719,20 @@ def test_task_tiles_without_their_hook(per):
 
 
 def test_consumers_that_share_no_task_share_no_tiles():
-    with refused("SharingStream(pingpong=True): consumers with tasks of their own have no task, late_task, exchange or output tiles"):
+    with refused(
+        "SharingStream(pingpong=True): consumers with tasks of their own have no task, late_task, exchange or output "
+        "tiles"
+    ):
         SharingStream(pingpong=True)
 
 
 def test_late_task_tiles_without_their_hooks():
     with refused("Later: its layout has late_task=…, but hook 'load_late_task' is missing"):
         holding("late_task", "Later", PipelinedStream)()
-    with refused("Plain: its layout has late_task tiles, for which hook 'compute_first' of a pipelined computation waits; hook 'compute_first' is missing"):
+    with refused(
+        "Plain: its layout has late_task tiles, for which hook 'compute_first' of a pipelined computation waits; hook "
+        "'compute_first' is missing"
+    ):
         holding("late_task", "Plain", Copy, load_late_task=LateTaskStream.load_late_task)()
 
 
@@ -662,20 +761,41 @@ def _prefetch_another(ctx, input):
     tk.prefetch(ctx.globals.S, tk.st(tk.fp32, 32, 32), (ctx.task_id, 0))
 
 
-@pytest.mark.parametrize(("hook", "value", "message"), [
-    ("compute_last", _release_task_twice, "Wrong.compute_last calls tk.release(ctx, ctx.task) 2 times; 'compute_last' may release them, once"),
-    ("compute_first", _release_at_once, "Wrong.compute_first calls tk.release(ctx, ctx.late_task) 1 times; 'compute_last' may release them, once"),
-    ("compute_first", _wait_for_task, "wait_for(ctx.task): task tiles are full when a task begins; those that `compute_first` waits for itself are late_task "
-                                      "tiles"),
-    ("load", _prefetch_another, "prefetch of st(fp32, 32, 32): the global layout has no descriptor for st(fp32, 32, 32)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("hook", "value", "message"),
+    [
+        (
+            "compute_last",
+            _release_task_twice,
+            "Wrong.compute_last calls tk.release(ctx, ctx.task) 2 times; 'compute_last' may release them, once",
+        ),
+        (
+            "compute_first",
+            _release_at_once,
+            "Wrong.compute_first calls tk.release(ctx, ctx.late_task) 1 times; 'compute_last' may release them, once",
+        ),
+        (
+            "compute_first",
+            _wait_for_task,
+            "wait_for(ctx.task): task tiles are full when a task begins; those that `compute_first` waits for itself "
+            "are late_task "
+            "tiles",
+        ),
+        (
+            "load",
+            _prefetch_another,
+            "prefetch of st(fp32, 32, 32): the global layout has no descriptor for st(fp32, 32, 32)",
+        ),
+    ],
+)
 def test_task_tiles_used_wrongly(hook, value, message):
     check_that_a_hook_is_refused(LateTaskStream, hook, value, message)
 
 
 @pytest.mark.parametrize(("cols", "requests"), [(32, 1), (64, 2)])
 def test_prefetched_tiles_come_by_the_copies_that_would_load_them(cols, requests):
-    """A copy has as many columns as its swizzle, 128 bytes. Hook `load` is compiled for what is loaded before the roles begin, too."""
+    """A copy has as many columns as its swizzle, 128 bytes. Hook `load` is compiled for what is loaded before the roles
+    begin, too."""
     compiled = compile_stream(LateTaskStream(stages=2, cols=cols, schedule=tk.Dynamic()))
     assert compiled.asm["ptx"].count("cp.async.bulk.prefetch.tensor.2d.L2.global.tile") == requests
 
@@ -712,21 +832,41 @@ def _store_twice(ctx, output):
 
 def stream_tensors(template, tasks=2):
     """What a `Stream` or `Prefix` takes."""
-    x, s = meta(tasks, 128, 64, dtype=torch.float32), meta(tasks * template.cluster * template.team * 64, 64, dtype=torch.float32)
-    return x, x, s, s, meta(tasks, dtype=torch.int32), *([meta(tasks, 128 * template.team, 64, dtype=torch.float32)] if isinstance(template, Prefix) else [])
+    x, s = (
+        meta(tasks, 128, 64, dtype=torch.float32),
+        meta(tasks * template.cluster * template.team * 64, 64, dtype=torch.float32),
+    )
+    return (
+        x,
+        x,
+        s,
+        s,
+        meta(tasks, dtype=torch.int32),
+        *([meta(tasks, 128 * template.team, 64, dtype=torch.float32)] if isinstance(template, Prefix) else []),
+    )
 
 
 @pytest.mark.parametrize("hook, copies", [(_store_nothing, 0), (_store_twice, 2)])
 def test_a_store_hook_that_does_not_store_every_tile_once(hook, copies):
     template = type("Wrong", (Prefix,), {"store": hook})()
     for _ in range(2):
-        with refused(f"hook 'store' makes {copies} copies, but its output tiles are 1: store every tile of the argument exactly once"):
+        with refused(
+            f"hook 'store' makes {copies} copies, but its output tiles are 1: store every tile of the argument "
+            "exactly once"
+        ):
             template.compile(*stream_tensors(template), tasks=2)
     Prefix().compile(*stream_tensors(Prefix()), tasks=2)
 
 
-@pytest.mark.parametrize("knobs", [dict(schedule=schedule) for schedule in (tk.OnePerBlock(), tk.SplitK(2), tk.SplitTail(), tk.SplitRest(), tk.StreamK())]
-                         + [dict(one_tile_per_block=True, schedule=tk.Persistent())], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        dict(schedule=schedule)
+        for schedule in (tk.OnePerBlock(), tk.SplitK(2), tk.SplitTail(), tk.SplitRest(), tk.StreamK())
+    ]
+    + [dict(one_tile_per_block=True, schedule=tk.Persistent())],
+    ids=str,
+)
 def test_schedules_that_must_know_how_many_tasks_there_are(knobs):
     template = Stream(**knobs)
     given = ", ".join(f"{name}={value!r}" for name, value in knobs.items())
@@ -742,8 +882,11 @@ def test_the_state_of_split_tasks_is_their_accumulators():
             return X[0]
 
     template = Forgetful(schedule=tk.SplitK(2))
-    message = r"Forgetful\(schedule=SplitK\(parts=2\)\): tasks that are split are summed up by their accumulators; the state must be the fp32 tiles of " \
-              r"layout\(accumulators=\{'acc': \(64, 64\)\}\), it has acc \[64, 64\], weights \[64, 64\]"
+    message = (
+        r"Forgetful\(schedule=SplitK\(parts=2\)\): tasks that are split are summed up by their accumulators; the "
+        r"state must be the fp32 tiles of "
+        r"layout\(accumulators=\{'acc': \(64, 64\)\}\), it has acc \[64, 64\], weights \[64, 64\]"
+    )
     with pytest.raises(tk.TileError, match=message):
         template.compile(*stream_tensors(template), tasks=2)
 
@@ -751,14 +894,28 @@ def test_the_state_of_split_tasks_is_their_accumulators():
 # ---------------------------------------------------------------- what was chosen
 
 
-@pytest.mark.parametrize("cls, knobs", [
-    (Stream, dict(consumers=2)),
-    (Stream, dict(consumers=2, stages=12)),
-    (CountedStream, dict(consumers=4, pingpong=True, weighted=False, schedule=tk.StreamK(), blocks_per_sm=2, dtype=tk.bf16, out=tk.bf16)),
-    (Stream, dict(cluster=2, consumer_registers=120, order=tk.Supergroup(4))),
-    (Prefix, dict(consumers=1)),
-    (Stream, dict(one_tile_per_block=True)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cls, knobs",
+    [
+        (Stream, dict(consumers=2)),
+        (Stream, dict(consumers=2, stages=12)),
+        (
+            CountedStream,
+            dict(
+                consumers=4,
+                pingpong=True,
+                weighted=False,
+                schedule=tk.StreamK(),
+                blocks_per_sm=2,
+                dtype=tk.bf16,
+                out=tk.bf16,
+            ),
+        ),
+        (Stream, dict(cluster=2, consumer_registers=120, order=tk.Supergroup(4))),
+        (Prefix, dict(consumers=1)),
+        (Stream, dict(one_tile_per_block=True)),
+    ],
+)
 def test_explain_says_what_was_chosen(cls, knobs):
     template = cls(**knobs)
     placed, text = template.placement(90), template.explain()
@@ -769,8 +926,14 @@ def test_explain_says_what_was_chosen(cls, knobs):
     assert ("beside the ring" in text) == (placed.over_ring is None)
     mine, *_, others = template.registers()
     why = "given" if "consumer_registers" in knobs else "what the block's share"
-    assert f"registers {mine} a consumer thread ({why}" in text and f"{others} of the other roles; {template.blocks_per_sm} block(s) an SM" in text
-    assert f"{template.consumers} consumer warpgroup(s) take {'a task each' if template.pingpong else 'one task together'}" in text
+    assert (
+        f"registers {mine} a consumer thread ({why}" in text
+        and f"{others} of the other roles; {template.blocks_per_sm} block(s) an SM" in text
+    )
+    assert (
+        f"{template.consumers} consumer warpgroup(s) take {'a task each' if template.pingpong else 'one task together'}"
+        in text
+    )
     assert repr(template.schedule) in text and repr(template.order) in text
     assert ("no loop over tasks" in text) == template.one_tile_per_block
     assert ("clusters of 2 blocks load X together" in text) == (template.cluster == 2)
@@ -779,13 +942,20 @@ def test_explain_says_what_was_chosen(cls, knobs):
 
 class Weighted(Copy):
     def layout(self):
-        return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), task=dict(S=tile), epilogue=dict(Y=tile))
+        return tk.layout(
+            globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), task=dict(S=tile), epilogue=dict(Y=tile)
+        )
 
 
 def test_epilogue_loads_without_their_hook():
     class Added(Copy):
         def layout(self):
-            return tk.layout(globals=dict(A=tile, B=tile, Y=tile), input=dict(A=tile, B=tile), epilogue=dict(Y=tile), epilogue_loads=("Y",))
+            return tk.layout(
+                globals=dict(A=tile, B=tile, Y=tile),
+                input=dict(A=tile, B=tile),
+                epilogue=dict(Y=tile),
+                epilogue_loads=("Y",),
+            )
 
     with refused("Added: its layout has epilogue_loads=…, but hook 'load_epilogue' is missing"):
         Added()
@@ -871,7 +1041,14 @@ class Applied(Copy):
 
 
 def test_knobs_are_part_of_the_key():
-    knobs = [dict(epilogue=_square), dict(epilogue=_cube), dict(), dict(stages=2), dict(consumers=2), dict(tile=tk.st(tk.bf16, 32, 64))]
+    knobs = [
+        dict(epilogue=_square),
+        dict(epilogue=_cube),
+        dict(),
+        dict(stages=2),
+        dict(consumers=2),
+        dict(tile=tk.st(tk.bf16, 32, 64)),
+    ]
     templates = [Copy(), *(Applied(**k) for k in knobs)]
     assert len({t.cache_key for t in templates}) == len(set(templates)) == len(templates)
     assert Applied(epilogue=_square) == Applied(epilogue=_square) and hash(Copy()) == hash(Copy())

@@ -8,7 +8,17 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tests.streaming import CountedStream, DeferredStream, IndexedStream, PipelinedStream, Prefix, ReducingStream, add_listed, operands, prefixes
+from tests.streaming import (
+    CountedStream,
+    DeferredStream,
+    IndexedStream,
+    PipelinedStream,
+    Prefix,
+    ReducingStream,
+    add_listed,
+    operands,
+    prefixes,
+)
 from tests.test_template import Copy, tile
 from tests.util import meta, poison, refused
 from tritonkittens import sim
@@ -37,18 +47,27 @@ def test_a_hook_without_its_extension(extension, name):
         type("Bare", (Prefix,), {name: _hook})()
 
 
-@pytest.mark.parametrize(("extension", "field"), [(extension, field) for extension in EXTENSIONS for field in extension.added_fields],
-                         ids=lambda x: x if isinstance(x, str) else x.__name__)  # fmt: skip
+@pytest.mark.parametrize(
+    ("extension", "field"),
+    [(extension, field) for extension in EXTENSIONS for field in extension.added_fields],
+    ids=lambda x: x if isinstance(x, str) else x.__name__,
+)
 def test_a_field_without_its_extension(extension, field):
-    fields = {field: FIELDS[field]} | ({"deferred_results": FIELDS["deferred_results"]} if field == "deferred_steps" else {})
+    fields = {field: FIELDS[field]} | (
+        {"deferred_results": FIELDS["deferred_results"]} if field == "deferred_steps" else {}
+    )
     first = extension.added_fields[0]
-    with refused(f"Bare: its layout has {first}=…, which is of an extension; derive the class from tk.{extension.__name__} too"):
+    with refused(
+        f"Bare: its layout has {first}=…, which is of an extension; derive the class from tk.{extension.__name__} too"
+    ):
         type("Bare", (Copy,), {"layout": lambda self: dataclasses.replace(Copy.layout(self), **fields)})()
 
 
 def test_an_extension_has_hooks_and_fields_that_nobody_else_has():
     names, fields = [name for _, name in HOOKS], [field for extension in EXTENSIONS for field in extension.added_fields]
-    assert len(set(names)) == len(names) and not set(names) & set(hooks_of(False)) and not set(names) & set(hooks_of(True))
+    assert (
+        len(set(names)) == len(names) and not set(names) & set(hooks_of(False)) and not set(names) & set(hooks_of(True))
+    )
     assert len(set(fields)) == len(fields) and set(fields) <= {field.name for field in dataclasses.fields(tk.layout)}
     assert all(set(extension.points) <= set(POINTS) for extension in EXTENSIONS)
 
@@ -71,7 +90,11 @@ def test_an_extension_is_active_where_the_layout_has_its_fields():
 
 def test_a_reduce_store_warp_needs_its_hook():
     with refused("Mute: tk.ReduceStoreWarp needs hook 'reduce_store'"):
-        type("Mute", (tk.ReduceStoreWarp, Copy), {"layout": lambda self: dataclasses.replace(Copy.layout(self), scratch=dict(W=tile))})()
+        type(
+            "Mute",
+            (tk.ReduceStoreWarp, Copy),
+            {"layout": lambda self: dataclasses.replace(Copy.layout(self), scratch=dict(W=tile))},
+        )()
 
 
 # ---------------------------------------------------------------- a user's
@@ -98,10 +121,20 @@ def _producer_iteration_ends(ctx, memory, i, PART: tl.constexpr, T: tl.constexpr
 
 
 class Counting(tk.Extension):
-    """Adds up, in tensor `counts` of the call: what hook `weight` says of every iteration that follows another (0, 1: by consumer), the tasks of every consumer
-    (2, 3), and the iterations that producers load in their loop (4)."""
+    """Adds up, in tensor `counts` of the call: what hook `weight` says of every iteration that follows another (0, 1:
+    by consumer), the tasks of every consumer (2, 3), and the iterations that producers load in their loop (4)."""
 
-    added_hooks = (Hook("weight", CONSUMER, "after an iteration", ("ctx",), "a number", "Returns what the iteration counts.", required=True),)
+    added_hooks = (
+        Hook(
+            "weight",
+            CONSUMER,
+            "after an iteration",
+            ("ctx",),
+            "a number",
+            "Returns what the iteration counts.",
+            required=True,
+        ),
+    )
     points = dict(consumer_begins=_consumer_begins, iteration_ends=_iteration_ends, consumer_ends=_consumer_ends,
                   producer_iteration_ends=_producer_iteration_ends)  # fmt: skip
 
@@ -181,7 +214,10 @@ def early_loads(template, lengths):
 
 def test_an_extension_of_a_user_is_checked_and_explained():
     template = CountingStream(consumers=1)
-    assert template.extensions == (Counting,) and "  iterations are counted for 1 consumers" in template.explain().splitlines()
+    assert (
+        template.extensions == (Counting,)
+        and "  iterations are counted for 1 consumers" in template.explain().splitlines()
+    )
     with refused("CountingStream(consumers=3): there are counters for two"):
         CountingStream(consumers=3)
     with refused("Silent: hook 'weight' is missing; a template needs setup, load, compute, finish, weight"):
@@ -195,7 +231,9 @@ def test_an_extension_of_a_user_is_checked_and_explained():
 def test_points_of_an_extension_are_part_of_the_key():
     kept = [Counting.points, {}, {"consumer_ends": _consumer_ends}, {"consumer_ends": _iteration_ends}]
     extensions = [type("Same", (tk.Extension,), {"points": points}) for points in kept]
-    assert len({type("Template", (extension, PipelinedStream), {})().cache_key for extension in extensions}) == len(kept)
+    assert len({type("Template", (extension, PipelinedStream), {})().cache_key for extension in extensions}) == len(
+        kept
+    )
 
 
 def test_a_point_that_there_is_not_is_refused():

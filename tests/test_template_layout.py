@@ -22,29 +22,65 @@ def plan(input=None, task=None, epilogue=None):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (dict(globals=dict(A=tk.rt(tk.bf16, 64, 64)), input=dict(X=tile)), "layout(globals={'A': rt(bf16, 64, 64)}): must be st or sv"),
+        (
+            dict(globals=dict(A=tk.rt(tk.bf16, 64, 64)), input=dict(X=tile)),
+            "layout(globals={'A': rt(bf16, 64, 64)}): must be st or sv",
+        ),
         (dict(globals=dict(A=(tile, 3)), input=dict(X=tile)), "layout(globals={'A': 3}): must be st or sv"),
-        (dict(globals={}, input=dict(X=tk.rt(tk.fp32, 64, 64))), "layout(input={'X': rt(fp32, 64, 64)}): must be st or sv"),
+        (
+            dict(globals={}, input=dict(X=tk.rt(tk.fp32, 64, 64))),
+            "layout(input={'X': rt(fp32, 64, 64)}): must be st or sv",
+        ),
         (dict(globals={}, input=dict(X=tile), task=dict(S=64)), "layout(task={'S': 64}): must be st or sv"),
         (dict(globals={}, input=dict(X=tile), epilogue=dict(F=None)), "layout(epilogue={'F': None}): must be st or sv"),
-        (dict(globals={}, input=dict(X=tile), accumulators=dict(a=tile)), "layout(accumulators={'a': st(bf16, 64, 64)}): must be rt"),
-        (dict(globals={}, input=dict(full=tile)), "layout(input={'full': …}): the name is taken by the full barrier of the tiles"),
-        (dict(globals={}, input=dict(X=tile), task=dict(group=tile)), "layout(task={'group': …}): the name is taken by what they are tiles of"),
-        (dict(globals={}, input=dict(empty=tile)), "layout(input={'empty': …}): the name is taken by the empty barrier of the tiles"),
-        (dict(globals={}, input=dict(X=tile), lagged=dict(phase=tile)), "layout(lagged={'phase': …}): the name is taken by the phase of their barriers"),
-        (dict(globals={}, input=dict(X=tile), lagged=dict(X=tile)), "layout: 'X' is an input and a lagged tile; names of ring tiles are different"),
-        (dict(globals={}, input=dict(X=tile), scratch=dict(W=tile), exchange=dict(W=tile)),
-         "layout: 'W' is a scratch and an exchange tile; their names are different"),
+        (
+            dict(globals={}, input=dict(X=tile), accumulators=dict(a=tile)),
+            "layout(accumulators={'a': st(bf16, 64, 64)}): must be rt",
+        ),
+        (
+            dict(globals={}, input=dict(full=tile)),
+            "layout(input={'full': …}): the name is taken by the full barrier of the tiles",
+        ),
+        (
+            dict(globals={}, input=dict(X=tile), task=dict(group=tile)),
+            "layout(task={'group': …}): the name is taken by what they are tiles of",
+        ),
+        (
+            dict(globals={}, input=dict(empty=tile)),
+            "layout(input={'empty': …}): the name is taken by the empty barrier of the tiles",
+        ),
+        (
+            dict(globals={}, input=dict(X=tile), lagged=dict(phase=tile)),
+            "layout(lagged={'phase': …}): the name is taken by the phase of their barriers",
+        ),
+        (
+            dict(globals={}, input=dict(X=tile), lagged=dict(X=tile)),
+            "layout: 'X' is an input and a lagged tile; names of ring tiles are different",
+        ),
+        (
+            dict(globals={}, input=dict(X=tile), scratch=dict(W=tile), exchange=dict(W=tile)),
+            "layout: 'W' is a scratch and an exchange tile; their names are different",
+        ),
         (dict(globals={}, input=dict(X=tile), per="warp"), "layout(per='warp'): must be one of 'consumer', 'block'"),
         (dict(globals={}), "layout(input={}): a template streams at least one tile"),
         (dict(globals={}, input=dict(X=tile), output=dict(Y=3)), "layout(output={'Y': 3}): must be st or sv"),
         (dict(globals={}, input=dict(X=tile), output=dict(full=tile)), "layout(output={'full': …}): the name is taken"),
-        (dict(globals={}, input=dict(X=tile, Y=tile), multicast=("X", "Z")), "layout(multicast=('X', 'Z')): 'Z' is no input tile; there are X, Y"),
-        (dict(globals={}, input=dict(X=tile), epilogue=dict(Y=tile), epilogue_loads=("X",)),
-         "layout(epilogue_loads=('X',)): 'X' is no epilogue tile; there are Y"),
-        (dict(globals={}, input=dict(X=tile), epilogue_loads=("Y",)), "layout(epilogue_loads=('Y',)): 'Y' is no epilogue tile; there are none"),
-        (dict(globals={}, input=dict(X=tile), epilogue=dict(Y=tile), epilogue_reloads=("X",)),
-         "layout(epilogue_reloads=('X',)): 'X' is no epilogue tile; there are Y"),
+        (
+            dict(globals={}, input=dict(X=tile, Y=tile), multicast=("X", "Z")),
+            "layout(multicast=('X', 'Z')): 'Z' is no input tile; there are X, Y",
+        ),
+        (
+            dict(globals={}, input=dict(X=tile), epilogue=dict(Y=tile), epilogue_loads=("X",)),
+            "layout(epilogue_loads=('X',)): 'X' is no epilogue tile; there are Y",
+        ),
+        (
+            dict(globals={}, input=dict(X=tile), epilogue_loads=("Y",)),
+            "layout(epilogue_loads=('Y',)): 'Y' is no epilogue tile; there are none",
+        ),
+        (
+            dict(globals={}, input=dict(X=tile), epilogue=dict(Y=tile), epilogue_reloads=("X",)),
+            "layout(epilogue_reloads=('X',)): 'X' is no epilogue tile; there are Y",
+        ),
     ],
 )
 def test_layout_refuses(arguments, message):
@@ -62,8 +98,12 @@ def test_layout_counts_the_bytes_that_tma_counts():
 def test_automatic_stages():
     small = plan()
     assert place(small, 2, 1, None, 90, "T") == Placement(16, 16, None), "enough is enough"
-    assert place(plan(dict(X=tk.st(tk.bf16, 96, 128))), 2, 1, None, 90, "T") == Placement(9, 9, None), "226 KiB hold 9 tiles of 24"
-    assert place(tk.layout(globals={}, input=dict(X=tile), spare=130 << 10), 2, 1, None, 90, "T") == Placement(12, 12, None), "96 KiB are left"
+    assert place(plan(dict(X=tk.st(tk.bf16, 96, 128))), 2, 1, None, 90, "T") == Placement(9, 9, None), (
+        "226 KiB hold 9 tiles of 24"
+    )
+    assert place(tk.layout(globals={}, input=dict(X=tile), spare=130 << 10), 2, 1, None, 90, "T") == Placement(
+        12, 12, None
+    ), "96 KiB are left"
     big = tk.st(tk.bf16, 128, 256)  # 64 KiB
     assert place(plan(dict(X=big)), 1, 1, None, 90, "T") == Placement(3, 3, None)
     # 2 stages beside 64 KiB of epilogue tiles, or 3 under them: these go over the last stage
@@ -78,7 +118,9 @@ def test_automatic_stages():
 
 
 def test_scratch_tiles():
-    """Two of an exchange tile, one scratch tile for each consumer; epilogue tiles lie over the second where they fit."""
+    """Two of an exchange tile, one scratch tile for each consumer; epilogue tiles lie over the second where they
+    fit."""
+
     def plan(**more):
         return tk.layout(globals={}, input=dict(X=tile), scratch=dict(W=tile), exchange=dict(E=tile), **more)
 
@@ -87,14 +129,18 @@ def test_scratch_tiles():
         place(plan(task=dict(C=tile), per="block"), 2, 1, 24, 90, "T")
     over = ((("W", 0, 0, 1), ("W", 1, 0, 1)),)
     assert place(plan(epilogue=dict(F=tile)), 2, 1, 24, 90, "T") == Placement(24, 24, None, over)
-    assert place(plan(epilogue=dict(F=tile, G=tile)), 2, 1, None, 90, "T") == Placement(16, 16, None), "two do not fit over one"
+    assert place(plan(epilogue=dict(F=tile, G=tile)), 2, 1, None, 90, "T") == Placement(16, 16, None), (
+        "two do not fit over one"
+    )
 
 
 def test_given_stages():
     big, half = tk.st(tk.bf16, 128, 256), tk.st(tk.bf16, 64, 256)
     two = plan(dict(X=big), epilogue=dict(F=half))
     assert place(two, 2, 1, 2, 90, "T") == Placement(2, 2, None)
-    assert place(two, 2, 1, 3, 90, "T") == Placement(3, 2, ((("X", 2, 0, 2), ("X", 2, 1, 2)),)), "two halves in one stage"
+    assert place(two, 2, 1, 3, 90, "T") == Placement(3, 2, ((("X", 2, 0, 2), ("X", 2, 1, 2)),)), (
+        "two halves in one stage"
+    )
     assert place(plan(), 1, 1, 28, 90, "T") == Placement(28, 28, None), "226 KiB hold 28 stages of 8"
     tiny = plan(dict(X=tk.st(tk.bf16, 16, 16)))
     assert place(tiny, 1, 1, MAX_STAGES, 90, "T").stages == MAX_STAGES
@@ -114,13 +160,18 @@ def test_a_pipelined_ring_has_two_stages():
     assert place(plan(), 1, 1, 2, 90, "T", True).stages == 2
     huge = plan(dict(X=tk.st(tk.bf16, 256, 256)))  # 128 KiB
     assert place(huge, 1, 1, None, 90, "T").stages == 1
-    with pytest.raises(tk.TileError, match="T: shared memory over budget: .*input 131072 bytes a stage.*; it needs 2 stages"):
+    with pytest.raises(
+        tk.TileError, match="T: shared memory over budget: .*input 131072 bytes a stage.*; it needs 2 stages"
+    ):
         place(huge, 1, 1, None, 90, "T", True)
 
 
 def test_errors_show_the_bill():
     big = tk.st(tk.bf16, 128, 256)
-    bill = "task 16384 bytes, input 65536 bytes a stage, epilogue 131072 bytes, of 231424 for one of 1 blocks an SM on sm_90"
+    bill = (
+        "task 16384 bytes, input 65536 bytes a stage, epilogue 131072 bytes, of 231424 for one of 1 blocks an SM "
+        "on sm_90"
+    )
     with pytest.raises(tk.TileError, match=re.escape(f"T(stages=4): shared memory over budget: {bill}")):
         place(plan(dict(X=big), task=dict(S=tile), epilogue=dict(F=big)), 2, 1, 4, 90, "T")
     message = "T: shared memory over budget: task 0 bytes, input 65536 bytes a stage.* of 2 blocks an SM on sm_120"
@@ -139,9 +190,16 @@ def tiles(extents):
 
 
 @settings(max_examples=400, deadline=None)
-@given(input=hyp.one_of(tiles(POWERS), tiles(EXTENTS)), task=hyp.one_of(hyp.just({}), tiles(EXTENTS)),
-       epilogue=hyp.one_of(hyp.just({}), tiles(POWERS), tiles(EXTENTS)), consumers=hyp.integers(1, 4), blocks=hyp.integers(1, 3),
-       stages=hyp.one_of(hyp.none(), hyp.integers(1, 8)), arch=hyp.sampled_from([90, 100, 120]), pipelined=hyp.booleans())
+@given(
+    input=hyp.one_of(tiles(POWERS), tiles(EXTENTS)),
+    task=hyp.one_of(hyp.just({}), tiles(EXTENTS)),
+    epilogue=hyp.one_of(hyp.just({}), tiles(POWERS), tiles(EXTENTS)),
+    consumers=hyp.integers(1, 4),
+    blocks=hyp.integers(1, 3),
+    stages=hyp.one_of(hyp.none(), hyp.integers(1, 8)),
+    arch=hyp.sampled_from([90, 100, 120]),
+    pipelined=hyp.booleans(),
+)
 def test_placements_fit_and_never_overlap(input, task, epilogue, consumers, blocks, stages, arch, pipelined):
     layout = plan(input, task, epilogue)
     try:
@@ -169,7 +227,9 @@ def test_placements_fit_and_never_overlap(input, task, epilogue, consumers, bloc
             assert parts * result.nbytes == input[name].nbytes, "the stage is cut into whole parts"
             span = range(part * result.nbytes, (part + 1) * result.nbytes)
             for other in taken.setdefault((name, stage), []):
-                assert span.stop <= other.start or other.stop <= span.start, f"{name} stage {stage}: {span} overlaps {other}"
+                assert span.stop <= other.start or other.stop <= span.start, (
+                    f"{name} stage {stage}: {span} overlaps {other}"
+                )
             taken[name, stage].append(span)
             lowest = min(lowest, stage)
     assert placed.safe_stages == lowest

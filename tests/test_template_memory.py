@@ -1,4 +1,5 @@
-"""A template whose hooks make the compiler take shared memory of its own, for exchanges between threads: known once it is compiled."""
+"""A template whose hooks make the compiler take shared memory of its own, for exchanges between threads: known once it
+is compiled."""
 
 import re
 
@@ -56,20 +57,28 @@ def test_the_ring_leaves_the_compiler_what_it_takes(rng, arch):
     with sim.device(arch):
         template(x, y)
     assert torch.equal(y, x + x)
-    tried, stages = (int(n) for n in (template.placement(number).stages, re.search(r"stages (\d+)", template.explain(number))[1]))
+    tried, stages = (
+        int(n) for n in (template.placement(number).stages, re.search(r"stages (\d+)", template.explain(number))[1])
+    )
     assert stages < tried
-    assert f"stages {stages} ({tried} did not compile: the compiler exchanges values between threads through shared memory" in template.explain(number)
+    assert (
+        f"stages {stages} ({tried} did not compile: the compiler exchanges values between threads through shared memory"
+        in template.explain(number)
+    )
     assert "did not compile" not in Exchanged(stages=2).explain(number)
 
 
 def test_stages_that_are_given_are_not_changed_but_named_in_the_error(tmp_path):
     with knobs.cache.scope():
         knobs.cache.dir = str(tmp_path)
-        messages = [refusal(lambda: Exchanged(stages=12)(*torch.zeros(2, 128, 64).bfloat16())) for _ in range(2)]  # compiled, then found on disk
+        # compiled, then found on disk
+        messages = [refusal(lambda: Exchanged(stages=12)(*torch.zeros(2, 128, 64).bfloat16())) for _ in range(2)]
     assert messages[0] == messages[1]
     assert re.fullmatch(
-        r"Exchanged\(stages=12\): shared memory over budget: \d+ bytes of 232448 on sm_90: input X: st\(bf16, 128, 64\) × 12 stages 196608 bytes; output Y: "
-        r".*; the rest is scratch of the compiler for layout conversions; take fewer `stages` \(None: as many as fit\) or smaller tiles; `spare` in the layout "
+        r"Exchanged\(stages=12\): shared memory over budget: \d+ bytes of 232448 on sm_90: input X: st\(bf16, 128, "
+        r"64\) × 12 stages 196608 bytes; output Y: "
+        r".*; the rest is scratch of the compiler for layout conversions; take fewer `stages` \(None: as many as "
+        r"fit\) or smaller tiles; `spare` in the layout "
         r"keeps bytes for the compiler",
         messages[0],
     )
@@ -77,7 +86,11 @@ def test_stages_that_are_given_are_not_changed_but_named_in_the_error(tmp_path):
 
 def test_where_no_ring_leaves_enough_the_error_has_the_bill():
     message = refusal(lambda: Exchanged(output_stages=13)(*torch.zeros(2, 128, 64).bfloat16()))
-    assert re.match(r"Exchanged: shared memory over budget: .*input X: .* × 1 stages 16384 bytes; .*; take fewer `stages` .*; `spare` in the layout", message)
+    assert re.match(
+        r"Exchanged: shared memory over budget: .*input X: .* × 1 stages 16384 bytes; .*; take fewer `stages` .*; "
+        r"`spare` in the layout",
+        message,
+    )
 
 
 @tk.kernel
@@ -98,5 +111,8 @@ def test_a_kernel_from_the_disk_cache_has_the_same_bill(tmp_path):
         tensors = [tk.gl(x) for x in torch.zeros(2, 128, 128).bfloat16()]
         messages = [refusal(lambda: exchanged[(1,)](*tensors, tk.st(tk.bf16, 128, 128))) for _ in range(2)]
     assert messages[0] == messages[1]
-    assert re.fullmatch(r"exchanged: shared memory over budget: \d+ bytes of 232448 on sm_90: st\(bf16, 128, 128\) × 7 229376 bytes; "
-                        r"the rest is scratch of the compiler for layout conversions", messages[0])  # fmt: skip
+    assert re.fullmatch(
+        r"exchanged: shared memory over budget: \d+ bytes of 232448 on sm_90: st\(bf16, 128, 128\) × 7 229376 bytes; "
+        r"the rest is scratch of the compiler for layout conversions",
+        messages[0],
+    )

@@ -19,10 +19,21 @@ def test_reduce_store_warps_are_explained():
 
 
 def test_reduce_store_warps_are_for_whole_tasks_that_consumers_share():
-    for knobs in (dict(cluster=2), dict(pingpong=True, weighted=False), dict(schedule=tk.SplitK(2)), dict(schedule=tk.ClusterSplitK(2))):
-        given = f"schedule={knobs.get('schedule', tk.Persistent())!r}, cluster={knobs.get('cluster', 1)}, pingpong={'pingpong' in knobs}"
-        with refused(f"PlainReducingStream({given}): hook 'reduce_store' is for whole tasks that the consumers of a block share; that needs cluster=1, "
-                     "pingpong=False and a schedule that splits none"):
+    for knobs in (
+        dict(cluster=2),
+        dict(pingpong=True, weighted=False),
+        dict(schedule=tk.SplitK(2)),
+        dict(schedule=tk.ClusterSplitK(2)),
+    ):
+        given = (
+            f"schedule={knobs.get('schedule', tk.Persistent())!r}, cluster={knobs.get('cluster', 1)}, "
+            f"pingpong={'pingpong' in knobs}"
+        )
+        with refused(
+            f"PlainReducingStream({given}): hook 'reduce_store' is for whole tasks that the consumers of a block "
+            "share; that needs cluster=1, "
+            "pingpong=False and a schedule that splits none"
+        ):
             PlainReducingStream(**knobs)
 
     class Idle(ReducingStream):
@@ -35,7 +46,10 @@ def test_reduce_store_warps_are_for_whole_tasks_that_consumers_share():
     class Unopened(PlainReducingStream):
         compute_last, compute = ReducingStream.compute_last, ReducingStream.compute
 
-    with refused("Unopened: hook 'reduce_store' of a pipelined computation needs hook 'compute_first': an iteration's tiles are committed one later"):
+    with refused(
+        "Unopened: hook 'reduce_store' of a pipelined computation needs hook 'compute_first': an iteration's tiles "
+        "are committed one later"
+    ):
         Unopened()
 
 
@@ -78,14 +92,31 @@ class Waiting(PlainReducingStream):
         return state
 
 
-@pytest.mark.parametrize("cls, message", [
-    (Unmixed, "reduce_commit in Unmixed: it is for consumers of a tk.ReduceStoreWarp, in 'compute' and 'compute_last'"),
-    (Early, "reduce_acquire in Early: it is for consumers of a tk.ReduceStoreWarp, in 'compute' and 'compute_last'"),
-    (Twice, "Twice.compute calls tk.reduce_acquire 1 times, tk.reduce_commit 2 times; with hook 'reduce_store' 'compute' and 'compute_last' call each once, "
-            "in the hook itself, 'compute_first' neither"),
-    (Hasty, "Hasty.reduce_store calls tk.reduce_wait 0 times; it does so once, in the hook itself, before it reads the scratch tiles"),
-    (Waiting, "reduce_wait in Waiting: it is for hook 'reduce_store'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cls, message",
+    [
+        (
+            Unmixed,
+            "reduce_commit in Unmixed: it is for consumers of a tk.ReduceStoreWarp, in 'compute' and 'compute_last'",
+        ),
+        (
+            Early,
+            "reduce_acquire in Early: it is for consumers of a tk.ReduceStoreWarp, in 'compute' and 'compute_last'",
+        ),
+        (
+            Twice,
+            "Twice.compute calls tk.reduce_acquire 1 times, tk.reduce_commit 2 times; with hook 'reduce_store' "
+            "'compute' and 'compute_last' call each once, "
+            "in the hook itself, 'compute_first' neither",
+        ),
+        (
+            Hasty,
+            "Hasty.reduce_store calls tk.reduce_wait 0 times; it does so once, in the hook itself, before it reads "
+            "the scratch tiles",
+        ),
+        (Waiting, "reduce_wait in Waiting: it is for hook 'reduce_store'"),
+    ],
+)
 def test_reduce_store_warps_and_consumers_that_do_not_wait_for_each_other(cls, message):
     template = cls()
     x, z, counts = meta(4, 128, 64, dtype=torch.float32), meta(128, 64, dtype=torch.float32), meta(2, dtype=torch.int32)

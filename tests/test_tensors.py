@@ -26,9 +26,12 @@ def test_allocations_where_torch_has_no_faster_entry(monkeypatch):
 def test_signatures_tell_tensors_apart(count):
     base = torch.zeros(64, 72, dtype=torch.bfloat16)[:, :64]
     others = {
-        "shape": base[:63], "strides": base.contiguous(), "transposed": base.mT, "dtype": torch.zeros(64, 72, dtype=torch.float16)[:, :64],
+        "shape": base[:63],
+        "strides": base.contiguous(),
+        "transposed": base.mT,
+        "dtype": torch.zeros(64, 72, dtype=torch.float16)[:, :64],
         "address": torch.zeros(64 * 72 + 1, dtype=torch.bfloat16)[1:].view(64, 72)[:, :64],
-    }  # fmt: skip
+    }
     again, same = torch.ones(64, 72, dtype=torch.bfloat16)[:, :64], signature(*[base] * count)
     for position in range(count):
         assert signature(*[again if i == position else base for i in range(count)]) == same

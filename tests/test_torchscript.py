@@ -50,13 +50,19 @@ def test_a_trace_computes_with_what_comes_in(name, gradients, kernel_device, rng
         assert torch.equal(traced(*others), function(*others))
 
 
-@pytest.mark.parametrize("module", [tnn.Linear(8, 8), torch.nn.Sequential(torch.nn.ReLU(), tnn.Linear(8, 8))], ids=["alone", "inside another"])
+@pytest.mark.parametrize(
+    "module",
+    [tnn.Linear(8, 8), torch.nn.Sequential(torch.nn.ReLU(), tnn.Linear(8, 8))],
+    ids=["alone", "inside another"],
+)
 def test_scripting_a_module_is_refused_at_once(module):
     with pytest.raises(NotImplementedError, match=r"torch.jit.script\(Linear\): .* use torch.compile or torch.export"):
         torch.jit.script(module)
 
 
-@pytest.mark.parametrize("function", [gemm, attention, attention_decode, attention_varlen, attention_fp8, scaled_dot_product_attention])
+@pytest.mark.parametrize(
+    "function", [gemm, attention, attention_decode, attention_varlen, attention_fp8, scaled_dot_product_attention]
+)
 def test_scripting_a_function_is_refused_at_once(function):
     """By TorchScript itself, which quotes the function."""
     with pytest.raises(torch.jit.frontend.NotSupportedError, match=f"def {function.__name__}"):

@@ -22,13 +22,30 @@ PATTERNS = {  # mask function, arguments of its own
     "causal": (masks.causal_mask_function, {}),
     "sliding": (masks.sliding_window_causal_mask_function(WINDOW), dict(local_size=WINDOW)),
     "chunked": (masks.chunked_causal_mask_function(4, NONE), dict(local_size=4)),
-    "packed": (masks.and_masks(masks.causal_mask_function, masks.packed_sequence_mask_function(torch.tensor([[0] * 4 + [1] * 9, [0] + [1] * 7 + [2] * 5]))),
-               dict(allow_is_causal_skip=False)),
-    "bidirectional": (masks.bidirectional_mask_function, dict(allow_is_causal_skip=False, allow_is_bidirectional_skip=True)),
-    "sliding bidirectional": (masks.sliding_window_bidirectional_mask_function(WINDOW),
-                              dict(local_size=WINDOW, allow_is_causal_skip=False, allow_is_bidirectional_skip=True)),
+    "packed": (
+        masks.and_masks(
+            masks.causal_mask_function,
+            masks.packed_sequence_mask_function(torch.tensor([[0] * 4 + [1] * 9, [0] + [1] * 7 + [2] * 5])),
+        ),
+        dict(allow_is_causal_skip=False),
+    ),
+    "bidirectional": (
+        masks.bidirectional_mask_function,
+        dict(allow_is_causal_skip=False, allow_is_bidirectional_skip=True),
+    ),
+    "sliding bidirectional": (
+        masks.sliding_window_bidirectional_mask_function(WINDOW),
+        dict(local_size=WINDOW, allow_is_causal_skip=False, allow_is_bidirectional_skip=True),
+    ),
 }
-PADDINGS = {"none": None, "no token": [13, 13], "left": [-4, 13], "right": [13, 6], "left and right": [-3, 5], "all": [0, 13]}
+PADDINGS = {
+    "none": None,
+    "no token": [13, 13],
+    "left": [-4, 13],
+    "right": [13, 6],
+    "left and right": [-3, 5],
+    "all": [0, 13],
+}
 
 
 def padding(name, keys=13):
@@ -41,7 +58,9 @@ def padding(name, keys=13):
 def both(pattern, queries=13, keys=13, q_offset=0, **given):
     """(ranges, the mask that they mean, transformers' own)."""
     function, own = PATTERNS[pattern]
-    given = dict(batch_size=2, q_length=queries, kv_length=keys, q_offset=q_offset, mask_function=function, **{**own, **given})
+    given = dict(
+        batch_size=2, q_length=queries, kv_length=keys, q_offset=q_offset, mask_function=function, **{**own, **given}
+    )
     expected = masks.sdpa_mask(**{**given, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
     ranges = attention_mask(config=CONFIG, **given)
     assert ranges is None or (ranges.dtype == torch.int32 and ranges.shape == (2, 1, queries, 2))
@@ -50,7 +69,10 @@ def both(pattern, queries=13, keys=13, q_offset=0, **given):
 
 
 # transformers looks for packed sequences only where there is no padding mask
-@pytest.mark.parametrize("pattern, name", [(pattern, name) for pattern in PATTERNS for name in PADDINGS if pattern != "packed" or name == "none"])
+@pytest.mark.parametrize(
+    "pattern, name",
+    [(pattern, name) for pattern in PATTERNS for name in PADDINGS if pattern != "packed" or name == "none"],
+)
 def test_whole_sequences(pattern, name):
     """Queries that are tokens see what transformers' mask says. Nothing is made where it is not needed."""
     seen = padding(name)
@@ -77,7 +99,9 @@ def test_caches(pattern, name, queries, q_offset, tensor):
                 with pytest.raises(Unsupported, match="on both sides of hidden ones"):
                     both(pattern, queries, 13, q_offset, attention_mask=seen)
                 return
-    ranges, mask, expected = both(pattern, queries, 13, torch.tensor(q_offset) if tensor else q_offset, attention_mask=seen)
+    ranges, mask, expected = both(
+        pattern, queries, 13, torch.tensor(q_offset) if tensor else q_offset, attention_mask=seen
+    )
     tokens = torch.ones(2, 13, dtype=torch.bool) if seen is None else seen
     rows = tokens[:, None, q_offset : q_offset + queries, None].expand(expected.shape)
     assert torch.equal(mask.expand(expected.shape)[rows], expected[rows])
@@ -87,9 +111,20 @@ def test_keys_of_a_sliding_cache():
     """Keys from a position on; the padding mask is that of all positions."""
     seen = padding("left")
     for queries, offset in ((1, 12), (3, 10)):
-        given = dict(batch_size=2, q_length=queries, kv_length=6, q_offset=offset, kv_offset=13 - 6, mask_function=PATTERNS["causal"][0], attention_mask=seen)
+        given = dict(
+            batch_size=2,
+            q_length=queries,
+            kv_length=6,
+            q_offset=offset,
+            kv_offset=13 - 6,
+            mask_function=PATTERNS["causal"][0],
+            attention_mask=seen,
+        )
         ranges = attention_mask(config=CONFIG, **given)
-        assert torch.equal(_dense(ranges, queries, 6, True, False, "cpu").expand(2, 1, queries, 6), masks.sdpa_mask(**given, allow_is_causal_skip=False))
+        assert torch.equal(
+            _dense(ranges, queries, 6, True, False, "cpu").expand(2, 1, queries, 6),
+            masks.sdpa_mask(**given, allow_is_causal_skip=False),
+        )
 
 
 def test_one_query_of_a_compiled_model_always_has_a_range():
@@ -101,18 +136,27 @@ def test_one_query_of_a_compiled_model_always_has_a_range():
 EVERY_SECOND = masks.and_masks(masks.causal_mask_function, lambda b, h, q, k: (q - k) % 2 == 0)
 REFUSED = {
     "padding": dict(attention_mask=torch.tensor([[1, 0, 1, 1]]).bool()),
-    "blocks with others between": dict(mask_function=masks.or_masks(masks.causal_mask_function, masks.blockwise_overlay(torch.tensor([[0, -1, -1, 0]])))),
-    "a function of the caller": dict(mask_function=EVERY_SECOND), "a function of the caller without indices": dict(mask_function=EVERY_SECOND, use_vmap=True),
-}  # fmt: skip
+    "blocks with others between": dict(
+        mask_function=masks.or_masks(
+            masks.causal_mask_function, masks.blockwise_overlay(torch.tensor([[0, -1, -1, 0]]))
+        )
+    ),
+    "a function of the caller": dict(mask_function=EVERY_SECOND),
+    "a function of the caller without indices": dict(mask_function=EVERY_SECOND, use_vmap=True),
+}
 
 
 @pytest.mark.parametrize("which", REFUSED)
 def test_masks_that_are_no_ranges(which):
     """They are those of PyTorch's attention, and errors where asked for."""
     given = {**dict(batch_size=1, q_length=4, kv_length=4, mask_function=masks.causal_mask_function), **REFUSED[which]}
-    with pytest.raises(Unsupported, match=re.escape(f"tritonkittens' attention for transformers: {implementation.HOLES}")):
+    with pytest.raises(
+        Unsupported, match=re.escape(f"tritonkittens' attention for transformers: {implementation.HOLES}")
+    ):
         attention_mask(**given, strict=True)
-    assert torch.equal(attention_mask(**given, strict=False), masks.sdpa_mask(**{**given, "allow_is_causal_skip": False}))
+    assert torch.equal(
+        attention_mask(**given, strict=False), masks.sdpa_mask(**{**given, "allow_is_causal_skip": False})
+    )
 
 
 def test_holes_between_tokens_of_both_directions_are_refused():
@@ -122,7 +166,8 @@ def test_holes_between_tokens_of_both_directions_are_refused():
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_traced_masks(pattern, monkeypatch):
-    """A trace does not look at numbers: it gets the same ranges, always, and what is refused ends before it begins (one query: fails when it runs)."""
+    """A trace does not look at numbers: it gets the same ranges, always, and what is refused ends before it begins (one
+    query: fails when it runs)."""
     given = {} if pattern == "packed" else dict(attention_mask=padding("left"))
     hole = torch.tensor([[1, 0, 1, 1] + [1] * 9] * 2).bool()
     wanted = [both(pattern, **given)[0], None if pattern == "packed" else both(pattern, 1, 13, 12, **given)[0]]
@@ -131,10 +176,14 @@ def test_traced_masks(pattern, monkeypatch):
         if pattern != "packed" or queries > 1:
             assert torch.equal(both(pattern, queries, 13, q_offset, **given)[0], expected)
     if pattern in ("causal", "bidirectional"):
-        ranges = attention_mask(2, 13, 13, mask_function=PATTERNS[pattern][0], **PATTERNS[pattern][1], attention_mask=hole)
+        ranges = attention_mask(
+            2, 13, 13, mask_function=PATTERNS[pattern][0], **PATTERNS[pattern][1], attention_mask=hole
+        )
         assert (ranges[..., 0] > ranges[..., 1]).any()
         with pytest.raises(RuntimeError, match="on both sides of hidden ones"):
-            attention_mask(2, 1, 13, 12, mask_function=PATTERNS[pattern][0], **PATTERNS[pattern][1], attention_mask=hole)
+            attention_mask(
+                2, 1, 13, 12, mask_function=PATTERNS[pattern][0], **PATTERNS[pattern][1], attention_mask=hole
+            )
 
 
 Q, K = torch.zeros(1, 4, 8, 64, dtype=torch.bfloat16), torch.zeros(1, 2, 8, 64, dtype=torch.bfloat16)
@@ -144,12 +193,24 @@ SINKS = torch.tensor([-1.0, 0.0, 0.5, 2.0])
 REFUSED_CALLS = [
     ((Q, K, K), dict(dropout=0.1), "dropout_p=0.1; the kernels have no dropout"),
     ((Q, K, K), dict(output_attentions=True), 'output_attentions=True; the kernels keep no weights ("eager" does)'),
-    ((Q, K, K), dict(position_bias=torch.zeros(1, 4, 8, 8)), "position_bias is given; the kernels add nothing to scores"),
+    (
+        (Q, K, K),
+        dict(position_bias=torch.zeros(1, 4, 8, 8)),
+        "position_bias is given; the kernels add nothing to scores",
+    ),
     ((Q, K, K), dict(s_aux=SINKS), "s_aux is given; the kernels add nothing to scores"),
     ((Q, K, K), dict(sinks=SINKS.expand(1, 8, 4).mT[..., None]), "sinks is given; the kernels add nothing to scores"),
-    ((Q, K, K), dict(attention_mask=torch.ones(1, 1, 8, 8, dtype=torch.bool)), "attention_mask is a mask of queries and keys: one that was given as such, or"),
+    (
+        (Q, K, K),
+        dict(attention_mask=torch.ones(1, 1, 8, 8, dtype=torch.bool)),
+        "attention_mask is a mask of queries and keys: one that was given as such, or",
+    ),
     ((Q.float(), K.float(), K.float()), {}, "query has dtype torch.float32; all operands must be bf16 or fp16"),
-    ((torch.zeros(1, 2, 8, 320, dtype=torch.bfloat16),) * 3, {}, "the head dimension of query is 320; it must be at most 256"),
+    (
+        (torch.zeros(1, 2, 8, 320, dtype=torch.bfloat16),) * 3,
+        {},
+        "the head dimension of query is 320; it must be at most 256",
+    ),
 ]
 
 
@@ -183,14 +244,17 @@ def operands(queries=13, keys=13):
 @pytest.mark.filterwarnings("ignore:tritonkittens' attention:UserWarning")
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_fallback_sees_the_keys_of_the_mask(pattern, rng):
-    """What PyTorch's attention gets for a mask is what the kernels would have done, whatever a layer says of its window."""
+    """What PyTorch's attention gets for a mask is what the kernels would have done, whatever a layer says of its
+    window."""
     q, k, v = operands()
     for seen in (None, None if pattern == "packed" else padding("left")):
         ranges, _, expected = both(pattern, attention_mask=seen)
         module = torch.nn.Module()
         module.num_key_value_groups, module.is_causal = 2, "bidirectional" not in pattern
         out, _ = attention_forward(module, q, k, v, ranges, sliding_window=3, strict=False)
-        wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=expected, enable_gqa=True).transpose(1, 2)
+        wanted = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=expected, enable_gqa=True
+        ).transpose(1, 2)
         rows = slice(None) if seen is None else seen
         torch.testing.assert_close(out[rows], wanted[rows])
 
@@ -204,7 +268,12 @@ def test_fallback_of_soft_caps_and_sinks(mask, softcap, sinks, bias, rng):
     ranges, _, visible = both("sliding", attention_mask=padding("left"))
     if mask == "none":
         visible = torch.ones(13, 13, dtype=torch.bool).tril()
-    forms = {"none": None, "ranges": ranges, "bool": visible, "added": torch.where(visible, 0.0, torch.finfo(torch.float32).min)}
+    forms = {
+        "none": None,
+        "ranges": ranges,
+        "bool": visible,
+        "added": torch.where(visible, 0.0, torch.finfo(torch.float32).min),
+    }
     of_queries = {None: None, "heads": SINKS, "queries": torch.randn(2, 4, 13, 1)}[sinks]
     added = torch.randn(1, 4, 13, 13) if bias else None
     out, _ = attention_forward(MODULE, *given, forms[mask], softcap=softcap, strict=False, position_bias=added,
@@ -215,12 +284,17 @@ def test_fallback_of_soft_caps_and_sinks(mask, softcap, sinks, bias, rng):
     scores = scores if softcap is None else softcap * (scores / softcap).tanh()
     scores = (scores + (0 if added is None else added)).masked_fill(~visible, -1e30)
     if of_queries is not None:
-        scores = torch.cat((scores, (of_queries[:, None, None] if sinks == "heads" else of_queries).double().expand(2, 4, 13, 1)), -1)
+        scores = torch.cat(
+            (scores, (of_queries[:, None, None] if sinks == "heads" else of_queries).double().expand(2, 4, 13, 1)), -1
+        )
     expected = ((scores.softmax(-1)[..., :13] * visible.any(-1, keepdim=True)) @ v).transpose(1, 2)
-    rows = padding("left") if mask == "added" else slice(None)  # transformers' own masks of numbers hide nothing from who sees nothing
+    # transformers' own masks of numbers hide nothing from who sees nothing
+    rows = padding("left") if mask == "added" else slice(None)
     torch.testing.assert_close(out[rows], expected[rows].float())
     grad = torch.randn(out.shape) * visible.any(-1).expand(2, 1, 13).transpose(1, 2)[..., None]
-    for x, y in zip(torch.autograd.grad(out, given, grad), torch.autograd.grad(expected, exact, grad.double()), strict=True):
+    for x, y in zip(
+        torch.autograd.grad(out, given, grad), torch.autograd.grad(expected, exact, grad.double()), strict=True
+    ):
         torch.testing.assert_close(x, y.float(), rtol=1e-4, atol=1e-5)
 
 
@@ -238,7 +312,9 @@ def test_models_take_the_name(monkeypatch):
     """What the kernels cannot do runs in PyTorch, with one warning for all layers and calls."""
     monkeypatch.setattr(implementation, "_warned", set())
     register_transformers("some kittens", strict=True)
-    config = transformers.LlamaConfig(vocab_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+    config = transformers.LlamaConfig(
+        vocab_size=8, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
+    )
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="some kittens")
     assert model.config._attn_implementation == "some kittens"
     ids = torch.zeros(1, 3, dtype=torch.long)
@@ -247,7 +323,11 @@ def test_models_take_the_name(monkeypatch):
     register_transformers("some kittens")
     with pytest.warns(UserWarning) as said:
         found = [model(ids).logits for _ in range(2)]
-    assert len(said) == 1 and "query has dtype torch.float32; all operands must be bf16 or fp16. PyTorch's attention runs instead" in str(said[0].message)
+    assert (
+        len(said) == 1
+        and "query has dtype torch.float32; all operands must be bf16 or fp16. PyTorch's attention runs instead"
+        in str(said[0].message)
+    )
     model.set_attn_implementation("eager")
     assert all(torch.allclose(x, model(ids).logits, atol=1e-6) for x in found)
 
@@ -256,7 +336,14 @@ def test_a_hole_in_a_prompt_runs_in_pytorch(monkeypatch, rng):
     """A pad token between others: right logits, gradients and tokens, and one warning."""
     monkeypatch.setattr(implementation, "_warned", set())
     register_transformers("some kittens")
-    config = transformers.LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="some kittens").bfloat16().eval()
     for p in model.parameters():
         p.data.mul_(6 if p.ndim == 2 else 1)
@@ -267,8 +354,16 @@ def test_a_hole_in_a_prompt_runs_in_pytorch(monkeypatch, rng):
         with sim.device(), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             logits = model(ids, attention_mask=mask).logits[mask.bool()]
-            tokens = model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=None)
-        results.append((logits, tokens, *torch.autograd.grad(logits.float().square().sum(), [x for x in model.parameters() if x.requires_grad])))
+            tokens = model.generate(
+                ids, attention_mask=mask, max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=None
+            )
+        results.append(
+            (
+                logits,
+                tokens,
+                *torch.autograd.grad(logits.float().square().sum(), [x for x in model.parameters() if x.requires_grad]),
+            )
+        )
         ours = [w for w in said if "tritonkittens" in str(w.message)]
         assert len(ours) == (implementation_ == "some kittens")
         assert all("a query sees keys on both sides of hidden ones" in str(w.message) for w in ours)

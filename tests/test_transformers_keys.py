@@ -1,5 +1,5 @@
-"""Which keys every query of a model of transformers sees: random calls of every function of transformers that makes a mask, against the mask that transformers'
-own attention gets. No kernel runs: their calls say what they would see."""
+"""Which keys every query of a model of transformers sees: random calls of every function of transformers that makes a
+mask, against the mask that transformers' own attention gets. No kernel runs: their calls say what they would see."""
 
 import functools
 import inspect
@@ -18,14 +18,23 @@ from tritonkittens.ops import mask_functions  # noqa: E402
 from tritonkittens.ops import transformers as implementation  # noqa: E402
 from tritonkittens.ops.transformers import attention_forward, attention_mask  # noqa: E402
 
-CONFIG = transformers.MistralConfig(hidden_size=2, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=2, head_dim=1)
+CONFIG = transformers.MistralConfig(
+    hidden_size=2, num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=2, head_dim=1
+)
 OURS, THEIRS = "tritonkittens keys", "all keys"
 MAKERS = {
     name: getattr(masks, name)
-    for name in ("create_causal_mask", "create_sliding_window_causal_mask", "create_chunked_causal_mask", "create_bidirectional_mask",
-                 "create_bidirectional_sliding_window_mask", "create_masks_for_generate")
-}  # fmt: skip
-BLOCKS_OF_CHUNKS = "block_sequence_ids" in inspect.signature(masks.create_chunked_causal_mask).parameters  # not in the first versions
+    for name in (
+        "create_causal_mask",
+        "create_sliding_window_causal_mask",
+        "create_chunked_causal_mask",
+        "create_bidirectional_mask",
+        "create_bidirectional_sliding_window_mask",
+        "create_masks_for_generate",
+    )
+}
+# not in the first versions
+BLOCKS_OF_CHUNKS = "block_sequence_ids" in inspect.signature(masks.create_chunked_causal_mask).parameters
 OTHERS = {  # functions of a model or a caller
     "a window on both sides": lambda b, h, q, k: abs(q - k) < 3,
     "a sink": lambda b, h, q, k: k < 2,
@@ -44,6 +53,7 @@ def everything(*args, allow_is_causal_skip=True, allow_is_bidirectional_skip=Tru
 @pytest.fixture(autouse=True)
 def kernels_that_say_what_they_see(monkeypatch):
     """(batch, heads, queries, keys) of numbers that are positive where a key is seen, in place of results."""
+
     def said(seen, q, k):
         return seen.to(torch.float32).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
 
@@ -62,7 +72,9 @@ def kernels_that_say_what_they_see(monkeypatch):
         seen = torch.zeros(q.shape[0], 1, q.shape[2], k.shape[2])
         for call in calls(ranges, k.shape[2]):
             run = call.run
-            seen[call.sequences, :, run.first : run.behind, run.begin : run.end] += visible(run.behind - run.first, run.end - run.begin, run.left, run.right)
+            seen[call.sequences, :, run.first : run.behind, run.begin : run.end] += visible(
+                run.behind - run.first, run.end - run.begin, run.left, run.right
+            )
         return said(seen, q, k)
 
     kernels = dict(attention=attention, attention_decode=attention_decode, attention_ranges=attention_ranges)
@@ -84,7 +96,9 @@ def padding(rng, batch, length):
     if kind in ("right", "both"):
         end = torch.from_numpy(rng.integers(begin.numpy().astype(int), length + 1, (batch, 1)))
     tokens = (place >= begin) & (place < end)
-    return (tokens & torch.from_numpy(rng.random((batch, length)) < 0.7) if kind == "holes" else tokens).long(), kind == "holes"
+    return (
+        tokens & torch.from_numpy(rng.random((batch, length)) < 0.7) if kind == "holes" else tokens
+    ).long(), kind == "holes"
 
 
 def cache(rng, config, batch, length):
@@ -106,7 +120,9 @@ def random_call(rng, name):
     """(arguments of a function that makes masks, the configuration, queries)."""
     config = CONFIG
     config.sliding_window, config.attention_chunk_size = rng.integers(1, 12, 2).tolist()
-    config.layer_types = rng.choice(["full_attention", "sliding_attention", *["chunked_attention"] * BLOCKS_OF_CHUNKS], 2).tolist()
+    config.layer_types = rng.choice(
+        ["full_attention", "sliding_attention", *["chunked_attention"] * BLOCKS_OF_CHUNKS], 2
+    ).tolist()
     batch, queries = int(rng.integers(1, 4)), int(rng.choice([1, 2, 5, 9, 14]))
     bidirectional = "bidirectional" in name
     held, filled = (None, 0) if bidirectional else cache(rng, config, batch, queries)
@@ -120,9 +136,13 @@ def random_call(rng, name):
         starts = rng.random((1 if rng.random() < 0.5 else batch, queries)) < 0.3
         starts[:, 0] = True
         place = np.arange(queries)
-        positions = place - np.maximum.accumulate(np.where(starts, place, 0), 1) if rng.random() < 0.5 else place[None] + filled
+        positions = (
+            place - np.maximum.accumulate(np.where(starts, place, 0), 1) if rng.random() < 0.5 else place[None] + filled
+        )
         given["position_ids"] = torch.from_numpy(positions)
-        if rng.random() < 0.4 and (BLOCKS_OF_CHUNKS or name in ("create_causal_mask", "create_sliding_window_causal_mask")):
+        if rng.random() < 0.4 and (
+            BLOCKS_OF_CHUNKS or name in ("create_causal_mask", "create_sliding_window_causal_mask")
+        ):
             ids = np.cumsum(rng.random((batch, total)) < 0.4, 1) * 2
             ids = np.where(ids % 4 == 0, -1, ids) if rng.random() < 0.8 else rng.integers(-1, 2, (batch, total))
             given["block_sequence_ids"] = torch.from_numpy(ids)
@@ -146,7 +166,8 @@ def seen_by_layers(mask, config, queries, keys, batch, causal, rng):
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_layers_see_the_keys_of_the_mask(name, rng):
-    """300 calls each. A query that is padding in causal attention may see anything; what is no range is transformers' mask itself."""
+    """300 calls each. A query that is padding in causal attention may see anything; what is no range is transformers'
+    mask itself."""
     causal, made = "bidirectional" not in name, {"none": 0, "ranges": 0, "dense": 0}
     for _ in range(300):
         given, config, queries = random_call(rng, name)
@@ -188,6 +209,7 @@ def _asked(given, queries, keys, causal, layer):
 
 def test_known_functions_need_no_dense_mask(rng, monkeypatch):
     """Nothing of queries × keys is made for transformers' own functions with padding on the sides."""
+
     def refused(*args, **given):
         raise AssertionError("a dense mask was made")
 
@@ -210,8 +232,15 @@ def test_known_functions_need_no_dense_mask(rng, monkeypatch):
 
 def test_long_masks_are_evaluated_in_parts(rng, monkeypatch):
     """A few queries at a time, with the same result."""
-    given = dict(batch_size=2, q_length=30, kv_length=37, q_offset=7, mask_function=lambda b, h, q, k: (k <= q) & (k > q - 4 * (b + 1)),
-                 attention_mask=torch.arange(37).expand(2, 37) > torch.tensor([[3], [20]]), allow_is_causal_skip=False)  # fmt: skip
+    given = dict(
+        batch_size=2,
+        q_length=30,
+        kv_length=37,
+        q_offset=7,
+        mask_function=lambda b, h, q, k: (k <= q) & (k > q - 4 * (b + 1)),
+        attention_mask=torch.arange(37).expand(2, 37) > torch.tensor([[3], [20]]),
+        allow_is_causal_skip=False,
+    )
     expected = attention_mask(**given)
     monkeypatch.setattr(implementation, "EVALUATED", 37 * 2 * 4)
     assert torch.equal(attention_mask(**given), expected)
@@ -223,7 +252,9 @@ def test_long_masks_are_evaluated_in_parts(rng, monkeypatch):
 
 
 def test_a_function_that_has_changed_is_not_known(monkeypatch):
-    """What a version of transformers means by a name is asked of its function, and a function that sees other keys is evaluated."""
+    """What a version of transformers means by a name is asked of its function, and a function that sees other keys is
+    evaluated."""
+
     def sliding_window_overlay(sliding_window):
         def inner_mask(batch_idx, head_idx, q_idx, kv_idx):
             return kv_idx >= q_idx - sliding_window
@@ -258,5 +289,10 @@ def test_runs_see_what_ranges_say(rng):
         seen, key = torch.zeros(queries, keys, dtype=torch.int32), torch.arange(keys)
         for run in runs(rows):
             assert run.left >= 0 and run.right >= 0
-            seen[run.first : run.behind, run.begin : run.end] += visible(run.behind - run.first, run.end - run.begin, run.left, run.right)
-        assert torch.equal(seen.bool(), (key >= torch.from_numpy(rows[:, :1])) & (key < torch.from_numpy(rows[:, 1:]))) and seen.max() <= 1
+            seen[run.first : run.behind, run.begin : run.end] += visible(
+                run.behind - run.first, run.end - run.begin, run.left, run.right
+            )
+        assert (
+            torch.equal(seen.bool(), (key >= torch.from_numpy(rows[:, :1])) & (key < torch.from_numpy(rows[:, 1:])))
+            and seen.max() <= 1
+        )

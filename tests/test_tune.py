@@ -51,7 +51,11 @@ def candidates(problem):
 
 def cost(problem, config, device):
     """The model likes small tiles; a tile of more than 30 does not fit."""
-    return tune.Cost(hbm=problem.m * 1e-9, tensor=config.tile * 1e-6, setup=1e-7) if config.tile <= 30 else tune.Cost(shared=math.inf)
+    return (
+        tune.Cost(hbm=problem.m * 1e-9, tensor=config.tile * 1e-6, setup=1e-7)
+        if config.tile <= 30
+        else tune.Cost(shared=math.inf)
+    )
 
 
 class Clock:
@@ -126,7 +130,9 @@ def test_device_from_what_the_driver_tells(monkeypatch, told):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties if told else object())
     tune.cost._told.cache_clear()
     try:
-        found = tune.Device.from_facts(Facts(0, "NVIDIA H100 80GB HBM3", (9, 0), 114, 232448, 233472, 65536, 50 << 20, 80 << 30))
+        found = tune.Device.from_facts(
+            Facts(0, "NVIDIA H100 80GB HBM3", (9, 0), 114, 232448, 233472, 65536, 50 << 20, 80 << 30)
+        )
     finally:
         tune.cost._told.cache_clear()
     assert found.clock_hz == (1.5e9 if told else 1.7e9)
@@ -171,9 +177,12 @@ def test_a_known_problem_is_neither_measured_nor_read_again(monkeypatch):
 
 
 def test_a_guess_is_measured_once_that_is_asked_for(monkeypatch):
-    """TK_TUNE is read when a measurement could be made first: a look-up in the environment costs more than the choice."""
+    """TK_TUNE is read when a measurement could be made first: a look-up in the environment costs more than the
+    choice."""
     found, other = family(), family()
-    assert found.choose(Problem(64, 64), device=H200) == other.choose(Problem(64, 64), Clock(), device=H200) == Config(1)
+    assert (
+        found.choose(Problem(64, 64), device=H200) == other.choose(Problem(64, 64), Clock(), device=H200) == Config(1)
+    )
     monkeypatch.setenv("TK_TUNE", "1")
     assert found.choose(Problem(64, 64), Clock(), device=H200) == Config(7)
     assert found.choose(Problem(64, 64), device=H200) == Config(7)
@@ -183,7 +192,11 @@ def test_a_guess_is_measured_once_that_is_asked_for(monkeypatch):
 
 
 def test_disk_before_table_before_measuring(monkeypatch, tmp_path):
-    shipped.write(tmp_path / "tables" / "h200.json", H200_KEY, [store.Entry("fake", {"m": m, "n": 64, "dtype": "bf16"}, {"tile": 9}, 1e-6) for m in (64, 65)])
+    shipped.write(
+        tmp_path / "tables" / "h200.json",
+        H200_KEY,
+        [store.Entry("fake", {"m": m, "n": 64, "dtype": "bf16"}, {"tile": 9}, 1e-6) for m in (64, 65)],
+    )
     family().tune(Problem(64, 64), Clock(), device=H200)
     monkeypatch.setenv("TK_TUNE", "1")
     clock, found = Clock(), family()
@@ -196,12 +209,18 @@ def test_disk_before_table_before_measuring(monkeypatch, tmp_path):
 def test_a_stored_winner_that_is_no_candidate_any_more_is_not_used(tmp_path):
     problems = [Problem(m, 4096)._asdict() for m in (1, 100, 10000)]
     configs = [{"tile": 99}, {"tile": 9, "warps": 4}, {"tile": 9, "cluster": [1, 1]}]
-    shipped.write(tmp_path / "tables" / "h200.json", H200_KEY, [store.Entry("fake", p, c, 1e-6) for p, c in zip(problems, configs)])
+    shipped.write(
+        tmp_path / "tables" / "h200.json",
+        H200_KEY,
+        [store.Entry("fake", p, c, 1e-6) for p, c in zip(problems, configs)],
+    )
     assert [family().choose(Problem(**p), device=H200).tile for p in problems] == [1, 1, 9]
 
 
 def test_a_table_serves_a_device_of_the_same_make_only(tmp_path):
-    shipped.write(tmp_path / "tables" / "h200.json", H200_KEY, [store.Entry("fake", Problem(64, 64)._asdict(), {"tile": 9}, 1e-6)])
+    shipped.write(
+        tmp_path / "tables" / "h200.json", H200_KEY, [store.Entry("fake", Problem(64, 64)._asdict(), {"tile": 9}, 1e-6)]
+    )
     assert family().choose(Problem(64, 64), device=tune.Device.named("H100")) == Config(9)
     assert family().choose(Problem(64, 64), device=tune.Device.named("B200")) == Config(1)
 
@@ -210,8 +229,16 @@ def test_a_device_has_its_own_table_before_that_of_another(tmp_path):
     """Problems that its own does not know are in the fullest of the others."""
     h100 = tune.Device.named("H100")
     key = store.DeviceKey(h100.name, h100.multiprocessors, h100.capability)
-    for name, device, tile, sizes in (("a", store.DeviceKey("NVIDIA GH200", 132, (9, 0)), 2, (65, 66)), ("b", key, 1, (64,)), ("c", H200_KEY, 9, (64, 65, 66))):
-        shipped.write(tmp_path / "tables" / f"{name}.json", device, [store.Entry("fake", Problem(m, 64)._asdict(), {"tile": tile}, 1e-6) for m in sizes])
+    for name, device, tile, sizes in (
+        ("a", store.DeviceKey("NVIDIA GH200", 132, (9, 0)), 2, (65, 66)),
+        ("b", key, 1, (64,)),
+        ("c", H200_KEY, 9, (64, 65, 66)),
+    ):
+        shipped.write(
+            tmp_path / "tables" / f"{name}.json",
+            device,
+            [store.Entry("fake", Problem(m, 64)._asdict(), {"tile": tile}, 1e-6) for m in sizes],
+        )
     assert [family().choose(Problem(m, 64), device=h100).tile for m in (64, 65)] == [1, 9]
     assert [family().choose(Problem(m, 64), device=H200).tile for m in (64, 65)] == [9, 9]
     assert "shipped in b.json of NVIDIA H100" in family().explain(Problem(64, 64), device=h100).reason
@@ -241,7 +268,11 @@ def test_a_simulated_device_is_not_measured(monkeypatch):
     monkeypatch.setenv("TK_TUNE", "1")
     clock = Clock()
     with sim.device("sm_90a"):
-        assert family().choose(Problem(64, 64), clock) == family().choose(Problem(64, 64), clock, device=torch.device("cpu")) == Config(1)
+        assert (
+            family().choose(Problem(64, 64), clock)
+            == family().choose(Problem(64, 64), clock, device=torch.device("cpu"))
+            == Config(1)
+        )
     assert not clock.calls
 
 
@@ -292,7 +323,11 @@ def test_medians_forgive_one_bad_round():
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan])
 def test_a_time_is_positive_and_finite(seconds):
     result = race(["good", "bad"], lambda config: 1.0 if config == "good" else seconds)
-    assert result.winner == "good" and "a time is positive and finite" in result.errors["bad"] and result.seconds("bad") is None
+    assert (
+        result.winner == "good"
+        and "a time is positive and finite" in result.errors["bad"]
+        and result.seconds("bad") is None
+    )
 
 
 def test_a_candidate_that_raises_loses_and_its_error_is_kept():
@@ -361,7 +396,9 @@ def test_distance():
     assert tune.distance({"m": 0}, {"m": 0}) == 0 and tune.distance({"m": 0}, {"m": 1}) is None
 
 
-@pytest.mark.parametrize("problem, tile", [(Problem(80, 64), 13), (Problem(256, 256), 12), (Problem(80, 64, "fp16"), 12)])
+@pytest.mark.parametrize(
+    "problem, tile", [(Problem(80, 64), 13), (Problem(256, 256), 12), (Problem(80, 64, "fp16"), 12)]
+)
 def test_a_near_problems_winner_is_preferred(monkeypatch, problem, tile):
     """The model says 12 before 13, by less than the bonus; 13 was measured best for 64 x 64."""
     monkeypatch.setattr(sys.modules[__name__], "TILES", range(12, 20))
@@ -383,18 +420,25 @@ def twin(problem):
 
 
 def test_the_winner_of_a_problem_that_is_alike_is_taken(monkeypatch):
-    """Whatever the model says; the first that is known. Its own measurements come first, and it is among what they compare."""
+    """Whatever the model says; the first that is known. Its own measurements come first, and it is among what they
+    compare."""
     family(alike=twin).tune(Problem(64, 64), Clock(fast=29), device=H200, tries=30)
     found = family(alike=twin)
     assert found.choose(Problem(64, 64, "fp16"), device=H200) == Config(29)
     report = found.explain(Problem(64, 64, "fp16"), device=H200)
     assert (report.source, report.config["tile"], report.rows[0].seconds) == ("alike", 29, None)
     assert report.reason == "Won when m=64 n=64 dtype=bf16 was measured, which is computed alike."
-    assert found.explain(Problem(64, 128, "fp16"), device=H200).source == "model" and family().choose(Problem(64, 64, "fp16"), device=H200) == Config(1)
+    assert found.explain(Problem(64, 128, "fp16"), device=H200).source == "model" and family().choose(
+        Problem(64, 64, "fp16"), device=H200
+    ) == Config(1)
     monkeypatch.setenv("TK_TUNE", "1")
     monkeypatch.setenv("TK_TUNE_TRIES", "2")
     clock = Clock(fast=2)
-    assert found.choose(Problem(64, 64, "fp16"), clock, device=H200) == Config(2) and set(clock.calls) == {Config(1), Config(2), Config(29)}
+    assert found.choose(Problem(64, 64, "fp16"), clock, device=H200) == Config(2) and set(clock.calls) == {
+        Config(1),
+        Config(2),
+        Config(29),
+    }
     assert family(alike=twin).explain(Problem(64, 64, "fp16"), device=H200).source == "disk"
 
 
@@ -406,11 +450,18 @@ def test_a_winner_that_cannot_solve_a_problem_that_is_alike_is_not_taken(monkeyp
 
 def test_a_winner_that_does_not_fit_is_not_taken_for_a_problem_that_is_alike():
     def fits_bf16(problem, config, device):
-        return tune.Cost(shared=math.inf) if problem.dtype == "fp16" and config.tile == 29 else cost(problem, config, device)
+        return (
+            tune.Cost(shared=math.inf)
+            if problem.dtype == "fp16" and config.tile == 29
+            else cost(problem, config, device)
+        )
 
     found = tune.Family("fake", Config, candidates, fits_bf16, problem_type=Problem, match=("dtype",), alike=twin)
     found.tune(Problem(64, 64), Clock(fast=29), device=H200, tries=30)
-    assert found.choose(Problem(64, 64, "fp16"), device=H200) == Config(1) and found.explain(Problem(64, 64, "fp16"), device=H200).source == "model"
+    assert (
+        found.choose(Problem(64, 64, "fp16"), device=H200) == Config(1)
+        and found.explain(Problem(64, 64, "fp16"), device=H200).source == "model"
+    )
 
 
 # ---- what is on disk
@@ -420,7 +471,9 @@ def line(entry: store.Entry) -> bytes:
     return json.dumps({**entry.as_dict(), "device": H200_KEY.as_dict()}).encode() + b"\n"
 
 
-ENTRY = store.Entry("fake", Problem(64, 64)._asdict(), {"tile": 9, "stages": 2, "cluster": [1, 1]}, 1e-6, (), "2026-01-01")
+ENTRY = store.Entry(
+    "fake", Problem(64, 64)._asdict(), {"tile": 9, "stages": 2, "cluster": [1, 1]}, 1e-6, (), "2026-01-01"
+)
 
 
 def test_round_trip_and_later_lines_win():
@@ -452,14 +505,25 @@ def test_a_torn_last_line_is_passed_over_with_one_warning_and_cut_off():
         assert results().torn == 1
         family().tune(Problem(65, 64), Clock(), device=H200)
     assert [str(w.message) for w in caught] == [
-        f"{results().path} ends in a line whose writing was interrupted: it is ignored, and cut off with the next result"]
+        f"{results().path} ends in a line whose writing was interrupted: it is ignored, and cut off with the next "
+        "result"
+    ]
     assert len(results().entries()) == 2 and results().torn == 0
 
 
 @pytest.mark.parametrize(
-    "content", [b"\0" * 100, b"junk", b"junk\n" + line(ENTRY), line(ENTRY) + b"\n", b'{"family": "fake"}\n', b"\xff\xfe\n", b"[1]\n"],
+    "content",
+    [
+        b"\0" * 100,
+        b"junk",
+        b"junk\n" + line(ENTRY),
+        line(ENTRY) + b"\n",
+        b'{"family": "fake"}\n',
+        b"\xff\xfe\n",
+        b"[1]\n",
+    ],
     ids=["zeros", "text", "first line", "empty line", "keys missing", "no UTF-8", "list"],
-)  # fmt: skip
+)
 def test_a_corrupted_file_is_set_aside_with_one_warning_and_rebuilt(content):
     path = results().path
     path.parent.mkdir(parents=True)
@@ -510,7 +574,10 @@ for i in range(60):
 def test_two_processes_tuning_at_once_lose_nothing(tmp_path):
     code = PROCESS.format(tests=str(ROOT / "tests"))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    processes = [subprocess.Popen([sys.executable, "-c", code, str(n), str(tmp_path)], env=environment, cwd=tmp_path) for n in (1, 2)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code, str(n), str(tmp_path)], env=environment, cwd=tmp_path)
+        for n in (1, 2)
+    ]
     while not all((tmp_path / f"ready{n}").exists() for n in (1, 2)):
         assert all(process.poll() is None for process in processes)
     (tmp_path / "go").touch()
@@ -532,10 +599,18 @@ def test_explanation_of_a_measured_problem():
     assert (report.source, report.in_memory, report.config["tile"]) == ("measured", True, 7)
     assert len(report.rows) == 32 and report.rows[0].seconds == 1e-6 and report.rows[0].config == report.config
     assert [row.seconds for row in report.rows[1:11]] == sorted(row.seconds for row in report.rows[1:11])
-    assert report.reason.startswith("Measured fastest (1.00 µs, 1000.0 % before the next) of 12 measured, among 32 candidates, on 20")
+    assert report.reason.startswith(
+        "Measured fastest (1.00 µs, 1000.0 % before the next) of 12 measured, among 32 candidates, on 20"
+    )
     text = str(report)
-    assert "fake m=64 n=64 dtype=bf16 on NVIDIA H200\nchosen (measured, in memory): tile=7 stages=2 cluster=[1, 1]\n" in text
-    assert "all: stages=2 cluster=[1, 1]\n" in text and "failed: tile=2 stages=2 cluster=[1, 1]: RuntimeError: tile 2 spills" in text
+    assert (
+        "fake m=64 n=64 dtype=bf16 on NVIDIA H200\nchosen (measured, in memory): tile=7 stages=2 cluster=[1, 1]\n"
+        in text
+    )
+    assert (
+        "all: stages=2 cluster=[1, 1]\n" in text
+        and "failed: tile=2 stages=2 cluster=[1, 1]: RuntimeError: tile 2 spills" in text
+    )
     winner = next(row.split() for row in text.splitlines() if row.split()[:2] == ["7", "1.00"])
     assert winner == ["7", "1.00", "7.10", "tensor", "0.06", "0.00", "0.00", "7.00", "0.00", "0.10", "0.00"]
     assert "does not fit" in report.table()

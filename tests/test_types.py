@@ -15,26 +15,51 @@ from tritonkittens.lang.types.tiles import split
 
 ELEMENTS = "fp32, bf16, fp16, fp8e4m3, fp8e5m2, int8, uint8, int32, int64"
 WRONG = [
-    (lambda: tk.rt(tk.fp32, 24, 64), "rt(fp32, 24, 64): rows: 24 must be a positive multiple of 16 (the base tile of fp32 is 16×16)"),
-    (lambda: tk.rt(tk.fp32, 0, 64), "rt(fp32, 0, 64): rows: 0 must be a positive multiple of 16 (the base tile of fp32 is 16×16)"),
-    (lambda: tk.rt(tk.bf16, 16, 40), "rt(bf16, 16, 40): cols: 40 must be a positive multiple of 16 (the base tile of bf16 is 16×16)"),
+    (
+        lambda: tk.rt(tk.fp32, 24, 64),
+        "rt(fp32, 24, 64): rows: 24 must be a positive multiple of 16 (the base tile of fp32 is 16×16)",
+    ),
+    (
+        lambda: tk.rt(tk.fp32, 0, 64),
+        "rt(fp32, 0, 64): rows: 0 must be a positive multiple of 16 (the base tile of fp32 is 16×16)",
+    ),
+    (
+        lambda: tk.rt(tk.bf16, 16, 40),
+        "rt(bf16, 16, 40): cols: 40 must be a positive multiple of 16 (the base tile of bf16 is 16×16)",
+    ),
     (
         lambda: tk.rt(tk.fp8e4m3, 16, 48),
         "rt(fp8e4m3, 16, 48): cols: 48 must be a positive multiple of 32 (the base tile of fp8e4m3 is 16×32)",
     ),
-    (lambda: tk.rt(tk.int8, 16, -32), "rt(int8, 16, -32): cols: -32 must be a positive multiple of 32 (the base tile of int8 is 16×32)"),
-    (lambda: tk.rt(tk.fp32, 64.0, 64), "rt(fp32, 64.0, 64): rows: 64.0 must be a positive multiple of 16 (the base tile of fp32 is 16×16)"),
-    (lambda: tk.rt(tk.fp32, 64, 64, "column"), "rt(fp32, 64, 64, layout='column'): layout 'column' must be 'mma', 'row' or 'memory'"),
+    (
+        lambda: tk.rt(tk.int8, 16, -32),
+        "rt(int8, 16, -32): cols: -32 must be a positive multiple of 32 (the base tile of int8 is 16×32)",
+    ),
+    (
+        lambda: tk.rt(tk.fp32, 64.0, 64),
+        "rt(fp32, 64.0, 64): rows: 64.0 must be a positive multiple of 16 (the base tile of fp32 is 16×16)",
+    ),
+    (
+        lambda: tk.rt(tk.fp32, 64, 64, "column"),
+        "rt(fp32, 64, 64, layout='column'): layout 'column' must be 'mma', 'row' or 'memory'",
+    ),
     (lambda: tk.rt("fp32", 64, 64), f"rt(fp32, 64, 64): 'fp32' is no element type of a tile; use {ELEMENTS}"),
-    (lambda: tk.rt(torch.float32, 64, 64), f"rt(torch.float32, 64, 64): torch.float32 is no element type of a tile; use {ELEMENTS}"),
+    (
+        lambda: tk.rt(torch.float32, 64, 64),
+        f"rt(torch.float32, 64, 64): torch.float32 is no element type of a tile; use {ELEMENTS}",
+    ),
     (
         lambda: tk.rv(tk.fp32, 40),
         "rv(fp32, 40): length: 40 must be a positive multiple of 16 (a register vector covers whole 16-element pieces)",
     ),
-    (lambda: tk.rv(tl.float64, 32), f"rv(fp64, 32): triton.language.float64 is no element type of a tile; use {ELEMENTS}"),
+    (
+        lambda: tk.rv(tl.float64, 32),
+        f"rv(fp64, 32): triton.language.float64 is no element type of a tile; use {ELEMENTS}",
+    ),
     (
         lambda: tk.col_vec(tk.rv(tk.fp32, 32)),
-        "col_vec(rv(fp32, 32)): a tile vector is tied to a register tile type; give tk.rt(dtype, rows, cols), or use rv",
+        "col_vec(rv(fp32, 32)): a tile vector is tied to a register tile type; give tk.rt(dtype, rows, cols), or use "
+        "rv",
     ),
     (
         lambda: tk.row_vec((64, 64)),
@@ -50,24 +75,37 @@ WRONG = [
     ),
     (
         lambda: tk.st(tk.fp8e5m2, 64, 16),
-        "st(fp8e5m2, 64, 16): 16 columns are 16 bytes; a swizzled fp8e5m2 tile needs a multiple of 32 columns (32 bytes)",
+        "st(fp8e5m2, 64, 16): 16 columns are 16 bytes; a swizzled fp8e5m2 tile needs a multiple of 32 columns (32 "
+        "bytes)",
     ),
-    (lambda: tk.st(tk.bf16, 64, 0), "st(bf16, 64, 0): cols: 0 must be a positive multiple of 16 (the base tile of bf16 is 16×16)"),
-    (lambda: tk.st(tk.bf16, 40, 64), "st(bf16, 40, 64): rows: 40 must be a positive multiple of 16 (the base tile of bf16 is 16×16)"),
-    (lambda: tk.st(tk.bf16, 64, 64, 16), "st(bf16, 64, 64, swizzle=16): swizzle 16 must be 'auto', 32, 64 or 128 bytes"),
+    (
+        lambda: tk.st(tk.bf16, 64, 0),
+        "st(bf16, 64, 0): cols: 0 must be a positive multiple of 16 (the base tile of bf16 is 16×16)",
+    ),
+    (
+        lambda: tk.st(tk.bf16, 40, 64),
+        "st(bf16, 40, 64): rows: 40 must be a positive multiple of 16 (the base tile of bf16 is 16×16)",
+    ),
+    (
+        lambda: tk.st(tk.bf16, 64, 64, 16),
+        "st(bf16, 64, 64, swizzle=16): swizzle 16 must be 'auto', 32, 64 or 128 bytes",
+    ),
     (
         lambda: tk.st(tk.bf16, 128, 64, contiguous=True),
-        "st(bf16, 128, 64, contiguous): a contiguous tile has rows that are no power of two, and its 128 bytes of columns are one swizzle line: 32, 64, 128; "
+        "st(bf16, 128, 64, contiguous): a contiguous tile has rows that are no power of two, and its 128 bytes of "
+        "columns are one swizzle line: 32, 64, 128; "
         "or columns that are no power of two, and they are lines of 128 bytes",
     ),
     (
         lambda: tk.st(tk.bf16, 96, 128, contiguous=True),
-        "st(bf16, 96, 128, contiguous): a contiguous tile has rows that are no power of two, and its 256 bytes of columns are one swizzle line: 32, 64, 128; "
+        "st(bf16, 96, 128, contiguous): a contiguous tile has rows that are no power of two, and its 256 bytes of "
+        "columns are one swizzle line: 32, 64, 128; "
         "or columns that are no power of two, and they are lines of 128 bytes",
     ),
     (
         lambda: tk.st(tk.bf16, 64, 176, contiguous=True),
-        "st(bf16, 64, 176, contiguous): a contiguous tile has rows that are no power of two, and its 352 bytes of columns are one swizzle line: 32, 64, 128; "
+        "st(bf16, 64, 176, contiguous): a contiguous tile has rows that are no power of two, and its 352 bytes of "
+        "columns are one swizzle line: 32, 64, 128; "
         "or columns that are no power of two, and they are lines of 128 bytes",
     ),
     (
@@ -80,13 +118,15 @@ WRONG = [
     ),
     (
         lambda: tk.sv(tk.bf16, 20),
-        "sv(bf16, 20): length: 20 must be a positive multiple of 16 (a shared vector is moved in whole 16-element pieces)",
+        "sv(bf16, 20): length: 20 must be a positive multiple of 16 (a shared vector is moved in whole 16-element "
+        "pieces)",
     ),
     (lambda: tk.sv(None, 32), f"sv(None, 32): None is no element type of a tile; use {ELEMENTS}"),
     (lambda: tk.tt(tk.fp32, 32, 64), "tt(fp32, 32, 64): 32 rows; tensor memory holds tiles of 64 or 128 rows (lanes)"),
     (
         lambda: tk.tt(tk.fp32, 128, 24),
-        "tt(fp32, 128, 24): cols: 24 must be a positive multiple of 16 (a tensor-memory tile covers whole 16-column pieces)",
+        "tt(fp32, 128, 24): cols: 24 must be a positive multiple of 16 (a tensor-memory tile covers whole 16-column "
+        "pieces)",
     ),
     (lambda: tk.tt(tk.fp32, 128, 1024), "tt(fp32, 128, 1024): 1024 columns of 32 bits; tensor memory has 512"),
     (
@@ -105,17 +145,24 @@ def test_a_wrong_type_is_refused_in_words(make, message):
 
 def test_types_are_values():
     tile = tk.rt(tk.fp32, 64, 48)
-    assert tile == tk.rt(tk.fp32, 64, 48) and hash(tile) == hash(tk.rt(tk.fp32, 64, 48)) and tile != tk.rt(tk.fp32, 64, 48, "row")
+    assert (
+        tile == tk.rt(tk.fp32, 64, 48)
+        and hash(tile) == hash(tk.rt(tk.fp32, 64, 48))
+        and tile != tk.rt(tk.fp32, 64, 48, "row")
+    )
     assert (
         repr(tk.rt(tk.fp32, 64, 48, "row")) == "rt(fp32, 64, 48, layout='row')"
     )  # the cache of compiled kernels tells types apart by their text
-    assert repr(tk.col_vec(tile)) == "col_vec(rt(fp32, 64, 48))" and repr(tk.row_vec(tile, tk.bf16)) == "row_vec(rt(fp32, 64, 48), bf16)"
-    assert (tk.col_vec(tile).shape, tk.row_vec(tile).shape, tk.col_vec(tile).dtype, tk.row_vec(tile, tk.bf16).dtype) == (
-        (64,),
-        (48,),
-        tk.fp32,
-        tk.bf16,
+    assert (
+        repr(tk.col_vec(tile)) == "col_vec(rt(fp32, 64, 48))"
+        and repr(tk.row_vec(tile, tk.bf16)) == "row_vec(rt(fp32, 64, 48), bf16)"
     )
+    assert (
+        tk.col_vec(tile).shape,
+        tk.row_vec(tile).shape,
+        tk.col_vec(tile).dtype,
+        tk.row_vec(tile, tk.bf16).dtype,
+    ) == ((64,), (48,), tk.fp32, tk.bf16)
     types = [
         tile,
         tk.rt(tk.fp32, 64, 48, "row"),
@@ -133,7 +180,11 @@ def test_types_are_values():
 @pytest.mark.parametrize("extent", range(16, 513, 16))
 def test_extents_split_into_powers_of_two(extent):
     parts = split(extent)
-    assert sum(parts) == extent and list(parts) == sorted(set(parts), reverse=True) and all(p & (p - 1) == 0 for p in parts)
+    assert (
+        sum(parts) == extent
+        and list(parts) == sorted(set(parts), reverse=True)
+        and all(p & (p - 1) == 0 for p in parts)
+    )
 
 
 def test_auto_swizzle_is_the_widest_that_the_row_allows():
@@ -152,7 +203,14 @@ def test_auto_swizzle_is_the_widest_that_the_row_allows():
 
 @pytest.mark.parametrize(
     "value, dtype",
-    [(1.0, tk.int32), (-128, tk.int8), (255, tk.uint8), (float("inf"), tk.fp8e5m2), (float("nan"), tk.fp8e4m3), (True, tk.int8)],
+    [
+        (1.0, tk.int32),
+        (-128, tk.int8),
+        (255, tk.uint8),
+        (float("inf"), tk.fp8e5m2),
+        (float("nan"), tk.fp8e4m3),
+        (True, tk.int8),
+    ],
 )
 def test_constants_that_a_type_holds(value, dtype):
     converted = constant(value, dtype, "x")
@@ -160,14 +218,16 @@ def test_constants_that_a_type_holds(value, dtype):
 
 
 @pytest.mark.parametrize(
-    "value, dtype", [(0.5, tk.int32), (2**31, tk.int32), (-1, tk.uint8), (float("nan"), tk.int8), (float("-inf"), tk.fp8e4m3)]
+    "value, dtype",
+    [(0.5, tk.int32), (2**31, tk.int32), (-1, tk.uint8), (float("nan"), tk.int8), (float("-inf"), tk.fp8e4m3)],
 )
 def test_constants_that_a_type_does_not_hold(value, dtype):
     with pytest.raises(tk.TileError, match="x: "):
         constant(value, dtype, "x")
 
 
-# --- swizzle ------------------------------------------------------------------------------------------------------------------------
+# --- swizzle
+# --------------------------------------------------------------------------------------------------------------------
 
 TILES = [
     tk.st(dtype, rows, cols, span)
@@ -231,7 +291,11 @@ def test_row_conflicts_are_the_compilers(spec):
     ids=str,
 )
 def test_known_bank_conflicts(spec, row, column, ldmatrix):
-    assert (spec.bank_conflicts("row"), spec.bank_conflicts("column"), spec.bank_conflicts("ldmatrix")) == (row, column, ldmatrix)
+    assert (spec.bank_conflicts("row"), spec.bank_conflicts("column"), spec.bank_conflicts("ldmatrix")) == (
+        row,
+        column,
+        ldmatrix,
+    )
 
 
 def test_an_unswizzled_column_would_conflict():

@@ -1,9 +1,12 @@
-"""Roles of blocks that wait for each other, as the engine has them (`lang/template/`), without what they compute: nobody waits in a circle.
+"""Roles of blocks that wait for each other, as the engine has them (`lang/template/`), without what they compute:
+nobody waits in a circle.
 
-A template with hook `reduce_store` has a producer, consumers and reduce-store warps in every block, which work on the same tasks. Here each is a generator that
-yields when it has done something (True) or waits (False), at random speeds that differ by four orders of magnitude. The simulator runs the engine itself, but
-hardly meets a block that sleeps through several rounds of all others. A block begins with the task of its own number and fetches the others. The first block
-that comes to the sums of an iteration of its head, as `AttentionBackward` has them, stores them; others wait for that (`lang/memory/first_store_reduce.py`).
+A template with hook `reduce_store` has a producer, consumers and reduce-store warps in every block, which work on the
+same tasks. Here each is a generator that yields when it has done something (True) or waits (False), at random speeds
+that differ by four orders of magnitude. The simulator runs the engine itself, but hardly meets a block that sleeps
+through several rounds of all others. A block begins with the task of its own number and fetches the others. The first
+block that comes to the sums of an iteration of its head, as `AttentionBackward` has them, stores them; others wait for
+that (`lang/memory/first_store_reduce.py`).
 """
 
 import random
@@ -27,7 +30,8 @@ class Block:
 
     def __init__(self, grid: Grid, iterations: int, number: int):
         self.grid, self.iterations = grid, iterations
-        self.tasks: list[int | None] = [number]  # the first, which all roles know, and those that the producer has broadcast
+        # the first, which all roles know, and those that the producer has broadcast
+        self.tasks: list[int | None] = [number]
         self.received = dict.fromkeys(RECEIVERS, 0)
         self.loaded = self.released = self.task_full = self.ended = self.committed = self.reduced = 0
 
@@ -35,7 +39,16 @@ class Block:
         return [self.producer(), self.consumer(), self.reducer()]
 
     def state(self) -> tuple:
-        return (len(self.tasks), *self.received.values(), self.loaded, self.released, self.task_full, self.ended, self.committed, self.reduced)
+        return (
+            len(self.tasks),
+            *self.received.values(),
+            self.loaded,
+            self.released,
+            self.task_full,
+            self.ended,
+            self.committed,
+            self.reduced,
+        )
 
     def receive(self, who: str, turn: int) -> Iterator[bool]:
         while len(self.tasks) <= turn:
@@ -96,7 +109,8 @@ class Block:
             for i in range(self.iterations):
                 while self.committed <= uses:
                     yield False
-                sums = task // self.grid.tiles, (task + i) % self.iterations  # tasks of a head begin with different ones
+                # tasks of a head begin with different ones
+                sums = task // self.grid.tiles, (task + i) % self.iterations
                 first = sums not in self.grid.words
                 if first:
                     self.grid.words[sums] = "claimed"
@@ -117,7 +131,8 @@ class Block:
 
 
 def ends(seed: int, iterations: int, late: bool = False) -> bool:
-    """Do all roles of some blocks end? `late`: reduce-store warps mark sums as stored when their task ends, not at once."""
+    """Do all roles of some blocks end? `late`: reduce-store warps mark sums as stored when their task ends, not at
+    once."""
     rng = random.Random(seed)
     blocks, tiles, heads = rng.choice([1, 2, 3, 4, 6, 9]), rng.choice([1, 2, 3, 4, 8]), rng.choice([2, 5, 20])
     blocks = min(blocks, tiles * heads)

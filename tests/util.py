@@ -15,9 +15,11 @@ from tritonkittens.testing import has_gpu
 
 
 def poison(tensor):
-    """Fills an output with what no kernel should leave behind: NaN, or the smallest value of an integer type. Returns the tensor."""
+    """Fills an output with what no kernel should leave behind: NaN, or the smallest value of an integer type. Returns
+    the tensor."""
     if tensor.is_floating_point():
-        if tensor.dtype.itemsize == 1:  # fp8 has no fill on every build of torch; all bits but the sign set is NaN in e4m3 and e5m2
+        # fp8 has no fill on every build of torch; all bits but the sign set is NaN in e4m3 and e5m2
+        if tensor.dtype.itemsize == 1:
             tensor.view(torch.uint8).fill_(0x7F)
         else:
             tensor.fill_(float("nan"))
@@ -29,7 +31,8 @@ def poison(tensor):
 
 
 def relative_error(out, ref):
-    """||out - ref|| / ||ref|| in float64, equal infinities counting as equal; infinite where either has any other NaN or infinity."""
+    """||out - ref|| / ||ref|| in float64, equal infinities counting as equal; infinite where either has any other NaN
+    or infinity."""
     out, ref = out.detach().double().cpu(), ref.detach().double().cpu()
     assert out.shape == ref.shape, f"shapes differ: {tuple(out.shape)} and {tuple(ref.shape)}"
     error = torch.where(out == ref, 0.0, out - ref)
@@ -49,7 +52,8 @@ def refused(message, kind=TileError):
     return pytest.raises(kind, match=re.escape(message))
 
 
-DEVICE = "cuda" if has_gpu() else "cpu"  # where the tests of kernels put their tensors: a Hopper GPU, or, with the fixture `kernel_device`, the simulator
+# where the tests of kernels put their tensors: a Hopper GPU, or, with the fixture `kernel_device`, the simulator
+DEVICE = "cuda" if has_gpu() else "cpu"
 
 
 def synchronize():
@@ -69,13 +73,15 @@ def multiprocessors():
 
 
 def in_types(cases, first, *others):
-    """(*case, type) for each of some tuples in the first type, and in the others: on the GPU each, simulated every fourth, for types differ in little there."""
+    """(*case, type) for each of some tuples in the first type, and in the others: on the GPU each, simulated every
+    fourth, for types differ in little there."""
     few = on_gpu_or_simulated(cases, cases[::4])
     return [(*case, first) for case in cases] + [(*case, dtype) for dtype in others for case in few]
 
 
 def slow(*case, **named):
-    """One case of a parametrised test that `make test` leaves out: `make test-slow` and, of the tests of kernels, `make test-gpu` run it."""
+    """One case of a parametrised test that `make test` leaves out: `make test-slow` and, of the tests of kernels, `make
+    test-gpu` run it."""
     return pytest.param(*case, marks=pytest.mark.slow, **named)
 
 
@@ -86,11 +92,15 @@ def some_slow(cases, quick):
 
 
 def crossed(*axes):
-    """All combinations of some axes as cases of a parametrised test. The n-th values of all axes, shorter axes repeated, are a quick case; others are `slow`.
-    So each value of each axis is in a quick case, and there are as many of these as the longest axis has values."""
+    """All combinations of some axes as cases of a parametrised test. The n-th values of all axes, shorter axes
+    repeated, are a quick case; others are `slow`. So each value of each axis is in a quick case, and there are as many
+    of these as the longest axis has values."""
     quick = {tuple(n % len(axis) for axis in axes) for n in range(max(map(len, axes)))}
     combinations = itertools.product(*(range(len(axis)) for axis in axes))
-    return [(pytest.param if at in quick else slow)(*(axis[i] for axis, i in zip(axes, at, strict=True))) for at in combinations]
+    return [
+        (pytest.param if at in quick else slow)(*(axis[i] for axis, i in zip(axes, at, strict=True)))
+        for at in combinations
+    ]
 
 
 def explored(few, many):
@@ -104,13 +114,19 @@ def decode_split(split):
 
 
 def in_pages(k, v, lengths, page_size):
-    """(pools of pages, table) with the first `lengths[b]` keys of caches (B, H_kv, S, …) in pages anywhere. Everything else in the pools is NaN; entries of the
-    table behind a sequence's last key are no page of the pools. The pools are (pages, page_size, H_kv, …) in memory, seen as (pages, H_kv, page_size, …)."""
+    """(pools of pages, table) with the first `lengths[b]` keys of caches (B, H_kv, S, …) in pages anywhere. Everything
+    else in the pools is NaN; entries of the table behind a sequence's last key are no page of the pools. The pools are
+    (pages, page_size, H_kv, …) in memory, seen as (pages, H_kv, page_size, …)."""
     counts = [-(-n // page_size) for n in lengths]
     pages = 2 * sum(counts) + 1
     free = torch.randperm(pages).tolist()
     table = torch.randint(pages, 2**31 - 1, (len(lengths), max(counts)), dtype=torch.int32)
-    pools = [torch.full((pages, page_size, x.shape[1], x.shape[3]), float("nan"), dtype=x.dtype, device=x.device).transpose(1, 2) for x in (k, v)]
+    pools = [
+        torch.full((pages, page_size, x.shape[1], x.shape[3]), float("nan"), dtype=x.dtype, device=x.device).transpose(
+            1, 2
+        )
+        for x in (k, v)
+    ]
     for b, (n, count) in enumerate(zip(lengths, counts, strict=True)):
         for j in range(count):
             table[b, j] = free.pop()
@@ -133,7 +149,8 @@ class Seen(TorchDispatchMode):
 
 
 def assert_eager_is_operator(run, function, *operators):
-    """`run()`, (result, gradients), is a call of the autograd function of this name; a dispatch mode sees these operators instead. Both give the same bits."""
+    """`run()`, (result, gradients), is a call of the autograd function of this name; a dispatch mode sees these
+    operators instead. Both give the same bits."""
     out, found = run()
     assert type(out.grad_fn).__name__ == f"{function}Backward"
     with Seen() as seen:

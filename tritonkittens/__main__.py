@@ -11,7 +11,8 @@ CLOSED_PIPE = 128 + 13  # a shell's exit status of a command that SIGPIPE ended
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status.
 
-    Characters that the terminal's encoding lacks are printed as "?". A reader that closes the pipe early ends the command without a message.
+    Characters that the terminal's encoding lacks are printed as "?". A reader that closes the pipe early ends the
+    command without a message.
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
@@ -36,26 +37,40 @@ def run(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tritonkittens", description=about)
     parser.add_argument("--version", action="version", version=f"tritonkittens {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("demo", help="a short tour: a kernel, its result checked, and the compiler's results; needs no GPU")
-    cli.add_arguments(commands.add_parser(
-        "inspect",
-        help="compile a kernel without a GPU and show registers, spills, shared memory, tensor-core instructions, main loops",
-        description="Compiles a kernel without a GPU and shows the compiler's results: registers of each warp role and the cap, "
-        "whether register reallocation took effect, spills, shared and tensor memory by buffer with ring stages and bank conflicts, "
-        "tensor-core and TMA instructions, serialised wgmma, and the contents of the main loops.",
-    ))
+    commands.add_parser(
+        "demo", help="a short tour: a kernel, its result checked, and the compiler's results; needs no GPU"
+    )
+    cli.add_arguments(
+        commands.add_parser(
+            "inspect",
+            help="compile a kernel without a GPU and show registers, spills, shared memory, tensor-core instructions, "
+            "main loops",
+            description="Compiles a kernel without a GPU and shows the compiler's results: registers of each warp "
+            "role and the cap, "
+            "whether register reallocation took effect, spills, shared and tensor memory by buffer with ring stages "
+            "and bank conflicts, "
+            "tensor-core and TMA instructions, serialised wgmma, and the contents of the main loops.",
+        )
+    )
     checker = commands.add_parser(
         "check",
-        help="run a kernel on the CPU under many schedules and report deadlocks, races, wrong byte counts and the like; needs no GPU",
-        description="Runs a kernel with its example arguments in the simulator, under many legal interleavings, and reports its bugs.",
+        help="run a kernel on the CPU under many schedules and report deadlocks, races, wrong byte counts and the "
+        "like; needs no GPU",
+        description="Runs a kernel with its example arguments in the simulator, under many legal interleavings, and "
+        "reports its bugs.",
     )
     check.add_arguments(checker)
-    tuned.add_arguments(commands.add_parser(
-        "tuned",
-        help="a problem's configuration, the tried ones and the reason for the winner; also makes the package's tables",
-        description="Without arguments: the families of kernels and how many of their problems were tuned. With FAMILY: those problems. With FAMILY "
-        "key=value …: why that problem has its configuration. With --export FAMILY: the results on disk as a table of the package.",
-    ))
+    tuned.add_arguments(
+        commands.add_parser(
+            "tuned",
+            help="a problem's configuration, the tried ones and the reason for the winner; also makes the package's "
+            "tables",
+            description="Without arguments: the families of kernels and how many of their problems were tuned. With "
+            "FAMILY: those problems. With FAMILY "
+            "key=value …: why that problem has its configuration. With --export FAMILY: the results on disk as a "
+            "table of the package.",
+        )
+    )
     arguments = parser.parse_args(argv)
     if arguments.command == "inspect":
         return cli.run(arguments)

@@ -14,5 +14,7 @@ def keep_modules_until_they_are_cleared() -> None:
     So objects in their namespaces would outlive the interpreter, down to Triton's C++ types, which nanobind then
     reports as leaked. `sys` is cleared after all other modules.
     """
-    kept = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in ("triton", "tritonkittens")]
+    kept = [
+        module for name, module in list(sys.modules.items()) if name.partition(".")[0] in ("triton", "tritonkittens")
+    ]
     sys._tritonkittens_modules = kept  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ other module writes a limit of a chip.
 Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; PTX ISA, "Target ISA Notes" of
 each instruction; data sheets (`GPUS`).
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -67,7 +68,18 @@ class Chip:
         return self.shared_per_multiprocessor // blocks - SHARED_RESERVED
 
 
-_BLACKWELL = Chip("sm_100a", 100, "Blackwell data centre", 227 * KIB, 148, tensor_flops=8192.0, narrowest=4, tma=True, tcgen05=True, tcgen05_int8=True)
+_BLACKWELL = Chip(
+    "sm_100a",
+    100,
+    "Blackwell data centre",
+    227 * KIB,
+    148,
+    tensor_flops=8192.0,
+    narrowest=4,
+    tma=True,
+    tcgen05=True,
+    tcgen05_int8=True,
+)
 CHIPS: dict[int, Chip] = {chip.capability: chip for chip in (
     Chip("sm_80", 80, "Ampere", 163 * KIB, 108),
     Chip("sm_86", 86, "Ampere", 99 * KIB, 84, warps=48, blocks=24),

@@ -1,4 +1,6 @@
-"""`python -m tritonkittens demo`: the shipped attention prefill and GEMM on random input, checked against float64, one row a kernel."""
+"""`python -m tritonkittens demo`: the shipped attention prefill and GEMM on random input, checked against float64, one
+row a kernel."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -30,11 +32,24 @@ def _randn(*shapes: tuple[int, ...]) -> Callable[[torch.device], tuple[torch.Ten
 
 CASES = (
     Case(
-        "attention prefill", "B 2, H 16, S 2048, D 128", _randn(*[(2, 16, 2048, 128)] * 3), attention, lambda *x: attention_torch(*x)[0],
-        "B 1, H 2, S 512, D 64", _randn(*[(1, 2, 512, 64)] * 3),
+        "attention prefill",
+        "B 2, H 16, S 2048, D 128",
+        _randn(*[(2, 16, 2048, 128)] * 3),
+        attention,
+        lambda *x: attention_torch(*x)[0],
+        "B 1, H 2, S 512, D 64",
+        _randn(*[(1, 2, 512, 64)] * 3),
     ),
-    Case("GEMM", "4096 × 4096 × 4096", _randn((4096, 4096), (4096, 4096)), gemm, gemm_torch, "512 × 512 × 512", _randn((512, 512), (512, 512))),
-)  # fmt: skip
+    Case(
+        "GEMM",
+        "4096 × 4096 × 4096",
+        _randn((4096, 4096), (4096, 4096)),
+        gemm,
+        gemm_torch,
+        "512 × 512 × 512",
+        _randn((512, 512), (512, 512)),
+    ),
+)
 
 
 def error_of(case: Case, operands: tuple[torch.Tensor, ...]) -> float:
@@ -52,18 +67,29 @@ def on_gpu(case: Case) -> tuple[str, str, str, str]:
 
     operands = case.operands(torch.device("cuda"))
     error = error_of(case, operands)
-    return case.shape, torch.cuda.get_device_name(), f"{error:.1e}", f"{do_bench(lambda: case.run(*operands), return_mode='median') * 1e3:.1f} µs"
+    return (
+        case.shape,
+        torch.cuda.get_device_name(),
+        f"{error:.1e}",
+        f"{do_bench(lambda: case.run(*operands), return_mode='median') * 1e3:.1f} µs",
+    )
 
 
 def simulated(case: Case) -> tuple[str, str, str, str]:
-    """Without a GPU: the kernel as compiled for sm_90a, executed by the simulator, which also looks for deadlocks and races."""
+    """Without a GPU: the kernel as compiled for sm_90a, executed by the simulator, which also looks for deadlocks and
+    races."""
     from tritonkittens import sim
 
     operands = case.small(torch.device("cpu"))
     with sim.device("sm_90a") as device:
         error = error_of(case, operands)
     (launch,) = device.launches
-    return case.small_shape, f"simulated sm_90a, {len(launch.findings)} findings", f"{error:.1e}", f"{launch.seconds:.1f} s on the CPU"
+    return (
+        case.small_shape,
+        f"simulated sm_90a, {len(launch.findings)} findings",
+        f"{error:.1e}",
+        f"{launch.seconds:.1f} s on the CPU",
+    )
 
 
 def runner() -> Callable[[Case], tuple[str, str, str, str]]:

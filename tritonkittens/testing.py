@@ -4,11 +4,11 @@
         x = torch.randn(64, 64, device=kernel_device)
         my_kernel[(1,)](x)
 
-pip installs this as a pytest plugin; without pip, `pytest_plugins = ["tritonkittens.testing"]` in conftest.py does the same. The marker `simulated(arch=…,
-…)` passes
-options to `tritonkittens.sim.device` (`arch`, `schedule`, `multiprocessors`, …); `simulated(always=True)` keeps a test in the simulator also where there
-is a GPU.
+pip installs this as a pytest plugin; without pip, `pytest_plugins = ["tritonkittens.testing"]` in conftest.py does the
+same. The marker `simulated(arch=…, …)` passes options to `tritonkittens.sim.device` (`arch`, `schedule`,
+`multiprocessors`, …); `simulated(always=True)` keeps a test in the simulator also where there is a GPU.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -27,7 +27,10 @@ def has_gpu(arch: str | int = "sm_90a") -> bool:
 
 
 def pytest_configure(config: Any) -> None:
-    config.addinivalue_line("markers", "simulated(arch='sm_90a', always=False, **options): how `kernel_device` simulates where there is no such GPU")
+    config.addinivalue_line(
+        "markers",
+        "simulated(arch='sm_90a', always=False, **options): how `kernel_device` simulates where there is no such GPU",
+    )
 
 
 @pytest.fixture

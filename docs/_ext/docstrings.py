@@ -1,4 +1,5 @@
-"""Docstrings are written for the terminal: `code` in single backticks, lists without blank lines, indented examples. This makes reStructuredText of them."""
+"""Docstrings are written for the terminal: `code` in single backticks, lists without blank lines, indented examples.
+This makes reStructuredText of them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ def _line(text: str) -> str:
     parts = re.split(r"(``.+?``|`[^`]+`)", text)
     for i, part in enumerate(parts):
         if i % 2:  # a word may touch it, which reStructuredText allows behind an escaped space only
-            parts[i] = ("\\ " if parts[i - 1][-1:].isalnum() else "") + f"``{part.strip('`')}``" + ("\\ " if parts[i + 1][:1].isalnum() else "")
+            parts[i] = (
+                ("\\ " if parts[i - 1][-1:].isalnum() else "")
+                + f"``{part.strip('`')}``"
+                + ("\\ " if parts[i + 1][:1].isalnum() else "")
+            )
         else:
             parts[i] = PROSE_MARKUP.sub(lambda found: "\\" + found[0], part)
     return "".join(parts)
@@ -28,7 +33,8 @@ def _indent(line: str) -> int:
 
 def convert(lines: list[str]) -> list[str]:
     """The lines of a docstring, without its common indentation, as reStructuredText."""
-    if borders := [i for i, line in enumerate(lines) if line.startswith("====")]:  # a table of reStructuredText stays as it is
+    # a table of reStructuredText stays as it is
+    if borders := [i for i, line in enumerate(lines) if line.startswith("====")]:
         first, last = borders[0], borders[-1] + 1
         return [*convert(lines[:first]), *lines[first:last], *convert(lines[last:])]
     out: list[str] = []
@@ -112,7 +118,9 @@ def shortened(signature: str) -> str:
     return signature.replace("triton.language.core.constexpr", "tl.constexpr")
 
 
-def shorten(app: Any, what: str, name: str, subject: Any, options: Any, signature: str | None, result: str | None) -> tuple[str | None, str | None]:
+def shorten(
+    app: Any, what: str, name: str, subject: Any, options: Any, signature: str | None, result: str | None
+) -> tuple[str | None, str | None]:
     """Values of the traced program are annotated as `Any`, which says nothing."""
     return shortened(signature) if signature else signature, None if result == "Any" else result
 

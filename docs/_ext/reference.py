@@ -1,12 +1,13 @@
 """Directives that generate reference pages from the library.
 
-`finding-kinds` is the table of what the simulator finds. `public-names` documents a package's public names, a group for each module that defines some:
+`finding-kinds` is the table of what the simulator finds. `public-names` documents a package's public names, a group for
+each module that defines some:
 
     .. public-names:: tritonkittens.lang
        :below: tritonkittens.lang.register
 
-A name is public where `__all__` has it, or in a module without `__all__` where it is defined there without a leading underscore. `below` keeps those that are
-defined in a package or a module of it, `jit` the `@triton.jit` functions.
+A name is public where `__all__` has it, or in a module without `__all__` where it is defined there without a leading
+underscore. `below` keeps those that are defined in a package or a module of it, `jit` the `@triton.jit` functions.
 """
 
 from __future__ import annotations
@@ -43,7 +44,13 @@ def entry(package: str, name: str) -> list[str]:
     if isinstance(subject, triton.JITFunction):  # no function to autodoc
         text = convert(inspect.cleandoc(subject.fn.__doc__ or "").splitlines())
         signature = shortened(str(inspect.signature(subject.fn)))
-        return [f".. py:function:: {name}{signature}", f"   :module: {package}", "", *(f"   {line}" for line in text), ""]
+        return [
+            f".. py:function:: {name}{signature}",
+            f"   :module: {package}",
+            "",
+            *(f"   {line}" for line in text),
+            "",
+        ]
     if inspect.isclass(subject):
         members = [] if issubclass(subject, BaseException) else ["   :members:"]
         return [f".. autoclass:: {package}.{name}", *members, ""]

@@ -1,4 +1,5 @@
 """Attention for PyTorch tensors: public functions, the reference `attention_torch`, operators and kernels."""
+
 from tritonkittens.kernels.attention.autograd import attention_operator, varlen_operator
 from tritonkittens.kernels.attention.call_plan import forward
 from tritonkittens.kernels.attention.config import Config
@@ -7,7 +8,13 @@ from tritonkittens.kernels.attention.device.forward import AttentionForward
 from tritonkittens.kernels.attention.device.fp8 import AttentionForwardFp8
 from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward
 from tritonkittens.kernels.attention.fp8_plan import forward_fp8
-from tritonkittens.kernels.attention.interface import attention, attention_decode, attention_fp8, attention_ranges, attention_varlen
+from tritonkittens.kernels.attention.interface import (
+    attention,
+    attention_decode,
+    attention_fp8,
+    attention_ranges,
+    attention_varlen,
+)
 from tritonkittens.kernels.attention.reference import attention_torch
 from tritonkittens.kernels.attention.varlen_plan import packed_forward
 

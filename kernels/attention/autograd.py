@@ -3,6 +3,7 @@
 Plain tensors that want gradients take an autograd function, which costs half the host time of an operator.
 torch.compile, make_fx, vmap and tensor subclasses see the operator, which has the same backward.
 """
+
 from __future__ import annotations
 
 import functools
@@ -32,8 +33,23 @@ from tritonkittens.kernels._dispatch import (
     vmap_by_loop,
 )
 from tritonkittens.kernels.attention.backward_plan import run_backward
-from tritonkittens.kernels.attention.call_plan import CallPlan, Scores, compute, empty_like, run_forward, scores_of, write_results
-from tritonkittens.kernels.attention.checks import check, check_max_seqlen, check_ranges, check_seqlens, check_varlen, check_window
+from tritonkittens.kernels.attention.call_plan import (
+    CallPlan,
+    Scores,
+    compute,
+    empty_like,
+    run_forward,
+    scores_of,
+    write_results,
+)
+from tritonkittens.kernels.attention.checks import (
+    check,
+    check_max_seqlen,
+    check_ranges,
+    check_seqlens,
+    check_varlen,
+    check_window,
+)
 from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.decode_plan import run_decode
 from tritonkittens.kernels.attention.fp8_plan import run_fp8
@@ -47,9 +63,15 @@ Results: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, plan: CallPlan, return_lse: bool = False, deterministic: bool | None = None, out: Tensor | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: CallPlan,
+    return_lse: bool = False,
+    deterministic: bool | None = None,
+    out: Tensor | None = None,
     config: Config | None = None,
-) -> Results:  # fmt: skip
+) -> Results:
     """`attention` of plain tensors that were checked, by the `plan` of such calls."""
     scores = plan.checked_scores
     if requires_grad(q, k, v):
@@ -68,9 +90,17 @@ def attend(
 
 
 def attend_by_operator(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, window: Window | None, scale: float | None, softcap: float | None, return_lse: bool,
-    deterministic: bool | None, out: Tensor | None,
-) -> Results:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    window: Window | None,
+    scale: float | None,
+    softcap: float | None,
+    return_lse: bool,
+    deterministic: bool | None,
+    out: Tensor | None,
+) -> Results:
     """`attention` of tensors that torch traces, batches or fakes; with tangents by torch's own operations."""
     check_tensors("attention", q=q, k=k, v=v)
     check_tensors("attention", optional=True, out=out)
@@ -79,7 +109,9 @@ def attend_by_operator(
         if not is_compiling():
             check(q, k, v)
         with torch.autocast(q.device.type, enabled=False):
-            found = attention_torch(q, k, v, causal=causal, window=window, scale=scale, softcap=softcap, dtype=torch.float32)
+            found = attention_torch(
+                q, k, v, causal=causal, window=window, scale=scale, softcap=softcap, dtype=torch.float32
+            )
         return write_results((found[0].to(q.dtype), found[1]), out, return_lse)
     deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
     found = call("attention", q, k, v, scores.scale, scores.softcap, scores.left, scores.right, deterministic)
@@ -104,9 +136,19 @@ def _(
 
 @torch.library.custom_op("tritonkittens::attention_backward", mutates_args=())
 def backward_operator(
-    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, softcap: float | None, left: int,
-    right: int, deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    softcap: float | None,
+    left: int,
+    right: int,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """(dQ, dK, dV) for the gradients of the output and, where given, of the log-sum-exp."""
     return run_backward(grad, grad_lse, q, k, v, out, lse, Scores(scale, softcap, left, right), deterministic)
 
@@ -132,7 +174,9 @@ def _(
 register(backward_operator, vmap_by_batch, second_derivative_of("attention"))
 
 
-def _save(ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: tuple[Tensor, Tensor], scores: Scores, deterministic: bool) -> None:
+def _save(
+    ctx: Any, q: Tensor, k: Tensor, v: Tensor, output: tuple[Tensor, Tensor], scores: Scores, deterministic: bool
+) -> None:
     ctx.save_for_backward(q, k, v, *output)
     ctx.scores, ctx.deterministic = scores, deterministic
     ctx.set_materialize_grads(False)
@@ -165,7 +209,9 @@ class AttentionFunction(torch.autograd.Function):
     """`attention` of checked operands in eager mode. It costs half the host time of the operator."""
 
     @staticmethod
-    def forward(ctx: Any, plan: CallPlan, q: Tensor, k: Tensor, v: Tensor, deterministic: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, plan: CallPlan, q: Tensor, k: Tensor, v: Tensor, deterministic: bool
+    ) -> tuple[Tensor, Tensor]:
         output = compute(q, k, v, plan)
         _save(ctx, q, k, v, output, plan.checked_scores, deterministic)
         return output
@@ -180,9 +226,14 @@ class AttentionFunction(torch.autograd.Function):
 
 
 def attend_varlen(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], scores: Scores, longest: tuple[int | None, int | None], return_lse: bool,
-    deterministic: bool | None, out: Tensor | None, plain: bool,
-) -> Results:  # fmt: skip
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    scores: Scores,
+    longest: tuple[int | None, int | None],
+    return_lse: bool,
+    deterministic: bool | None,
+    out: Tensor | None,
+    plain: bool,
+) -> Results:
     """`attention_varlen` of (q, k, v, cu_seqlens_q, cu_seqlens_k), checked where they are `plain`.
 
     `longest`: max_seqlen_q and max_seqlen_k.
@@ -204,8 +255,12 @@ def attend_varlen(
 
 
 def check_varlen_call(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], out: Tensor | None, longest: tuple[int | None, int | None], plain: bool, debug: bool,
-) -> None:  # fmt: skip
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    out: Tensor | None,
+    longest: tuple[int | None, int | None],
+    plain: bool,
+    debug: bool,
+) -> None:
     """Check a call of `attention_varlen`. The operator checks what a trace cannot."""
     q, k, v, cu_seqlens_q, cu_seqlens_k = tensors
     if plain:
@@ -224,33 +279,74 @@ def check_varlen_call(
 
 @torch.library.custom_op("tritonkittens::attention_varlen", mutates_args=())
 def varlen_operator(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | None, max_seqlen_k: int | None, scale: float,
-    softcap: float | None, left: int, right: int, deterministic: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """(output, log-sum-exp) of `attention_varlen`; `left`, `right` as in `Scores`; `deterministic`: of the gradients."""
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    scale: float,
+    softcap: float | None,
+    left: int,
+    right: int,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor]:
+    """(output, log-sum-exp) of `attention_varlen`; `left`, `right` as in `Scores`; `deterministic`: of the
+    gradients."""
     check_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k)
-    return compute_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, Scores(scale, softcap, left, right))
+    return compute_varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, Scores(scale, softcap, left, right)
+    )
 
 
 @varlen_operator.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | None, max_seqlen_k: int | None, scale: float,
-    softcap: float | None, left: int, right: int, deterministic: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    scale: float,
+    softcap: float | None,
+    left: int,
+    right: int,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor]:
     return q.new_empty(*q.shape[:2], v.shape[2]), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
 
 
 def _varlen_gradients(
-    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor,
-    max_seqlen_q: int | None, max_seqlen_k: int | None, scale: float, softcap: float | None, left: int, right: int, deterministic: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    scale: float,
+    softcap: float | None,
+    left: int,
+    right: int,
+    deterministic: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """(dQ, dK, dV) for the gradients of the output and, where given, of the log-sum-exp."""
     scores = Scores(scale, softcap, left, right)
     features = scores.features(*longest_sequences(q, k, max_seqlen_q, max_seqlen_k))
-    return run_packed_backward(grad, grad_lse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, features, scores, deterministic)
+    return run_packed_backward(
+        grad, grad_lse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, features, scores, deterministic
+    )
 
 
-varlen_backward_operator = torch.library.custom_op("tritonkittens::attention_varlen_backward", _varlen_gradients, mutates_args=())
+varlen_backward_operator = torch.library.custom_op(
+    "tritonkittens::attention_varlen_backward", _varlen_gradients, mutates_args=()
+)
 
 
 @varlen_backward_operator.register_fake
@@ -300,26 +396,52 @@ class VarlenFunction(torch.autograd.Function):
 
 @torch.library.custom_op("tritonkittens::attention_decode", mutates_args=())
 def decode_operator(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None, pages: Tensor | None, causal: bool, scale: float | None,
-    softcap: float | None, num_splits: int | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor | None,
+    starts: Tensor | None,
+    pages: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    softcap: float | None,
+    num_splits: int | None,
+) -> tuple[Tensor, Tensor]:
     """(output, log-sum-exp) of `attention_decode`."""
     return run_decode(q, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits)
 
 
 @decode_operator.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None, pages: Tensor | None, causal: bool, scale: float | None,
-    softcap: float | None, num_splits: int | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor | None,
+    starts: Tensor | None,
+    pages: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    softcap: float | None,
+    num_splits: int | None,
+) -> tuple[Tensor, Tensor]:
     return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op("tritonkittens::attention_fp8", mutates_args=())
 def fp8_operator(
-    q: Tensor, k: Tensor, v: Tensor, q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, causal: bool, left: int | None,
-    right: int | None, scale: float | None, softcap: float | None, out_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    causal: bool,
+    left: int | None,
+    right: int | None,
+    scale: float | None,
+    softcap: float | None,
+    out_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
     """(output, log-sum-exp) of `attention_fp8`; `left` and `right` are its window."""
     return run_fp8(q, k, v, q_scale, k_scale, v_scale, causal, (left, right), scale, softcap, True, out_dtype)
 
@@ -356,7 +478,9 @@ register(fp8_operator, vmap_by_batch, refusing("attention_fp8 has no gradient; u
 
 
 @torch.library.custom_op("tritonkittens::attention_ranges", mutates_args=())
-def ranges_operator(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:
+def ranges_operator(
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
     """(output, log-sum-exp) of `attention_ranges`."""
     check(q, k, v)
     check_ranges(q, ranges)
@@ -368,13 +492,23 @@ def _(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float, softcap: fl
     return empty_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-ranges_backward_operator = torch.library.custom_op("tritonkittens::attention_ranges_backward", compute_ranges_backward, mutates_args=())
+ranges_backward_operator = torch.library.custom_op(
+    "tritonkittens::attention_ranges_backward", compute_ranges_backward, mutates_args=()
+)
 
 
 @ranges_backward_operator.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, out: Tensor, lse: Tensor, scale: float, softcap: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ranges: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     return empty_like(q, q.shape[3]), empty_like(k, k.shape[3]), empty_like(v, v.shape[3])
 
 
@@ -388,7 +522,9 @@ def _save_ranges(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 def _backward_of_ranges(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
     check_no_tangent("attention_ranges")
-    gradients = (None,) * 3 if grad is None else call("attention_ranges_backward", grad, *ctx.saved_tensors, *ctx.scores)
+    gradients = (
+        (None,) * 3 if grad is None else call("attention_ranges_backward", grad, *ctx.saved_tensors, *ctx.scores)
+    )
     return *gradients, *(None,) * 3
 
 

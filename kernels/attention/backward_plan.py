@@ -1,4 +1,6 @@
-"""What one kind of backwards of `attention` does: the choice of one or two passes, buffers between kernels, launches."""
+"""What one kind of backwards of `attention` does: the choice of one or two passes, buffers between kernels,
+launches."""
+
 from __future__ import annotations
 
 import functools
@@ -11,10 +13,30 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._tensors import addressable, allocator, allocator_like, padded_empty, power_of_two, remember, signature
+from tritonkittens.kernels._tensors import (
+    addressable,
+    allocator,
+    allocator_like,
+    padded_empty,
+    power_of_two,
+    remember,
+    signature,
+)
 from tritonkittens.kernels.attention.call_plan import TILE, Scores, empty_like
-from tritonkittens.kernels.attention.config import choose_backward, choose_fused, parts_of_group, schedule_knobs, worth_sums
-from tritonkittens.kernels.attention.device.backward import PARTS, ROWS, AttentionBackwardKeys, AttentionBackwardQueries, preprocess
+from tritonkittens.kernels.attention.config import (
+    choose_backward,
+    choose_fused,
+    parts_of_group,
+    schedule_knobs,
+    worth_sums,
+)
+from tritonkittens.kernels.attention.device.backward import (
+    PARTS,
+    ROWS,
+    AttentionBackwardKeys,
+    AttentionBackwardQueries,
+    preprocess,
+)
 from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward, postprocess
 from tritonkittens.launch import l2_bytes, multiprocessor_count
 
@@ -43,12 +65,26 @@ class BackwardPlan:
     def make(self, tensors: Tensors) -> None:
         """Allocate the buffers that kernels need beside operands and gradients."""
 
-    def tensors(self, grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor) -> Tensors:
+    def tensors(
+        self, grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> Tensors:
         if not self.as_they_are:
             grad, q, k, v = map(as_addressable, (grad, q, k, v))
         dq, dk, dv = [new() for new in self.new_gradients]
-        tensors = dict(Q=q, K=k, V=v, dO=grad, O=out, L=lse, dL=lse if grad_lse is None else grad_lse.contiguous(), dQ=dq, dK=dk, dV=dv, of_keys=dk,
-                       of_values=dv)  # fmt: skip
+        tensors = dict(
+            Q=q,
+            K=k,
+            V=v,
+            dO=grad,
+            O=out,
+            L=lse,
+            dL=lse if grad_lse is None else grad_lse.contiguous(),
+            dQ=dq,
+            dK=dk,
+            dV=dv,
+            of_keys=dk,
+            of_values=dv,
+        )
         self.make(tensors)
         return tensors
 
@@ -88,30 +124,66 @@ def backward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool,
 ) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
     """The kernels of the deterministic backward for a dtype, dimensions and features: (for dQ, for dK and dV)."""
-    return choose_backward(AttentionBackwardQueries, AttentionBackwardKeys, head_dim, value_dim, dtype=tk.from_torch(dtype), causal=causal, window=window,
-                           softcap=softcap, **schedule_knobs(causal))
+    return choose_backward(
+        AttentionBackwardQueries,
+        AttentionBackwardKeys,
+        head_dim,
+        value_dim,
+        dtype=tk.from_torch(dtype),
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        **schedule_knobs(causal),
+    )
 
 
 @functools.lru_cache
 def fused_backward(
-    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, cut: bool, parts: int = 1,
+    dtype: torch.dtype,
+    head_dim: int,
+    value_dim: int,
+    causal: bool,
+    window: bool,
+    softcap: bool,
+    cut: bool,
+    parts: int = 1,
     more: tuple[tuple[str, Any], ...] = (),
-) -> AttentionBackward | None:  # fmt: skip
+) -> AttentionBackward | None:
     """The kernel of the backward in a single pass; None where two passes are used.
 
     `cut`: whether the last tile of keys may be partial. `parts`: tasks of a group's query heads. `more`: knobs and
     their values.
     """
-    return choose_fused(AttentionBackward, head_dim, value_dim, dtype=tk.from_torch(dtype), causal=causal, window=window,
-                        softcap=softcap, cut=cut, parts=parts, turns=parts == 1 and not (causal or window), order=schedule_knobs(causal)["order"], **dict(more))
+    return choose_fused(
+        AttentionBackward,
+        head_dim,
+        value_dim,
+        dtype=tk.from_torch(dtype),
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        cut=cut,
+        parts=parts,
+        turns=parts == 1 and not (causal or window),
+        order=schedule_knobs(causal)["order"],
+        **dict(more),
+    )
 
 
 _plans: dict[tuple[Any, ...], BackwardPlan] = {}
 
 
 def run_backward(
-    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores, deterministic: bool = False,
-) -> Gradients:  # fmt: skip
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scores: Scores,
+    deterministic: bool = False,
+) -> Gradients:
     """(dQ, dK, dV) of what `run_forward` wrote, for the gradients of the output and, where given, of the log-sum-exp.
 
     Unless `deterministic`, the order in which dQ, and dK and dV of groups, are summed changes from run to run.
@@ -149,32 +221,75 @@ def like_operands(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
 class SinglePassPlan(BackwardPlan):
     """One kernel, `fused`, for dQ, dK and dV. `kind`: the arguments that `fused_backward` made it of."""
 
-    def __init__(self, operands: Operands, numbers: dict[str, Any], fused: AttentionBackward, kind: tuple[Any, ...], factor: float):
+    def __init__(
+        self,
+        operands: Operands,
+        numbers: dict[str, Any],
+        fused: AttentionBackward,
+        kind: tuple[Any, ...],
+        factor: float,
+    ):
         _, _, q, k, v, *_ = operands
         super().__init__(operands, like_operands(q, k, v))
         (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
         device, summed = q.get_device(), fused.summed
-        tiles, blocks, group = -(-keys // (fused.tile_m * fused.consumers)), -(-queries // fused.tile_n), heads // kv_heads
+        tiles, blocks, group = (
+            -(-keys // (fused.tile_m * fused.consumers)),
+            -(-queries // fused.tile_n),
+            heads // kv_heads,
+        )
         # A causal mask leaves half of a task on average
-        parts = parts_for(device, group, -(-tiles // 2) * batch * kv_heads, True, group * bytes_at_once(fused, q, tiles)) if fused.causal else (
-            parts_for(device, group, tiles * batch * kv_heads))
+        parts = (
+            parts_for(device, group, -(-tiles // 2) * batch * kv_heads, True, group * bytes_at_once(fused, q, tiles))
+            if fused.causal
+            else (parts_for(device, group, tiles * batch * kv_heads))
+        )
         if parts > 1:
             fused = cast(AttentionBackward, fused_backward(*kind, parts))
         rows_of_parts = fused.consumers * tiles
         self.new_dq_accum = allocator((batch, heads, blocks, fused.block_numbers), torch.float32, q.device)
         self.new_words = allocator((batch, heads, blocks, fused.consumers), torch.int32, q.device)
-        self.new_parts = allocator((2, batch, kv_heads, rows_of_parts, fused.tile_m * summed), torch.float32, q.device) if parts > 1 else None
+        self.new_parts = (
+            allocator((2, batch, kv_heads, rows_of_parts, fused.tile_m * summed), torch.float32, q.device)
+            if parts > 1
+            else None
+        )
 
         tensors, scale = self.tensors(*operands), numbers["gradient"]
         across = -(-summed // 64)
         self.steps = [
             preprocess_step(tensors, factor),
             template_step(fused, tensors, numbers),
-            plain_step(postprocess, (across * blocks * fused.tile_n // ROWS, batch * heads), tensors, ("dQ_accum", "words", "dQ"),
-                       *tensors["dQ"].stride()[:3], scale, queries, heads, summed, dim, True)]  # fmt: skip
+            plain_step(
+                postprocess,
+                (across * blocks * fused.tile_n // ROWS, batch * heads),
+                tensors,
+                ("dQ_accum", "words", "dQ"),
+                *tensors["dQ"].stride()[:3],
+                scale,
+                queries,
+                heads,
+                summed,
+                dim,
+                True,
+            ),
+        ]
         for name, home, times in (("dK", "of_keys", scale), ("dV", "of_values", 1.0)) if parts > 1 else ():
-            self.steps.append(plain_step(postprocess, (across * rows_of_parts, batch * kv_heads), tensors, (name, "words", home), *tensors[home].stride()[:3],
-                                         times, keys, kv_heads, summed, dim, False))  # fmt: skip
+            self.steps.append(
+                plain_step(
+                    postprocess,
+                    (across * rows_of_parts, batch * kv_heads),
+                    tensors,
+                    (name, "words", home),
+                    *tensors[home].stride()[:3],
+                    times,
+                    keys,
+                    kv_heads,
+                    summed,
+                    dim,
+                    False,
+                )
+            )
 
     def make(self, tensors: Tensors) -> None:
         LSE_log2, dPsum = addends_in(tensors["dQ"])
@@ -186,19 +301,28 @@ class SinglePassPlan(BackwardPlan):
 class TwoPassPlan(BackwardPlan):
     """Two passes by the `kernels` of `backward`, for groups of so many query heads."""
 
-    def __init__(self, operands: Operands, numbers: dict[str, Any], kernels: tuple[tk.lcf, tuple[tk.lcf, ...]], group: int):
+    def __init__(
+        self, operands: Operands, numbers: dict[str, Any], kernels: tuple[tk.lcf, tuple[tk.lcf, ...]], group: int
+    ):
         _, _, q, k, v, _, lse = operands
         super().__init__(operands, like_operands(q, k, v))
         # Sums of parts depend on their number, and that on the batch: a deterministic backward leaves groups whole.
         self.parts = parts_for(q.get_device(), group, -(-k.shape[2] // TILE) * k.shape[0] * k.shape[1])
         self.new_row_values = allocator_like(padded_empty(tuple(lse.shape), lse))
         tensors, (of_queries, of_keys) = self.tensors(*operands), kernels
-        self.steps = [preprocess_step(tensors), *(template_step(kernel, tensors, numbers) for kernel in (of_queries, *of_keys))]
+        self.steps = [
+            preprocess_step(tensors),
+            *(template_step(kernel, tensors, numbers) for kernel in (of_queries, *of_keys)),
+        ]
         if self.parts > 1:
             self.steps.append(lambda tensors: sum_groups(tensors, tensors["of_keys"], tensors["of_values"]))
 
     def make(self, tensors: Tensors) -> None:
-        tensors.update(LSE_log2=self.new_row_values(), dPsum=self.new_row_values(), **homes_of(tensors["of_keys"], tensors["of_values"], self.parts))
+        tensors.update(
+            LSE_log2=self.new_row_values(),
+            dPsum=self.new_row_values(),
+            **homes_of(tensors["of_keys"], tensors["of_values"], self.parts),
+        )
 
 
 def preprocess_step(tensors: Tensors, factor: float = 0.0) -> Step:
@@ -209,9 +333,23 @@ def preprocess_step(tensors: Tensors, factor: float = 0.0) -> Step:
     o, do, lse, LSE_log2, dl = (tensors[name] for name in ("O", "dO", "L", "LSE_log2", "dL"))
     batch, heads, queries, dim = o.shape
     zeros, words_of_head = ("words", tensors["words"].numel() // (batch * heads)) if factor else ("LSE_log2", 0)
-    return plain_step(preprocess, (-(-queries // ROWS), heads, batch), tensors, ("O", "dO", "L", "dL", "LSE_log2", "dPsum", zeros), *o.stride()[:3],
-                  *do.stride()[:3], *lse.stride()[:2], *strides_of_tiles(LSE_log2), queries, words_of_head, factor, dim, power_of_two(dim), dl is not lse,
-                  factor != 0)  # fmt: skip
+    return plain_step(
+        preprocess,
+        (-(-queries // ROWS), heads, batch),
+        tensors,
+        ("O", "dO", "L", "dL", "LSE_log2", "dPsum", zeros),
+        *o.stride()[:3],
+        *do.stride()[:3],
+        *lse.stride()[:2],
+        *strides_of_tiles(LSE_log2),
+        queries,
+        words_of_head,
+        factor,
+        dim,
+        power_of_two(dim),
+        dl is not lse,
+        factor != 0,
+    )
 
 
 def addends_in(dq: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,8 +363,13 @@ def addends_in(dq: Tensor) -> tuple[Tensor, Tensor]:
     shape = (batch, heads, groups, parts, ROWS)
     if dim < ROWS or queries - (groups - 1) * ROWS < 2 * parts:
         return torch.empty(2, *shape, dtype=torch.bfloat16, device=dq.device).unbind()
-    x, strides = dq if dq.dtype == torch.bfloat16 else dq.view(torch.bfloat16), (of_batch, of_head, ROWS * of_row, of_row, 1)
-    return x.as_strided(shape, strides, x.storage_offset()), x.as_strided(shape, strides, x.storage_offset() + parts * of_row)
+    x, strides = (
+        dq if dq.dtype == torch.bfloat16 else dq.view(torch.bfloat16),
+        (of_batch, of_head, ROWS * of_row, of_row, 1),
+    )
+    return x.as_strided(shape, strides, x.storage_offset()), x.as_strided(
+        shape, strides, x.storage_offset() + parts * of_row
+    )
 
 
 def strides_of_tiles(numbers: Tensor) -> tuple[int, int, int, int]:
@@ -253,7 +396,11 @@ def parts_for(device: int, group: int, tasks: int, dynamic: bool = False, at_onc
 
     `tasks`: tasks of whole groups. `at_once`: bytes that those use at a time.
     """
-    return parts_of_group(tasks, group, multiprocessor_count(device), dynamic, at_once / l2_bytes(device)) if group > 1 else 1
+    return (
+        parts_of_group(tasks, group, multiprocessor_count(device), dynamic, at_once / l2_bytes(device))
+        if group > 1
+        else 1
+    )
 
 
 def homes_of(dk: Tensor, dv: Tensor, parts: int) -> dict[str, Tensor]:

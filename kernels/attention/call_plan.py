@@ -2,6 +2,7 @@
 
 The first call chooses a kernel and binds its launch; later calls launch it.
 """
+
 from __future__ import annotations
 
 import functools
@@ -15,7 +16,15 @@ import torch
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable
 from tritonkittens.kernels._dispatch import write
-from tritonkittens.kernels._tensors import addressable, allocator, allocator_like, remember, signature, storable, storable_home
+from tritonkittens.kernels._tensors import (
+    addressable,
+    allocator,
+    allocator_like,
+    remember,
+    signature,
+    storable,
+    storable_home,
+)
 from tritonkittens.kernels.attention.config import Config, Shape, choose
 from tritonkittens.kernels.attention.device.forward import AttentionForward
 from tritonkittens.launch import multiprocessor_count
@@ -58,11 +67,28 @@ class Scores:
 
 @functools.lru_cache
 def forward(
-    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, shifted: bool, lse: bool, config: Config,
-) -> AttentionForward:  # fmt: skip
+    dtype: torch.dtype,
+    head_dim: int,
+    value_dim: int,
+    causal: bool,
+    window: bool,
+    softcap: bool,
+    shifted: bool,
+    lse: bool,
+    config: Config,
+) -> AttentionForward:
     """The forward kernel for a dtype, dimensions and features."""
-    return AttentionForward(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap,
-                            shifted=shifted, lse=lse, **config.knobs(causal))
+    return AttentionForward(
+        dtype=tk.from_torch(dtype),
+        head_dim=head_dim,
+        value_dim=value_dim,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        shifted=shifted,
+        lse=lse,
+        **config.knobs(causal),
+    )
 
 
 def write_results(
@@ -104,7 +130,9 @@ class CallPlan:
         return self._new_lse()
 
 
-def compute(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: CallPlan, config: Config | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def compute(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: CallPlan, config: Config | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, log-sum-exp) of checked operands, in new memory."""
     out, lse = plan.new_result(q, v), plan.new_lse(q)
     run_forward(q, k, v, out, lse, plan.checked_scores, config, plan if config is None else None)
@@ -115,8 +143,15 @@ _plans: dict[tuple[Any, ...], CallPlan] = {}
 
 
 def find_plan(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None, causal: bool, window: Any, scale: float | None, softcap: float | None,
-) -> CallPlan:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    causal: bool,
+    window: Any,
+    scale: float | None,
+    softcap: float | None,
+) -> CallPlan:
     """The plan of calls like this one.
 
     It is new, and not kept, where operands and arguments cannot be a key: fake tensors, a list as window.
@@ -141,9 +176,15 @@ def empty_like(x: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def run_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, scores: Scores, config: Config | None = None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    scores: Scores,
+    config: Config | None = None,
     plan: CallPlan | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write the output and, where given, the log-sum-exp of checked operands. `plan`: None where `config` is given."""
     if plan is not None and (launch := plan.launches.get(lse is not None)):
         return launch(q, k, v, out, *(() if lse is None else (lse,)))
@@ -157,15 +198,29 @@ def run_forward(
 
 
 def kernel_of(
-    make: Callable[..., tk.lcf], dtype: torch.dtype, q: torch.Tensor, k: torch.Tensor, value_dim: int, lse: bool, scores: Scores, config: Config | None = None,
-) -> tuple[tk.lcf, dict[str, Any]]:  # fmt: skip
+    make: Callable[..., tk.lcf],
+    dtype: torch.dtype,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    value_dim: int,
+    lse: bool,
+    scores: Scores,
+    config: Config | None = None,
+) -> tuple[tk.lcf, dict[str, Any]]:
     """(forward kernel, its scalars): of `config`, or the kernel chosen for the shapes.
 
     `make` makes a kernel of a dtype, dimensions, features and a `Config`.
     """
     shape = shape_of(q, k, value_dim, scores)
     features = (shape.causal, shape.window, shape.softcap)
-    kind = (dtype, shape.head_dim, value_dim, *features, shape.causal and scores.shifted(shape.queries, shape.keys), lse)
+    kind = (
+        dtype,
+        shape.head_dim,
+        value_dim,
+        *features,
+        shape.causal and scores.shifted(shape.queries, shape.keys),
+        lse,
+    )
     if config is not None:
         return make(*kind, config), scores.numbers(shape.window)
     return choose(make, kind, shape, multiprocessor_count(q.get_device())), scores.numbers(shape.window)
@@ -178,9 +233,17 @@ def shape_of(q: torch.Tensor, k: torch.Tensor, value_dim: int, scores: Scores) -
 
 
 def launch_forward(
-    make: Callable[..., tk.lcf], dtype: torch.dtype, q: torch.Tensor, k: torch.Tensor, values: torch.Tensor, out: torch.Tensor,
-    lse: torch.Tensor | None, others: tuple[torch.Tensor, ...], scores: Scores, config: Config | None,
-) -> None:  # fmt: skip
+    make: Callable[..., tk.lcf],
+    dtype: torch.dtype,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    values: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    others: tuple[torch.Tensor, ...],
+    scores: Scores,
+    config: Config | None,
+) -> None:
     """Launch the kernel of `kernel_of` on q, k, `values` (V as the kernel takes it) and `others`.
 
     Operands are copied where TMA needs it.
@@ -199,7 +262,9 @@ def fill_empty(out: torch.Tensor, lse: torch.Tensor | None) -> None:
         lse.fill_(-math.inf)
 
 
-def scores_of(q: torch.Tensor, scale: float | None, softcap: float | None, left: int, right: int, name: str = "attention") -> Scores:
+def scores_of(
+    q: torch.Tensor, scale: float | None, softcap: float | None, left: int, right: int, name: str = "attention"
+) -> Scores:
     """The `Scores` of a call. Raises ValueError, by `name`, for a scale or soft-cap that is not positive."""
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     if not 0 < scale < math.inf:

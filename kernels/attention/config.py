@@ -1,4 +1,5 @@
 """Configurations of the attention kernels, by head dimensions, masks and number of tasks."""
+
 from __future__ import annotations
 
 import contextlib
@@ -56,8 +57,16 @@ class Config:
     def knobs(self, causal: bool) -> dict[str, Any]:
         """Knobs of the template."""
         schedule = schedule_knobs(causal, self.dynamic) if self.order is None else dict(order=self.order)
-        return dict(tile_n=self.tile_n, consumers=self.consumers, warp_scheduler_barrier=self.warp_scheduler_barrier, long_turns=self.long_turns,
-                    stages=self.stages, blocks_per_sm=self.blocks_per_sm, epilogue_n=self.epilogue_n, **schedule)
+        return dict(
+            tile_n=self.tile_n,
+            consumers=self.consumers,
+            warp_scheduler_barrier=self.warp_scheduler_barrier,
+            long_turns=self.long_turns,
+            stages=self.stages,
+            blocks_per_sm=self.blocks_per_sm,
+            epilogue_n=self.epilogue_n,
+            **schedule,
+        )
 
 
 def schedule_knobs(causal: bool, dynamic: bool = True) -> dict[str, Any]:
@@ -122,7 +131,10 @@ def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
     """
     wide = max(shape.head_dim, shape.value_dim)
     found = _above_128(shape) if wide > 128 else _above_64(shape) if wide > 64 else _up_to_64(shape, slots)
-    return tuple(replace(c, dynamic=shape.heads * -(-shape.queries // (64 * c.consumers)) > slots * c.blocks_per_sm) for c in found)
+    return tuple(
+        replace(c, dynamic=shape.heads * -(-shape.queries // (64 * c.consumers)) > slots * c.blocks_per_sm)
+        for c in found
+    )
 
 
 def _above_128(shape: Shape) -> list[Config]:
@@ -171,7 +183,8 @@ def choose(make: Callable[..., tk.lcf], kind: tuple[Any, ...], shape: Shape, slo
 
 @functools.lru_cache(maxsize=None)
 def _first_that_fits(make: Callable[..., tk.lcf], kind: tuple[Any, ...], configs: Sequence[Config]) -> tk.lcf:
-    """The kernel of the first configuration that fits; with two stages where the epilogue's tiles then lie beside the ring."""
+    """The kernel of the first configuration that fits; with two stages where the epilogue's tiles then lie beside the
+    ring."""
 
     def beside(config: Config) -> tk.lcf:
         template = make(*kind, config)
@@ -197,9 +210,13 @@ def choose_backward(
     parts = ((True, True),) if head_dim + value_dim <= MAX_SUMS else ((True, False), (False, True))
 
     def of_part(of_keys: bool, of_values: bool) -> tk.lcf:
-        return fitting(lambda consumers: keys(consumers=consumers, of_keys=of_keys, of_values=of_values, **knobs), (2, 1))
+        return fitting(
+            lambda consumers: keys(consumers=consumers, of_keys=of_keys, of_values=of_values, **knobs), (2, 1)
+        )
 
-    return fitting(lambda consumers: queries(consumers=consumers, **knobs), (2, 1)), tuple(of_part(*part) for part in parts)
+    return fitting(lambda consumers: queries(consumers=consumers, **knobs), (2, 1)), tuple(
+        of_part(*part) for part in parts
+    )
 
 
 def choose_fused(template: type[Fused], head_dim: int, value_dim: int, **knobs: Any) -> Fused | None:
@@ -239,8 +256,14 @@ def parts_of_group(tasks: int, group: int, slots: int, dynamic: bool = False, at
     More parts cost sums in fp32, or, with two passes, results of each part and their sum (measured:
     docs/notes/attention_backward.md).
     """
-    waves = {parts: max(1, tasks * parts / slots if dynamic else -(-tasks * parts // slots)) / parts for parts in range(1, group + 1) if group % parts == 0}
-    return next((parts for parts in waves if at_once <= parts and waves[parts] <= NEAR_BEST_WAVES * min(waves.values())), group)
+    waves = {
+        parts: max(1, tasks * parts / slots if dynamic else -(-tasks * parts // slots)) / parts
+        for parts in range(1, group + 1)
+        if group % parts == 0
+    }
+    return next(
+        (parts for parts in waves if at_once <= parts and waves[parts] <= NEAR_BEST_WAVES * min(waves.values())), group
+    )
 
 
 def fitting(make: Callable[[C], tk.lcf], options: Sequence[C]) -> tk.lcf:

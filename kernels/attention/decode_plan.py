@@ -1,4 +1,5 @@
 """What one kind of calls of `attention_decode` does: the split, the choice of a kernel, the launches."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,15 +15,33 @@ from tritonkittens.kernels._tensors import addressable, allocator, power_of_two,
 from tritonkittens.kernels.attention.call_plan import Scores, fill_empty, scores_of, write_results
 from tritonkittens.kernels.attention.checks import check, check_decode, check_decode_values, check_window
 from tritonkittens.kernels.attention.device.decode import combine
-from tritonkittens.kernels.attention.num_splits import DecodeKind, DecodeSplit, choose_split, kernel_for, rings_of, row_tiles_of
+from tritonkittens.kernels.attention.num_splits import (
+    DecodeKind,
+    DecodeSplit,
+    choose_split,
+    kernel_for,
+    rings_of,
+    row_tiles_of,
+)
 from tritonkittens.launch import multiprocessor_count
 from tritonkittens.tune.cost import memory_bandwidth
 
 
 def run_decode(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, starts: Tensor | None, pages: Tensor | None, causal: bool, scale: float | None,
-    softcap: float | None, return_lse: bool, num_splits: int | None, out: Tensor | None = None, debug: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Tensor | None,
+    starts: Tensor | None,
+    pages: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    softcap: float | None,
+    return_lse: bool,
+    num_splits: int | None,
+    out: Tensor | None = None,
+    debug: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """`attention_decode` of plain tensors; arguments as there."""
     if out is not None and (requires_grad(out) or overlaps(out, q, k, v, lengths, starts, pages)):
         check(q, k, v, out, paged=pages is not None)
@@ -46,8 +65,16 @@ def run_decode(
         padded = _pad_groups(q, k.shape[1], row_tiles * heads)
         found = run_decode(padded, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits)
         return _unpad_groups(found, q, v, out, return_lse)
-    plan = DecodePlan(*operands, scores=scores, causal=causal, return_lse=return_lse, row_tiles=row_tiles, page_size=page_size, keys=keys,
-                      num_splits=num_splits)  # fmt: skip
+    plan = DecodePlan(
+        *operands,
+        scores=scores,
+        causal=causal,
+        return_lse=return_lse,
+        row_tiles=row_tiles,
+        page_size=page_size,
+        keys=keys,
+        num_splits=num_splits,
+    )
     return (plan if key is None else remember(_plans, key, plan))(*operands)
 
 
@@ -83,38 +110,84 @@ def _unpad_groups(
 
 
 class DecodePlan:
-    """What one kind of calls does. It is made of checked operands; called with others like them, it returns the results."""
+    """What one kind of calls does. It is made of checked operands; called with others like them, it returns the
+    results."""
 
     def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lengths: Tensor | None, starts: Tensor | None, pages: Tensor | None, *,
-        scores: Scores, causal: bool, return_lse: bool, row_tiles: int, page_size: int | None, keys: int, num_splits: int | None,
-    ) -> None:  # fmt: skip
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor | None,
+        lengths: Tensor | None,
+        starts: Tensor | None,
+        pages: Tensor | None,
+        *,
+        scores: Scores,
+        causal: bool,
+        return_lse: bool,
+        row_tiles: int,
+        page_size: int | None,
+        keys: int,
+        num_splits: int | None,
+    ) -> None:
         (batch, heads, queries, dim), (kv_heads, value_dim) = q.shape, (v.shape[1], v.shape[3])
         tiles, rows = kv_heads * row_tiles, heads // kv_heads // row_tiles * queries
-        features = (queries > 1 and causal or starts is not None, scores.softcap is not None, lengths is not None, starts is not None)
+        features = (
+            queries > 1 and causal or starts is not None,
+            scores.softcap is not None,
+            lengths is not None,
+            starts is not None,
+        )
         kind = DecodeKind(q.dtype, dim, value_dim, *features, page_size, row_tiles)
         multiprocessors = multiprocessor_count(q.get_device())
         whole = out is None or out.is_contiguous() and storable(out)
         if num_splits:
             split = DecodeSplit(num_splits)
         else:
-            split = choose_split(batch * tiles, keys, multiprocessors, memory_bandwidth(q.device), rings_of(kind, whole))
+            split = choose_split(
+                batch * tiles, keys, multiprocessors, memory_bandwidth(q.device), rings_of(kind, whole)
+            )
         kernel = kernel_for(kind, split, batch * tiles, multiprocessors, return_lse, whole)
-        self.kernel, self.partial, self.numbers, self.return_lse = kernel, kernel.partial, dict(scores.numbers(False), queries=queries), return_lse
-        self.bound: Callable[..., None] | None = None  # the launches of the kernel and of `combine`, bound by the first call
+        self.kernel, self.partial, self.numbers, self.return_lse = (
+            kernel,
+            kernel.partial,
+            dict(scores.numbers(False), queries=queries),
+            return_lse,
+        )
+        # the launches of the kernel and of `combine`, bound by the first call
+        self.bound: Callable[..., None] | None = None
         self.combine: Callable[..., None] | None = None
         self.packed, self.shape = (batch, tiles, rows, dim), (batch, tiles, split.num_splits, rows)
         self.addressable = addressable(q.reshape(self.packed)) and addressable(k) and addressable(v)
         self.new_result = allocator((batch, heads, queries, value_dim), q.dtype, q.device)
         self.new_lse = allocator((batch, heads, queries), torch.float32, q.device)
         if self.partial:
-            self.new_splits = allocator((*self.shape, value_dim), torch.float32, q.device), allocator(self.shape, torch.float32, q.device)
+            self.new_splits = (
+                allocator((*self.shape, value_dim), torch.float32, q.device),
+                allocator(self.shape, torch.float32, q.device),
+            )
             self.grid = rows, tiles, batch
-            self.constants = (split.num_splits, rows, queries, value_dim, power_of_two(split.num_splits), power_of_two(value_dim), return_lse)
+            self.constants = (
+                split.num_splits,
+                rows,
+                queries,
+                value_dim,
+                power_of_two(split.num_splits),
+                power_of_two(value_dim),
+                return_lse,
+            )
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lengths: Tensor | None, starts: Tensor | None, pages: Tensor | None,
-    ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor | None,
+        lengths: Tensor | None,
+        starts: Tensor | None,
+        pages: Tensor | None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         result, lse = self.new_result() if out is None else out, self.new_lse() if self.return_lse else None
         packed = q.reshape(self.packed)
         if not self.addressable:

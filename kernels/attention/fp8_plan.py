@@ -1,4 +1,5 @@
 """What a call of `attention_fp8` does: V transposed, the scales in one tensor, the forward kernel."""
+
 from __future__ import annotations
 
 import functools
@@ -18,23 +19,58 @@ Window = tuple[int | None, int | None]
 
 @functools.lru_cache
 def forward_fp8(
-    result: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, shifted: bool, lse: bool, config: Config,
-) -> AttentionForwardFp8:  # fmt: skip
+    result: torch.dtype,
+    head_dim: int,
+    value_dim: int,
+    causal: bool,
+    window: bool,
+    softcap: bool,
+    shifted: bool,
+    lse: bool,
+    config: Config,
+) -> AttentionForwardFp8:
     """The forward kernel for the dtype of the result, dimensions and features."""
-    return AttentionForwardFp8(dtype=tk.fp8e4m3, head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap,
-                               shifted=shifted, lse=lse, result=tk.from_torch(result), **config.knobs(causal))
+    return AttentionForwardFp8(
+        dtype=tk.fp8e4m3,
+        head_dim=head_dim,
+        value_dim=value_dim,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        shifted=shifted,
+        lse=lse,
+        result=tk.from_torch(result),
+        **config.knobs(causal),
+    )
 
 
 def run_fp8(
-    q: Tensor, k: Tensor, v: Tensor, q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, causal: bool, window: Window | None,
-    scale: float | None, softcap: float | None, return_lse: bool, out_dtype: torch.dtype, out: Tensor | None = None, config: Config | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_scale: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    causal: bool,
+    window: Window | None,
+    scale: float | None,
+    softcap: float | None,
+    return_lse: bool,
+    out_dtype: torch.dtype,
+    out: Tensor | None = None,
+    config: Config | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """`attention_fp8` of plain tensors; arguments as there."""
-    sides, scales = check_window(causal, window, "attention_fp8"), dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+    sides, scales = (
+        check_window(causal, window, "attention_fp8"),
+        dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale),
+    )
     out_dtype = check_fp8(q, k, v, scales, out_dtype, out)
     scores = scores_of(q, scale, softcap, *sides, "attention_fp8")
     if out is not None and (requires_grad(out) or overlaps(out, q, k, v, *scales.values())):
-        found = run_fp8(q, k, v, q_scale, k_scale, v_scale, causal, window, scale, softcap, True, out_dtype, None, config)
+        found = run_fp8(
+            q, k, v, q_scale, k_scale, v_scale, causal, window, scale, softcap, True, out_dtype, None, config
+        )
         return write_results(found, out, return_lse)
     if out is not None:
         announce_write(out)
@@ -45,8 +81,15 @@ def run_fp8(
 
 
 def _launch(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, scales: list[Tensor | None], scores: Scores, config: Config | None,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    scales: list[Tensor | None],
+    scores: Scores,
+    config: Config | None,
+) -> None:
     """Write the output and, where given, the log-sum-exp."""
     batch, kv_heads, keys, value_dim = v.shape
     if out.numel() == 0 or keys == 0:

@@ -1,4 +1,5 @@
 """The kernels of attention for `python -m tritonkittens inspect`, by the calls that launch them."""
+
 from __future__ import annotations
 
 import functools
@@ -18,9 +19,16 @@ E4M3 = torch.float8_e4m3fn
 
 
 def _operands(
-    dim: int, value_dim: int | None = None, batch: int = 4, heads: int = 16, kv_heads: int | None = None, queries: int = 4096, keys: int | None = None,
-    dtype: torch.dtype = torch.bfloat16, **grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dim: int,
+    value_dim: int | None = None,
+    batch: int = 4,
+    heads: int = 16,
+    kv_heads: int | None = None,
+    queries: int = 4096,
+    keys: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    **grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Uninitialised Q, K and V."""
     keys, kv_heads = keys or queries, kv_heads or heads
     shapes = (batch, heads, queries, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, value_dim or dim)
@@ -29,8 +37,13 @@ def _operands(
 
 
 def _forward(
-    causal: bool = False, window: tuple[int, int] | None = None, softcap: float | None = None, lse: bool = False, config: Config | None = None, **kind: Any,
-) -> Any:  # fmt: skip
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    lse: bool = False,
+    config: Config | None = None,
+    **kind: Any,
+) -> Any:
     return attention(*_operands(**kind), causal=causal, window=window, softcap=softcap, return_lse=lse, config=config)
 
 
@@ -39,16 +52,31 @@ def _fp8(causal: bool = False, lse: bool = False, out_dtype: torch.dtype = torch
 
 
 def _backward(
-    causal: bool = False, window: tuple[int, int] | None = None, softcap: float | None = None, deterministic: bool = False, grad_lse: bool = False, **kind: Any,
-) -> Any:  # fmt: skip
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    deterministic: bool = False,
+    grad_lse: bool = False,
+    **kind: Any,
+) -> Any:
     operands = _operands(requires_grad=True, **kind)
-    results: Any = attention(*operands, causal=causal, window=window, softcap=softcap, deterministic=deterministic, return_lse=True)
+    results: Any = attention(
+        *operands, causal=causal, window=window, softcap=softcap, deterministic=deterministic, return_lse=True
+    )
     wanted = results if grad_lse else results[:1]
     return torch.autograd.grad(wanted, operands, [torch.empty_like(x) for x in wanted])
 
 
-def _rows(dim: int, value_dim: int | None = None, batch: int = 4, heads: int = 16, kv_heads: int | None = None, queries: int = 4096,
-          keys: int | None = None, **grad: bool) -> tuple[list[Tensor], dict[str, Any]]:  # fmt: skip
+def _rows(
+    dim: int,
+    value_dim: int | None = None,
+    batch: int = 4,
+    heads: int = 16,
+    kv_heads: int | None = None,
+    queries: int = 4096,
+    keys: int | None = None,
+    **grad: bool,
+) -> tuple[list[Tensor], dict[str, Any]]:
     """(q, k, v, cu_seqlens_q, cu_seqlens_k of a batch of sequences of one length, and max_seqlen arguments)."""
     keys, kv_heads = keys or queries, kv_heads or heads
     shapes = (batch * queries, heads, dim), (batch * keys, kv_heads, dim), (batch * keys, kv_heads, value_dim or dim)
@@ -58,8 +86,12 @@ def _rows(dim: int, value_dim: int | None = None, batch: int = 4, heads: int = 1
 
 
 def _varlen(
-    causal: bool = False, window: tuple[int, int] | None = None, softcap: float | None = None, lse: bool = False, **kind: Any,
-) -> Any:  # fmt: skip
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    lse: bool = False,
+    **kind: Any,
+) -> Any:
     operands, longest = _rows(**kind)
     return attention_varlen(*operands, causal=causal, window=window, softcap=softcap, return_lse=lse, **longest)
 
@@ -71,16 +103,29 @@ def _varlen_backward(causal: bool = False, deterministic: bool = False, **kind: 
 
 
 def _decode(
-    dim: int, batch: int, keys: int, kv_heads: int = 8, group: int = 4, queries: int = 1, value_dim: int | None = None, lengths: bool = False,
-    starts: bool = False, page_size: int | None = None, softcap: float | None = None, num_splits: int | None = None, lse: bool = True,
-) -> Any:  # fmt: skip
+    dim: int,
+    batch: int,
+    keys: int,
+    kv_heads: int = 8,
+    group: int = 4,
+    queries: int = 1,
+    value_dim: int | None = None,
+    lengths: bool = False,
+    starts: bool = False,
+    page_size: int | None = None,
+    softcap: float | None = None,
+    num_splits: int | None = None,
+    lse: bool = True,
+) -> Any:
     """`attention_decode` of a batch of sequences of one length."""
     pool = (batch, kv_heads, keys) if page_size is None else (batch * keys // page_size, kv_heads, page_size)
     shapes = (batch, kv_heads * group, queries, dim), (*pool, dim), (*pool, value_dim or dim)
     q, k, v = (torch.empty(*shape, dtype=torch.bfloat16, device="cpu") for shape in shapes)
     numbers = torch.empty(batch, dtype=torch.int32, device="cpu")
     pages = None if page_size is None else torch.empty(batch, keys // page_size, dtype=torch.int32, device="cpu")
-    given: Kind = dict(lengths=numbers if lengths or page_size else None, starts=numbers if starts else None, pages=pages)
+    given: Kind = dict(
+        lengths=numbers if lengths or page_size else None, starts=numbers if starts else None, pages=pages
+    )
     return attention_decode(q, k, v, softcap=softcap, num_splits=num_splits, return_lse=lse, **given)
 
 
@@ -143,7 +188,11 @@ def _calls() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, ...]]
     yield from ((_decode, kind, (f"decode_{name}",)) for name, kind in DECODE.items())
     yield _decode, SPLITS, ("decode_d64", None)
     yield _decode, SPLITS | dict(dim=128), ("decode_d128", "decode_combine")
-    yield _decode, SPLITS | dict(dim=128, lengths=True, lse=False), ("decode_lengths_d128", "decode_combine_without_lse")
+    yield (
+        _decode,
+        SPLITS | dict(dim=128, lengths=True, lse=False),
+        ("decode_lengths_d128", "decode_combine_without_lse"),
+    )
     yield from ((_varlen, kind, (None, f"varlen_{name}")) for name, kind in VARLEN.items())
     yield from _backwards()
 
@@ -152,15 +201,47 @@ def _backwards() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, .
     """More backwards, as `_calls` lists them: other features, parts of a group, packed sequences."""
     yield _backward, dict(dim=96, queries=1024), (None, None, "backward_d96", None)
     yield _backward, dict(dim=128, **WINDOW), (None, None, "backward_d128_window_softcap", None)
-    yield _backward, dict(dim=64, queries=1000, grad_lse=True), (None, "backward_preprocess_lse", "backward_d64_cut", None)
-    yield _backward, dict(dim=64, batch=1, heads=8, kv_heads=4, queries=512), (None, None, "backward_d64_parts", None, None, None)
-    yield _backward, dict(dim=128, batch=1, kv_heads=4, causal=True), (None, None, "backward_d128_causal_parts", None, "backward_postprocess_parts", None)
-    yield _backward, dict(dim=64, **WINDOW, **TWO_PASSES), (None, "dq_preprocess", "dq_d64_window_softcap", "dkdv_d64_window_softcap")
-    yield _backward, dict(dim=256, causal=True, **TWO_PASSES), (None, None, "dq_d256_causal", "dk_d256_causal", "dv_d256_causal")
+    yield (
+        _backward,
+        dict(dim=64, queries=1000, grad_lse=True),
+        (None, "backward_preprocess_lse", "backward_d64_cut", None),
+    )
+    yield (
+        _backward,
+        dict(dim=64, batch=1, heads=8, kv_heads=4, queries=512),
+        (None, None, "backward_d64_parts", None, None, None),
+    )
+    yield (
+        _backward,
+        dict(dim=128, batch=1, kv_heads=4, causal=True),
+        (None, None, "backward_d128_causal_parts", None, "backward_postprocess_parts", None),
+    )
+    yield (
+        _backward,
+        dict(dim=64, **WINDOW, **TWO_PASSES),
+        (None, "dq_preprocess", "dq_d64_window_softcap", "dkdv_d64_window_softcap"),
+    )
+    yield (
+        _backward,
+        dict(dim=256, causal=True, **TWO_PASSES),
+        (None, None, "dq_d256_causal", "dk_d256_causal", "dv_d256_causal"),
+    )
     for name, kind in dict(d64=dict(dim=64), d128_causal=dict(dim=128, causal=True)).items():
-        names = (f"varlen_{of}_{name}" for of in ("tiles_of_queries", "tiles_of_keys", "preprocess", "backward", "postprocess"))
+        names = (
+            f"varlen_{of}_{name}"
+            for of in ("tiles_of_queries", "tiles_of_keys", "preprocess", "backward", "postprocess")
+        )
         yield _varlen_backward, dict(queries=1024, **kind), (None, None, *names)
-    in_two_passes = (None, None, None, "varlen_dq_preprocess", None, "varlen_dq_d128_causal", None, "varlen_dkdv_d128_causal")
+    in_two_passes = (
+        None,
+        None,
+        None,
+        "varlen_dq_preprocess",
+        None,
+        "varlen_dq_d128_causal",
+        None,
+        "varlen_dkdv_d128_causal",
+    )
     yield _varlen_backward, dict(dim=128, causal=True, **TWO_PASSES), in_two_passes
     in_parts = (None, None, None, None, None, "varlen_backward_d128_parts", None, "varlen_postprocess_parts", None)
     yield _varlen_backward, dict(dim=128, kv_heads=2, **FEW), in_parts
@@ -169,5 +250,7 @@ def _backwards() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, .
 inspectable: dict[str, Inspectable] = {
     name: kernel
     for call, kind, names in _calls()
-    for name, kernel in launches_of(functools.partial(call, **kind), *(name and f"attention_{name}" for name in names)).items()
+    for name, kernel in launches_of(
+        functools.partial(call, **kind), *(name and f"attention_{name}" for name in names)
+    ).items()
 }

@@ -1,11 +1,19 @@
 """The public functions of attention for PyTorch tensors: signatures, documentation, and which plan computes a call."""
+
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, check_no_gradient, check_tensors, has_tangent, is_plain
-from tritonkittens.kernels.attention.autograd import Results, Window, attend, attend_by_operator, attend_varlen, check_varlen_call
+from tritonkittens.kernels.attention.autograd import (
+    Results,
+    Window,
+    attend,
+    attend_by_operator,
+    attend_varlen,
+    check_varlen_call,
+)
 from tritonkittens.kernels.attention.call_plan import find_plan, scores_of, write_results
 from tritonkittens.kernels.attention.checks import check, check_window
 from tritonkittens.kernels.attention.config import Config
@@ -15,9 +23,19 @@ from tritonkittens.kernels.attention.reference import LIMIT
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: Window | None = None, scale: float | None = None, softcap: float | None = None,
-    return_lse: bool = False, deterministic: bool | None = None, out: Tensor | None = None, config: Config | None = None,
-) -> Results:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: Window | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    deterministic: bool | None = None,
+    out: Tensor | None = None,
+    config: Config | None = None,
+) -> Results:
     """softmax(Q Kᵀ · scale) V for every batch and head.
 
     Args:
@@ -48,10 +66,23 @@ def attention(
 
 
 def attention_varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-    causal: bool = False, window: Window | None = None, scale: float | None = None, softcap: float | None = None, return_lse: bool = False,
-    deterministic: bool | None = None, out: Tensor | None = None, debug: bool = False,
-) -> Results:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    deterministic: bool | None = None,
+    out: Tensor | None = None,
+    debug: bool = False,
+) -> Results:
     """`attention` of B sequences that are packed end to end, as in FlashAttention's `flash_attn_varlen_func`.
 
     Args:
@@ -68,17 +99,32 @@ def attention_varlen(
     does not reach another. Wrong cu_seqlens give undefined results, but no access outside the tensors. Differentiable
     like `attention`, but not in forward mode. Traced as `tritonkittens::attention_varlen`.
     """
-    tensors, longest, plain = (q, k, v, cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), is_plain(q, k, v, cu_seqlens_q, cu_seqlens_k, out)
+    tensors, longest, plain = (
+        (q, k, v, cu_seqlens_q, cu_seqlens_k),
+        (max_seqlen_q, max_seqlen_k),
+        is_plain(q, k, v, cu_seqlens_q, cu_seqlens_k, out),
+    )
     check_varlen_call(tensors, out, longest, plain, debug)
     scores = scores_of(q, scale, softcap, *check_window(causal, window, "attention_varlen"), "attention_varlen")
     return attend_varlen(tensors, scores, longest, return_lse, deterministic, out, plain)
 
 
 def attention_decode(
-    q: Tensor, k: Tensor, v: Tensor, *, lengths: Tensor | None = None, starts: Tensor | None = None, pages: Tensor | None = None, causal: bool = True,
-    scale: float | None = None, softcap: float | None = None, return_lse: bool = False, num_splits: int | None = None, out: Tensor | None = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    starts: Tensor | None = None,
+    pages: Tensor | None = None,
+    causal: bool = True,
+    scale: float | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    num_splits: int | None = None,
+    out: Tensor | None = None,
     debug: bool = False,
-) -> Results:  # fmt: skip
+) -> Results:
     """`attention` of few queries against a long cache of keys and values, as in generating token by token.
 
     Args:
@@ -102,14 +148,28 @@ def attention_decode(
         return run_decode(q, k, v, lengths, starts, pages, causal, scale, softcap, return_lse, num_splits, out, debug)
     check_tensors("attention_decode", q=q, k=k, v=v)
     check_tensors("attention_decode", optional=True, lengths=lengths, starts=starts, pages=pages, out=out)
-    return write_results(call("attention_decode", q, k, v, lengths, starts, pages, causal, scale, softcap, num_splits), out, return_lse)
+    return write_results(
+        call("attention_decode", q, k, v, lengths, starts, pages, causal, scale, softcap, num_splits), out, return_lse
+    )
 
 
 def attention_fp8(
-    q: Tensor, k: Tensor, v: Tensor, *, q_scale: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None, causal: bool = False,
-    window: Window | None = None, scale: float | None = None, softcap: float | None = None, return_lse: bool = False,
-    out_dtype: torch.dtype = torch.bfloat16, out: Tensor | None = None, config: Config | None = None,
-) -> Results:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    q_scale: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    causal: bool = False,
+    window: Window | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: Tensor | None = None,
+    config: Config | None = None,
+) -> Results:
     """`attention` of e4m3 tensors, which stand for q · q_scale, k · k_scale and v · v_scale.
 
     Args:
@@ -125,16 +185,22 @@ def attention_fp8(
     scales = dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
     check_no_gradient("attention_fp8", "use attention of 16-bit operands", q=q, k=k, v=v, **scales)
     if is_plain(q, k, v, *scales.values(), out):
-        return run_fp8(q, k, v, q_scale, k_scale, v_scale, causal, window, scale, softcap, return_lse, out_dtype, out, config)
+        return run_fp8(
+            q, k, v, q_scale, k_scale, v_scale, causal, window, scale, softcap, return_lse, out_dtype, out, config
+        )
     check_tensors("attention_fp8", q=q, k=k, v=v)
     check_tensors("attention_fp8", optional=True, **scales, out=out)
     check_window(causal, window, "attention_fp8")
     dtype = out_dtype if out is None else out.dtype
-    found = call("attention_fp8", q, k, v, q_scale, k_scale, v_scale, causal, *(window or (None, None)), scale, softcap, dtype)
+    found = call(
+        "attention_fp8", q, k, v, q_scale, k_scale, v_scale, causal, *(window or (None, None)), scale, softcap, dtype
+    )
     return write_results(found, out, return_lse)
 
 
-def attention_ranges(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, scale: float | None = None, softcap: float | None = None) -> Tensor:
+def attention_ranges(
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, *, scale: float | None = None, softcap: float | None = None
+) -> Tensor:
     """`attention` in which every query sees a range of keys: padded batches, packed sequences, part-filled caches.
 
     Args:

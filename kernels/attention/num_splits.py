@@ -3,6 +3,7 @@
 `choose_split` predicts the time of every candidate `DecodeSplit` and takes the fastest. The constants of the prediction
 are the fields of `SplitCosts`, fitted to the times in bench/decode_splits.json.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -45,12 +46,15 @@ class SplitCosts:
     latency: float = 0.966  # of a copy from memory
     page_latency: float = 0.2  # of the page number that the copy of a page needs first
     bandwidth: float = 0.903  # share of the HBM bandwidth that all CTAs together reach (a ratio)
-    imbalance: float = 0.0354  # growth of the reading time where the fullest SM has twice the mean number of CTAs (a ratio)
+    # growth of the reading time where the fullest SM has twice the mean number of CTAs (a ratio)
+    imbalance: float = 0.0354
     overlap: float = 6.82  # exponent p of the norm (Σ timeᵖ)^(1/p) by which overlapping times add up (a number)
     combine: float = 2.286  # the second kernel, which combines splits
     combine_split: float = 0.014  # the second kernel, for each split
-    cluster_merge: Mapping[int, float] = field(default_factory=lambda: {2: 1.17, 4: 2.0})  # by CTAs of a cluster: merging results
-    start: Mapping[int, float] = field(default_factory=lambda: {1: 0, 2: 0.42, 3: 0.18, 4: 0.19})  # by CTAs that start on an SM
+    # by CTAs of a cluster: merging results
+    cluster_merge: Mapping[int, float] = field(default_factory=lambda: {2: 1.17, 4: 2.0})
+    # by CTAs that start on an SM
+    start: Mapping[int, float] = field(default_factory=lambda: {1: 0, 2: 0.42, 3: 0.18, 4: 0.19})
     split_rest: float = 0.352  # finding a CTA's part of a task that is split over all SMs
     single_start: float = 0.038  # the only CTA of an SM, which requests more before it begins
     single_end: float = 0.31  # the only CTA of an SM, between two tasks
@@ -141,23 +145,43 @@ class DecodeSplit(NamedTuple):
 
 @functools.lru_cache(maxsize=512)
 def decode_kernel(
-    kind: DecodeKind, partial: bool = True, lse: bool = True, dynamic: bool = False, cluster: int = 1, blocks_per_sm: int = 0, split_rest: bool = False,
+    kind: DecodeKind,
+    partial: bool = True,
+    lse: bool = True,
+    dynamic: bool = False,
+    cluster: int = 1,
+    blocks_per_sm: int = 0,
+    split_rest: bool = False,
     one_tile_per_block: bool = False,
-) -> AttentionDecode:  # fmt: skip
+) -> AttentionDecode:
     """The decode kernel of a kind. `partial`: its results are splits in fp32.
 
     Other arguments: see `DecodeSplit` and `tk.Schedule`.
     """
-    schedule = tk.Dynamic() if dynamic else tk.ClusterSplitK(cluster) if cluster > 1 else tk.SplitRest() if split_rest else tk.Persistent()
+    schedule = (
+        tk.Dynamic()
+        if dynamic
+        else tk.ClusterSplitK(cluster)
+        if cluster > 1
+        else tk.SplitRest()
+        if split_rest
+        else tk.Persistent()
+    )
     knobs: dict[str, Any] = {**kind._asdict(), "dtype": tk.from_torch(kind.dtype)}
     knobs |= dict(partial=partial, lse=lse, schedule=schedule, one_tile_per_block=one_tile_per_block)
     page_size = knobs.pop("page_size")
     make = AttentionDecode if page_size is None else functools.partial(AttentionDecodePaged, page_size=page_size)
-    options = [option for ring in (CLUSTER_RING if cluster > 1 else RINGS[blocks_per_sm]) for option in ring.knobs(kind.key_bytes)]
+    options = [
+        option
+        for ring in (CLUSTER_RING if cluster > 1 else RINGS[blocks_per_sm])
+        for option in ring.knobs(kind.key_bytes)
+    ]
     return cast(AttentionDecode, fitting(lambda option: make(**option, **knobs), options))
 
 
-def kernel_for(kind: DecodeKind, split: DecodeSplit, tasks: int, multiprocessors: int, lse: bool = False, whole: bool = True) -> AttentionDecode:
+def kernel_for(
+    kind: DecodeKind, split: DecodeSplit, tasks: int, multiprocessors: int, lse: bool = False, whole: bool = True
+) -> AttentionDecode:
     """The kernel of a split for so many tasks, one a sequence and key head; `whole`: see `rings_of`."""
     partial = split.num_splits > 1 or not whole
     knobs: dict[str, Any] = dict(cluster=split.cluster, blocks_per_sm=split.blocks_per_sm, split_rest=split.split_rest)
@@ -186,7 +210,8 @@ def row_tiles_of(group: int, queries: int) -> tuple[int, int]:
 
 
 class Ring(NamedTuple):
-    """The ring of a CTA: keys of a stage, bytes of a key's K and V, stages; CTAs of an SM; whether keys are in pages."""
+    """The ring of a CTA: keys of a stage, bytes of a key's K and V, stages; CTAs of an SM; whether keys are in
+    pages."""
 
     tile_n: int = 64
     key_bytes: int = 512
@@ -226,15 +251,28 @@ def rings_of(kind: DecodeKind, whole: bool = True) -> Rings:
     """
 
     def ring_of(kernel: AttentionDecode) -> Ring:
-        return Ring(kernel.tile_n, kind.key_bytes, cast(int, kernel.stages), kernel.blocks_per_sm, kind.page_size is not None)
+        return Ring(
+            kernel.tile_n, kind.key_bytes, cast(int, kernel.stages), kernel.blocks_per_sm, kind.page_size is not None
+        )
 
-    kernels = {count: decode_kernel(kind, partial=count < 2, blocks_per_sm=count) for count in RINGS if whole or count < 2}
+    kernels = {
+        count: decode_kernel(kind, partial=count < 2, blocks_per_sm=count) for count in RINGS if whole or count < 2
+    }
     plain = tuple((count, ring_of(kernel)) for count, kernel in kernels.items() if count < 2 or _runs(kernel))
-    rest = {count: decode_kernel(kind, partial=False, blocks_per_sm=count, split_rest=True) for count in SPLIT_REST_BLOCKS if whole}
+    rest = {
+        count: decode_kernel(kind, partial=False, blocks_per_sm=count, split_rest=True)
+        for count in SPLIT_REST_BLOCKS
+        if whole
+    }
     # Half the columns of another width may lie in several swizzle tiles
     halves = kind.value_dim >= 2 * MIN_COLUMNS and kind.value_dim == power_of_two(kind.value_dim)
     cluster = ring_of(decode_kernel(kind, partial=False, cluster=2)) if whole and halves else None
-    return Rings(plain, cluster, kind.value_dim, tuple((count, ring_of(kernel)) for count, kernel in rest.items() if _runs(kernel)))
+    return Rings(
+        plain,
+        cluster,
+        kind.value_dim,
+        tuple((count, ring_of(kernel)) for count, kernel in rest.items() if _runs(kernel)),
+    )
 
 
 def _runs(kernel: AttentionDecode) -> bool:
@@ -271,13 +309,17 @@ def candidate_splits(tasks: int, keys: int, multiprocessors: int, rings: Rings) 
     def most(ring: Ring) -> int:
         return max(1, min(-(-keys // ring.tile_n), MAX_SPLITS))
 
-    one_wave = {1: max(1, multiprocessors // tasks), 3: 1, 4: 1}  # splits; three and four CTAs an SM gain nothing by them
+    # splits; three and four CTAs an SM gain nothing by them
+    one_wave = {1: max(1, multiprocessors // tasks), 3: 1, 4: 1}
     found = [(ring, DecodeSplit(splits, 1, count)) for count, ring in rings.plain
              for splits in range(1, min(most(ring), one_wave.get(count, MAX_SPLITS)) + 1)]  # fmt: skip
     ring = rings.cluster
     if ring is not None:
-        clusters = [n for n in COSTS.cluster_merge
-                    if n <= most(ring) and MIN_COLUMNS * n <= rings.columns and tasks <= cluster_slots(multiprocessors, n)]  # fmt: skip
+        clusters = [
+            n
+            for n in COSTS.cluster_merge
+            if n <= most(ring) and MIN_COLUMNS * n <= rings.columns and tasks <= cluster_slots(multiprocessors, n)
+        ]
         found += [(ring, DecodeSplit(1, n)) for n in clusters]
     if 0 < tasks % multiprocessors < tasks:  # all SMs have whole tasks, and some have one more
         pieces = tk.SplitRest().split(tasks, multiprocessors)[1]
@@ -286,7 +328,9 @@ def candidate_splits(tasks: int, keys: int, multiprocessors: int, rings: Rings) 
     return found
 
 
-def predicted_time(tasks: int, keys: int, multiprocessors: int, bandwidth: float, ring: Ring, split: DecodeSplit) -> float:
+def predicted_time(
+    tasks: int, keys: int, multiprocessors: int, bandwidth: float, ring: Ring, split: DecodeSplit
+) -> float:
     """µs of a split, apart from what all splits of a shape have in common. Arguments as of `choose_split`."""
     num_splits, cluster, count, split_rest = split
     blocks = -(-keys // ring.tile_n)
@@ -310,7 +354,11 @@ def predicted_time(tasks: int, keys: int, multiprocessors: int, bandwidth: float
     start = COSTS.single_start + COSTS.single_end * (waves - 1) if count == 1 else COSTS.start[math.ceil(filled)]
     if split_rest:
         start += COSTS.split_rest
-    merge = _combine_time(tasks * num_splits / multiprocessors, num_splits, ring.blocks_per_sm) if num_splits > 1 else COSTS.cluster_merge.get(cluster, 0)
+    merge = (
+        _combine_time(tasks * num_splits / multiprocessors, num_splits, ring.blocks_per_sm)
+        if num_splits > 1
+        else COSTS.cluster_merge.get(cluster, 0)
+    )
     return together + start + merge
 
 

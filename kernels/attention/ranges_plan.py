@@ -3,6 +3,7 @@
 Neighbouring queries form a *run* where one causal or sliding-window mask describes their ranges. Neighbouring sequences
 with the same runs share the calls. No mask is built and no operand is copied.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -71,7 +72,8 @@ def _run(first: int, behind: int, begin: np.ndarray, end: np.ndarray) -> Run:
     """The run of queries `first` … `behind` − 1, for the begins and ends of all queries' ranges."""
     low, high = int(begin[first]), int(end[behind - 1])
     steps = behind - first - 1
-    moved, grown = int(begin[behind - 1]) - low, high - int(end[first])  # ranges that begin, and that end, one key later than the one before
+    # ranges that begin, and that end, one key later than the one before
+    moved, grown = int(begin[behind - 1]) - low, high - int(end[first])
     left = LIMIT if not moved else (high - low) - (behind - first) + (steps - moved)
     return Run(first, behind, low, high, left, LIMIT if steps and not grown else steps - grown)
 
@@ -97,7 +99,9 @@ def calls(ranges: Tensor, keys: int) -> list[Call]:
     return found
 
 
-def compute_ranges(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:
+def compute_ranges(
+    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
     """(output, log-sum-exp) of checked operands, in new memory."""
     out, lse = empty_like(q, v.shape[3]), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     found = calls(ranges, k.shape[2])
@@ -112,20 +116,45 @@ def compute_ranges(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float
 
 def _covers(found: list[Call], q: Tensor) -> bool:
     """Whether every query is in a call."""
-    return sum((c.sequences.stop - c.sequences.start) * (c.run.behind - c.run.first) for c in found) == q.shape[0] * q.shape[2]
+    return (
+        sum((c.sequences.stop - c.sequences.start) * (c.run.behind - c.run.first) for c in found)
+        == q.shape[0] * q.shape[2]
+    )
 
 
 def compute_ranges_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, out: Tensor, lse: Tensor, scale: float, softcap: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ranges: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """(dQ, dK, dV) for the gradient of the output, deterministic as `torch.use_deterministic_algorithms` says."""
     found, deterministic = calls(ranges, k.shape[2]), torch.are_deterministic_algorithms_enabled()
     scores = [Scores(scale, softcap, c.run.left, c.run.right) for c in found]
-    if len(found) == 1 and found[0].sequences == slice(0, q.shape[0]) and found[0].run[:4] == (0, q.shape[2], 0, k.shape[2]):
+    if (
+        len(found) == 1
+        and found[0].sequences == slice(0, q.shape[0])
+        and found[0].run[:4] == (0, q.shape[2], 0, k.shape[2])
+    ):
         return run_backward(grad, None, q, k, v, out, lse, scores[0], deterministic)
     dq, dk, dv = (empty_like(x, x.shape[3]).zero_() for x in (q, k, v))
     for c, of in zip(found, scores, strict=True):
-        part = run_backward(c.of_queries(grad), None, c.of_queries(q), c.of_keys(k), c.of_keys(v), c.of_queries(out), c.of_queries(lse), of, deterministic)
+        part = run_backward(
+            c.of_queries(grad),
+            None,
+            c.of_queries(q),
+            c.of_keys(k),
+            c.of_keys(v),
+            c.of_queries(out),
+            c.of_queries(lse),
+            of,
+            deterministic,
+        )
         for whole, some in zip((c.of_queries(dq), c.of_keys(dk), c.of_keys(dv)), part, strict=True):
             whole += some
     return dq, dk, dv

@@ -1,4 +1,5 @@
 """Attention in plain torch: the reference of the tests, and the path of forward-mode derivatives."""
+
 from __future__ import annotations
 
 import math
@@ -23,9 +24,16 @@ def visible(queries: int, keys: int, left: int, right: int, device: torch.device
 
 
 def attention_torch(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None, softcap: float | None = None, dtype: torch.dtype = torch.float64,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(output, log-sum-exp) of `attention` in `dtype`, not rounded, differentiable any number of times."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.to(dtype).repeat_interleave(group, 1) for x in (k, v))

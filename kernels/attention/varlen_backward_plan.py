@@ -1,4 +1,5 @@
 """What one kind of backwards of `attention_varlen` does: one or two passes, buffers between kernels, launches."""
+
 from __future__ import annotations
 
 import functools
@@ -35,7 +36,8 @@ from tritonkittens.kernels.attention.device.varlen import (
 )
 from tritonkittens.kernels.attention.varlen_plan import Listing, most_tiles, tiles_apart
 
-Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]  # as of `BackwardPlan`, cu_seqlens_q, cu_seqlens_k
+# as of `BackwardPlan`, cu_seqlens_q, cu_seqlens_k
+Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 _plans: dict[tuple[Any, ...], PackedBackwardPlan] = {}
 
 
@@ -44,8 +46,16 @@ def packed_backward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool,
 ) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
     """The kernels of the deterministic backward for a dtype, dimensions and features: (for dQ, for dK and dV)."""
-    return choose_backward(PackedBackwardQueries, PackedBackwardKeys, head_dim, value_dim, dtype=tk.from_torch(dtype), causal=causal, window=window,
-                           softcap=softcap)
+    return choose_backward(
+        PackedBackwardQueries,
+        PackedBackwardKeys,
+        head_dim,
+        value_dim,
+        dtype=tk.from_torch(dtype),
+        causal=causal,
+        window=window,
+        softcap=softcap,
+    )
 
 
 @functools.lru_cache
@@ -53,7 +63,16 @@ def packed_fused_backward(
     dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, parts: int = 1,
 ) -> PackedBackward | None:  # fmt: skip
     """The kernel of the single pass; None where two passes are used. `parts`: tasks of a group's query heads."""
-    return choose_fused(PackedBackward, head_dim, value_dim, dtype=tk.from_torch(dtype), causal=causal, window=window, softcap=softcap, parts=parts)
+    return choose_fused(
+        PackedBackward,
+        head_dim,
+        value_dim,
+        dtype=tk.from_torch(dtype),
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        parts=parts,
+    )
 
 
 def packed_addends_in(dq: Tensor, groups: int) -> tuple[Tensor, Tensor]:
@@ -64,14 +83,28 @@ def packed_addends_in(dq: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """
     shape = (2, 1, dq.shape[1], groups, PARTS.value, ROWS)
     numbers = math.prod(shape)
-    home = dq.view(torch.bfloat16).flatten()[:numbers] if numbers <= dq.numel() else torch.empty(numbers, dtype=torch.bfloat16, device=dq.device)
+    home = (
+        dq.view(torch.bfloat16).flatten()[:numbers]
+        if numbers <= dq.numel()
+        else torch.empty(numbers, dtype=torch.bfloat16, device=dq.device)
+    )
     return home.view(shape).unbind()
 
 
 def run_packed_backward(
-    grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, starts_q: Tensor, starts_k: Tensor,
-    features: tuple[bool, bool, bool], scores: Scores, deterministic: bool,
-) -> Gradients:  # fmt: skip
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    starts_q: Tensor,
+    starts_k: Tensor,
+    features: tuple[bool, bool, bool],
+    scores: Scores,
+    deterministic: bool,
+) -> Gradients:
     """(dQ, dK, dV) for the gradients of the output and, where given, of the log-sum-exp."""
     # Kernels read contiguous rows; a hook for saved tensors may have changed the strides
     operands = (grad, grad_lse, q, k, v, out, lse.contiguous(), starts_q, starts_k)
@@ -82,7 +115,9 @@ def run_packed_backward(
     return run(*operands)
 
 
-def _plan(operands: Operands, features: tuple[bool, bool, bool], scores: Scores, deterministic: bool) -> PackedBackwardPlan:
+def _plan(
+    operands: Operands, features: tuple[bool, bool, bool], scores: Scores, deterministic: bool
+) -> PackedBackwardPlan:
     """The plan of calls with operands like these."""
     q, v, out = operands[2], operands[4], operands[5]
     if out.numel() == 0 or v.shape[0] == 0:
@@ -110,6 +145,7 @@ class PackedBackwardPlan(BackwardPlan):
 
 def listing_step(name: str, listing: Listing) -> Step:
     """Makes a list of tiles, the tensor `name`."""
+
     def step(tensors: Tensors) -> None:
         tensors[name] = listing(tensors["query_starts"], tensors["key_starts"])
 
@@ -128,15 +164,30 @@ def preprocess_step(tensors: Tensors, block: int, factor: float = 0.0) -> Step:
     """
     o, do, LSE_log2 = tensors["O"], tensors["dO"], tensors["LSE_log2"]
     queries, heads, value_dim = o.shape
-    return plain_step(packed_preprocess, (tensors["of_rows"].shape[0], heads), tensors, ("O", "dO", "L", "dL", "of_rows", "LSE_log2", "dPsum"), *o.stride()[:2],
-                      *do.stride()[:2], *strides_of_tiles(LSE_log2)[1:], queries, factor, value_dim, power_of_two(value_dim), tensors["dL"] is not tensors["L"],
-                      block // ROWS, factor != 0)  # fmt: skip
+    return plain_step(
+        packed_preprocess,
+        (tensors["of_rows"].shape[0], heads),
+        tensors,
+        ("O", "dO", "L", "dL", "of_rows", "LSE_log2", "dPsum"),
+        *o.stride()[:2],
+        *do.stride()[:2],
+        *strides_of_tiles(LSE_log2)[1:],
+        queries,
+        factor,
+        value_dim,
+        power_of_two(value_dim),
+        tensors["dL"] is not tensors["L"],
+        block // ROWS,
+        factor != 0,
+    )
 
 
 class PackedSinglePassPlan(PackedBackwardPlan):
     """One kernel, `fused`, for dQ, dK and dV. `kind`: the arguments that `packed_fused_backward` made it of."""
 
-    def __init__(self, operands: Operands, numbers: dict[str, Any], fused: PackedBackward, kind: tuple[Any, ...], factor: float):
+    def __init__(
+        self, operands: Operands, numbers: dict[str, Any], fused: PackedBackward, kind: tuple[Any, ...], factor: float
+    ):
         super().__init__(operands)
         q, k, starts = operands[2], operands[3], operands[7:]
         (queries, heads, dim), (keys, kv_heads), block = q.shape, k.shape[:2], fused.tile_n
@@ -151,19 +202,50 @@ class PackedSinglePassPlan(PackedBackwardPlan):
         of_parts = (2, kv_heads, tiles * fused.consumers, fused.tile_m * fused.summed)  # of dK and dV
         self.new_parts = allocator(of_parts, torch.float32, q.device) if parts > 1 else None
 
-        listings = [listing_step("of_rows", Listing(*starts, queries, keys, False, ROWS, block)),
-                    listing_step("entries", Listing(*starts, queries, keys, True, height, block))]
+        listings = [
+            listing_step("of_rows", Listing(*starts, queries, keys, False, ROWS, block)),
+            listing_step("entries", Listing(*starts, queries, keys, True, height, block)),
+        ]
         tensors = self.tensors(*operands)
         for step in listings:
             step(tensors)
         seen = heads_first(tensors, "Q", "K", "V", "dO", "dQ", *(() if parts > 1 else ("dK", "dV")))
         self.steps = [
-            *listings, preprocess_step(tensors, block, factor), template_step(fused, seen, numbers),
-            plain_step(packed_postprocess, (tensors["of_rows"].shape[0], heads), tensors, ("dQ_accum", "words", "dQ", "of_rows"), *tensors["dQ"].stride()[:2],
-                       numbers["gradient"], blocks, fused.summed, dim, block // ROWS, False)]  # fmt: skip
-        for name, home, times in (("dK", "of_keys", numbers["gradient"]), ("dV", "of_values", 1.0)) if parts > 1 else ():
-            self.steps.append(plain_step(packed_postprocess, (tensors["entries"].shape[0], kv_heads), tensors, (name, "words", home, "entries"),
-                                         *tensors[home].stride()[:2], times, tiles, fused.summed, dim, fused.consumers, True))  # fmt: skip
+            *listings,
+            preprocess_step(tensors, block, factor),
+            template_step(fused, seen, numbers),
+            plain_step(
+                packed_postprocess,
+                (tensors["of_rows"].shape[0], heads),
+                tensors,
+                ("dQ_accum", "words", "dQ", "of_rows"),
+                *tensors["dQ"].stride()[:2],
+                numbers["gradient"],
+                blocks,
+                fused.summed,
+                dim,
+                block // ROWS,
+                False,
+            ),
+        ]
+        for name, home, times in (
+            (("dK", "of_keys", numbers["gradient"]), ("dV", "of_values", 1.0)) if parts > 1 else ()
+        ):
+            self.steps.append(
+                plain_step(
+                    packed_postprocess,
+                    (tensors["entries"].shape[0], kv_heads),
+                    tensors,
+                    (name, "words", home, "entries"),
+                    *tensors[home].stride()[:2],
+                    times,
+                    tiles,
+                    fused.summed,
+                    dim,
+                    fused.consumers,
+                    True,
+                )
+            )
 
     def make(self, tensors: Tensors) -> None:
         LSE_log2, dPsum = packed_addends_in(tensors["dQ"], self.groups)
@@ -175,13 +257,25 @@ class PackedSinglePassPlan(PackedBackwardPlan):
 class PackedTwoPassPlan(PackedBackwardPlan):
     """Two passes by the `kernels` of `packed_backward`."""
 
-    def __init__(self, operands: Operands, numbers: dict[str, Any], kernels: tuple[tk.lcf, tuple[tk.lcf, ...]], deterministic: bool):
+    def __init__(
+        self,
+        operands: Operands,
+        numbers: dict[str, Any],
+        kernels: tuple[tk.lcf, tuple[tk.lcf, ...]],
+        deterministic: bool,
+    ):
         super().__init__(operands)
         q, k, starts = operands[2], operands[3], operands[7:]
         (queries, heads), (keys, kv_heads) = q.shape[:2], k.shape[:2]
         # Sums of parts depend on their number, see `TwoPassPlan`.
-        self.parts = 1 if deterministic else parts_for(q.get_device(), heads // kv_heads, most_tiles(keys, self.sequences, TILE) * kv_heads)
-        self.new_row_values = allocator((2, 1, heads, tiles_apart(queries, self.sequences, ROWS) * ROWS), torch.float32, q.device)
+        self.parts = (
+            1
+            if deterministic
+            else parts_for(q.get_device(), heads // kv_heads, most_tiles(keys, self.sequences, TILE) * kv_heads)
+        )
+        self.new_row_values = allocator(
+            (2, 1, heads, tiles_apart(queries, self.sequences, ROWS) * ROWS), torch.float32, q.device
+        )
         tensors, (of_queries, of_keys) = self.tensors(*operands), kernels
         self.steps = [listing_step("of_rows", Listing(*starts, queries, keys, False, ROWS, ROWS))]
         self.steps[0](tensors)
@@ -191,9 +285,13 @@ class PackedTwoPassPlan(PackedBackwardPlan):
             if kernel is of_queries and height == ROWS:
                 self.steps.append(lambda tensors: tensors.update(entries=tensors["of_rows"]))
             else:
-                self.steps.append(listing_step("entries", Listing(*starts, queries, keys, kernel is not of_queries, height)))
+                self.steps.append(
+                    listing_step("entries", Listing(*starts, queries, keys, kernel is not of_queries, height))
+                )
             self.steps[-1](tensors)
-            self.steps.append(template_step(kernel, heads_first(tensors, "Q", "K", "V", "dO", "dQ", "dK", "dV"), numbers))
+            self.steps.append(
+                template_step(kernel, heads_first(tensors, "Q", "K", "V", "dO", "dQ", "dK", "dV"), numbers)
+            )
         if self.parts > 1:
             self.steps.append(lambda tensors: sum_groups(tensors, tensors["of_keys"], tensors["of_values"]))
 

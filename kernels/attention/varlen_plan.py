@@ -1,4 +1,5 @@
 """What one kind of calls of `attention_varlen` does: the list of tiles, the choice of a kernel, its launch."""
+
 from __future__ import annotations
 
 import functools
@@ -35,12 +36,31 @@ class Listing:
     `block`: queries of a block of LSE_log2 and dPsum. Called with (cu_seqlens_q, cu_seqlens_k), it returns the list.
     """
 
-    def __init__(self, query_starts: Tensor, key_starts: Tensor, queries: int, keys: int, of_keys: bool, height: int, block: int = ROWS):
+    def __init__(
+        self,
+        query_starts: Tensor,
+        key_starts: Tensor,
+        queries: int,
+        keys: int,
+        of_keys: bool,
+        height: int,
+        block: int = ROWS,
+    ):
         sequences = query_starts.shape[0] - 1
         rows = most_tiles(keys if of_keys else queries, sequences, height)
         self.new_entries = allocator((rows, FIELDS.value), torch.int32, query_starts.device)
-        self.launch = list_tiles.bind((rows // ENTRIES.value,), query_starts.contiguous(), key_starts.contiguous(), self.new_entries(), sequences, queries,
-                                      keys, of_keys, height, block)  # fmt: skip
+        self.launch = list_tiles.bind(
+            (rows // ENTRIES.value,),
+            query_starts.contiguous(),
+            key_starts.contiguous(),
+            self.new_entries(),
+            sequences,
+            queries,
+            keys,
+            of_keys,
+            height,
+            block,
+        )
 
     def __call__(self, query_starts: Tensor, key_starts: Tensor) -> Tensor:
         entries = self.new_entries()
@@ -55,31 +75,69 @@ def longest_sequences(q: Tensor, k: Tensor, max_seqlen_q: int | None, max_seqlen
 
 @functools.lru_cache
 def packed_forward(
-    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, shifted: bool, lse: bool, config: Config,
-) -> PackedForward:  # fmt: skip
+    dtype: torch.dtype,
+    head_dim: int,
+    value_dim: int,
+    causal: bool,
+    window: bool,
+    softcap: bool,
+    shifted: bool,
+    lse: bool,
+    config: Config,
+) -> PackedForward:
     """The forward kernel for a dtype, dimensions and features."""
     knobs = {name: knob for name, knob in config.knobs(causal).items() if name not in ("order", "schedule")}
-    return PackedForward(dtype=tk.from_torch(dtype), head_dim=head_dim, value_dim=value_dim, causal=causal, window=window, softcap=softcap,
-                         shifted=shifted, lse=lse, **knobs)
+    return PackedForward(
+        dtype=tk.from_torch(dtype),
+        head_dim=head_dim,
+        value_dim=value_dim,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        shifted=shifted,
+        lse=lse,
+        **knobs,
+    )
 
 
 def compute_varlen(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int | None, max_seqlen_k: int | None, scores: Scores,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    scores: Scores,
+) -> tuple[Tensor, Tensor]:
     """(output, log-sum-exp) of checked operands, in new memory."""
     out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device)
-    run_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, longest_sequences(q, k, max_seqlen_q, max_seqlen_k), scores)
+    run_varlen_forward(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, longest_sequences(q, k, max_seqlen_q, max_seqlen_k), scores
+    )
     return out, lse
 
 
 def run_varlen_forward(
-    q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor | None, longest: tuple[int, int], scores: Scores,
-) -> None:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts_q: Tensor,
+    starts_k: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    longest: tuple[int, int],
+    scores: Scores,
+) -> None:
     """Write the output and, where given, the log-sum-exp of checked operands. `longest`: see `longest_sequences`."""
     # Queries and keys of the same sequences: every diagonal begins at a tile's corner. Only the device knows other
     # lengths
-    same = q.shape[0] == k.shape[0] and starts_q.data_ptr() == starts_k.data_ptr() and starts_q.stride() == starts_k.stride()
+    same = (
+        q.shape[0] == k.shape[0]
+        and starts_q.data_ptr() == starts_k.data_ptr()
+        and starts_q.stride() == starts_k.stride()
+    )
     key = (signature(q, k, v, starts_q, starts_k, out), same, lse is None, longest, scores)
     run = _plans.get(key)
     if run is None:
@@ -91,23 +149,41 @@ _plans: dict[tuple[Any, ...], Callable[..., None]] = {}
 
 
 def _plan(
-    q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor | None, longest: tuple[int, int], scores: Scores, same: bool,
-) -> Callable[..., None]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts_q: Tensor,
+    starts_k: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    longest: tuple[int, int],
+    scores: Scores,
+    same: bool,
+) -> Callable[..., None]:
     """The function that calls with operands like these run."""
     (queries, heads, dim), (keys, _, value_dim) = q.shape, v.shape
     if out.numel() == 0 or keys == 0:
         return lambda q, k, v, starts_q, starts_k, out, lse: fill_empty(out, lse)
     features, sequences = scores.features(*longest), starts_q.shape[0] - 1
     kind = (q.dtype, dim, value_dim, *features, features[0] and not same, lse is not None)
-    shape = Shape(dim, value_dim, q.element_size(), queries // max(1, sequences), longest[1], heads, *features, packed=True)
+    shape = Shape(
+        dim, value_dim, q.element_size(), queries // max(1, sequences), longest[1], heads, *features, packed=True
+    )
     kernel = choose(packed_forward, kind, shape, multiprocessor_count(q.get_device()))
     listing = Listing(starts_q, starts_k, queries, keys, False, kernel.tile_m * kernel.consumers)  # type: ignore[attr-defined]
     as_they_are = all(map(addressable, (q, k, v))) and storable(out)
     sums = () if lse is None else (lse,)
-    example = (*(as_addressable(x).transpose(0, 1) for x in (q, k, v)), storable_home(out).transpose(0, 1), *sums, listing(starts_q, starts_k))
+    example = (
+        *(as_addressable(x).transpose(0, 1) for x in (q, k, v)),
+        storable_home(out).transpose(0, 1),
+        *sums,
+        listing(starts_q, starts_k),
+    )
     launch = kernel.call(*example).bind(*example, **scores.numbers(features[1]))  # of views, which calls need not make
 
-    def run(q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor | None) -> None:
+    def run(
+        q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor | None
+    ) -> None:
         home, entries = out, listing(starts_q, starts_k)
         if not as_they_are:
             q, k, v, home = as_addressable(q), as_addressable(k), as_addressable(v), storable_home(out)

@@ -1,4 +1,6 @@
-"""Matrix products: `gemm` for PyTorch tensors, its reference `gemm_torch`, its configurations, and the templates behind it."""
+"""Matrix products: `gemm` for PyTorch tensors, its reference `gemm_torch`, its configurations, and the templates behind
+it."""
+
 from tritonkittens.kernels.gemm.autograd import gemm_operator
 from tritonkittens.kernels.gemm.config import Config, Problem, family
 from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm

@@ -1,4 +1,6 @@
-"""`gemm` as torch sees it: an operator of torch.library, a plain autograd function, which costs an eager call less, and which of both a call takes."""
+"""`gemm` as torch sees it: an operator of torch.library, a plain autograd function, which costs an eager call less, and
+which of both a call takes."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -7,10 +9,29 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._dispatch import announce_write, have_memory, is_compiling, is_forward_mode, is_plain, register, requires_grad, vmap_by_loop
+from tritonkittens.kernels._dispatch import (
+    announce_write,
+    have_memory,
+    is_compiling,
+    is_forward_mode,
+    is_plain,
+    register,
+    requires_grad,
+    vmap_by_loop,
+)
 from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.gemm.call_plan import as_matrix, by_operator, computed, rounded
-from tritonkittens.kernels.gemm.checks import FP8, Operands, check, check_accumulation, check_config, check_kinds, places_of, result_dtype, result_shape
+from tritonkittens.kernels.gemm.checks import (
+    FP8,
+    Operands,
+    check,
+    check_accumulation,
+    check_config,
+    check_kinds,
+    places_of,
+    result_dtype,
+    result_shape,
+)
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.device.unaligned import takes
 from tritonkittens.kernels.gemm.epilogue import Epilogue
@@ -19,9 +40,18 @@ from tritonkittens.kernels.gemm.reference import activated, activation_gradient,
 
 @torch.library.custom_op("tritonkittens::gemm", mutates_args=())
 def gemm_operator(
-    a: Tensor, b: Tensor, bias: Tensor | None, activation: str | None, gate: Tensor | None, residual: Tensor | None, scale_a: Tensor | None,
-    scale_b: Tensor | None, out_dtype: torch.dtype | None, config: str | None, accumulate: str = "fp32",
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    gate: Tensor | None,
+    residual: Tensor | None,
+    scale_a: Tensor | None,
+    scale_b: Tensor | None,
+    out_dtype: torch.dtype | None,
+    config: str | None,
+    accumulate: str = "fp32",
+) -> Tensor:
     """The operator behind `gemm`; arguments as there, `config` as text."""
     chosen = None if config is None else Config.from_text(config)
     return computed(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, chosen, accumulate)
@@ -47,24 +77,30 @@ def _(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None) -> None:
     a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, _ = inputs
     if a.dtype in FP8 and (a.requires_grad or b.requires_grad):
-        raise TypeError(f"gemm of {a.dtype} has no gradient: the operands of an 8-bit product are results of a quantisation")
+        raise TypeError(
+            f"gemm of {a.dtype} has no gradient: the operands of an 8-bit product are results of a quantisation"
+        )
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if scale is not None and scale.requires_grad:
-            raise ValueError(f"gemm: {name} requires a gradient, which gemm does not compute; scales are results of a quantisation")
+            raise ValueError(
+                f"gemm: {name} requires a gradient, which gemm does not compute; scales are results of a quantisation"
+            )
     ctx.save_for_backward(a, b, bias, gate, scale_a, scale_b)
     ctx.activation = activation
     ctx.shapes = [None if t is None else (t.shape, t.dtype) for t in (a, b, bias, gate, residual)]
 
 
 def _laid_out_as(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """left · right, with the dimension contiguous that is so in `x`: torch keeps a gradient that lies as its parameter does, and copies another. (The weight of
-    a `Linear` is multiplied transposed.)"""
+    """left · right, with the dimension contiguous that is so in `x`: torch keeps a gradient that lies as its parameter
+    does, and copies another. (The weight of a `Linear` is multiplied transposed.)"""
     return product(right.mT, left.mT).mT if x.stride(-2) == 1 and x.stride(-1) != 1 else product(left, right)
 
 
 def _copied_once(grad: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """The gradient of a·b as both products with it read it: where TMA cannot address its rows, each would copy them."""
-    if addressable(grad) or any(takes(left, right, None, grad.dtype, None) for left, right in ((grad, b.mT), (a.mT, grad))):
+    if addressable(grad) or any(
+        takes(left, right, None, grad.dtype, None) for left, right in ((grad, b.mT), (a.mT, grad))
+    ):
         return grad
     return as_addressable(grad)
 
@@ -80,7 +116,8 @@ def _summed(x: Tensor | None, like: Any) -> Tensor | None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """The product is computed again where the activation's or the gate's gradient needs it: a product costs less than keeping its result."""
+    """The product is computed again where the activation's or the gate's gradient needs it: a product costs less than
+    keeping its result."""
     a, b, bias, gate, scale_a, scale_b = ctx.saved_tensors
     needs = ctx.needs_input_grad
     grad = grad.float() if grad.dtype in FP8 else grad
@@ -97,7 +134,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return d_a, d_b, d_bias, None, _summed(d_gate, ctx.shapes[3]), d_residual, None, None, None, None, None
 
 
-def _of_operands(ctx: Any, d_total: Tensor, a: Tensor, b: Tensor, scale_a: Tensor | None, scale_b: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _of_operands(
+    ctx: Any, d_total: Tensor, a: Tensor, b: Tensor, scale_a: Tensor | None, scale_b: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of a and b, where wanted, for that of the scaled product."""
     needs, d_sum = ctx.needs_input_grad, d_total
     for scale, shape in ((scale_a, (-1, 1)), (scale_b, (1, -1))):
@@ -121,8 +160,8 @@ def _of_operands(ctx: Any, d_total: Tensor, a: Tensor, b: Tensor, scale_a: Tenso
 
 
 def _vmap(operator: Any, dims: tuple[int | None, ...], size: int, *args: Any) -> tuple[Tensor, int]:
-    """Samples of matrices, and of residuals and gates of the result's shape, are one batch more; those of vectors, and products with scales of blocks, are
-    products of their own."""
+    """Samples of matrices, and of residuals and gates of the result's shape, are one batch more; those of vectors, and
+    products with scales of blocks, are products of their own."""
     a, b, _, _, gate, residual, *scales = args[:8]
     matrices = dims[:2] != (None, None) and all(dim is None for name, dim in enumerate(dims) if name not in (0, 1, 5))
     blocks = any(scale is not None and scale.ndim == 2 for scale in scales)
@@ -162,10 +201,18 @@ class GemmFunction(torch.autograd.Function):
 
 
 def product(
-    a: Tensor, b: Tensor, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
-    scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None, config: Config | None = None,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: Config | None = None,
     accumulate: str = "fp32",
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """`gemm` without `out`: differentiable any number of times, and seen by torch where it has to be."""
     operands = (bias, gate, residual, scale_a, scale_b)
     if not is_plain(a, b, bias, gate, residual, scale_a, scale_b):
@@ -174,14 +221,23 @@ def product(
         check_config(config)
         if not have_memory(a, b, *operands):
             return by_operator(a, b, operands, activation, out_dtype, config, accumulate)
-        return GemmFunction.apply(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate)
+        return GemmFunction.apply(
+            a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate
+        )
     return computed(a, b, operands, activation, out_dtype, config, accumulate)
 
 
 def _dispatched(
-    a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, config: Config | None, accumulate: str,
-) -> Tensor:  # fmt: skip
-    """`gemm` for operands that torch has to see: by the operator, which torch traces and batches, or with tangents by torch's own operations."""
+    a: Tensor,
+    b: Tensor,
+    operands: Operands,
+    activation: str | None,
+    out_dtype: torch.dtype | None,
+    config: Config | None,
+    accumulate: str,
+) -> Tensor:
+    """`gemm` for operands that torch has to see: by the operator, which torch traces and batches, or with tangents by
+    torch's own operations."""
     bias, gate, residual, scale_a, scale_b = operands
     check_kinds(a, b, operands, None)
     check_config(config)
@@ -191,15 +247,32 @@ def _dispatched(
             check_accumulation(a, accumulate, config)
             places_of(a, b, operands)
         with torch.autocast(a.device.type, enabled=False):
-            total = gemm_torch(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, dtype=torch.float32)
+            total = gemm_torch(
+                a,
+                b,
+                bias=bias,
+                activation=activation,
+                gate=gate,
+                residual=residual,
+                scale_a=scale_a,
+                scale_b=scale_b,
+                dtype=torch.float32,
+            )
         return rounded(total, result_dtype(a, out_dtype))
     return by_operator(a, b, operands, activation, out_dtype, config, accumulate)
 
 
 def product_with(
-    epilogue: Epilogue, a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, out: Tensor | None,
-    config: Config | None, accumulate: str,
-) -> Tensor:  # fmt: skip
+    epilogue: Epilogue,
+    a: Tensor,
+    b: Tensor,
+    operands: Operands,
+    activation: str | None,
+    out_dtype: torch.dtype | None,
+    out: Tensor | None,
+    config: Config | None,
+    accumulate: str,
+) -> Tensor:
     """`gemm` with a user's epilogue. Raises TypeError where torch would have to see or differentiate it."""
     if not isinstance(epilogue, Epilogue):
         raise TypeError(f"gemm(epilogue={epilogue!r}): must be an Epilogue of a @triton.jit function")
@@ -209,10 +282,16 @@ def product_with(
     if activation is not None:
         raise ValueError(f"{said}: it stands where activation={activation!r} would; give one of them")
     if not is_plain(a, b, *given, out) or not have_memory(a, b, *given):
-        raise TypeError(f"{said}: torch.compile, torch.func, fake tensors, tensor subclasses and forward-mode differentiation cannot see into it; under "
-                        "torch.compile call gemm in a function with torch.compiler.disable")
+        raise TypeError(
+            f"{said}: torch.compile, torch.func, fake tensors, tensor subclasses and forward-mode differentiation "
+            "cannot see into it; under "
+            "torch.compile call gemm in a function with torch.compiler.disable"
+        )
     if requires_grad(a, b, *given, out):
-        raise TypeError(f"{said}: it has no backward, but a gradient is wanted of an operand; call it under torch.no_grad, or detach its operands")
+        raise TypeError(
+            f"{said}: it has no backward, but a gradient is wanted of an operand; call it under torch.no_grad, or "
+            "detach its operands"
+        )
     if out is not None:
         announce_write(out)
     return computed(a, b, given, epilogue.function, out_dtype, config, accumulate, out)

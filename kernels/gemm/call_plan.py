@@ -1,4 +1,5 @@
 """How a call of `gemm` runs: checked and planned once for every kind of call, so that later calls only launch."""
+
 from __future__ import annotations
 
 import functools
@@ -12,22 +13,8 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable, copied
-from tritonkittens.kernels._dispatch import (
-    call,
-    have_memory,
-    is_same_view,
-    overlaps,
-    overlaps_within,
-    reaches,
-)
-from tritonkittens.kernels._tensors import (
-    addressable,
-    allocator,
-    padded_empty,
-    remember,
-    signature,
-    storable,
-)
+from tritonkittens.kernels._dispatch import call, have_memory, is_same_view, overlaps, overlaps_within, reaches
+from tritonkittens.kernels._tensors import addressable, allocator, padded_empty, remember, signature, storable
 from tritonkittens.kernels.gemm.checks import (
     FP8,
     OPERANDS,
@@ -55,17 +42,29 @@ from tritonkittens.tune.tuner import tuning
 
 
 def by_operator(
-    a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None, config: Config | None, accumulate: str,
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    operands: Operands,
+    activation: str | None,
+    out_dtype: torch.dtype | None,
+    config: Config | None,
+    accumulate: str,
+) -> Tensor:
     bias, gate, residual, scale_a, scale_b = operands
     chosen = None if config is None else config.to_text()
     return call("gemm", a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, chosen, accumulate)
 
 
 def computed(
-    a: Tensor, b: Tensor, operands: Operands, activation: Applied, out_dtype: torch.dtype | None, config: Config | None, accumulate: str,
+    a: Tensor,
+    b: Tensor,
+    operands: Operands,
+    activation: Applied,
+    out_dtype: torch.dtype | None,
+    config: Config | None,
+    accumulate: str,
     out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """`gemm` without its gradient, by the plan of calls of this kind."""
     bare = False
     if activation.__class__ is not Function:  # whose operands stand behind these five
@@ -73,10 +72,24 @@ def computed(
         bare = bias is None and gate is None and residual is None and scale_a is None and scale_b is None
     try:
         if bare:
-            key: tuple[Hashable, ...] = (signature(a, b) if out is None else signature(a, b, out), activation, out_dtype, config, accumulate)
+            key: tuple[Hashable, ...] = (
+                signature(a, b) if out is None else signature(a, b, out),
+                activation,
+                out_dtype,
+                config,
+                accumulate,
+            )
         else:
             given = [t for t in (*operands, out) if t is not None]
-            key = (signature(a, b, *given), activation, out_dtype, config, accumulate, out is None, *[t is None for t in operands])
+            key = (
+                signature(a, b, *given),
+                activation,
+                out_dtype,
+                config,
+                accumulate,
+                out is None,
+                *[t is None for t in operands],
+            )
         known = _plans.get(key)
     except (AttributeError, TypeError, RuntimeError):
         if not have_memory(a, b, *operands) and out is None and not isinstance(activation, Function):
@@ -92,22 +105,31 @@ def computed(
     plan, bytes_of = known
     if out is not None and overlaps_within(bytes_of, out, a, b, *operands):
         residual = operands[2]
-        in_place = residual is not None and is_same_view(out, residual)  # a task reads its residual before it writes its result
+        # a task reads its residual before it writes its result
+        in_place = residual is not None and is_same_view(out, residual)
         if not in_place or overlaps(out, a, b, *operands[:2], *operands[3:]):
             return out.copy_(computed(a, b, operands, activation, out_dtype, config, accumulate))
     return plan(a, b, operands, out)
 
 
 Plan = Callable[[Tensor, Tensor, Operands, Tensor | None], Tensor]
-_plans: dict[tuple[Hashable, ...], tuple[Plan, tuple[int, ...]]] = {}  # and the reaches of out and operands, where there is an out
+# and the reaches of out and operands, where there is an out
+_plans: dict[tuple[Hashable, ...], tuple[Plan, tuple[int, ...]]] = {}
 
 
 # ---------------------------------------------------------------- plans
 
 
 def _plan(
-    a: Tensor, b: Tensor, operands: Operands, activation: Applied, out_dtype: torch.dtype | None, out: Tensor | None, config: Config | None, accumulate: str,
-) -> Plan:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    operands: Operands,
+    activation: Applied,
+    out_dtype: torch.dtype | None,
+    out: Tensor | None,
+    config: Config | None,
+    accumulate: str,
+) -> Plan:
     """What a call with operands of these kinds does; it may be called with any others of the same."""
     check(a, b, operands, activation, out_dtype, out)
     check_config(config)
@@ -122,8 +144,15 @@ def _plan(
 
 
 def unaligned_plan(
-    a: Tensor, b: Tensor, operands: Operands, activation: Applied, dtype: torch.dtype, places: dict[str, str], out: Tensor | None, tiles: Tiles | None = None,
-) -> Unaligned:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    operands: Operands,
+    activation: Applied,
+    dtype: torch.dtype,
+    places: dict[str, str],
+    out: Tensor | None,
+    tiles: Tiles | None = None,
+) -> Unaligned:
     """The plan of a product by ordinary loads, with these tiles or those that are chosen."""
     steps = steps_of(operands, places, activation, dtype, epilogue=False)
     numbers = activation.numbers if isinstance(activation, Function) else {}
@@ -131,16 +160,26 @@ def unaligned_plan(
 
 
 def described(
-    a: Tensor, b: Tensor, *, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
-    scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None,
-) -> CallPlan:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> CallPlan:
     """The plan of a product: its `problem`, and how its operands become the kernel's."""
     operands = (bias, gate, residual, scale_a, scale_b)
     check(a, b, operands, activation, out_dtype, None)
     return CallPlan(a, b, operands, activation, result_dtype(a, out_dtype), places_of(a, b, operands), None)
 
 
-def _of_nothing(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None, *, dtype: torch.dtype, activation: Applied) -> Tensor:
+def _of_nothing(
+    a: Tensor, b: Tensor, operands: Operands, out: Tensor | None, *, dtype: torch.dtype, activation: Applied
+) -> Tensor:
     """An empty result, or the epilogue of the sum of nothing."""
     if isinstance(activation, Function):
         if 0 in result_shape(a, b):
@@ -161,12 +200,14 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _as_stored(x: Tensor, names: str, depth_last: bool) -> tuple[str, Callable[[Tensor], Tensor]]:
-    """The order of dimensions in which TMA reads a matrix like `x`, the last one contiguous, and how to get it so: as it is, as a view, or copied."""
+    """The order of dimensions in which TMA reads a matrix like `x`, the last one contiguous, and how to get it so: as
+    it is, as a view, or copied."""
     if addressable(x) and (not depth_last or names[-1] == "k"):
         return names, _itself
     if addressable(x.mT) and (not depth_last or names[-1] != "k"):
         return names[::-1], _transposed
-    transposed = names[-1] != "k" if depth_last else x.stride(-2) == 1 != x.stride(-1)  # a copy keeps the contiguous dimension where it may
+    # a copy keeps the contiguous dimension where it may
+    transposed = names[-1] != "k" if depth_last else x.stride(-2) == 1 != x.stride(-1)
     return (names[::-1], lambda y: as_addressable(y.mT)) if transposed else (names, as_addressable)
 
 
@@ -179,12 +220,14 @@ def _transposed(x: Tensor) -> Tensor:
 
 
 def as_matrix(x: Tensor) -> Tensor:
-    """The rows of a batch of matrices as those of one. (`flatten` has no rule for gradients of many results at once.)"""
+    """The rows of a batch of matrices as those of one. (`flatten` has no rule for gradients of many results at
+    once.)"""
     return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _as_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
-    """(1 or B, rows, columns) of a tensor whose leading dimensions broadcast to `batch`: a copy only where some of several of them are broadcast."""
+    """(1 or B, rows, columns) of a tensor whose leading dimensions broadcast to `batch`: a copy only where some of
+    several of them are broadcast."""
     if all(n == 1 for n in x.shape[:-2]):
         return x.reshape(1, *x.shape[-2:])
     return x.expand(*batch, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
@@ -193,14 +236,28 @@ def _as_batch(x: Tensor, batch: tuple[int, ...]) -> Tensor:
 class CallPlan:
     """The plan of a product: how its operands become what the kernel takes, and the kernel."""
 
-    def __init__(self, a: Tensor, b: Tensor, operands: Operands, activation: Applied, dtype: torch.dtype, places: dict[str, str], config: Config | None,
-                 accumulate: str = "fp32"):
+    def __init__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        operands: Operands,
+        activation: Applied,
+        dtype: torch.dtype,
+        places: dict[str, str],
+        config: Config | None,
+        accumulate: str = "fp32",
+    ):
         shape = result_shape(a, b)
         self.shape, self.dtype, self.places = shape, dtype, places
         self._templates: dict[Config, tk.lcf] = {}
         self.batch = shape[:-2]
         # Rows of all of a batch against one matrix are the rows of one product
-        self.flat = b.ndim == 2 and a.ndim > 2 and not {"tile", "row"} & {p for n, p in places.items() if n != "residual"} and a.is_contiguous()
+        self.flat = (
+            b.ndim == 2
+            and a.ndim > 2
+            and not {"tile", "row"} & {p for n, p in places.items() if n != "residual"}
+            and a.is_contiguous()
+        )
         self.batched = bool(self.batch) and not self.flat
         self.depth_last = a.dtype in FP8
         a, b = self._shaped(a, b)
@@ -211,8 +268,20 @@ class CallPlan:
         read = "tile" if "tile" in kinds else "vector" if kinds & {"row", "col"} else ""
         name = {t: tk.from_torch(t).name for t in (*OPERANDS, *RESULTS)}
         scales = "block" if "block" in kinds else ""
-        known = read or "vector" if isinstance(activation, Function) else activation or read  # a user's function is taken to be a short one
-        self.problem = Problem(name[a.dtype], name[dtype], self.a_order, self.b_order, known, scales, self.batch_size, rows, cols, a.shape[-1])
+        # a user's function is taken to be a short one
+        known = read or "vector" if isinstance(activation, Function) else activation or read
+        self.problem = Problem(
+            name[a.dtype],
+            name[dtype],
+            self.a_order,
+            self.b_order,
+            known,
+            scales,
+            self.batch_size,
+            rows,
+            cols,
+            a.shape[-1],
+        )
         self.epilogue = steps_of(operands, places, activation, dtype)
         self.numbers: dict[str, Any] = activation.numbers if isinstance(activation, Function) else {}
         index = {name: i for i, name in enumerate(names_of(activation))}
@@ -255,14 +324,18 @@ class CallPlan:
         a, b = self._shaped(a, b)
         a, b = self.store_a(a), self.store_b(b)
         c = self._like_result(padded_empty(self.shape, a, self.dtype))
-        return lambda config: seconds(lambda: self._launch(config, a, b, c, residual, self._extras(config, operands)), c.device)
+        return lambda config: seconds(
+            lambda: self._launch(config, a, b, c, residual, self._extras(config, operands)), c.device
+        )
 
     def _staged(self, operands: Operands) -> list[Tensor]:
         """The operand that comes to where results are staged, if there is one."""
         x = None if self.staged is None else operands[self.staged]
         return [] if x is None else [as_addressable(self._like_result(x))]
 
-    def compilation(self, config: Config, a: Tensor, b: Tensor, **options: Tensor | None) -> tuple[tk.lcf, tuple[Tensor, ...]] | None:
+    def compilation(
+        self, config: Config, a: Tensor, b: Tensor, **options: Tensor | None
+    ) -> tuple[tk.lcf, tuple[Tensor, ...]] | None:
         """(template, tensors) of a configuration, to compile it ahead of time; None where it cannot be."""
         get = options.get
         operands = (get("bias"), get("gate"), get("residual"), get("scale_a"), get("scale_b"))
@@ -270,7 +343,12 @@ class CallPlan:
         c = self._like_result(padded_empty(self.shape, a, self.dtype))
         pair = (self.store_a(a), self.store_b(b))
         try:
-            return self._template(config, c.device), (*(pair[::-1] if config.swap_ab else pair), c, *self._staged(operands), *self._extras(config, operands))
+            return self._template(config, c.device), (
+                *(pair[::-1] if config.swap_ab else pair),
+                c,
+                *self._staged(operands),
+                *self._extras(config, operands),
+            )
         except (tk.TileError, ValueError):
             return None
 
@@ -278,7 +356,11 @@ class CallPlan:
         """The configuration: given, known, measured (TK_TUNE=1) or predicted."""
         if self.config is None:
             on_gpu = a.device.type == "cuda"
-            self.config = family.choose(self.problem, self.measurement(a, b, operands) if on_gpu and tuning() else None, a.device.index if on_gpu else None)
+            self.config = family.choose(
+                self.problem,
+                self.measurement(a, b, operands) if on_gpu and tuning() else None,
+                a.device.index if on_gpu else None,
+            )
             if self.accumulate == "fp16" and self.config.schedule not in UNSPLIT:
                 self.config = replace(self.config, schedule="persistent", splits=1)
         return self.config
@@ -288,11 +370,22 @@ class CallPlan:
         template = self._templates.get(config)
         if template is None:
             order = config.ordering(self.problem, l2_bytes(device.index if device.type == "cuda" else None))
-            template = self._templates[config] = _template_of(config, order, self.a_order, self.b_order, self.batched, self.epilogue,
-                                                              "block" in self.places.values(), self.accumulate, **self.types)  # fmt: skip
+            template = self._templates[config] = _template_of(
+                config,
+                order,
+                self.a_order,
+                self.b_order,
+                self.batched,
+                self.epilogue,
+                "block" in self.places.values(),
+                self.accumulate,
+                **self.types,
+            )
         return template
 
-    def _launch(self, config: Config, a: Tensor, b: Tensor, c: Tensor, staged: list[Tensor], extras: list[Tensor]) -> None:
+    def _launch(
+        self, config: Config, a: Tensor, b: Tensor, c: Tensor, staged: list[Tensor], extras: list[Tensor]
+    ) -> None:
         tensors = (b, a, c) if config.swap_ab else (a, b, c)
         self._template(config, c.device)(*tensors, *staged, *extras, **self.numbers)
 
@@ -311,7 +404,8 @@ class CallPlan:
             return None
         swapped = config.swap_ab
         views[:2] = views[1::-1] if swapped else views[:2]
-        launch = self._template(config, a.device).call(*views).bind(*views, **self.numbers)  # which takes what the views are of
+        # which takes what the views are of
+        launch = self._template(config, a.device).call(*views).bind(*views, **self.numbers)
 
         def run(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
             if out is None:
@@ -327,17 +421,26 @@ class CallPlan:
 
     def __call__(self, a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
         config = self.chosen(a, b, operands)
-        home = out if out is not None and storable(out) and self._is_viewable(out) else padded_empty(self.shape, a, self.dtype)
+        home = (
+            out
+            if out is not None and storable(out) and self._is_viewable(out)
+            else padded_empty(self.shape, a, self.dtype)
+        )
         a, b = self._shaped(a, b)
         a, b = self.store_a(a), self.store_b(b)
         c = self._like_result(home)
         self._launch(config, a, b, c, self._staged(operands), self._extras(config, operands))
         if out is None:
-            return home if home.is_contiguous() else copied(home, torch.empty(self.shape, dtype=self.dtype, device=home.device))
+            return (
+                home
+                if home.is_contiguous()
+                else copied(home, torch.empty(self.shape, dtype=self.dtype, device=home.device))
+            )
         return out if home is out else copied(home, out)
 
     def _extras(self, config: Config, operands: Operands) -> list[Tensor]:
-        """The epilogue's operands in the kernel's order: vectors in one dimension, a matrix as the kernel's rows and columns run."""
+        """The epilogue's operands in the kernel's order: vectors in one dimension, a matrix as the kernel's rows and
+        columns run."""
         out: list[Tensor] = []
         for i, name in self.extras:
             x = operands[i]
@@ -355,24 +458,55 @@ class CallPlan:
 
 
 @functools.lru_cache(maxsize=4096)
-def _template_of(config: Config, order: tk.Order, a_order: str, b_order: str, batched: bool, epilogue: Steps, blockwise: bool, accumulate: str,
-                 **types: object) -> tk.lcf:
+def _template_of(
+    config: Config,
+    order: tk.Order,
+    a_order: str,
+    b_order: str,
+    batched: bool,
+    epilogue: Steps,
+    blockwise: bool,
+    accumulate: str,
+    **types: object,
+) -> tk.lcf:
     """The kernel of a configuration."""
-    knobs = dict(tile_m=config.tile_m, tile_n=config.tile_n, consumers=config.consumers, stages=config.stages, blocks_per_sm=config.blocks_per_sm,
-                 cluster=config.cluster, order=order, epilogue_n=config.epilogue_n if config.stages_panels(epilogue.residual) else None,
-                 cache_hint="evict_first" if config.streamed else None, **types)  # fmt: skip
+    knobs = dict(
+        tile_m=config.tile_m,
+        tile_n=config.tile_n,
+        consumers=config.consumers,
+        stages=config.stages,
+        blocks_per_sm=config.blocks_per_sm,
+        cluster=config.cluster,
+        order=order,
+        epilogue_n=config.epilogue_n if config.stages_panels(epilogue.residual) else None,
+        cache_hint="evict_first" if config.streamed else None,
+        **types,
+    )
     if blockwise:
         plain = config.schedule in UNSPLIT and not (config.swap_ab or config.pingpong)
         if config.depth_of(1) != BLOCK or 2 * BLOCK % config.tile_n or not plain or config.deferred_epilogue:
-            raise ValueError(f"{config}: with block scales depth is {BLOCK}, cols divides {2 * BLOCK}, tasks are neither swapped, independent nor split, and "
-                             "results not packed")
+            raise ValueError(
+                f"{config}: with block scales depth is {BLOCK}, cols divides {2 * BLOCK}, tasks are neither swapped, "
+                "independent nor split, and "
+                "results not packed"
+            )
         return BlockwiseGemm(epilogue=epilogue, schedule=config.scheduler(), **knobs)
     if config.swap_ab:
         a_order, b_order = ("km" if b_order == "kn" else "mk"), ("nk" if a_order == "mk" else "kn")
         epilogue = epilogue.swapped()
         knobs["dtype"], knobs["b_dtype"] = knobs["b_dtype"], knobs["dtype"]
     itemsize = tk.to_torch(knobs["dtype"]).itemsize
-    return Gemm(a_stored_km=a_order == "km", b_stored_nk=b_order == "nk", c_stored_nm=config.swap_ab, batched=batched, epilogue=epilogue,
-                pingpong=config.pingpong, tile_k=config.depth_of(itemsize), schedule=config.scheduler(),
-                deferred_epilogue=epilogue.may_wait and config.packs(epilogue.residual, tk.to_torch(knobs["out_dtype"]).itemsize),
-                accumulate=tk.fp16 if accumulate == "fp16" else tk.fp32, **knobs)
+    return Gemm(
+        a_stored_km=a_order == "km",
+        b_stored_nk=b_order == "nk",
+        c_stored_nm=config.swap_ab,
+        batched=batched,
+        epilogue=epilogue,
+        pingpong=config.pingpong,
+        tile_k=config.depth_of(itemsize),
+        schedule=config.scheduler(),
+        deferred_epilogue=epilogue.may_wait
+        and config.packs(epilogue.residual, tk.to_torch(knobs["out_dtype"]).itemsize),
+        accumulate=tk.fp16 if accumulate == "fp16" else tk.fp32,
+        **knobs,
+    )

@@ -1,4 +1,5 @@
 """What `gemm` takes: dtypes and shapes that fit together. Errors name the argument."""
+
 from __future__ import annotations
 
 import torch
@@ -21,7 +22,9 @@ Operands = tuple[Tensor | None, ...]  # bias, gate, residual, scale_a, scale_b, 
 def check_kinds(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> None:
     bias, gate, residual, scale_a, scale_b = operands[:5]
     check_tensors("gemm", a=a, b=b)
-    check_tensors("gemm", optional=True, bias=bias, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out=out)
+    check_tensors(
+        "gemm", optional=True, bias=bias, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out=out
+    )
 
 
 def check_config(config: object) -> None:
@@ -36,7 +39,9 @@ def check_activation(activation: object) -> None:
 
 def check_accumulation(a: Tensor, accumulate: str, config: Config | None) -> None:
     if accumulate not in ("fp32", "fp16") or (accumulate == "fp16" and a.dtype != torch.float16):
-        raise ValueError(f"gemm(accumulate={accumulate!r}) of {a.dtype}: must be 'fp32', or 'fp16' for operands of torch.float16")
+        raise ValueError(
+            f"gemm(accumulate={accumulate!r}) of {a.dtype}: must be 'fp32', or 'fp16' for operands of torch.float16"
+        )
     if accumulate == "fp16" and config is not None and config.schedule not in UNSPLIT:
         raise ValueError(f"gemm(accumulate='fp16', config={config}): tasks that are split are summed up in fp32")
 
@@ -55,10 +60,14 @@ def result_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
     try:
         return (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     except RuntimeError:
-        raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; their leading dimensions do not broadcast") from None
+        raise ValueError(
+            f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; their leading dimensions do not broadcast"
+        ) from None
 
 
-def check(a: Tensor, b: Tensor, operands: Operands, activation: Applied, out_dtype: torch.dtype | None, out: Tensor | None) -> None:
+def check(
+    a: Tensor, b: Tensor, operands: Operands, activation: Applied, out_dtype: torch.dtype | None, out: Tensor | None
+) -> None:
     """Devices, dtypes and shapes that fit together; errors name the argument."""
     bias, gate, residual, scale_a, scale_b = operands[:5]
     check_kinds(a, b, operands, out)
@@ -73,18 +82,28 @@ def check(a: Tensor, b: Tensor, operands: Operands, activation: Applied, out_dty
         raise TypeError(f"gemm(out_dtype={dtype}): must be {', '.join(map(str, RESULTS))}")
     for name, x in zip(names_of(activation)[len(BUILT_IN) :], operands[len(BUILT_IN) :], strict=True):
         check_tensor("gemm", name, x, tuple(dict.fromkeys((*VECTORS, dtype))), "a", a)
-    for name, x, kinds in (("bias", bias, VECTORS), ("gate", gate, VECTORS), ("scale_a", scale_a, (torch.float32,)), ("scale_b", scale_b, (torch.float32,)),
-                           ("residual", residual, (dtype,)), ("out", out, (dtype,))):  # fmt: skip
+    for name, x, kinds in (
+        ("bias", bias, VECTORS),
+        ("gate", gate, VECTORS),
+        ("scale_a", scale_a, (torch.float32,)),
+        ("scale_b", scale_b, (torch.float32,)),
+        ("residual", residual, (dtype,)),
+        ("out", out, (dtype,)),
+    ):
         if x is not None:
             check_tensor("gemm", name, x, kinds, "a", a)
             if name in ("residual", "out") and tuple(x.shape) != shape:
-                raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}, {name} is {tuple(x.shape)}; it must be {shape}")
+                raise ValueError(
+                    f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}, {name} is {tuple(x.shape)}; it must be "
+                    f"{shape}"
+                )
     if out is not None:
         check_written("gemm", out)
 
 
 def places_of(a: Tensor, b: Tensor, operands: Operands, names: tuple[str, ...] = BUILT_IN) -> dict[str, str]:
-    """Where the values of each epilogue operand, of these names, lie in C: "scalar", "row", "col", "tile", or "block" for block scales."""
+    """Where the values of each epilogue operand, of these names, lie in C: "scalar", "row", "col", "tile", or "block"
+    for block scales."""
     bias, gate, residual, scale_a, scale_b = operands[:5]
     shape = result_shape(a, b)
     (m, k), n = a.shape[-2:], b.shape[-1]
@@ -96,12 +115,19 @@ def places_of(a: Tensor, b: Tensor, operands: Operands, names: tuple[str, ...] =
         "scale_a": (scale_a, {"row": ((m,), *rows), "block": ((m, blocks),)}),
         "scale_b": (scale_b, {"col": cols, "block": ((blocks, -(-n // BLOCK)),)}),
     }
-    allowed |= {name: (x, {"col": cols, "row": rows, "tile": (shape,)}) for name, x in zip(names[len(BUILT_IN) :], operands[len(BUILT_IN) :], strict=True)}
+    allowed |= {
+        name: (x, {"col": cols, "row": rows, "tile": (shape,)})
+        for name, x in zip(names[len(BUILT_IN) :], operands[len(BUILT_IN) :], strict=True)
+    }
     found = {} if residual is None else {"residual": "tile"}
     for name, (x, kinds) in allowed.items():
         if x is None:
             continue
-        place = "scalar" if x.numel() == 1 and x.ndim <= 2 else next((p for p, shapes in kinds.items() if tuple(x.shape) in shapes), None)
+        place = (
+            "scalar"
+            if x.numel() == 1 and x.ndim <= 2
+            else next((p for p, shapes in kinds.items() if tuple(x.shape) in shapes), None)
+        )
         if place is None:
             known = ", ".join(str(s) for shapes in kinds.values() for s in shapes)
             raise ValueError(f"gemm: {name} is {tuple(x.shape)}; it must be one number or {known}")
@@ -110,7 +136,10 @@ def places_of(a: Tensor, b: Tensor, operands: Operands, names: tuple[str, ...] =
         have = [None if s is None else tuple(s.shape) for s in (scale_a, scale_b)]
         want = [(m, blocks), (blocks, -(-n // BLOCK))]
         if a.ndim != 2 or b.ndim != 2 or a.dtype not in FP8 or have != want:
-            raise ValueError(f"gemm: scale_a is {have[0]}, scale_b is {have[1]}; block scales are for two fp8 matrices and come together, {want[0]} and "
-                             f"{want[1]} here")
+            raise ValueError(
+                f"gemm: scale_a is {have[0]}, scale_b is {have[1]}; block scales are for two fp8 matrices and come "
+                f"together, {want[0]} and "
+                f"{want[1]} here"
+            )
         found["scale_a"] = found["scale_b"] = "block"
     return found

@@ -1,4 +1,6 @@
-"""The kernels of `gemm` for `python -m tritonkittens inspect`: every schedule, kind of tile, epilogue, scale mode and dtype."""
+"""The kernels of `gemm` for `python -m tritonkittens inspect`: every schedule, kind of tile, epilogue, scale mode and
+dtype."""
+
 from __future__ import annotations
 
 import functools
@@ -24,7 +26,8 @@ E4M3, E5M2 = FP8
 
 
 def _matrix(rows: int, cols: int, names: str, dtype: torch.dtype, batch: tuple[int, ...] = ()) -> Tensor:
-    """(…, rows, cols), of which `names` lists the dimensions as they are stored: the reverse of "mk" or "kn" is a transposed matrix."""
+    """(…, rows, cols), of which `names` lists the dimensions as they are stored: the reverse of "mk" or "kn" is a
+    transposed matrix."""
     is_transposed = names in ("km", "nk")
     stored = torch.empty(*batch, *((cols, rows) if is_transposed else (rows, cols)), dtype=dtype, device="cpu")
     return stored.mT if is_transposed else stored
@@ -58,7 +61,10 @@ def scaled_gelu(acc, scale, bias, residual, alpha):
 
 def _scaled_gelu(m: int, n: int, dtype: torch.dtype) -> Epilogue:
     """Of an operand of each kind."""
-    matrices = {name: torch.empty(shape, dtype=dtype, device="cpu") for name, shape in (("scale", (m, 1)), ("bias", (n,)), ("residual", (m, n)))}
+    matrices = {
+        name: torch.empty(shape, dtype=dtype, device="cpu")
+        for name, shape in (("scale", (m, 1)), ("bias", (n,)), ("residual", (m, n)))
+    }
     return Epilogue(scaled_gelu, **matrices, alpha=0.5)
 
 
@@ -66,22 +72,44 @@ OF_USERS = {"squared_relu": lambda m, n, dtype: Epilogue(squared_relu), "scaled_
 
 
 def _product(
-    m: int = SIDE, n: int = SIDE, k: int = SIDE, a: str = "mk", b: str = "kn", dtype: torch.dtype = torch.bfloat16, b_dtype: torch.dtype | None = None,
-    out_dtype: torch.dtype | None = None, batch: tuple[int, ...] = (), scales: str | None = None, bias: str | None = None, gate: str | None = None,
-    residual: bool = False, activation: str | None = None, accumulate: str = "fp32", chosen: bool = False, user: str | None = None, **knobs: Any,
-) -> Tensor:  # fmt: skip
+    m: int = SIDE,
+    n: int = SIDE,
+    k: int = SIDE,
+    a: str = "mk",
+    b: str = "kn",
+    dtype: torch.dtype = torch.bfloat16,
+    b_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    batch: tuple[int, ...] = (),
+    scales: str | None = None,
+    bias: str | None = None,
+    gate: str | None = None,
+    residual: bool = False,
+    activation: str | None = None,
+    accumulate: str = "fp32",
+    chosen: bool = False,
+    user: str | None = None,
+    **knobs: Any,
+) -> Tensor:
     """`gemm` of uninitialised operands with `Config(**knobs)`, or with the one that it chooses."""
     b = "nk" if dtype in FP8 else b
     result = out_dtype or (torch.bfloat16 if dtype in FP8 else dtype)
     vectors = torch.bfloat16 if dtype in FP8 else dtype
     scale_a, scale_b = _scales(scales, m, n, k)
     return gemm(
-        _matrix(m, k, a, dtype, batch), _matrix(k, n, b, b_dtype or dtype, batch), bias=_vector(bias, m, n, vectors),
-        gate=_vector(gate, m, n, vectors, batch), residual=torch.empty(*batch, m, n, dtype=result, device="cpu") if residual else None,
-        scale_a=scale_a, scale_b=scale_b,
-        activation=activation, out_dtype=out_dtype, accumulate=accumulate, config=None if chosen else Config(**knobs),
+        _matrix(m, k, a, dtype, batch),
+        _matrix(k, n, b, b_dtype or dtype, batch),
+        bias=_vector(bias, m, n, vectors),
+        gate=_vector(gate, m, n, vectors, batch),
+        residual=torch.empty(*batch, m, n, dtype=result, device="cpu") if residual else None,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        activation=activation,
+        out_dtype=out_dtype,
+        accumulate=accumulate,
+        config=None if chosen else Config(**knobs),
         epilogue=OF_USERS[user](m, n, result) if user else None,
-    )  # fmt: skip
+    )
 
 
 EPILOGUES: dict[str, Kind] = {
@@ -105,7 +133,11 @@ TILES: dict[str, Kind] = {
     "transposed": NK,
     "a_transposed": dict(a="km"),
     "both_transposed": dict(a="km", b="nk"),
-    **{schedule: dict(schedule=schedule, splits=2 if schedule in SPLIT else 1, **SMALL) for schedule in SCHEDULES if schedule != "persistent"},
+    **{
+        schedule: dict(schedule=schedule, splits=2 if schedule in SPLIT else 1, **SMALL)
+        for schedule in SCHEDULES
+        if schedule != "persistent"
+    },
     **{order: dict(order=order) for order in ORDERS if order != "supergroup"},
     "cluster": dict(cluster=2),
     "three_consumers": dict(consumers=3, tile_n=176, epilogue_n=16, **NK),
@@ -135,7 +167,9 @@ DTYPES: dict[str, Kind] = {
     "fp8_packed_fp8_result": dict(dtype=E4M3, out_dtype=E4M3, epilogue_n=128, deferred_epilogue=True),
     "fp8_tensor_scales": dict(dtype=E4M3, scales="tensor"),
     "fp8_row_scales": dict(dtype=E4M3, scales="row"),
-    "fp8_row_scales_swapped_packed_bias_silu": dict(dtype=E4M3, scales="row", swap_ab=True, bias="col", activation="silu", **PACKED),
+    "fp8_row_scales_swapped_packed_bias_silu": dict(
+        dtype=E4M3, scales="row", swap_ab=True, bias="col", activation="silu", **PACKED
+    ),
     "fp8_block_scales": dict(tile_n=128, consumers=1, **BY_BLOCK),
     "fp8_block_scales_two_consumers": dict(tile_n=256, **BY_BLOCK),
     "fp8_block_scales_cluster": dict(tile_n=128, cluster=2, **BY_BLOCK),
@@ -145,8 +179,10 @@ DTYPES: dict[str, Kind] = {
 FINISHED: dict[str, Kind] = {
     **EPILOGUES,
     "panel_bias_silu_gate_residual": dict(bias="col", activation="silu", gate="col", residual=True, **PANEL),
-    **{f"packed_{name}": EPILOGUES[name] | PACKED
-       for name in ("bias_gelu", "bias_gelu_tanh", "bias_silu", "residual", "gate_residual")},
+    **{
+        f"packed_{name}": EPILOGUES[name] | PACKED
+        for name in ("bias_gelu", "bias_gelu_tanh", "bias_silu", "residual", "gate_residual")
+    },
     "packed_silu_fp16": dict(dtype=torch.float16, activation="silu", **PACKED),
     "packed_residual_one_by_one": dict(residual=True, consumers=1, tile_n=128, **PACKED),
     "packed_swapped_silu": dict(swap_ab=True, activation="silu", **PACKED),
@@ -173,7 +209,9 @@ UNALIGNED: dict[str, Kind] = {
     "32_rows": dict(m=32),
     "small": dict(m=255, n=1023, k=1023),
     "medium": dict(m=1023, n=1023, k=1001),
-    "16_rows_scaled_bias_silu_gate_residual": dict(m=16, bias="col", activation="silu", gate="row", residual=True, scales="row"),
+    "16_rows_scaled_bias_silu_gate_residual": dict(
+        m=16, bias="col", activation="silu", gate="row", residual=True, scales="row"
+    ),
     "16_rows_gelu": dict(m=16, activation="gelu"),
     "16_rows_user_scaled_gelu": dict(m=16, user="scaled_gelu"),
 }

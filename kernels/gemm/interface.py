@@ -1,4 +1,5 @@
 """Matrix products for PyTorch tensors: `gemm`, and `tune_gemm`, which measures its configurations."""
+
 from __future__ import annotations
 
 import torch
@@ -12,49 +13,94 @@ from tritonkittens.kernels.gemm.epilogue import Epilogue
 
 
 def gemm(
-    a: Tensor, b: Tensor, *, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
-    scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None, out: Tensor | None = None,
-    config: Config | None = None, accumulate: str = "fp32", epilogue: Epilogue | None = None,
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    config: Config | None = None,
+    accumulate: str = "fp32",
+    epilogue: Epilogue | None = None,
+) -> Tensor:
     """y = activation((a·b) · scale_a · scale_b + bias), then residual + gate · y, in one kernel.
 
-    a: (…, M, K), b: (…, K, N), both bf16, both fp16, or fp8 (e4m3 and e5m2 may mix). Leading dimensions broadcast as in `torch.matmul`. Any strides; without
-    a copy where one of the last two strides is 1 and the other a multiple of 16 bytes (give a transposed matrix as a view: `w.T`); fp8 needs the depth
-    contiguous in both (`b = w.T` of a contiguous w). Other operands are copied first, and a result whose rows are no multiples of 16 bytes last; but not where
-    `config` is None and two 16-bit matrices have few rows or columns, or a small product: there a kernel of its own reads and writes any strides.
+    a: (…, M, K), b: (…, K, N), both bf16, both fp16, or fp8 (e4m3 and e5m2 may mix). Leading dimensions broadcast as in
+    `torch.matmul`. Any strides; without a copy where one of the last two strides is 1 and the other a multiple of 16
+    bytes (give a transposed matrix as a view: `w.T`); fp8 needs the depth contiguous in both (`b = w.T` of a contiguous
+    w). Other operands are copied first, and a result whose rows are no multiples of 16 bytes last; but not where
+    `config` is None and two 16-bit matrices have few rows or columns, or a small product: there a kernel of its own
+    reads and writes any strides.
 
-    bias: one number or (N,). activation: None, "gelu", "gelu_tanh" or "silu". gate: one number, (N,), (M, 1), or the result's shape. residual: the result's
-    shape and dtype. scale_a: fp32, one number, (M,) or (M, 1), or (M, ⌈K/128⌉) for blocks of 1×128; scale_b: one number, (N,) or (1, N), or
-    (⌈K/128⌉, ⌈N/128⌉) for blocks of 128×128 (fp8 matrices; both or neither). out_dtype: bf16, fp16, fp32, e4m3 or e5m2 (beyond their range: the largest
-    finite value); None: that of a, bf16 for fp8. config: a `Config` instead of the tuned one. accumulate: "fp32", or "fp16" for the sums of fp16 operands (not
-    split, and without block scales). epilogue: an `Epilogue`, a user's function and its operands, in place of an activation.
+    bias: one number or (N,). activation: None, "gelu", "gelu_tanh" or "silu". gate: one number, (N,), (M, 1), or the
+    result's shape. residual: the result's shape and dtype. scale_a: fp32, one number, (M,) or (M, 1), or (M, ⌈K/128⌉)
+    for blocks of 1×128; scale_b: one number, (N,) or (1, N), or (⌈K/128⌉, ⌈N/128⌉) for blocks of 128×128 (fp8 matrices;
+    both or neither). out_dtype: bf16, fp16, fp32, e4m3 or e5m2 (beyond their range: the largest finite value); None:
+    that of a, bf16 for fp8. config: a `Config` instead of the tuned one. accumulate: "fp32", or "fp16" for the sums of
+    fp16 operands (not split, and without block scales). epilogue: an `Epilogue`, a user's function and its operands, in
+    place of an activation.
 
-    Returns (…, M, N), written to `out` where given. Sums in fp32; of fp8 as exactly as the tensor cores sum (about 14 bits), with block scales in fp32 every
-    128 of K. Rounded once, but where results wait in registers (`Config.packed`, chosen for large products): there a residual is added to rounded results of 16
-    bits, and an activation with nothing behind it is one of rounded bf16, as in torch's own sequence of operations. Differentiable in a, b, bias, gate and
-    residual, any number of times; under forward-mode differentiation torch's own operations compute it, in fp32. torch.compile, make_fx and vmap see the
-    operator `tritonkittens::gemm`. None of these can see into an `epilogue`.
-    `out` may be in the memory of an operand: as the residual itself it is written in place, else by a copy.
-    Raises TypeError or ValueError for what does not fit together, a scale that requires a gradient, or an `out` whose elements share memory.
+    Returns (…, M, N), written to `out` where given. Sums in fp32; of fp8 as exactly as the tensor cores sum (about 14
+    bits), with block scales in fp32 every 128 of K. Rounded once, but where results wait in registers (`Config.packed`,
+    chosen for large products): there a residual is added to rounded results of 16 bits, and an activation with nothing
+    behind it is one of rounded bf16, as in torch's own sequence of operations. Differentiable in a, b, bias, gate and
+    residual, any number of times; under forward-mode differentiation torch's own operations compute it, in fp32.
+    torch.compile, make_fx and vmap see the operator `tritonkittens::gemm`. None of these can see into an `epilogue`.
+    `out` may be in the memory of an operand: as the residual itself it is written in place, else by a copy. Raises
+    TypeError or ValueError for what does not fit together, a scale that requires a gradient, or an `out` whose elements
+    share memory.
     """
     if epilogue is not None:
-        return product_with(epilogue, a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, out, config, accumulate)
+        return product_with(
+            epilogue, a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, out, config, accumulate
+        )
     if out is None:
         return product(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate)
     operands = (bias, gate, residual, scale_a, scale_b)
     if not is_plain(a, b, *operands, out) or requires_grad(a, b, *operands, out):
-        return write("gemm", product(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate), out)
+        return write(
+            "gemm",
+            product(a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate),
+            out,
+        )
     announce_write(out)
     return computed(a, b, operands, activation, out_dtype, config, accumulate, out)
 
 
 def tune_gemm(
-    a: Tensor, b: Tensor, *, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
-    scale_a: Tensor | None = None, scale_b: Tensor | None = None, out_dtype: torch.dtype | None = None, tries: int | None = None,
-) -> Config:  # fmt: skip
-    """Measure configurations for operands like these on their device, keep the fastest on disk for every later `gemm` of the kind, and return it.
+    a: Tensor,
+    b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    tries: int | None = None,
+) -> Config:
+    """Measure configurations for operands like these on their device, keep the fastest on disk for every later `gemm`
+    of the kind, and return it.
 
     Arguments as those of `gemm`; `tries`: how many configurations (None: TK_TUNE_TRIES, 12). Raises what `gemm` raises.
     """
-    product = described(a, b, bias=bias, activation=activation, gate=gate, residual=residual, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
-    return family.tune(product.problem, product.measurement(a, b, (bias, gate, residual, scale_a, scale_b)), a.device, tries)
+    product = described(
+        a,
+        b,
+        bias=bias,
+        activation=activation,
+        gate=gate,
+        residual=residual,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        out_dtype=out_dtype,
+    )
+    return family.tune(
+        product.problem, product.measurement(a, b, (bias, gate, residual, scale_a, scale_b)), a.device, tries
+    )

@@ -1,4 +1,5 @@
 """What `gemm` computes, in plain torch."""
+
 from __future__ import annotations
 
 import torch
@@ -32,8 +33,12 @@ def activation_gradient(grad: Tensor, x: Tensor, activation: str | None) -> Tens
 
 
 def epilogue(
-    total: Tensor, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    total: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
     """residual + gate · activation(total + bias), in the dtype of `total`."""
     dtype = total.dtype
     y = activated(total if bias is None else total + bias.to(dtype), activation)
@@ -49,9 +54,17 @@ def _spread(scale: Tensor, shape: torch.Size, dims: tuple[int, ...]) -> Tensor:
 
 
 def gemm_torch(
-    a: Tensor, b: Tensor, *, bias: Tensor | None = None, activation: str | None = None, gate: Tensor | None = None, residual: Tensor | None = None,
-    scale_a: Tensor | None = None, scale_b: Tensor | None = None, dtype: torch.dtype = torch.float64,
-) -> Tensor:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
     """`gemm` computed in `dtype`, and not rounded; arguments as there."""
     a, b = a.to(dtype), b.to(dtype)
     blocks = -(-a.shape[-1] // BLOCK)
@@ -61,6 +74,11 @@ def gemm_torch(
         a = a * (_spread(scale, a.shape, (1,)) if blockwise else scale.reshape(-1, 1) if scale.numel() > 1 else scale)
     if scale_b is not None:
         scale = scale_b.to(dtype)
-        blockwise = scale.ndim == 2 and scale.shape == (blocks, -(-b.shape[-1] // BLOCK)) and scale.numel() > 1 and scale.shape != (1, b.shape[-1])
+        blockwise = (
+            scale.ndim == 2
+            and scale.shape == (blocks, -(-b.shape[-1] // BLOCK))
+            and scale.numel() > 1
+            and scale.shape != (1, b.shape[-1])
+        )
         b = b * (_spread(scale, b.shape, (0, 1)) if blockwise else scale.reshape(1, -1) if scale.numel() > 1 else scale)
     return epilogue(a @ b, bias, activation, gate, residual)

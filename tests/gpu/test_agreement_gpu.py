@@ -1,4 +1,5 @@
-"""The simulator against the GPU: the same launches in both places, from the same bytes. Bitwise where nothing is rounded, else within rounding."""
+"""The simulator against the GPU: the same launches in both places, from the same bytes. Bitwise where nothing is
+rounded, else within rounding."""
 
 import numpy as np
 import pytest
@@ -39,7 +40,11 @@ def bits(tensor):
 def test_tiles_through_shared_memory(rng, dtype, mode):
     x = torch.from_numpy(rng.integers(0, 255, (200, 192 * dtype.itemsize))).to(torch.uint8).view(dtype)
     tile = tk.st(tk.from_torch(dtype), 64, 96)
-    gpu, simulated = both(lambda x, y: cases_explicit.tma_copy[(2, 4)](tk.gl(x, tile), tk.gl(y, tile), tile, 2, mode), x, torch.empty_like(x))
+    gpu, simulated = both(
+        lambda x, y: cases_explicit.tma_copy[(2, 4)](tk.gl(x, tile), tk.gl(y, tile), tile, 2, mode),
+        x,
+        torch.empty_like(x),
+    )
     assert torch.equal(bits(gpu), bits(simulated))
 
 
@@ -50,13 +55,18 @@ def test_gemm(rng, m, n, k, transposed):
     gpu, simulated = both(lambda a, b, c: gemm(a, b.T if transposed else b, out=c), a, b, torch.empty(m, n).bfloat16())
     assert relative_error(simulated, gpu) < 1e-3  # one rounding of bf16 in a few elements
     whole = [t.sign() for t in (a, b)]
-    gpu, simulated = both(lambda a, b, c: gemm(a, b.T if transposed else b, out=c), *whole, torch.empty(m, n).bfloat16())
+    gpu, simulated = both(
+        lambda a, b, c: gemm(a, b.T if transposed else b, out=c), *whole, torch.empty(m, n).bfloat16()
+    )
     assert torch.equal(gpu, simulated)
 
 
 @pytest.mark.parametrize(("queries", "keys", "width"), [(128, 256, 64), (200, 300, 128), (65, 129, 80), (1, 1, 64)])
 def test_attention(rng, queries, keys, width):
-    q, k, v = torch.randn(1, 4, queries, width).bfloat16(), *(torch.randn(1, 2, keys, width).bfloat16() for _ in range(2))
+    q, k, v = (
+        torch.randn(1, 4, queries, width).bfloat16(),
+        *(torch.randn(1, 2, keys, width).bfloat16() for _ in range(2)),
+    )
     gpu, simulated = both(lambda q, k, v, o: attention(q, k, v, out=o), q, k, v, torch.empty_like(q))
     assert relative_error(simulated, gpu) < 2e-3
 
@@ -72,9 +82,13 @@ def test_streams_of_whole_numbers(rng, cls):
     template = cls(consumers=2)
     lengths = [0, 1, 2, 5, 3]
     tensors = streaming.operands(template, lengths, rng, "cpu")
-    y = torch.empty(len(lengths) * template.consumers * template.tile_m, template.tile_n, dtype=tk.to_torch(template.out))
+    y = torch.empty(
+        len(lengths) * template.consumers * template.tile_m, template.tile_n, dtype=tk.to_torch(template.out)
+    )
     x, e, s, counts = tensors
-    gpu, simulated = both(lambda x, e, s, counts, y: template(x, e, s, y, counts, tasks=len(lengths), blocks=2), x, e, s, counts, y)
+    gpu, simulated = both(
+        lambda x, e, s, counts, y: template(x, e, s, y, counts, tasks=len(lengths), blocks=2), x, e, s, counts, y
+    )
     assert torch.equal(gpu.nan_to_num(-7), simulated.nan_to_num(-7))
 
 
@@ -91,7 +105,9 @@ def test_im2col(rng):
     tile = tk.st(tk.bf16, 64, 64)
 
     def launch(x, y):
-        all_taps[(-(-2 * 9 * 11 // 64), 1)](convolution_input(x, tile, (3, 3), 1, 1, 1), tk.gl(y), tile, 3, 3, 1, 1, 1, 9, 11)
+        all_taps[(-(-2 * 9 * 11 // 64), 1)](
+            convolution_input(x, tile, (3, 3), 1, 1, 1), tk.gl(y), tile, 3, 3, 1, 1, 1, 9, 11
+        )
 
     gpu, simulated = both(launch, x, torch.empty(9, 2 * 9 * 11, 64).bfloat16())
     assert torch.equal(gpu, simulated)

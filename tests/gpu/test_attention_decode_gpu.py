@@ -24,16 +24,24 @@ def randn(*shape, dtype=BF16):
     return torch.randn(*shape, device=DEVICE, dtype=dtype)
 
 
-def check(batch, heads, kv_heads, queries, keys, dim=64, value_dim=None, dtype=BF16, lengths=None, starts=None, **given):
-    """Output and log-sum-exp into poisoned memory, with NaN in the cache behind every sequence and large numbers before its start."""
-    q, k, v = (randn(batch, n, s, d, dtype=dtype) for n, s, d in ((heads, queries, dim), (kv_heads, keys, dim), (kv_heads, keys, value_dim or dim)))
+def check(
+    batch, heads, kv_heads, queries, keys, dim=64, value_dim=None, dtype=BF16, lengths=None, starts=None, **given
+):
+    """Output and log-sum-exp into poisoned memory, with NaN in the cache behind every sequence and large numbers before
+    its start."""
+    q, k, v = (
+        randn(batch, n, s, d, dtype=dtype)
+        for n, s, d in ((heads, queries, dim), (kv_heads, keys, dim), (kv_heads, keys, value_dim or dim))
+    )
     filled = [keys] * batch if lengths is None else lengths
     for b, length in enumerate(filled):
         k[b, :, length:] = v[b, :, length:] = float("nan")
     out = poison(torch.empty(batch, heads, queries, value_dim or dim, device=DEVICE, dtype=dtype))
     for b, start in enumerate(starts or ()):
         k[b, :, :start] = v[b, :, :start] = 1e4
-    counts, first = (None if x is None else torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (lengths, starts))
+    counts, first = (
+        None if x is None else torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in (lengths, starts)
+    )
     result, lse = attention_decode(q, k, v, out=out, return_lse=True, lengths=counts, starts=first, **given)
     assert result is out
     given = {"causal": True, **{name: x for name, x in given.items() if name != "num_splits"}}
@@ -43,7 +51,9 @@ def check(batch, heads, kv_heads, queries, keys, dim=64, value_dim=None, dtype=B
         expected, expected_lse = attention_torch(*one, **given)
         magnitude, _ = attention_torch(one[0], one[1], one[2].abs(), **given)
         error = (out[b : b + 1].double() - expected).abs()
-        assert (error <= 1.25 * ROUNDING[dtype] * (expected.abs() + magnitude) + 1e-5).all(), f"off by {error.max():.3g}, sequence {b} of {length} keys"
+        assert (error <= 1.25 * ROUNDING[dtype] * (expected.abs() + magnitude) + 1e-5).all(), (
+            f"off by {error.max():.3g}, sequence {b} of {length} keys"
+        )
         blind = expected_lse == -math.inf
         assert torch.equal(lse[b : b + 1] == -math.inf, blind)
         torch.testing.assert_close(lse[b : b + 1][~blind].double(), expected_lse[~blind], rtol=1e-5, atol=2e-5)
@@ -51,20 +61,25 @@ def check(batch, heads, kv_heads, queries, keys, dim=64, value_dim=None, dtype=B
 
 
 def online_softmax(q, k, v, block=128):
-    """As FlashAttention's: weights are relative to the largest score so far, rounded where they are multiplied, as the result is; all else is exact."""
+    """As FlashAttention's: weights are relative to the largest score so far, rounded where they are multiplied, as the
+    result is; all else is exact."""
     scores, out, total = q.double() @ k.double().mT / q.shape[-1] ** 0.5, 0.0, 0.0
     largest = torch.full_like(scores[..., :1], -math.inf)
     for some, values in zip(scores.split(block, -1), v.split(block, -2)):
         before, largest = largest, torch.maximum(largest, some.amax(-1, keepdim=True))
         weights, factor = (some - largest).exp(), (before - largest).exp()
-        out, total = out * factor + weights.to(q.dtype).double() @ values.double(), total * factor + weights.sum(-1, keepdim=True)
+        out, total = (
+            out * factor + weights.to(q.dtype).double() @ values.double(),
+            total * factor + weights.sum(-1, keepdim=True),
+        )
     return (out / total).to(q.dtype)
 
 
 @pytest.mark.parametrize("outliers, dim", crossed([0.0, 1e-3], [64, 128]))
 def test_errors_are_those_of_an_online_softmax(outliers, dim, rng):
-    """Though weights are relative to a score that need not be the largest: 1.03 to 1.065 times, row by row, the geometric mean of 1,024, which chance changes
-    by 0.5 %. Of all rows together a few with outliers would have most of the error (1.04 to 1.11)."""
+    """Though weights are relative to a score that need not be the largest: 1.03 to 1.065 times, row by row, the
+    geometric mean of 1,024, which chance changes by 0.5 %. Of all rows together a few with outliers would have most of
+    the error (1.04 to 1.11)."""
 
     def operand(*shape):
         return randn(*shape) + 10 * randn(*shape) * (torch.rand(shape, device=DEVICE) < outliers)
@@ -72,8 +87,12 @@ def test_errors_are_those_of_an_online_softmax(outliers, dim, rng):
     q, k, v = operand(32, 32, 1, dim), operand(32, 8, 256, dim), operand(32, 8, 256, dim)
     rows = q.unflatten(1, (8, 4))[..., 0, :]  # those of a group attend to the same keys
     exact = (torch.softmax(rows.double() @ k.double().mT / dim**0.5, -1) @ v.double()).reshape(q.shape)
-    found, theirs = ((x.reshape(q.shape).double() - exact).norm(dim=-1) for x in (attention_decode(q, k, v), online_softmax(rows, k, v)))
-    inexact = (found > 0) | (theirs > 0)  # a row whose one outlier outweighs all else by 10¹⁶ is its value in float64, which both may give: 0 of 0
+    found, theirs = (
+        (x.reshape(q.shape).double() - exact).norm(dim=-1)
+        for x in (attention_decode(q, k, v), online_softmax(rows, k, v))
+    )
+    # a row whose one outlier outweighs all else by 10¹⁶ is its value in float64, which both may give: 0 of 0
+    inexact = (found > 0) | (theirs > 0)
     times = (found / theirs)[inexact].log().mean().exp().item()
     assert times <= 1.1, f"{times:.3f} times the error"
 
@@ -90,9 +109,13 @@ def test_groups_and_queries(heads, kv_heads, queries, causal, rng):
     check(2, heads, kv_heads, queries, 300, causal=causal, num_splits=2)
 
 
-@pytest.mark.parametrize("heads, kv_heads, queries, num_splits", [(16, 2, 16, 2), slow(24, 1, 5, 1), (71, 1, 1, 3), (6, 2, 64, None), slow(10, 2, 31, 1)])
+@pytest.mark.parametrize(
+    "heads, kv_heads, queries, num_splits",
+    [(16, 2, 16, 2), slow(24, 1, 5, 1), (71, 1, 1, 3), (6, 2, 64, None), slow(10, 2, 31, 1)],
+)
 def test_more_rows_than_a_tile(heads, kv_heads, queries, num_splits, rng):
-    """Several tiles of queries share a key head, the last with heads that nobody asked for where a group does not divide."""
+    """Several tiles of queries share a key head, the last with heads that nobody asked for where a group does not
+    divide."""
     check(2, heads, kv_heads, queries, 300, lengths=[300, 131], num_splits=num_splits)
 
 
@@ -113,26 +136,48 @@ def test_blocks_of_a_cluster_share_a_sequence(cluster, rng):
     """Some have no keys, one has the last block alone, and those behind a sequence hold what is no number."""
     with decode_split(DecodeSplit(1, cluster)):
         check(5, 4, 2, 2, LONG, dim=128, value_dim=128, lengths=[LONG, 0, 1, LONG - 3, 129])
-        check(5, 4, 2, 1, LONG, dim=128, value_dim=128, lengths=[LONG, LONG, 300, 200, 140], starts=[0, 128, 250, 199, 140], softcap=4.0)
+        check(
+            5,
+            4,
+            2,
+            1,
+            LONG,
+            dim=128,
+            value_dim=128,
+            lengths=[LONG, LONG, 300, 200, 140],
+            starts=[0, 128, 250, 199, 140],
+            softcap=4.0,
+        )
         check(2, 8, 2, 3, LONG, dim=128, value_dim=128, causal=False)
         check_pages(4, 8, 2, 3, 210, [207, 0, 1, 210], 16, 128, 128)
 
 
-@pytest.mark.parametrize("case, dtype", crossed([(96, 128, 2), (192, 128, 4), (256, 256, 8), (64, 32, 2), (64, 64, 4)], [BF16, FP16]), ids=str)
+@pytest.mark.parametrize(
+    "case, dtype",
+    crossed([(96, 128, 2), (192, 128, 4), (256, 256, 8), (64, 32, 2), (64, 64, 4)], [BF16, FP16]),
+    ids=str,
+)
 def test_head_dimensions_in_a_cluster(case, dtype, rng):
     dim, value_dim, cluster = case
     with decode_split(DecodeSplit(1, cluster)):
         check(1, 4, 2, 1, 200, dim, value_dim, dtype, softcap=5.0)
 
 
-@pytest.mark.parametrize("dims, dtype", crossed([(128, 128), (96, 96), (192, 128), (256, 256), (64, 32), (208, 240), (16, 16)], [BF16, FP16]), ids=str)
+@pytest.mark.parametrize(
+    "dims, dtype",
+    crossed([(128, 128), (96, 96), (192, 128), (256, 256), (64, 32), (208, 240), (16, 16)], [BF16, FP16]),
+    ids=str,
+)
 def test_head_dimensions(dims, dtype, rng):
     check(1, 4, 2, 1, 200, *dims, dtype, softcap=5.0)
 
 
 def check_pages(batch, heads, kv_heads, queries, keys, lengths, page_size, dim=64, value_dim=64, dtype=BF16, **given):
     """Pages anywhere give the same bits as a cache."""
-    q, k, v = (randn(batch, n, s, d, dtype=dtype) for n, s, d in ((heads, queries, dim), (kv_heads, keys, dim), (kv_heads, keys, value_dim)))
+    q, k, v = (
+        randn(batch, n, s, d, dtype=dtype)
+        for n, s, d in ((heads, queries, dim), (kv_heads, keys, dim), (kv_heads, keys, value_dim))
+    )
     counts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
     expected, expected_lse = attention_decode(q, k, v, lengths=counts, return_lse=True, **given)
     k_pool, v_pool, table = in_pages(k, v, lengths, page_size)
@@ -169,7 +214,8 @@ def test_sequences_share_pages(rng):
 
 @pytest.mark.parametrize("num_splits", [1, 2])
 def test_layouts(num_splits, rng):
-    """(B, S, H, D) caches and queries give the same bits as contiguous ones, also where the result of a single part goes straight to a contiguous one."""
+    """(B, S, H, D) caches and queries give the same bits as contiguous ones, also where the result of a single part
+    goes straight to a contiguous one."""
     q, k, v = randn(2, 3, 4, 64), randn(2, 300, 2, 64), randn(2, 300, 2, 64)
     strided = [x.transpose(1, 2) for x in (q, k, v)]
     out = poison(torch.empty(2, 3, 4, 64, device=DEVICE, dtype=BF16)).transpose(1, 2)
@@ -201,10 +247,26 @@ def test_refused():
     small = q[:, :, :1]
     for operands, given, message in (
         ((randn(2, 8, 65, 64), k, k), {}, "attention_decode: 65 queries; they must be at most 64"),
-        ((small, k, k), dict(lengths=torch.zeros(3, dtype=torch.int32, device=DEVICE)), "attention_decode: lengths is (3,), torch.int32, on"),
-        ((small, k, k), dict(lengths=torch.zeros(2, device=DEVICE)), "attention_decode: lengths is (2,), torch.float32, on"),
-        ((small, k, k), dict(starts=torch.zeros(3, dtype=torch.int32, device=DEVICE)), "attention_decode: starts is (3,), torch.int32, on"),
-        ((q[:, :, :2], k, k), dict(starts=torch.zeros(2, dtype=torch.int32, device=DEVICE), causal=False), "attention_decode: starts with causal=False and 2"),
+        (
+            (small, k, k),
+            dict(lengths=torch.zeros(3, dtype=torch.int32, device=DEVICE)),
+            "attention_decode: lengths is (3,), torch.int32, on",
+        ),
+        (
+            (small, k, k),
+            dict(lengths=torch.zeros(2, device=DEVICE)),
+            "attention_decode: lengths is (2,), torch.float32, on",
+        ),
+        (
+            (small, k, k),
+            dict(starts=torch.zeros(3, dtype=torch.int32, device=DEVICE)),
+            "attention_decode: starts is (3,), torch.int32, on",
+        ),
+        (
+            (q[:, :, :2], k, k),
+            dict(starts=torch.zeros(2, dtype=torch.int32, device=DEVICE), causal=False),
+            "attention_decode: starts with causal=False and 2",
+        ),
         ((small, k, k), dict(num_splits=0), "attention_decode: num_splits=0; it must be from 1 to 128"),
         ((small, k, k), dict(scale=-1.0), "attention: scale=-1.0; it must be positive"),
         ((small, k.half(), k), {}, "attention: k has dtype torch.float16, q torch.bfloat16; they must be equal"),
@@ -255,7 +317,8 @@ def test_tasks_that_not_every_multiprocessor_can_have_are_split(given, case, rng
     blocks_per_sm, dim, queries = case
     tasks = multiprocessors() * (1 if blocks_per_sm == 0 else 2) + 1
     for keys in (600, 64):
-        of_all = {name: [min(values[i % 7], keys) for i in reversed(range(tasks))] for name, values in given.items()}  # the last one is split
+        # the last one is split
+        of_all = {name: [min(values[i % 7], keys) for i in reversed(range(tasks))] for name, values in given.items()}
         with decode_split(DecodeSplit(blocks_per_sm=blocks_per_sm, split_rest=True)):
             check(tasks, 2, 1, queries, keys, dim, **of_all)
             (launch,) = decode_plan._plans.values()
@@ -273,9 +336,14 @@ def test_parts_of_tasks_are_merged_alike_in_every_run(rng):
 
 @pytest.mark.parametrize(
     "queries, given",
-    [(1, {}), slow(5, {}), slow(5, dict(lengths=[650, 700, 513, 700, 1, 697, 545, 700, 0])), (16, dict(lengths=[700, 3, 545, *(690, 580, 700) * 2])),
-     (5, dict(starts=[0, 600, 1, *(5, 0, 650) * 2]))],
-)  # fmt: skip
+    [
+        (1, {}),
+        slow(5, {}),
+        slow(5, dict(lengths=[650, 700, 513, 700, 1, 697, 545, 700, 0])),
+        (16, dict(lengths=[700, 3, 545, *(690, 580, 700) * 2])),
+        (5, dict(starts=[0, 600, 1, *(5, 0, 650) * 2])),
+    ],
+)
 def test_long_tasks_of_crowds_read_their_keys_from_different_places_on(queries, given, rng):
     """Eight places, by the sequence; the last keys, which causal queries do not all see, come first all the same."""
     with decode_split(DecodeSplit(blocks_per_sm=4)):
@@ -284,7 +352,12 @@ def test_long_tasks_of_crowds_read_their_keys_from_different_places_on(queries, 
     assert launch.kernel.staggers_reads != ("starts" in given)
 
 
-SPLITS = [slow(DecodeSplit(blocks_per_sm=1)), DecodeSplit(blocks_per_sm=3), slow(DecodeSplit(blocks_per_sm=4)), slow(DecodeSplit(split_rest=True))]
+SPLITS = [
+    slow(DecodeSplit(blocks_per_sm=1)),
+    DecodeSplit(blocks_per_sm=3),
+    slow(DecodeSplit(blocks_per_sm=4)),
+    slow(DecodeSplit(split_rest=True)),
+]
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -296,7 +369,8 @@ def test_crowds_read_pages(split, rng):
 
 @pytest.mark.parametrize("num_splits", [1, 2])
 def test_calls_alike_are_checked_once(num_splits, rng, monkeypatch):
-    """Other data, other numbers of keys and other homes are done alike; other strides, options and operands are not, and a wrong call is refused every time."""
+    """Other data, other numbers of keys and other homes are done alike; other strides, options and operands are not,
+    and a wrong call is refused every time."""
     known = {}
     monkeypatch.setattr(decode_plan, "_plans", known)
     counts = torch.tensor([100, 30], dtype=torch.int32, device=DEVICE)
@@ -306,7 +380,11 @@ def test_calls_alike_are_checked_once(num_splits, rng, monkeypatch):
         q, k, v = randn(2, 4, 1, 64), randn(2, 2, 100, 64), randn(2, 2, 100, 64)
         results.append(attention_decode(q, k, v, lengths=counts, num_splits=num_splits))
     assert len(known) == 2 and results[0].data_ptr() != results[1].data_ptr(), "with `out` and log-sum-exp, and without"
-    for operands, given in (((q, k.transpose(1, 2).contiguous().transpose(1, 2), v), {}), ((q, k, v), dict(scale=0.5)), ((q, k, v), dict(causal=False))):
+    for operands, given in (
+        ((q, k.transpose(1, 2).contiguous().transpose(1, 2), v), {}),
+        ((q, k, v), dict(scale=0.5)),
+        ((q, k, v), dict(causal=False)),
+    ):
         expected = attention_torch(*operands[:2], v, **{"causal": True, **given})[0]
         out = attention_decode(*operands, num_splits=num_splits, **given)
         assert (out.double() - expected).abs().max() < 0.02
@@ -326,7 +404,12 @@ def test_infinite_scores(num_splits, cluster, rng):
     q[0, 0, 0, 3] = math.inf
     with decode_split(DecodeSplit(num_splits, cluster)):
         out, lse = attention_decode(q, k, v, return_lse=True)
-    assert out[0, 0].isnan().all() and lse[0, 0, 0] == math.inf and out[0, 1].isfinite().all() and lse[0, 1].isfinite().all()
+    assert (
+        out[0, 0].isnan().all()
+        and lse[0, 0, 0] == math.inf
+        and out[0, 1].isfinite().all()
+        and lse[0, 1].isfinite().all()
+    )
 
 
 def cases():
@@ -335,14 +418,21 @@ def cases():
     lengths, starts = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([70, 100], [0, 9]))
     k_pool, v_pool, table = in_pages(k, v, [70, 100], 16)
     paged = dict(lengths=lengths, pages=table, num_splits=2)
-    return [((q, k, v), {}), ((q, k, v), dict(lengths=lengths, starts=starts, softcap=4.0)), ((q, k_pool, v_pool), paged)]
+    return [
+        ((q, k, v), {}),
+        ((q, k, v), dict(lengths=lengths, starts=starts, softcap=4.0)),
+        ((q, k_pool, v_pool), paged),
+    ]
 
 
 @pytest.mark.parametrize("case", range(3))
 def test_operator(case, rng):
     """torch.library's own checks, and one graph with the results of the eager call."""
     operands, given = cases()[case]
-    named = {**dict(lengths=None, starts=None, pages=None, causal=True, scale=None, softcap=None, num_splits=None), **given}
+    named = {
+        **dict(lengths=None, starts=None, pages=None, causal=True, scale=None, softcap=None, num_splits=None),
+        **given,
+    }
     torch.library.opcheck(torch.ops.tritonkittens.attention_decode.default, (*operands, *named.values()))
 
     def layer(q, k, v):

@@ -10,8 +10,8 @@ from tritonkittens.kernels.attention import Config, attention_fp8, attention_tor
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
-# Hopper adds products of bytes with 13 bits behind the leading one of the largest, cut off: on the same operands torch._scaled_mm was as far off, to the last
-# digit (3.45e-3 where the largest log-sum-exp was 19)
+# Hopper adds products of bytes with 13 bits behind the leading one of the largest, cut off: on the same operands
+# torch._scaled_mm was as far off, to the last digit (3.45e-3 where the largest log-sum-exp was 19)
 CUT_OFF = 2**-11  # of the largest score
 ROUNDING = 0.03  # P has 3 bits behind the leading one: at most 1/16, on average a quarter of that off
 
@@ -41,7 +41,9 @@ def check(q, k, v, scales=None, **given):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("queries, keys", [(1, 1), (150, 70), (129, 300), *on_gpu_or_simulated([(1, 130), (128, 128), (1000, 700)], [])])
+@pytest.mark.parametrize(
+    "queries, keys", [(1, 1), (150, 70), (129, 300), *on_gpu_or_simulated([(1, 130), (128, 128), (1000, 700)], [])]
+)
 def test_forward(queries, keys, causal, rng):
     check(*operands(1, 2, 1, queries, keys, 64), causal=causal)
 
@@ -51,8 +53,16 @@ def test_head_dimensions(dim, value_dim, rng):
     check(*operands(1, 2, 2, 140, 200, dim, value_dim))
 
 
-@pytest.mark.parametrize("dim, config", [slow(128, Config(tile_n=224)), (64, Config(tile_n=160, consumers=3)), slow(256, Config(tile_n=96, epilogue_n=64)),
-                                         (96, Config(tile_n=64, warp_scheduler_barrier=False))], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "dim, config",
+    [
+        slow(128, Config(tile_n=224)),
+        (64, Config(tile_n=160, consumers=3)),
+        slow(256, Config(tile_n=96, epilogue_n=64)),
+        (96, Config(tile_n=64, warp_scheduler_barrier=False)),
+    ],
+    ids=str,
+)
 def test_configurations(dim, config, rng):
     """Blocks of keys that are no power of two: K in one line and in two (256), V and P in pieces."""
     for causal in on_gpu_or_simulated([False, True], [bool(rng.integers(2))]):
@@ -60,7 +70,9 @@ def test_configurations(dim, config, rng):
         check(*operands(1, 2, 1, 150, 500, dim), config=config, causal=causal)
 
 
-@pytest.mark.parametrize("given", [dict(window=(70, 20)), slow(dict(softcap=3.0)), dict(scale=0.3, causal=True)], ids=str)
+@pytest.mark.parametrize(
+    "given", [dict(window=(70, 20)), slow(dict(softcap=3.0)), dict(scale=0.3, causal=True)], ids=str
+)
 def test_scales_of_heads(given, rng):
     q, k, v = operands(2, 4, 2, 100, 150, 64)
     scales = {name: torch.rand(2, 2, device=DEVICE) + 0.5 for name in ("q_scale", "k_scale", "v_scale")}
@@ -97,24 +109,48 @@ def test_refusals():
         attention_fp8(q[..., :48], k[..., :48], v)
     with pytest.raises(TypeError, match="attention_fp8: out_dtype=torch.int8; it must be one of torch.bfloat16"):
         attention_fp8(q, k, v, out_dtype=torch.int8)
-    with pytest.raises(ValueError, match=r"attention_fp8: k_scale is \(2,\), torch.float32, on .*; it must be \(1, 1\), torch.float32"):
+    with pytest.raises(
+        ValueError, match=r"attention_fp8: k_scale is \(2,\), torch.float32, on .*; it must be \(1, 1\), torch.float32"
+    ):
         attention_fp8(q, k, v, k_scale=torch.ones(2, device=DEVICE))
     with pytest.raises(TypeError, match="attention_fp8: out has dtype torch.float8_e4m3fn"):
         attention_fp8(q, k, v, out=torch.empty_like(q))
-    for given, words in ((dict(window=(1, 2, 3)), "window=(1, 2, 3); it must be (left, right)"), (dict(window=5), "window=5; it must be (left, right)"),
-                         (dict(scale=0.0), "scale=0.0; it must be positive"), (dict(softcap=-1.0), "softcap=-1.0; it must be positive")):
+    for given, words in (
+        (dict(window=(1, 2, 3)), "window=(1, 2, 3); it must be (left, right)"),
+        (dict(window=5), "window=5; it must be (left, right)"),
+        (dict(scale=0.0), "scale=0.0; it must be positive"),
+        (dict(softcap=-1.0), "softcap=-1.0; it must be positive"),
+    ):
         with pytest.raises(ValueError, match=re.escape(f"attention_fp8: {words}")):
             attention_fp8(q, k, v, **given)
 
 
-@pytest.mark.parametrize("given", [slow({}), dict(causal=True, softcap=5.0), slow(dict(window=(30, 5), scale=0.2, out_dtype=torch.float32))], ids=str)
+@pytest.mark.parametrize(
+    "given",
+    [slow({}), dict(causal=True, softcap=5.0), slow(dict(window=(30, 5), scale=0.2, out_dtype=torch.float32))],
+    ids=str,
+)
 def test_operator(given, rng):
     """torch.library's own checks, and one graph with the results of the eager call."""
     q, k, v = operands(1, 4, 2, 70, 90, 64)
     scale = torch.rand(1, 2, device=DEVICE) + 0.5
     left, right = given.get("window", (None, None))
-    arguments = (q, k, v, scale, None, scale, given.get("causal", False), left, right, given.get("scale"), given.get("softcap"), torch.bfloat16)
-    tests = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")  # torch cannot compare e4m3, as test_schema does
+    arguments = (
+        q,
+        k,
+        v,
+        scale,
+        None,
+        scale,
+        given.get("causal", False),
+        left,
+        right,
+        given.get("scale"),
+        given.get("softcap"),
+        torch.bfloat16,
+    )
+    # torch cannot compare e4m3, as test_schema does
+    tests = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.tritonkittens.attention_fp8.default, arguments, test_utils=tests)
 
     def layer(q, k, v):

@@ -1,4 +1,5 @@
-"""Attention forward: masks, windows, soft-cap, log-sum-exp, head dimensions of values, configurations, against float64, element by element."""
+"""Attention forward: masks, windows, soft-cap, log-sum-exp, head dimensions of values, configurations, against float64,
+element by element."""
 
 import math
 
@@ -21,8 +22,11 @@ def randn(*shape, dtype=BF16):
 
 
 def operands(batch, heads, kv_heads, queries, keys, dim, value_dim=None, dtype=BF16):
-    return (randn(batch, heads, queries, dim, dtype=dtype), randn(batch, kv_heads, keys, dim, dtype=dtype),
-            randn(batch, kv_heads, keys, value_dim or dim, dtype=dtype))
+    return (
+        randn(batch, heads, queries, dim, dtype=dtype),
+        randn(batch, kv_heads, keys, dim, dtype=dtype),
+        randn(batch, kv_heads, keys, value_dim or dim, dtype=dtype),
+    )
 
 
 def check(q, k, v, config=None, **given):
@@ -36,7 +40,9 @@ def check(q, k, v, config=None, **given):
     if q.dtype == FP16:  # weights below 2**-14 are rounded to multiples of 2**-24
         bound = bound + 2.0**-25 * v.double().abs().sum(-2).repeat_interleave(q.shape[1] // k.shape[1], 1)[:, :, None]
     error = (out.double() - expected).abs()
-    assert (error <= bound).all(), f"{int((~(error <= bound)).sum())} of {error.numel()} wrong, the worst by {error.max():.3g}; {given}"
+    assert (error <= bound).all(), (
+        f"{int((~(error <= bound)).sum())} of {error.numel()} wrong, the worst by {error.max():.3g}; {given}"
+    )
     blind = expected_lse == -math.inf
     assert torch.equal(lse == -math.inf, blind)
     torch.testing.assert_close(lse[~blind].double(), expected_lse[~blind], rtol=1e-5, atol=2e-5)
@@ -74,7 +80,11 @@ def test_several_tasks_a_block(dim, causal, rng):
     check(*operands(*on_gpu_or_simulated((8, 16), (1, 3)), on_gpu_or_simulated(16, 3), 300, 280, dim), causal=causal)
 
 
-@pytest.mark.parametrize("window", [(0, 0), (70, 0), (0, 70), slow((200, 30)), (None, 5), (5, None), slow((1000, 1000)), (None, None)], ids=str)
+@pytest.mark.parametrize(
+    "window",
+    [(0, 0), (70, 0), (0, 70), slow((200, 30)), (None, 5), (5, None), slow((1000, 1000)), (None, None)],
+    ids=str,
+)
 def test_window(window, rng):
     for queries, keys in on_gpu_or_simulated(LENGTHS, LENGTHS[5:]):
         check(*operands(1, 2, 2, queries, keys, 64), window=window)
@@ -101,10 +111,19 @@ def test_head_dimensions(dim, value_dim, dtype, rng):
     check(*operands(1, 2, 1, 140, 200, dim, value_dim, dtype), causal=causal)
 
 
-CONFIGS = [slow(Config(tile_n=64)), slow(Config(tile_n=64, consumers=1)), Config(consumers=1, stages=2), slow(Config(warp_scheduler_barrier=False)),
-           Config(tile_n=64, consumers=3, long_turns=True), slow(Config(stages=2)), slow(Config(tile_n=64, consumers=4, stages=2)), slow(Config(dynamic=False)),
-           slow(Config(tile_n=176, epilogue_n=32)), slow(Config(tile_n=80, consumers=1)),
-           Config(tile_n=64, consumers=1, blocks_per_sm=3, warp_scheduler_barrier=False)]  # fmt: skip
+CONFIGS = [
+    slow(Config(tile_n=64)),
+    slow(Config(tile_n=64, consumers=1)),
+    Config(consumers=1, stages=2),
+    slow(Config(warp_scheduler_barrier=False)),
+    Config(tile_n=64, consumers=3, long_turns=True),
+    slow(Config(stages=2)),
+    slow(Config(tile_n=64, consumers=4, stages=2)),
+    slow(Config(dynamic=False)),
+    slow(Config(tile_n=176, epilogue_n=32)),
+    slow(Config(tile_n=80, consumers=1)),
+    Config(tile_n=64, consumers=1, blocks_per_sm=3, warp_scheduler_barrier=False),
+]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
@@ -115,11 +134,20 @@ def test_configurations(config, rng):
             check(*operands(1, 2, 2, queries, keys, 64), config, causal=causal)
 
 
-@pytest.mark.parametrize("dim, value_dim, config", [(128, 128, Config(tile_n=176, epilogue_n=64)), slow(128, 64, Config(tile_n=112)),
-                                                    (32, 96, Config(tile_n=144)),
-                                                    slow(96, 96, Config(tile_n=96)), slow(256, 256, Config(tile_n=48, epilogue_n=128))], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "dim, value_dim, config",
+    [
+        (128, 128, Config(tile_n=176, epilogue_n=64)),
+        slow(128, 64, Config(tile_n=112)),
+        (32, 96, Config(tile_n=144)),
+        slow(96, 96, Config(tile_n=96)),
+        slow(256, 256, Config(tile_n=48, epilogue_n=128)),
+    ],
+    ids=str,
+)
 def test_blocks_of_keys_that_are_no_power_of_two(dim, value_dim, config, rng):
-    """K in several lines, in one, and in none, where head dimensions are none: then several products make the scores."""
+    """K in several lines, in one, and in none, where head dimensions are none: then several products make the
+    scores."""
     kinds = ({}, dict(causal=True), dict(window=(100, 20)), dict(softcap=2.0))
     for given in (kinds[i] for i in rng.permutation(len(kinds))[: on_gpu_or_simulated(len(kinds), 1)]):
         print(f"{given=}")
@@ -137,7 +165,8 @@ def test_layouts_of_the_operands(rng):
 
 
 def test_calls_that_are_known(rng, monkeypatch):
-    """A second call of a kind is launched at once: the same results, copies where operands need them, and what is wrong is refused as before."""
+    """A second call of a kind is launched at once: the same results, copies where operands need them, and what is wrong
+    is refused as before."""
     launched = []
     original = call_plan.launch_forward
     monkeypatch.setattr(call_plan, "launch_forward", lambda *given: launched.append(given) or original(*given))
@@ -148,8 +177,11 @@ def test_calls_that_are_known(rng, monkeypatch):
             check(q, k, v, **given)
             q.normal_()
         assert len(launched) == before + 1
-        assert torch.equal(attention(q, k, v, **given), attention(q, k, v, **given)) and len(launched) == before + 2, "without log-sum-exp another kernel"
-    uneven = [torch.cat([x, x[..., :1]], -1)[..., :64] for x in (q, k, v)]  # rows of 65 elements: TMA cannot address them
+        assert torch.equal(attention(q, k, v, **given), attention(q, k, v, **given)) and len(launched) == before + 2, (
+            "without log-sum-exp another kernel"
+        )
+    # rows of 65 elements: TMA cannot address them
+    uneven = [torch.cat([x, x[..., :1]], -1)[..., :64] for x in (q, k, v)]
     before = len(launched)
     for _ in range(2):
         out = poison(torch.empty(1, 2, 100, 65, device=DEVICE, dtype=BF16))
@@ -178,13 +210,18 @@ def test_special_numbers(rng):
     expected, expected_lse = attention_torch(q, k, v, causal=True)
     # zero times NaN: a NaN of V reaches every query that its block is multiplied for, in the reference all
     assert torch.equal(lse.isnan(), expected_lse.isnan())
-    assert (out.isnan() | ~expected.isnan()).all() and not out[:, :, :, :9].isnan()[~expected.isnan()[:, :, :, :9]].any()
+    assert (out.isnan() | ~expected.isnan()).all() and not out[:, :, :, :9].isnan()[
+        ~expected.isnan()[:, :, :, :9]
+    ].any()
 
 
 @pytest.mark.parametrize("where, causal", [("q", False), ("k", True), ("v", False), ("v", True)])
-@pytest.mark.parametrize("dim, config", [(128, None), slow(64, None), (64, Config(tile_n=64, consumers=1)), slow(64, Config(consumers=3))])
+@pytest.mark.parametrize(
+    "dim, config", [(128, None), slow(64, None), (64, Config(tile_n=64, consumers=1)), slow(64, Config(consumers=3))]
+)
 def test_infinite_numbers(dim, config, where, causal, rng):
-    """As in torch: a score of ∞ makes its row NaN and its log-sum-exp ∞, one of −∞ has no weight, an infinite value is one of the output."""
+    """As in torch: a score of ∞ makes its row NaN and its log-sum-exp ∞, one of −∞ has no weight, an infinite value is
+    one of the output."""
     q, k, v = operands(1, 2, 2, 200, 300, dim)
     {"q": q, "k": k, "v": v}[where][0, 0, 120, 3] = math.inf if rng.integers(2) else -math.inf
     out, lse = attention(q, k, v, causal=causal, return_lse=True, config=config)
@@ -198,7 +235,12 @@ def test_queries_without_keys(rng):
     q, k, v = operands(1, 2, 2, 200, 70, 64)
     out, lse = attention(q, k, v, causal=True, return_lse=True)
     blind = ~visible(200, 70, *sides(True, None)).any(-1)
-    assert blind.sum() == 130 and (out[:, :, blind] == 0).all() and (lse[:, :, blind] == -math.inf).all() and lse[:, :, ~blind].isfinite().all()
+    assert (
+        blind.sum() == 130
+        and (out[:, :, blind] == 0).all()
+        and (lse[:, :, blind] == -math.inf).all()
+        and lse[:, :, ~blind].isfinite().all()
+    )
     out, lse = attention(q, k[:, :, :0], v[:, :, :0], return_lse=True)
     assert (out == 0).all() and (lse == -math.inf).all()
 
@@ -213,9 +255,12 @@ def test_scores_that_grow_from_block_to_block(given, rng):
         check(q, k, v, **given)
 
 
-@pytest.mark.parametrize("dim, causal", on_gpu_or_simulated([(64, True), (64, False), (128, True), (128, False)], [(64, True)]))
+@pytest.mark.parametrize(
+    "dim, causal", on_gpu_or_simulated([(64, True), (64, False), (128, True), (128, False)], [(64, True)])
+)
 def test_runs_are_bitwise_equal(dim, causal, rng):
-    """A thousand of the same input, on two streams at once, while products on a third take multiprocessors from them."""
+    """A thousand of the same input, on two streams at once, while products on a third take multiprocessors from
+    them."""
     q, k, v = operands(2, 4, 2, on_gpu_or_simulated(1000, 300), on_gpu_or_simulated(1500, 300), dim)
     first = attention(q, k, v, causal=causal)
     if DEVICE == "cpu":
@@ -223,7 +268,10 @@ def test_runs_are_bitwise_equal(dim, causal, rng):
             assert torch.equal(attention(q, k, v, causal=causal), first)
         return
     *streams, beside = (torch.cuda.Stream() for _ in range(3))
-    load, different = torch.randn(2048, 2048, device=DEVICE, dtype=BF16), [torch.zeros((), device=DEVICE, dtype=torch.int64) for _ in streams]
+    load, different = (
+        torch.randn(2048, 2048, device=DEVICE, dtype=BF16),
+        [torch.zeros((), device=DEVICE, dtype=torch.int64) for _ in streams],
+    )
     torch.cuda.synchronize()
     for i in range(1000):
         with torch.cuda.stream(beside):
@@ -234,20 +282,26 @@ def test_runs_are_bitwise_equal(dim, causal, rng):
     assert not sum(different)
 
 
-@pytest.mark.parametrize("dim, config", [slow(128, None), slow(64, Config(tile_n=64, consumers=1)), (64, Config(consumers=3)), (64, None)])
+@pytest.mark.parametrize(
+    "dim, config", [slow(128, None), slow(64, Config(tile_n=64, consumers=1)), (64, Config(consumers=3)), (64, None)]
+)
 def test_error_with_outliers(dim, config, rng):
-    """Hardly larger than if no weight were above one: where one key gets most of a row's weight, this is rounded to itself."""
+    """Hardly larger than if no weight were above one: where one key gets most of a row's weight, this is rounded to
+    itself."""
+
     def outliers(*shape):
         return randn(*shape) + 10 * randn(*shape) * (torch.rand(shape, device=DEVICE) < 1e-3)
 
     queries, keys = on_gpu_or_simulated((2000, 4000), (400, 1000))
-    q, k, v = (outliers(on_gpu_or_simulated(8, 4), 2, rows, dim) for rows in (queries, keys, keys))  # of one batch the factor is 0.98 to 1.17
+    # of one batch the factor is 0.98 to 1.17
+    q, k, v = (outliers(on_gpu_or_simulated(8, 4), 2, rows, dim) for rows in (queries, keys, keys))
     exact = attention_torch(*(x.double() for x in (q, k, v)))[0]
     scores = (q.float() @ k.float().mT) / dim**0.5
     weights = torch.exp(scores - scores.max(-1, keepdim=True).values)
     usual = ((weights.bfloat16().float() @ v.float()) / weights.sum(-1, keepdim=True)).bfloat16()
     found = attention(q, k, v, **({} if config is None else {"config": config}))
-    assert relative_error(found, exact) < on_gpu_or_simulated(1.1, 1.12) * relative_error(usual, exact)  # 1.15 to 1.4 where only LIMIT counts
+    # 1.15 to 1.4 where only LIMIT counts
+    assert relative_error(found, exact) < on_gpu_or_simulated(1.1, 1.12) * relative_error(usual, exact)
 
 
 def test_random_configurations(rng):
@@ -257,6 +311,15 @@ def test_random_configurations(rng):
         heads = kv_heads * int(rng.integers(1, 4))
         queries, keys = (int(x) for x in rng.integers(1, on_gpu_or_simulated(900, 300), 2))
         sided = [None if rng.random() < 0.3 else int(rng.integers(0, keys + 1)) for _ in range(2)]
-        given = dict(causal=bool(rng.integers(2)), window=tuple(sided) if rng.random() < 0.4 else None, softcap=4.0 if rng.random() < 0.2 else None)
+        given = dict(
+            causal=bool(rng.integers(2)),
+            window=tuple(sided) if rng.random() < 0.4 else None,
+            softcap=4.0 if rng.random() < 0.2 else None,
+        )
         print(heads, kv_heads, queries, keys, dim, value_dim, given)
-        check(*operands(int(rng.integers(1, 3)), heads, kv_heads, queries, keys, dim, value_dim, [BF16, FP16][rng.integers(2)]), **given)
+        check(
+            *operands(
+                int(rng.integers(1, 3)), heads, kv_heads, queries, keys, dim, value_dim, [BF16, FP16][rng.integers(2)]
+            ),
+            **given,
+        )

@@ -1,4 +1,5 @@
-"""Gradients of attention and its operator: against autograd in float64, under torch.compile, and by torch.library's own checks."""
+"""Gradients of attention and its operator: against autograd in float64, under torch.compile, and by torch.library's own
+checks."""
 
 import itertools
 
@@ -6,20 +7,33 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from tests.util import DEVICE, assert_eager_is_operator, crossed, in_types, on_gpu_or_simulated, poison, relative_error, slow, some_slow
+from tests.util import (
+    DEVICE,
+    assert_eager_is_operator,
+    crossed,
+    in_types,
+    on_gpu_or_simulated,
+    poison,
+    relative_error,
+    slow,
+    some_slow,
+)
 from tritonkittens.kernels.attention import attention, attention_torch, backward_plan
 from tritonkittens.kernels.attention.autograd import AttentionFunction
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
 BF16, FP16 = torch.bfloat16, torch.float16
+
+
 @pytest.fixture(autouse=True)
 def single_pass(monkeypatch):
     """Few keys, too, get their gradients in a single pass where there is one."""
     monkeypatch.setattr(backward_plan, "worth_sums", lambda *_: True)
 
 
-ROUNDINGS = {BF16: 1e-2, FP16: 1.5e-3}  # of P, dS, the output and the gradient, each about half a unit in the last place
+# of P, dS, the output and the gradient, each about half a unit in the last place
+ROUNDINGS = {BF16: 1e-2, FP16: 1.5e-3}
 LIMIT = 1 << 30
 
 
@@ -29,14 +43,20 @@ def leaves(batch, heads, kv_heads, queries, keys, dim, value_dim=None, dtype=BF1
 
 
 def check(q, k, v, through_lse=False, **given):
-    """All gradients against float64's, for a random gradient of the output and of the log-sum-exp of queries that see a key."""
+    """All gradients against float64's, for a random gradient of the output and of the log-sum-exp of queries that see a
+    key."""
     out, lse = attention(q, k, v, return_lse=True, **given)
-    grads = [torch.randn(out.shape, device=DEVICE).to(out.dtype), torch.randn(lse.shape, device=DEVICE).where(lse.isfinite(), 0)]
+    grads = [
+        torch.randn(out.shape, device=DEVICE).to(out.dtype),
+        torch.randn(lse.shape, device=DEVICE).where(lse.isfinite(), 0),
+    ]
     count = 2 if through_lse else 1
     found = torch.autograd.grad((out, lse)[:count], (q, k, v), grads[:count])
     exact = [x.detach().cpu().double().requires_grad_() for x in (q, k, v)]
     given.pop("deterministic", None)
-    expected = torch.autograd.grad(attention_torch(*exact, **given)[:count], exact, [g.cpu().double() for g in grads[:count]])
+    expected = torch.autograd.grad(
+        attention_torch(*exact, **given)[:count], exact, [g.cpu().double() for g in grads[:count]]
+    )
     for name, x, g, ref in zip("qkv", (q, k, v), found, expected, strict=True):
         assert g.shape == x.shape and g.dtype == x.dtype
         error = relative_error(g, ref) if ref.any() else g.abs().max().item()
@@ -45,17 +65,27 @@ def check(q, k, v, through_lse=False, **given):
 
 
 # Dimension, causal, deterministic
-KINDS = [(64, False, False), (128, True, False), (64, True, True), (64, True, False), (128, False, False), (64, False, True)]
+KINDS = [
+    (64, False, False),
+    (128, True, False),
+    (64, True, True),
+    (64, True, False),
+    (128, False, False),
+    (64, False, True),
+]
 SIZES = [(1, 1), (150, 70), (129, 257), *on_gpu_or_simulated([(1, 130), (128, 128), (1000, 700)], [])]
 
 
-@pytest.mark.parametrize("kind, size", [slow(*case) if case[0] in KINDS[3:] else case for case in itertools.product(KINDS, SIZES)], ids=str)
+@pytest.mark.parametrize(
+    "kind, size", [slow(*case) if case[0] in KINDS[3:] else case for case in itertools.product(KINDS, SIZES)], ids=str
+)
 def test_gradients(kind, size, rng):
     dim, causal, deterministic = kind
     check(*leaves(1, 2, 1, *size, dim), causal=causal, deterministic=deterministic, through_lse=True)
 
 
-@pytest.mark.parametrize("scale, dim", crossed([1e-25, 1e-12, 3.0], [64, 128]))  # the first by two passes: what is added to scores is divided by it
+# the first by two passes: what is added to scores is divided by it
+@pytest.mark.parametrize("scale, dim", crossed([1e-25, 1e-12, 3.0], [64, 128]))
 def test_scales_far_from_one(scale, dim, rng):
     check(*leaves(1, 2, 1, 150, 70, dim), scale=scale, through_lse=True)
 
@@ -94,7 +124,10 @@ def test_how_many_passes_are_worth_it(dim, keys, passes, rng, monkeypatch):
 @pytest.mark.parametrize("dim, causal", [(64, False), slow(64, True), slow(128, True)])
 def test_gradients_of_many_heads(dim, causal, rng):
     """So many that zeros, which dQ is added to, are made for most of them while others are computed."""
-    check(*leaves(on_gpu_or_simulated(3, 1), on_gpu_or_simulated(400, 14), on_gpu_or_simulated(200, 7), 150, 200, dim), causal=causal)
+    check(
+        *leaves(on_gpu_or_simulated(3, 1), on_gpu_or_simulated(400, 14), on_gpu_or_simulated(200, 7), 150, 200, dim),
+        causal=causal,
+    )
 
 
 @pytest.mark.parametrize("shape, given, expected", [
@@ -106,21 +139,33 @@ def test_gradients_of_many_heads(dim, causal, rng):
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("parts", [slow(1), 2, slow(4)])
 def test_gradients_of_many_blocks(parts, shape, given, expected, rng, monkeypatch):
-    """Heads of a group, or of a part of it, follow each other in a task, and blocks of one head are more than stages of the ring."""
+    """Heads of a group, or of a part of it, follow each other in a task, and blocks of one head are more than stages of
+    the ring."""
     asked = []
-    monkeypatch.setattr(backward_plan, "parts_of_group", lambda tiles, group, slots, dynamic, at_once: asked.append((group, dynamic, at_once > 0)) or parts)
+    monkeypatch.setattr(
+        backward_plan,
+        "parts_of_group",
+        lambda tiles, group, slots, dynamic, at_once: asked.append((group, dynamic, at_once > 0)) or parts,
+    )
     check(*leaves(*shape), **given)
     assert asked == expected
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="counts what a GPU's memory holds")
 @pytest.mark.parametrize("permuted", [False, True])
-@pytest.mark.parametrize("heads, kv_heads, dim, causal", [(16, 16, 128, False), (32, 8, 128, True), (32, 4, 64, True), (28, 4, 128, True), (16, 16, 96, False)])
+@pytest.mark.parametrize(
+    "heads, kv_heads, dim, causal",
+    [(16, 16, 128, False), (32, 8, 128, True), (32, 4, 64, True), (28, 4, 128, True), (16, 16, 96, False)],
+)
 def test_memory_of_gradients(heads, kv_heads, dim, causal, permuted):
-    """The gradients, dQ in fp32, dK and dV in fp32 where tasks share them: what FlashAttention-3 allocates, but for its two numbers of a query."""
+    """The gradients, dQ in fp32, dK and dV in fp32 where tasks share them: what FlashAttention-3 allocates, but for its
+    two numbers of a query."""
     b, s = 2, 2048
-    q, k, v = (x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() if permuted else x
-               for n in (heads, kv_heads, kv_heads) for x in leaves(b, n, n, s, s, dim)[:1])
+    q, k, v = (
+        x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() if permuted else x
+        for n in (heads, kv_heads, kv_heads)
+        for x in leaves(b, n, n, s, s, dim)[:1]
+    )
     out = attention(q, k, v, causal=causal)
     grad = torch.randn_like(out)
     torch.cuda.synchronize()
@@ -128,14 +173,26 @@ def test_memory_of_gradients(heads, kv_heads, dim, causal, permuted):
     torch.cuda.reset_peak_memory_stats()
     torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
     rows, shared = b * s * dim, 0 if heads == kv_heads else kv_heads
-    assert torch.cuda.max_memory_allocated() - before <= rows * (2 * heads + 4 * kv_heads + 4 * heads + 8 * shared) + 2**16
+    assert (
+        torch.cuda.max_memory_allocated() - before <= rows * (2 * heads + 4 * kv_heads + 4 * heads + 8 * shared) + 2**16
+    )
 
 
-@pytest.mark.parametrize("given", [
-    dict(window=(70, 20)), dict(window=(0, 0)), dict(window=(None, 30)), dict(window=(50, None), causal=True), slow(dict(softcap=2.0)),
-    dict(softcap=2.0, causal=True), dict(scale=0.3), slow(dict(window=(40, 10), softcap=1.0, scale=0.5)),
-    slow(dict(window=(60, 10), softcap=2.0, deterministic=True)),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        dict(window=(70, 20)),
+        dict(window=(0, 0)),
+        dict(window=(None, 30)),
+        dict(window=(50, None), causal=True),
+        slow(dict(softcap=2.0)),
+        dict(softcap=2.0, causal=True),
+        dict(scale=0.3),
+        slow(dict(window=(40, 10), softcap=1.0, scale=0.5)),
+        slow(dict(window=(60, 10), softcap=2.0, deterministic=True)),
+    ],
+    ids=str,
+)
 def test_gradients_of_features(given, rng):
     check(*leaves(1, 2, 2, 150, 200, 64), **given)
 
@@ -200,7 +257,10 @@ def test_deterministic_runs_are_bitwise_equal(rng):
     grad = torch.randn_like(out)
     first = torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
     for _ in range(on_gpu_or_simulated(100, 2)):
-        assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(out, (q, k, v), grad, retain_graph=True), first, strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(torch.autograd.grad(out, (q, k, v), grad, retain_graph=True), first, strict=True)
+        )
 
 
 def test_torch_says_whether_gradients_are_deterministic(rng, monkeypatch):
@@ -224,7 +284,9 @@ def test_opcheck(scores, rng):
     torch.library.opcheck(torch.ops.tritonkittens.attention.default, (q, k, v, *scores), rtol=2e-2, atol=2e-2)
     out, lse = torch.ops.tritonkittens.attention(*(x.detach() for x in (q, k, v)), *scores)
     arguments = (torch.randn_like(out), torch.randn_like(lse), q.detach(), k.detach(), v.detach(), out, lse, *scores)
-    torch.library.opcheck(torch.ops.tritonkittens.attention_backward.default, arguments, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(
+        torch.ops.tritonkittens.attention_backward.default, arguments, test_utils=("test_schema", "test_faketensor")
+    )
 
 
 def test_compiled(rng):
@@ -249,14 +311,19 @@ def test_random_configurations(rng):
         queries, keys = (int(x) for x in rng.integers(1, on_gpu_or_simulated(600, 200), 2))
         sided = [None if rng.random() < 0.3 else int(rng.integers(0, keys + 1)) for _ in range(2)]
         value_dim = dim if rng.random() < 0.5 else value_dim
-        given = dict(causal=bool(rng.integers(2)), window=tuple(sided) if rng.random() < 0.4 else None, softcap=4.0 if rng.random() < 0.2 else None)
+        given = dict(
+            causal=bool(rng.integers(2)),
+            window=tuple(sided) if rng.random() < 0.4 else None,
+            softcap=4.0 if rng.random() < 0.2 else None,
+        )
         heads = kv_heads * int(rng.integers(1, 4))
         print(heads, kv_heads, queries, keys, dim, value_dim, given)
         check(*leaves(1, heads, kv_heads, queries, keys, dim, value_dim, [BF16, FP16][rng.integers(2)]), **given)
 
 
 def test_eager_calls_and_the_operator_agree(rng):
-    """An eager call is a plain autograd function; dispatch modes and transforms of torch see the operator. Both give the same bits."""
+    """An eager call is a plain autograd function; dispatch modes and transforms of torch see the operator. Both give
+    the same bits."""
     q, k, v = leaves(1, 2, 1, 130, 70, 64)
     grad = torch.randn(q.shape, device=DEVICE).to(BF16)
 
@@ -272,7 +339,8 @@ def test_eager_calls_and_the_operator_agree(rng):
 
 
 def test_calls_of_other_strides(rng):
-    """What is known of a call is of its strides: those of the result, of its gradient, and of what a hook gives back for what was saved."""
+    """What is known of a call is of its strides: those of the result, of its gradient, and of what a hook gives back
+    for what was saved."""
     q, k, v = leaves(1, 2, 1, 130, 70, 64)
 
     def other(x):
@@ -293,14 +361,21 @@ def test_calls_of_other_strides(rng):
         results.append(torch.autograd.grad(result, (q, k, v), given))
     assert all(torch.equal(x, y) for one in results for x, y in zip(one, results[0], strict=True))
     expanded = torch.ones((), device=DEVICE, dtype=BF16).expand(q.shape)
-    both = [torch.autograd.grad(attention(q, k, v, deterministic=True), (q, k, v), x) for x in (expanded, expanded.contiguous())]
+    both = [
+        torch.autograd.grad(attention(q, k, v, deterministic=True), (q, k, v), x)
+        for x in (expanded, expanded.contiguous())
+    ]
     assert all(torch.equal(x, y) for x, y in zip(*both, strict=True))
 
 
 def test_gradients_of_a_checkpointed_call(rng):
     q, k, v = leaves(1, 2, 1, 130, 70, 64)
     grad = torch.randn(q.shape, device=DEVICE).to(BF16)
-    found = [torch.autograd.grad(run(), (q, k, v), grad) for run in (
-        lambda: attention(q, k, v, deterministic=True),
-        lambda: checkpoint(lambda *x: attention(*x, deterministic=True), q, k, v, use_reentrant=False))]
+    found = [
+        torch.autograd.grad(run(), (q, k, v), grad)
+        for run in (
+            lambda: attention(q, k, v, deterministic=True),
+            lambda: checkpoint(lambda *x: attention(*x, deterministic=True), q, k, v, use_reentrant=False),
+        )
+    ]
     assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))

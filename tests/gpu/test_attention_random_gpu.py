@@ -1,4 +1,5 @@
-"""Thousands of random attentions against float64, forward and gradients. A sort is one kernel of each kind, whatever the extents."""
+"""Thousands of random attentions against float64, forward and gradients. A sort is one kernel of each kind, whatever
+the extents."""
 
 import pytest
 import torch
@@ -12,13 +13,30 @@ pytestmark = pytest.mark.gpu
 
 BF16, FP16 = torch.bfloat16, torch.float16
 SORTS = [  # D, D_v, dtype, what a query sees
-    (64, 64, BF16, "all"), (64, 64, BF16, "causal"), (64, 64, FP16, "window"), (64, 64, BF16, "causal soft-cap"), (64, 128, BF16, "causal"),
-    (128, 128, BF16, "all"), (128, 128, BF16, "causal"), (128, 128, FP16, "causal"), (128, 128, BF16, "window"), (128, 128, FP16, "soft-cap"),
-    (96, 96, BF16, "all"), (96, 96, FP16, "causal"), (48, 48, BF16, "causal"), (112, 112, BF16, "window"), (16, 16, BF16, "all"),
-    (192, 128, BF16, "all"), (192, 128, BF16, "causal"), (256, 256, BF16, "causal"), (256, 256, FP16, "all"), (208, 240, BF16, "window"),
-]  # fmt: skip
+    (64, 64, BF16, "all"),
+    (64, 64, BF16, "causal"),
+    (64, 64, FP16, "window"),
+    (64, 64, BF16, "causal soft-cap"),
+    (64, 128, BF16, "causal"),
+    (128, 128, BF16, "all"),
+    (128, 128, BF16, "causal"),
+    (128, 128, FP16, "causal"),
+    (128, 128, BF16, "window"),
+    (128, 128, FP16, "soft-cap"),
+    (96, 96, BF16, "all"),
+    (96, 96, FP16, "causal"),
+    (48, 48, BF16, "causal"),
+    (112, 112, BF16, "window"),
+    (16, 16, BF16, "all"),
+    (192, 128, BF16, "all"),
+    (192, 128, BF16, "causal"),
+    (256, 256, BF16, "causal"),
+    (256, 256, FP16, "all"),
+    (208, 240, BF16, "window"),
+]
 PROBLEMS, LARGEST = 100, 1500  # of each sort; queries or keys
-WITH_GRADIENTS, FEWEST = 4, 8  # one of so many; a gradient of fewer queries or keys may be nothing but what rounding the output leaves
+# one of so many; a gradient of fewer queries or keys may be nothing but what rounding the output leaves
+WITH_GRADIENTS, FEWEST = 4, 8
 
 
 def extent(rng):
@@ -32,7 +50,11 @@ def test_random_attentions(sort, rng, monkeypatch):
     for number in range(PROBLEMS):
         batch, kv_heads, group = (int(x) for x in rng.integers(1, 4, 3))
         queries, keys = extent(rng), extent(rng)
-        given = dict(causal="causal" in sees, softcap=4.0 if "soft-cap" in sees else None, scale=float(rng.uniform(0.2, 1.5)) * dim**-0.5)
+        given = dict(
+            causal="causal" in sees,
+            softcap=4.0 if "soft-cap" in sees else None,
+            scale=float(rng.uniform(0.2, 1.5)) * dim**-0.5,
+        )
         if sees == "window":
             given["window"] = tuple(int(x) for x in rng.integers(0, keys + 1, 2))
         print(batch, kv_heads, group, queries, keys, given)

@@ -45,7 +45,9 @@ def check(q, k, v, ranges, **given):
     assert (out.transpose(1, 2).cpu()[empty] == 0).all()
     grad = torch.randn(out.shape, device=DEVICE).to(BF16)
     found = torch.autograd.grad(out, (q, k, v), grad)
-    for name, x, g, ref in zip("qkv", (q, k, v), found, torch.autograd.grad(expected, exact, grad.cpu().double()), strict=True):
+    for name, x, g, ref in zip(
+        "qkv", (q, k, v), found, torch.autograd.grad(expected, exact, grad.cpu().double()), strict=True
+    ):
         assert g.shape == x.shape and relative_error(g, ref) < 1.2e-2, name
     return out, grad, found
 
@@ -78,7 +80,10 @@ def test_window_on_both_sides(rng):
     """Of three sequences two are padded; ranges may end with the last key before they begin behind the first."""
     n, (before, behind) = 72, (19, 12)
     tokens = ((0, n), (0, 50), (48, n))
-    check(*operands(3, 2, 1, n, n), [[[max(a, min(b, i - before)), min(b, max(a, i + behind + 1))] for i in range(n)] for a, b in tokens])
+    check(
+        *operands(3, 2, 1, n, n),
+        [[[max(a, min(b, i - before)), min(b, max(a, i + behind + 1))] for i in range(n)] for a, b in tokens],
+    )
 
 
 def test_blocks(rng):
@@ -115,25 +120,48 @@ def test_opcheck(rng):
     q, k, v = operands(2, 2, 1, 40, 40)
     ranges = torch.tensor([left(40, 0), left(40, 9)], dtype=torch.int32)[:, None]
     scores = (0.125, None)
-    torch.library.opcheck(torch.ops.tritonkittens.attention_ranges.default, (q, k, v, ranges, *scores), rtol=2e-2, atol=2e-2)
+    torch.library.opcheck(
+        torch.ops.tritonkittens.attention_ranges.default, (q, k, v, ranges, *scores), rtol=2e-2, atol=2e-2
+    )
     q, k, v = (x.detach() for x in (q, k, v))
     out, lse = torch.ops.tritonkittens.attention_ranges(q, k, v, ranges, *scores)
     arguments = (torch.randn_like(out), q, k, v, ranges, out, lse, *scores)
-    torch.library.opcheck(torch.ops.tritonkittens.attention_ranges_backward.default, arguments, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(
+        torch.ops.tritonkittens.attention_ranges_backward.default,
+        arguments,
+        test_utils=("test_schema", "test_faketensor"),
+    )
 
 
 def test_refused():
     q, k, v = operands(2, 2, 1, 3, 5)
     for ranges, message in (
-        (torch.zeros(2, 1, 3, 2), "attention_ranges: ranges is (2, 1, 3, 2), torch.float32; it must be (2, 1, 3, 2), torch.int32"),
-        (torch.zeros(2, 1, 5, 2, dtype=torch.int32), "attention_ranges: ranges is (2, 1, 5, 2), torch.int32; it must be (2, 1, 3, 2), torch.int32"),
-        (torch.tensor([[[[0, 1], [0, 2], [3, 2]]]] * 2, dtype=torch.int32), "attention_ranges: ranges has one that ends before it begins"),
-        (torch.tensor([[[[0, 1], [0, 2], [0, 6]]]] * 2, dtype=torch.int32), "attention_ranges: ranges has one beyond the 5 keys"),
-        (torch.tensor([[[[-1, 1], [0, 2], [0, 3]]]] * 2, dtype=torch.int32), "attention_ranges: ranges has one beyond the 5 keys"),
+        (
+            torch.zeros(2, 1, 3, 2),
+            "attention_ranges: ranges is (2, 1, 3, 2), torch.float32; it must be (2, 1, 3, 2), torch.int32",
+        ),
+        (
+            torch.zeros(2, 1, 5, 2, dtype=torch.int32),
+            "attention_ranges: ranges is (2, 1, 5, 2), torch.int32; it must be (2, 1, 3, 2), torch.int32",
+        ),
+        (
+            torch.tensor([[[[0, 1], [0, 2], [3, 2]]]] * 2, dtype=torch.int32),
+            "attention_ranges: ranges has one that ends before it begins",
+        ),
+        (
+            torch.tensor([[[[0, 1], [0, 2], [0, 6]]]] * 2, dtype=torch.int32),
+            "attention_ranges: ranges has one beyond the 5 keys",
+        ),
+        (
+            torch.tensor([[[[-1, 1], [0, 2], [0, 3]]]] * 2, dtype=torch.int32),
+            "attention_ranges: ranges has one beyond the 5 keys",
+        ),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             attention_ranges(q, k, v, ranges)
-    with pytest.raises(TypeError, match=re.escape("attention: k has dtype torch.float32; it must be torch.bfloat16 or torch.float16")):
+    with pytest.raises(
+        TypeError, match=re.escape("attention: k has dtype torch.float32; it must be torch.bfloat16 or torch.float16")
+    ):
         attention_ranges(q, k.float(), v, torch.zeros(2, 1, 3, 2, dtype=torch.int32))
 
 
@@ -145,8 +173,13 @@ def test_runs():
     assert runs(np.array([[1, 4]] * 3 + [[0, 4]])) == (Run(0, 3, 1, 4, *everything), Run(3, 4, 0, 4, *causal))
     assert runs(np.array([[1, 4]] * 2)) == (Run(0, 2, 1, 4, *everything),)
     assert runs(np.array([[0, 1], [1, 2], [1, 3], [3, 4], [4, 5], [4, 6]])) == tuple(
-        Run(first, behind, first, behind, *causal) for first, behind in ((0, 1), (1, 3), (3, 4), (4, 6)))
+        Run(first, behind, first, behind, *causal) for first, behind in ((0, 1), (1, 3), (3, 4), (4, 6))
+    )
     assert runs(np.array([[max(0, i - 2), min(9, i + 4)] for i in range(9)])) == (Run(0, 9, 0, 9, 2, 3),)
     assert runs(np.array([[max(0, i - 2), i + 5] for i in range(9)])) == (Run(0, 9, 0, 13, 6, 0),)
-    assert runs(np.array([[0, 1], [0, 3], [0, 3], [0, 4]])) == (Run(0, 1, 0, 1, *causal), Run(1, 3, 0, 3, *everything), Run(3, 4, 0, 4, *causal))
+    assert runs(np.array([[0, 1], [0, 3], [0, 3], [0, 4]])) == (
+        Run(0, 1, 0, 1, *causal),
+        Run(1, 3, 0, 3, *everything),
+        Run(3, 4, 0, 4, *causal),
+    )
     assert runs(np.zeros((3, 2), int)) == runs(np.zeros((0, 2), int)) == ()

@@ -1,4 +1,5 @@
-"""Attention of sequences packed end to end: every sequence against float64 and against `attention` by itself, and nothing of its neighbours."""
+"""Attention of sequences packed end to end: every sequence against float64 and against `attention` by itself, and
+nothing of its neighbours."""
 
 import math
 import re
@@ -39,16 +40,22 @@ def parts(x, lengths):
 
 
 def check(queries, keys, heads=4, kv_heads=2, dim=64, value_dim=None, dtype=BF16, **given):
-    """Output, log-sum-exp and gradients, through both, of every sequence; zeros behind them; `out` written and nothing beside it."""
+    """Output, log-sum-exp and gradients, through both, of every sequence; zeros behind them; `out` written and nothing
+    beside it."""
     q, k, v = operands(queries, keys, heads, kv_heads, dim, value_dim, dtype)
     around = poison(torch.empty(q.shape[0] + 2, heads, v.shape[2] + 16, device=DEVICE, dtype=dtype))
-    out, lse = attention_varlen(q, k, v, starts(queries), starts(keys), out=around[1:-1, :, 8:-8], return_lse=True, **given)
+    out, lse = attention_varlen(
+        q, k, v, starts(queries), starts(keys), out=around[1:-1, :, 8:-8], return_lse=True, **given
+    )
     assert out.data_ptr() == around[1:, :, 8:].data_ptr() and around.isnan().sum() == around.numel() - out.numel()
     assert (out[-BEHIND:] == 0).all() and (lse[:, -BEHIND:] == -math.inf).all()
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     again, again_lse = attention_varlen(*leaves, starts(queries), starts(keys), return_lse=True, **given)
     assert torch.equal(again, out) and torch.equal(again_lse, lse)
-    grad, grad_lse = torch.randn(out.shape, device=DEVICE).to(dtype), torch.randn(lse.shape, device=DEVICE).where(lse.isfinite(), 0)
+    grad, grad_lse = (
+        torch.randn(out.shape, device=DEVICE).to(dtype),
+        torch.randn(lse.shape, device=DEVICE).where(lse.isfinite(), 0),
+    )
     gradients = torch.autograd.grad((again, again_lse), leaves, (grad, grad_lse))
     assert all((g[-BEHIND:] == 0).all() for g in gradients)
     wanted = [torch.zeros(x.shape, dtype=torch.float64) for x in gradients]
@@ -57,17 +64,29 @@ def check(queries, keys, heads=4, kv_heads=2, dim=64, value_dim=None, dtype=BF16
     for b, lengths in enumerate(zip(queries, keys, strict=True)):
         mine, others = (slice(at, at + n) for at, n in zip(first, lengths, strict=True))
         first = [mine.stop, others.stop]
-        one = [x[s].detach().cpu().double().transpose(0, 1)[None].requires_grad_() for x, s in ((q, mine), (k, others), (v, others))]
+        one = [
+            x[s].detach().cpu().double().transpose(0, 1)[None].requires_grad_()
+            for x, s in ((q, mine), (k, others), (v, others))
+        ]
         expected, expected_lse = attention_torch(*one, **given)
         magnitude, _ = attention_torch(one[0], one[1], one[2].abs(), **given)
         error = (out[mine].cpu().double().transpose(0, 1) - expected[0]).abs()
-        assert (error <= 1.25 * ROUNDING[dtype] * (expected[0].abs() + magnitude[0]) + 1e-5).all(), f"sequence {b} of {lengths} is off by {error.max():.3g}"
+        assert (error <= 1.25 * ROUNDING[dtype] * (expected[0].abs() + magnitude[0]) + 1e-5).all(), (
+            f"sequence {b} of {lengths} is off by {error.max():.3g}"
+        )
         blind = expected_lse[0] == -math.inf
         assert torch.equal(lse[:, mine].cpu() == -math.inf, blind)
-        torch.testing.assert_close(lse[:, mine].cpu()[~blind].double(), expected_lse[0][~blind].detach(), rtol=1e-5, atol=2e-5)
+        torch.testing.assert_close(
+            lse[:, mine].cpu()[~blind].double(), expected_lse[0][~blind].detach(), rtol=1e-5, atol=2e-5
+        )
         if all(lengths):
             upstream = grad[mine].cpu().double().transpose(0, 1)[None], grad_lse[:, mine].cpu().double()[None]
-            for x, g, s in zip(wanted, torch.autograd.grad((expected, expected_lse), one, upstream), (mine, others, others), strict=True):
+            for x, g, s in zip(
+                wanted,
+                torch.autograd.grad((expected, expected_lse), one, upstream),
+                (mine, others, others),
+                strict=True,
+            ):
                 x[s] = g[0].transpose(0, 1)
     for name, found, exact in zip("qkv", gradients, wanted, strict=True):
         error = relative_error(found, exact)
@@ -90,8 +109,12 @@ def test_many_sequences(rng):
 
 
 @pytest.mark.parametrize("dtype", on_gpu_or_simulated([BF16, FP16], [FP16]))
-@pytest.mark.parametrize("dim, value_dim", on_gpu_or_simulated([(16, 16), (96, 96), (128, 128), (192, 128), (256, 256), (208, 240)],
-                                                             [(144, 128), slow(112, 112)]))  # fmt: skip
+@pytest.mark.parametrize(
+    "dim, value_dim",
+    on_gpu_or_simulated(
+        [(16, 16), (96, 96), (128, 128), (192, 128), (256, 256), (208, 240)], [(144, 128), slow(112, 112)]
+    ),
+)
 def test_head_dimensions(dim, value_dim, dtype, rng):
     """Where registers do not hold both, dK and dV are kernels of their own."""
     check((70, 0, 130), (90, 3, 64), 2, 1, dim, value_dim, dtype, causal=True)
@@ -129,8 +152,12 @@ def test_nan_stays_in_its_sequence(given, rng):
     lengths, poisoned = (70, 130, 64, 100), (1, 3)
 
     def run(q, k, v, grad):
-        out, lse = attention_varlen(q, k, v, starts(lengths), starts(lengths), return_lse=True, deterministic=True, **given)
-        return *(parts(x, lengths) for x in (out, *torch.autograd.grad(out, (q, k, v), grad))), lse.split([*lengths, BEHIND], 1)[:-1]
+        out, lse = attention_varlen(
+            q, k, v, starts(lengths), starts(lengths), return_lse=True, deterministic=True, **given
+        )
+        return *(parts(x, lengths) for x in (out, *torch.autograd.grad(out, (q, k, v), grad))), lse.split(
+            [*lengths, BEHIND], 1
+        )[:-1]
 
     tensors = [x.requires_grad_() for x in operands(lengths, lengths)]
     grad = torch.randn(tensors[0].shape, device=DEVICE).to(BF16)
@@ -148,16 +175,26 @@ def test_nan_stays_in_its_sequence(given, rng):
 def test_bounds_of_the_lengths(rng, monkeypatch):
     """A window whose sides no sequence reaches is none, also for the choice of a kernel."""
     chosen = []
-    monkeypatch.setattr(varlen_plan, "choose", lambda make, kind, *shape: chosen.append(kind) or choose(make, kind, *shape))
+    monkeypatch.setattr(
+        varlen_plan, "choose", lambda make, kind, *shape: chosen.append(kind) or choose(make, kind, *shape)
+    )
     q, k, v = operands(QUERIES, KEYS)
     bounds = dict(max_seqlen_q=max(QUERIES), max_seqlen_k=max(KEYS))
     given = dict(return_lse=True, causal=True)
-    wide = attention_varlen(q, k, v, starts(QUERIES), starts(KEYS), window=(max(QUERIES) + max(KEYS), None), **bounds, **given)
+    wide = attention_varlen(
+        q, k, v, starts(QUERIES), starts(KEYS), window=(max(QUERIES) + max(KEYS), None), **bounds, **given
+    )
     assert all(map(torch.equal, wide, attention_varlen(q, k, v, starts(QUERIES), starts(KEYS), **given)))
     assert chosen[0] == chosen[1]
 
 
-WRONG = [(-9, 30, 10**9, 40), (2**31 - 1, 0, -(2**31), 2**31 - 1), (0, 300, 20, 100), (5, 6, 7, 8), (10**9, -(10**9), 3, 2)]
+WRONG = [
+    (-9, 30, 10**9, 40),
+    (2**31 - 1, 0, -(2**31), 2**31 - 1),
+    (0, 300, 20, 100),
+    (5, 6, 7, 8),
+    (10**9, -(10**9), 3, 2),
+]
 
 
 @pytest.mark.parametrize("wrong", on_gpu_or_simulated(WRONG, WRONG[:3]), ids=str)
@@ -181,13 +218,27 @@ def test_refused_starts(rng):
         ((5, 30, 40, 50), {}, "cu_seqlens_q begins with 5; it must begin with 0"),
         ((0, 30, 20, 50), {}, "cu_seqlens_q decreases from 30 to 20 at element 2"),
         ((0, 30, 40, 101), {}, "cu_seqlens_q ends with 101; q has 100 rows"),
-        ((0, 30, 40, 80), dict(max_seqlen_q=39), "cu_seqlens_q: sequence 2 has 40 rows; max_seqlen_q=39 must be no fewer"),
-        ((0, 30, 40, 80), dict(max_seqlen_k=59), "cu_seqlens_k: sequence 2 has 60 rows; max_seqlen_k=59 must be no fewer"),
+        (
+            (0, 30, 40, 80),
+            dict(max_seqlen_q=39),
+            "cu_seqlens_q: sequence 2 has 40 rows; max_seqlen_q=39 must be no fewer",
+        ),
+        (
+            (0, 30, 40, 80),
+            dict(max_seqlen_k=59),
+            "cu_seqlens_k: sequence 2 has 60 rows; max_seqlen_k=59 must be no fewer",
+        ),
     ):
         with pytest.raises(ValueError, match=re.escape(f"attention_varlen: {message}")):
             attention_varlen(q, k, v, torch.tensor(wrong, dtype=torch.int32, device=DEVICE), right, debug=True, **given)
     given = dict(max_seqlen_q=60, max_seqlen_k=60, return_lse=True)
-    assert all(map(torch.equal, attention_varlen(q, k, v, right, right, debug=True, **given), attention_varlen(q, k, v, right, right, **given)))
+    assert all(
+        map(
+            torch.equal,
+            attention_varlen(q, k, v, right, right, debug=True, **given),
+            attention_varlen(q, k, v, right, right, **given),
+        )
+    )
 
 
 def test_views_without_copies(rng):
@@ -199,7 +250,9 @@ def test_views_without_copies(rng):
     expected = attention_varlen(*apart, starts(lengths), starts(lengths), causal=True)
     assert torch.equal(out, expected)
     grad = torch.randn_like(out)
-    assert torch.equal(torch.autograd.grad(out, packed, grad)[0], torch.stack(torch.autograd.grad(expected, apart, grad), 1))
+    assert torch.equal(
+        torch.autograd.grad(out, packed, grad)[0], torch.stack(torch.autograd.grad(expected, apart, grad), 1)
+    )
     odd = torch.randn(3, 131, 2, 68, device=DEVICE).to(BF16)[..., :64]  # rows that TMA cannot address are copied
     given = dict(causal=True, return_lse=True)
     found, wanted = (attention_varlen(*x, starts(lengths), starts(lengths), **given) for x in (odd, odd.contiguous()))
@@ -219,7 +272,9 @@ def test_nothing(rng):
 @pytest.mark.parametrize("height", [64, 128])
 @pytest.mark.parametrize("of_keys", [False, True])
 def test_list_of_tiles(of_keys, height, rng):
-    queries, keys = (rng.choice([0, 1, 63, 64, 65, 128, 300], on_gpu_or_simulated(1000, 300)).tolist() for _ in range(2))
+    queries, keys = (
+        rng.choice([0, 1, 63, 64, 65, 128, 300], on_gpu_or_simulated(1000, 300)).tolist() for _ in range(2)
+    )
     check_list(queries, keys, (100, BEHIND), of_keys, height)
     check_list([1] * 32, [1] * 32, (1, 1), of_keys, height)  # as many tiles as there can be
 
@@ -262,17 +317,38 @@ def test_runs_are_bitwise_equal(rng):
     first = torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
     for _ in range(on_gpu_or_simulated(100, 1)):
         assert torch.equal(attention_varlen(q, k, v, starts(lengths), starts(lengths), causal=True), out)
-        assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(out, (q, k, v), grad, retain_graph=True), first, strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(torch.autograd.grad(out, (q, k, v), grad, retain_graph=True), first, strict=True)
+        )
 
 
-@pytest.mark.parametrize("scores", [(None, None, 0.125, None, LIMIT, 0, False), (100, 130, 0.2, 3.0, 40, 5, True)], ids=str)
+@pytest.mark.parametrize(
+    "scores", [(None, None, 0.125, None, LIMIT, 0, False), (100, 130, 0.2, 3.0, 40, 5, True)], ids=str
+)
 def test_opcheck(scores, rng):
     q, k, v = (x.nan_to_num().requires_grad_() for x in operands((70, 20), (90, 30)))
     bounds = starts((70, 20)), starts((90, 30))
-    torch.library.opcheck(torch.ops.tritonkittens.attention_varlen.default, (q, k, v, *bounds, *scores), rtol=2e-2, atol=2e-2)
+    torch.library.opcheck(
+        torch.ops.tritonkittens.attention_varlen.default, (q, k, v, *bounds, *scores), rtol=2e-2, atol=2e-2
+    )
     out, lse = torch.ops.tritonkittens.attention_varlen(*(x.detach() for x in (q, k, v)), *bounds, *scores)
-    arguments = (torch.randn_like(out), torch.randn_like(lse).nan_to_num(), q.detach(), k.detach(), v.detach(), out, lse, *bounds, *scores)
-    torch.library.opcheck(torch.ops.tritonkittens.attention_varlen_backward.default, arguments, test_utils=("test_schema", "test_faketensor"))
+    arguments = (
+        torch.randn_like(out),
+        torch.randn_like(lse).nan_to_num(),
+        q.detach(),
+        k.detach(),
+        v.detach(),
+        out,
+        lse,
+        *bounds,
+        *scores,
+    )
+    torch.library.opcheck(
+        torch.ops.tritonkittens.attention_varlen_backward.default,
+        arguments,
+        test_utils=("test_schema", "test_faketensor"),
+    )
 
 
 def test_compiled(rng):
@@ -291,8 +367,14 @@ def test_compiled(rng):
         compiled(q, k, v, bounds[0], bounds[1][1:])
 
 
-SORTS = [(64, 64, BF16, {}), (128, 128, FP16, dict(causal=True)), (96, 48, BF16, dict(window=True)), (16, 32, FP16, dict(causal=True, softcap=4.0)),
-         (208, 240, BF16, dict(window=True, causal=True)), (112, 112, BF16, dict(softcap=4.0))]  # fmt: skip
+SORTS = [
+    (64, 64, BF16, {}),
+    (128, 128, FP16, dict(causal=True)),
+    (96, 48, BF16, dict(window=True)),
+    (16, 32, FP16, dict(causal=True, softcap=4.0)),
+    (208, 240, BF16, dict(window=True, causal=True)),
+    (112, 112, BF16, dict(softcap=4.0)),
+]
 
 
 @pytest.mark.gpu
@@ -304,7 +386,16 @@ def test_random_configurations(dim, value_dim, dtype, given, rng):
         sides = tuple(None if rng.random() < 0.3 else int(rng.integers(0, longest)) for _ in range(2))
         heads = kv_heads * int(rng.integers(1, 4))
         print(heads, kv_heads, queries, keys, sides)
-        check(queries, keys, heads, kv_heads, dim, value_dim, dtype, **{**given, **({"window": sides} if "window" in given else {})})
+        check(
+            queries,
+            keys,
+            heads,
+            kv_heads,
+            dim,
+            value_dim,
+            dtype,
+            **{**given, **({"window": sides} if "window" in given else {})},
+        )
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="counts what a GPU's memory holds")
@@ -312,7 +403,9 @@ def test_random_configurations(dim, value_dim, dtype, given, rng):
 def test_memory_of_gradients(heads, kv_heads, dim):
     """As for sequences of one length, and of each a block of queries and a tile of keys more."""
     lengths = (1000, 24, 3000, 72)
-    tensors = [torch.randn(sum(lengths), n, dim, device=DEVICE).to(BF16).requires_grad_() for n in (heads, kv_heads, kv_heads)]
+    tensors = [
+        torch.randn(sum(lengths), n, dim, device=DEVICE).to(BF16).requires_grad_() for n in (heads, kv_heads, kv_heads)
+    ]
     out = attention_varlen(*tensors, starts(lengths), starts(lengths), causal=True)
     grad = torch.randn_like(out)
     torch.cuda.synchronize()
@@ -332,7 +425,8 @@ def test_gradients_of_parts_of_groups(parts, dim, rng, monkeypatch):
 
 
 def test_eager_calls_and_the_operator_agree(rng):
-    """As for `attention`: an eager call is a plain autograd function, dispatch modes of torch see the operator, and both give the same bits."""
+    """As for `attention`: an eager call is a plain autograd function, dispatch modes of torch see the operator, and
+    both give the same bits."""
     starts = torch.tensor([0, 40, 40, 110], dtype=torch.int32, device=DEVICE)
     q, k, v = (torch.randn(120, heads, 64, device=DEVICE, dtype=torch.bfloat16).requires_grad_() for heads in (2, 1, 1))
     grad = torch.randn(120, 2, 64, device=DEVICE).to(torch.bfloat16)

@@ -1,4 +1,5 @@
 """Multicast loads and static layouts on a GPU."""
+
 import pytest
 import torch
 
@@ -21,7 +22,8 @@ def test_both_blocks_get_what_one_loads(rng, cols, dtype):
 
 
 def test_both_blocks_get_the_views_that_each_loads(rng):
-    tile, half = tk.st(tk.bf16, 32, 128), tk.st(tk.bf16, 16, 128)  # two swizzle lines wide: a view is no stretch of memory
+    # two swizzle lines wide: a view is no stretch of memory
+    tile, half = tk.st(tk.bf16, 32, 128), tk.st(tk.bf16, 16, 128)
     x = torch.randn(32, 128, device=DEVICE).bfloat16()
     y = poison(torch.empty(2 * 32, 128, dtype=torch.bfloat16, device=DEVICE))
     cases.shared_views[(1,)](tk.gl(x, half), tk.gl(y), tile, cluster_size=2, debug=True)
@@ -33,7 +35,9 @@ def test_roles_of_both_blocks_meet(rng, warps):
     tile = tk.st(tk.bf16, 48, 64)
     x = torch.randn(96, 64, device=DEVICE).bfloat16()
     y = poison(torch.empty(3 * 4 * 48, 64, dtype=torch.bfloat16, device=DEVICE))
-    cases.shared_loads_of_roles[(3,)](tk.gl(x, tile), tk.gl(y), tile, warps, False, False, True, cluster_size=2, debug=True)
+    cases.shared_loads_of_roles[(3,)](
+        tk.gl(x, tile), tk.gl(y), tile, warps, False, False, True, cluster_size=2, debug=True
+    )
     assert torch.equal(y, x.repeat(6, 1))
 
 
@@ -47,11 +51,12 @@ def test_static_layouts_are_told_apart(rng):
 
 @pytest.mark.parametrize("tiles", [(), (tk.st(tk.fp32, 16, 64),)])
 def test_layouts_with_some_static_dimensions_are_told_apart(rng, tiles):
-    """Rows are compiled in; columns and the distance of rows change without a new kernel, and what lies past the columns reads as zero."""
+    """Rows are compiled in; columns and the distance of rows change without a new kernel, and what lies past the
+    columns reads as zero."""
     for rows, cols, pitch in ((48, 64, 64), (16, 64, 96), (48, 20, 24), (48, 64, 80), (32, 128, 128)):
         x = torch.randn(rows, pitch, device=DEVICE)[:, :cols]
         want = torch.zeros(16, 64, dtype=torch.float64, device=DEVICE)
-        want[:, :min(cols, 64)] = x[:, :64].double().reshape(-1, 16, min(cols, 64)).sum(0)
+        want[:, : min(cols, 64)] = x[:, :64].double().reshape(-1, 16, min(cols, 64)).sum(0)
         for static in (0, (-2,), True):
             direct, nested = poison(torch.empty(16, 64, device=DEVICE)), poison(torch.empty(16, 64, device=DEVICE))
             cases.fixed_sum[(1,)](tk.gl(x, *tiles, static=static), tk.gl(direct))

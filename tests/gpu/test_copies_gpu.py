@@ -15,9 +15,25 @@ from tritonkittens.launch.launcher import GRID_LIMITS
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
 SHAPES = [
-    (1, 1), (1, 7), (7, 1), (3, 5), (2, 1023), (3, 1025), (1030, 2), (65, 83), (1, 2500), (2, 3, 5), (3, 1, 130), (5, 40, 1), (0, 5), (5, 0), (0, 3, 4),
-    (2, 3, 4, 5), (9,), (),
-]  # fmt: skip
+    (1, 1),
+    (1, 7),
+    (7, 1),
+    (3, 5),
+    (2, 1023),
+    (3, 1025),
+    (1030, 2),
+    (65, 83),
+    (1, 2500),
+    (2, 3, 5),
+    (3, 1, 130),
+    (5, 40, 1),
+    (0, 5),
+    (5, 0),
+    (0, 3, 4),
+    (2, 3, 4, 5),
+    (9,),
+    (),
+]
 
 
 def bits(x):
@@ -25,7 +41,8 @@ def bits(x):
 
 
 def inside(shape, dtype, start, beyond):
-    """(whole memory, poisoned; a tensor in it that begins `start` elements behind its beginning, with `beyond` elements behind each row)."""
+    """(whole memory, poisoned; a tensor in it that begins `start` elements behind its beginning, with `beyond` elements
+    behind each row)."""
     *leading, width = shape if shape else (1,)
     pitch = width + beyond
     rows = torch.Size(leading).numel()
@@ -68,7 +85,13 @@ def test_rows_of_copies_begin_where_tma_reads_and_long_ones_begin_lines():
     for cols in (1, 9, 509, 511, 513, 1000, 1001):
         x = randn(3, cols)
         found = as_addressable(x[:, 1:] if cols > 8 else x)
-        assert addressable(found) and found.stride(0) * 2 % (CACHE_LINE if found.shape[1] % 8 and found.shape[1] * 2 >= LONG_ROW else TMA_BYTES) == 0
+        assert (
+            addressable(found)
+            and found.stride(0)
+            * 2
+            % (CACHE_LINE if found.shape[1] % 8 and found.shape[1] * 2 >= LONG_ROW else TMA_BYTES)
+            == 0
+        )
         assert torch.equal(found, x[:, 1:] if cols > 8 else x)
 
 
@@ -97,7 +120,11 @@ def test_copied_operands_keep_their_contiguous_dimension(rng, copies, transposed
     m, k, n = 70, 91, 83
     a, b = (randn(k, m).T if "a" in transposed else randn(m, k)), (randn(n, k).T if "b" in transposed else randn(k, n))
     check(gemm(a, b, config=SMALL), a, b)
-    assert copies == [a.mT.shape if "a" in transposed else a.shape, b.mT.shape if "b" in transposed else b.shape, (m, n)]
+    assert copies == [
+        a.mT.shape if "a" in transposed else a.shape,
+        b.mT.shape if "b" in transposed else b.shape,
+        (m, n),
+    ]
 
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)], ids=str)

@@ -1,4 +1,5 @@
-"""Every operator under what stands between a call and its kernel: defaults of the process, traces, fake tensors, transforms, tangents, subclasses, `out`."""
+"""Every operator under what stands between a call and its kernel: defaults of the process, traces, fake tensors,
+transforms, tangents, subclasses, `out`."""
 
 import re
 from collections.abc import Callable
@@ -13,7 +14,13 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.util import DEVICE, crossed, on_gpu_or_simulated, relative_error
 from tritonkittens import nn
-from tritonkittens.kernels.attention import attention, attention_decode, attention_fp8, attention_ranges, attention_varlen
+from tritonkittens.kernels.attention import (
+    attention,
+    attention_decode,
+    attention_fp8,
+    attention_ranges,
+    attention_varlen,
+)
 from tritonkittens.kernels.attention.reference import attention_torch
 from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.gemm.config import Config
@@ -34,7 +41,8 @@ def ints(*values):
 
 @dataclass
 class Operator:
-    """A call of an operator: `run` of tensors that `make` makes, the last `small` of which are no operands that are computed with; how far it can be
+    """A call of an operator: `run` of tensors that `make` makes, the last `small` of which are no operands that are
+    computed with; how far it can be
     differentiated: "twice", "once" or not at all; where it writes `out`; what it computes, in float64."""
 
     run: Callable
@@ -46,7 +54,11 @@ class Operator:
 
 
 def ranges_of(queries):
-    return torch.tensor([[0, 20], [3, 40]], dtype=torch.int32, device="cpu")[:, None, None].expand(2, 1, queries, 2).contiguous()
+    return (
+        torch.tensor([[0, 20], [3, 40]], dtype=torch.int32, device="cpu")[:, None, None]
+        .expand(2, 1, queries, 2)
+        .contiguous()
+    )
 
 
 def full_attention(q, k, v):
@@ -73,18 +85,43 @@ DEPTH = on_gpu_or_simulated(1024, 256)  # of products in parts
 OPERATORS = {
     "gemm": Operator(gemm, matrices(24, 64, 40), gemm_torch, "twice", operands=2),
     "gemm, unaligned": Operator(gemm, matrices(3, on_gpu_or_simulated(4097, 257), 66), gemm_torch, "twice", operands=2),
-    "gemm, split": Operator(lambda a, b, **named: gemm(a, b, config=Config(schedule="split_k", splits=4), **named), matrices(128, DEPTH, 128), operands=2),
-    "gemm, stream-K": Operator(lambda a, b, **named: gemm(a, b, config=Config(schedule="stream_k", splits=1), **named), matrices(128, DEPTH, 128), operands=2),
-    "gemm, fused": Operator(vectors(lambda a, b, **named: gemm(a, b, activation="gelu", **named)), epilogue_operands,
-                            vectors(lambda a, b, **named: gemm_torch(a, b, activation="gelu", **named)), "twice", operands=5),
+    "gemm, split": Operator(
+        lambda a, b, **named: gemm(a, b, config=Config(schedule="split_k", splits=4), **named),
+        matrices(128, DEPTH, 128),
+        operands=2,
+    ),
+    "gemm, stream-K": Operator(
+        lambda a, b, **named: gemm(a, b, config=Config(schedule="stream_k", splits=1), **named),
+        matrices(128, DEPTH, 128),
+        operands=2,
+    ),
+    "gemm, fused": Operator(
+        vectors(lambda a, b, **named: gemm(a, b, activation="gelu", **named)),
+        epilogue_operands,
+        vectors(lambda a, b, **named: gemm_torch(a, b, activation="gelu", **named)),
+        "twice",
+        operands=5,
+    ),
     "attention": Operator(attention, heads, full_attention, "once"),
-    "attention_decode": Operator(lambda q, k, v, n, **named: attention_decode(q, k, v, lengths=n, **named), lambda: (*heads(1), ints(40, 17))),
-    "attention_varlen": Operator(attention_varlen, lambda: (randn(30, 2, 32), randn(30, 2, 32), randn(30, 2, 32), ints(0, 11, 30), ints(0, 11, 30)),
-                                 gradient="once"),
-    "attention_ranges": Operator(lambda q, k, v, r: attention_ranges(q, k, v, r), lambda: (*heads(), ranges_of(24)), gradient="once",
-                                 takes_out=False),
-    "attention_fp8": Operator(attention_fp8, lambda: (randn(2, 2, 24, 32, dtype=E4M3), randn(2, 2, 40, 32, dtype=E4M3), randn(2, 2, 40, 32, dtype=E4M3))),
-}  # fmt: skip
+    "attention_decode": Operator(
+        lambda q, k, v, n, **named: attention_decode(q, k, v, lengths=n, **named), lambda: (*heads(1), ints(40, 17))
+    ),
+    "attention_varlen": Operator(
+        attention_varlen,
+        lambda: (randn(30, 2, 32), randn(30, 2, 32), randn(30, 2, 32), ints(0, 11, 30), ints(0, 11, 30)),
+        gradient="once",
+    ),
+    "attention_ranges": Operator(
+        lambda q, k, v, r: attention_ranges(q, k, v, r),
+        lambda: (*heads(), ranges_of(24)),
+        gradient="once",
+        takes_out=False,
+    ),
+    "attention_fp8": Operator(
+        attention_fp8,
+        lambda: (randn(2, 2, 24, 32, dtype=E4M3), randn(2, 2, 40, 32, dtype=E4M3), randn(2, 2, 40, 32, dtype=E4M3)),
+    ),
+}
 every_operator = pytest.mark.parametrize("name", OPERATORS)
 differentiable = pytest.mark.parametrize("name", [name for name, of in OPERATORS.items() if of.gradient])
 
@@ -155,7 +192,12 @@ def test_a_fake_result_is_like_the_real_one(name, rng):
     with mode:
         within = of.run(*fakes)
     for fake in (within, of.run(*fakes)):
-        assert (fake.shape, fake.dtype, fake.device, fake.stride()) == (real.shape, real.dtype, real.device, real.stride())
+        assert (fake.shape, fake.dtype, fake.device, fake.stride()) == (
+            real.shape,
+            real.dtype,
+            real.device,
+            real.stride(),
+        )
 
 
 @every_operator
@@ -189,7 +231,10 @@ def test_tangents(name, enabled, rng):
 def test_an_operator_without_tangents_says_so(name, rng):
     of = OPERATORS[name]
     first, *tensors = of.make()
-    with forward_ad.dual_level(), pytest.raises(ValueError, match=re.escape(f"{name}: it has no forward-mode derivative; use attention")):
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(ValueError, match=re.escape(f"{name}: it has no forward-mode derivative; use attention")),
+    ):
         of.run(forward_ad.make_dual(first, first.clone()), *tensors)
 
 
@@ -202,10 +247,15 @@ def test_vmap_of_any_operands(name, rng):
     samples = [of.make() for _ in range(on_gpu_or_simulated(3, 2))]
     for batched in [(i,) for i in range(of.operands)] + [tuple(range(len(samples[0])))]:
         dims = tuple(min(1, x.ndim) if i in batched else None for i, x in enumerate(samples[0]))
-        stacked = [torch.stack(xs, dim) if dim is not None else xs[0] for xs, dim in zip(zip(*samples, strict=True), dims, strict=True)]
+        stacked = [
+            torch.stack(xs, dim) if dim is not None else xs[0]
+            for xs, dim in zip(zip(*samples, strict=True), dims, strict=True)
+        ]
         found = torch.vmap(of.run, dims)(*stacked)
         for i, sample in enumerate(found):
-            assert same(sample, of.run(*(x if dim is None else x.select(dim, i) for x, dim in zip(stacked, dims, strict=True)))), (dims, i)
+            assert same(
+                sample, of.run(*(x if dim is None else x.select(dim, i) for x, dim in zip(stacked, dims, strict=True)))
+            ), (dims, i)
 
 
 @differentiable
@@ -219,7 +269,9 @@ def test_gradients_of_samples(name, rng):
     stacked = [torch.stack(x) for x in list(zip(*samples, strict=True))[: of.operands]]
     found = torch.vmap(torch.func.grad(loss, tuple(range(of.operands))))(*stacked)
     for i, sample in enumerate(samples):
-        for got, expected in zip(found, backward(of, (*sample[: of.operands], *samples[0][of.operands :])), strict=True):
+        for got, expected in zip(
+            found, backward(of, (*sample[: of.operands], *samples[0][of.operands :])), strict=True
+        ):
             assert same(got[i], expected)
 
 
@@ -231,7 +283,9 @@ def test_gradients_for_many_gradients_at_once(name, rng):
     grads = torch.stack([randn(*out.shape) for _ in range(2)])
     found = torch.autograd.grad(out, leaves[: of.operands], grads, retain_graph=True, is_grads_batched=True)
     for i, grad in enumerate(grads):
-        for got, expected in zip(found, torch.autograd.grad(out, leaves[: of.operands], grad, retain_graph=True), strict=True):
+        for got, expected in zip(
+            found, torch.autograd.grad(out, leaves[: of.operands], grad, retain_graph=True), strict=True
+        ):
             assert same(got[i], expected)
 
 
@@ -258,15 +312,23 @@ def test_derivatives_in_forward_mode_of_a_gradient(rng):
 
 def test_batched_gradients_of_a_batch_of_rows_keep_their_graph(rng):
     """As a Jacobian penalty takes them of a layer whose input is (batch, sequence, features)."""
-    layer, exact_layer = nn.Linear(64, 40, dtype=BF16, device=DEVICE, activation="gelu"), torch.nn.Linear(64, 40, dtype=torch.float64, device="cpu")
+    layer, exact_layer = (
+        nn.Linear(64, 40, dtype=BF16, device=DEVICE, activation="gelu"),
+        torch.nn.Linear(64, 40, dtype=torch.float64, device="cpu"),
+    )
     exact_layer.load_state_dict(layer.state_dict())
     x = randn(2, 5, 64).requires_grad_()
 
     def penalty(f, x):
         jacobian = torch.autograd.functional.jacobian(lambda x: f(x).sum((0, 1)), x, create_graph=True, vectorize=True)
-        return torch.autograd.grad(jacobian.double().square().sum(), list(layer.parameters() if f is layer else exact_layer.parameters()))
+        return torch.autograd.grad(
+            jacobian.double().square().sum(), list(layer.parameters() if f is layer else exact_layer.parameters())
+        )
 
-    found, expected = penalty(layer, x), penalty(lambda x: torch.nn.functional.gelu(exact_layer(x)), x.detach().cpu().double())
+    found, expected = (
+        penalty(layer, x),
+        penalty(lambda x: torch.nn.functional.gelu(exact_layer(x)), x.detach().cpu().double()),
+    )
     assert all(relative_error(got, want) < 3e-2 for got, want in zip(found, expected, strict=True))
 
 
@@ -281,7 +343,10 @@ def test_a_backward_that_would_drop_tangents_says_so(name, rng):
     of = OPERATORS[name]
     leaves = [x.requires_grad_() if i < of.operands else x for i, x in enumerate(of.make())]
     out = of.run(*leaves)
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=f"{name}: its backward has no forward-mode derivative"):
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(NotImplementedError, match=f"{name}: its backward has no forward-mode derivative"),
+    ):
         torch.autograd.grad(out, leaves[0], forward_ad.make_dual(randn(*out.shape), randn(*out.shape)))
 
 
@@ -295,7 +360,12 @@ def test_autocast_does_not_touch_tangents(rng):
 
 def test_gradients_of_an_epilogue_alone(rng):
     """Of block scales, and of results in 8 bits with a gate."""
-    a, b, bias, gate = randn(64, 256, dtype=E4M3), randn(128, 256, dtype=E4M3).T, randn(128).requires_grad_(), randn(128).requires_grad_()
+    a, b, bias, gate = (
+        randn(64, 256, dtype=E4M3),
+        randn(128, 256, dtype=E4M3).T,
+        randn(128).requires_grad_(),
+        randn(128).requires_grad_(),
+    )
     scale_a, scale_b = (torch.rand(*shape, dtype=torch.float32, device=DEVICE) + 0.5 for shape in ((64, 2), (2, 1)))
     out = gemm(a, b, bias=bias, gate=gate, scale_a=scale_a, scale_b=scale_b)
     grad = randn(*out.shape)
@@ -314,7 +384,9 @@ def test_a_frozen_operator_within_forward_mode(rng):
     """No operand has a tangent, so none is dropped."""
     q, k, v = heads(1)
     expected = attention_decode(q, k, v)
-    found = torch.func.jvp(lambda z: z * attention_decode(q, k, v), (torch.ones_like(expected),), (torch.ones_like(expected),))
+    found = torch.func.jvp(
+        lambda z: z * attention_decode(q, k, v), (torch.ones_like(expected),), (torch.ones_like(expected),)
+    )
     assert all(same(x, expected) for x in found)
     with pytest.raises(NotImplementedError, match="attention_decode has no gradient; use attention"):
         torch.func.grad(lambda Q: torch.vmap(lambda q: attention_decode(q, k, v))(Q).float().sum())(torch.stack([q, q]))
@@ -329,7 +401,9 @@ def test_tangents_of_gradients_through_activations(rng):
             (found,) = torch.autograd.grad(y, leaf, forward_ad.make_dual(grad, tangent))
             found = forward_ad.unpack_dual(found).tangent
         exact = a.cpu().double().requires_grad_()
-        (expected,) = torch.autograd.grad(gemm_torch(exact, b.cpu(), activation=activation), exact, tangent.cpu().double())
+        (expected,) = torch.autograd.grad(
+            gemm_torch(exact, b.cpu(), activation=activation), exact, tangent.cpu().double()
+        )
         assert relative_error(found, expected) < 2e-2
 
 
@@ -357,10 +431,16 @@ def test_second_derivatives_of_gemm(activation, rng):
         """The gradient of a product of the gradient with `directions`, as of a gradient penalty."""
         leaves = [x.detach().requires_grad_() for x in leaves]
         first = torch.autograd.grad(f(*leaves).to(torch.float64).square().sum(), leaves, create_graph=True)
-        return torch.autograd.grad(sum((g.double() * d.double()).sum() for g, d in zip(first, directions, strict=True)), leaves)
+        return torch.autograd.grad(
+            sum((g.double() * d.double()).sum() for g, d in zip(first, directions, strict=True)), leaves
+        )
 
     found = second(vectors(lambda a, b, **named: gemm(a, b, activation=activation, **named)), operands, directions)
-    expected = second(vectors(lambda a, b, **named: gemm_torch(a, b, activation=activation, **named)), exact(operands), exact(directions))
+    expected = second(
+        vectors(lambda a, b, **named: gemm_torch(a, b, activation=activation, **named)),
+        exact(operands),
+        exact(directions),
+    )
     for got, want in zip(found, expected, strict=True):
         assert relative_error(got, want) < 2e-2
 
@@ -382,7 +462,11 @@ def test_an_operator_without_gradients_refuses_operands_that_require_them(rng):
     q, k, v = heads(1)
     for i, of in enumerate("qkv"):
         tensors = [x.clone().requires_grad_(i == n) for n, x in enumerate((q, k, v))]
-        with pytest.raises(ValueError, match=f"attention_decode: {of} requires a gradient, which attention_decode does not compute; call it under torch.no"):
+        with pytest.raises(
+            ValueError,
+            match=f"attention_decode: {of} requires a gradient, which attention_decode does not compute; call it "
+            "under torch.no",
+        ):
             attention_decode(*tensors)
         with torch.no_grad():
             assert same(attention_decode(*tensors), attention_decode(q, k, v))
@@ -435,16 +519,26 @@ def test_out_may_not_share_memory_with_itself(name, rng):
     of = OPERATORS[name]
     tensors = of.make()
     out = torch.empty_like(of.run(*tensors)[:1]).expand(of.run(*tensors).shape)
-    with pytest.raises(ValueError, match=re.escape(f"out is {tuple(out.shape)} with strides {out.stride()}; some of its elements share memory")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape(f"out is {tuple(out.shape)} with strides {out.stride()}; some of its elements share memory"),
+    ):
         of.run(*tensors, out=out)
 
 
 @pytest.mark.parametrize("wanted", [False, True], ids=["", "with gradients"])
-@pytest.mark.parametrize("out, error, message", [
-    (lambda: torch.zeros(24, 40, dtype=torch.int32, device=DEVICE), TypeError, "out has dtype torch.int32; it must be torch.bfloat16"),
-    (lambda: torch.zeros(2, 24, 40, dtype=BF16, device=DEVICE), ValueError, "(2, 24, 40); it must be (24, 40)"),
-    (lambda: [1], TypeError, "gemm: out is list; it must be a torch tensor"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "out, error, message",
+    [
+        (
+            lambda: torch.zeros(24, 40, dtype=torch.int32, device=DEVICE),
+            TypeError,
+            "out has dtype torch.int32; it must be torch.bfloat16",
+        ),
+        (lambda: torch.zeros(2, 24, 40, dtype=BF16, device=DEVICE), ValueError, "(2, 24, 40); it must be (24, 40)"),
+        (lambda: [1], TypeError, "gemm: out is list; it must be a torch tensor"),
+    ],
+)
 def test_out_is_like_the_result(out, error, message, wanted, rng):
     a, b = matrices(24, 64, 40)()
     with pytest.raises(error, match=re.escape(message)):
@@ -491,7 +585,8 @@ def test_out_with_a_lazy_negation_gets_the_right_sign(name, rng):
 
 @pytest.mark.parametrize("name", [name for name, of in OPERATORS.items() if of.takes_out])
 def test_autograd_hears_of_what_is_written(name, rng):
-    """A backward that has kept the old values raises, as behind any operation in place; so does a leaf that is to be written, and a stale graph goes."""
+    """A backward that has kept the old values raises, as behind any operation in place; so does a leaf that is to be
+    written, and a stale graph goes."""
     of = OPERATORS[name]
     tensors = of.make()
     out = torch.empty_like(of.run(*tensors))

@@ -1,4 +1,5 @@
 """The examples on a GPU: right against float64, and the same bits whatever the depth of the ring."""
+
 import pytest
 import torch
 
@@ -29,7 +30,11 @@ def test_attention_pipeline_gives_the_same_bits_with_any_number_of_stages(rng, d
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-@pytest.mark.parametrize("knobs", [dict(consumers=1), dict(consumers=2, output_stages=3), dict(consumers=2, cols=128, stages=1, output_stages=1)], ids=str)
+@pytest.mark.parametrize(
+    "knobs",
+    [dict(consumers=1), dict(consumers=2, output_stages=3), dict(consumers=2, cols=128, stages=1, output_stages=1)],
+    ids=str,
+)
 def test_stream_rows(rng, knobs):
     for shape in ((64, 64), (300, 200), (1, 8), (129, 1000)):
         x = torch.randn(shape, device=DEVICE).to(torch.float16 if shape[0] == 129 else torch.bfloat16)
@@ -37,6 +42,11 @@ def test_stream_rows(rng, knobs):
 
 
 def test_stream_rows_of_infinities(rng):
-    x = torch.tensor([[float("inf"), -float("inf"), float("nan"), 0.0, 1e4, -1e4, -0.0, 1.0]], device=DEVICE, dtype=torch.bfloat16)
+    x = torch.tensor(
+        [[float("inf"), -float("inf"), float("nan"), 0.0, 1e4, -1e4, -0.0, 1.0]], device=DEVICE, dtype=torch.bfloat16
+    )
     out, expected = scaled_silu(x, 1.0, consumers=1), scaled_silu_torch(x, 1.0)
-    assert torch.equal(out.isnan(), expected.isnan()) and relative_error(out.nan_to_num(7, 8, 9), expected.nan_to_num(7, 8, 9)) < 1.1 * 2**-8
+    assert (
+        torch.equal(out.isnan(), expected.isnan())
+        and relative_error(out.nan_to_num(7, 8, 9), expected.nan_to_num(7, 8, 9)) < 1.1 * 2**-8
+    )

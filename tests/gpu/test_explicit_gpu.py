@@ -23,7 +23,8 @@ GUARD = 0xA5
 
 
 class Canvas:
-    """A poisoned output with guard bytes before, behind and between its rows; `order` permutes the dimensions in memory."""
+    """A poisoned output with guard bytes before, behind and between its rows; `order` permutes the dimensions in
+    memory."""
 
     def __init__(self, *shape, dtype=torch.bfloat16, order=None):
         size = dtype.itemsize
@@ -36,12 +37,15 @@ class Canvas:
         self.tensor = poison(inner.permute([order.index(i) for i in range(len(shape))]))
 
     def intact(self, piece=1):
-        """Are the guards as they were? `piece` is the unit in bytes in which rows are written: TMA stores end at multiples of 16."""
+        """Are the guards as they were? `piece` is the unit in bytes in which rows are written: TMA stores end at
+        multiples of 16."""
         if piece > 1:
             whole = Canvas.__new__(Canvas)
             unit, width = piece // self.tensor.itemsize, self.tensor.shape[-1]
             whole.bytes = self.bytes
-            whole.tensor = torch.as_strided(self.tensor, (*self.tensor.shape[:-1], -(-width // unit) * unit), self.tensor.stride())
+            whole.tensor = torch.as_strided(
+                self.tensor, (*self.tensor.shape[:-1], -(-width // unit) * unit), self.tensor.stride()
+            )
             return whole.intact()
         copy = Canvas.__new__(Canvas)
         copy.bytes = self.bytes.clone()
@@ -53,7 +57,9 @@ class Canvas:
             self.tensor.stride(),
         )
         inner.copy_(
-            torch.full((self.tensor.itemsize,), GUARD, dtype=torch.uint8, device=DEVICE).view(self.tensor.dtype).expand(self.tensor.shape)
+            torch.full((self.tensor.itemsize,), GUARD, dtype=torch.uint8, device=DEVICE)
+            .view(self.tensor.dtype)
+            .expand(self.tensor.shape)
         )
         return bool((copy.bytes == GUARD).all())
 
@@ -77,7 +83,8 @@ def grid_of(tensor, tile):
     return tiles(c, cols), tiles(r, rows), math.prod(lead)
 
 
-# ---- TMA ---------------------------------------------------------------------------------------------------------------------
+# ---- TMA
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 COPIES = [
@@ -100,7 +107,9 @@ def test_tma_copies(rng, shape, tile):
     dtype = TORCH[tile.dtype]
     x, y = Canvas(*shape, dtype=dtype), Canvas(*shape, dtype=dtype)
     x.tensor.copy_(whole_numbers(rng, *shape, dtype=dtype, high=8))
-    cases.tma_copy[grid_of(x.tensor, tile)](tk.gl(x.tensor, tile), tk.gl(y.tensor, tile), tile, len(shape), "copy", debug=True)
+    cases.tma_copy[grid_of(x.tensor, tile)](
+        tk.gl(x.tensor, tile), tk.gl(y.tensor, tile), tile, len(shape), "copy", debug=True
+    )
     assert same(y.tensor, x.tensor) and y.intact(16) and x.intact()
 
 
@@ -109,7 +118,9 @@ def test_tma_copies_permuted_tensors(rng, order):
     tile = tk.st(tk.bf16, 48, 64)
     x, y = Canvas(2, 3, 70, 100, order=order), Canvas(2, 3, 70, 100)
     x.tensor.copy_(whole_numbers(rng, 2, 3, 70, 100))
-    cases.tma_copy[grid_of(x.tensor, tile)](tk.gl(x.tensor, tile), tk.gl(y.tensor, tile), tile, 4, "copy", "evict_first", debug=True)
+    cases.tma_copy[grid_of(x.tensor, tile)](
+        tk.gl(x.tensor, tile), tk.gl(y.tensor, tile), tile, 4, "copy", "evict_first", debug=True
+    )
     assert same(y.tensor, x.tensor) and y.intact(16)
 
 
@@ -140,10 +151,15 @@ def test_tma_fills_past_the_edge(rng, fill, row, col):
     expected[:70, :120] = x.tensor
     expected = expected[48 * row : 48 * (row + 1), 96 * col : 96 * (col + 1)]
     cases.tma_to_registers[(1,)](tk.gl(x.tensor, tile, fill=fill), tk.gl(y.tensor), tile, row, col, debug=True)
-    assert torch.equal(y.tensor.isnan(), expected.isnan()) and same(y.tensor.nan_to_num(), expected.nan_to_num()) and y.intact()
+    assert (
+        torch.equal(y.tensor.isnan(), expected.isnan())
+        and same(y.tensor.nan_to_num(), expected.nan_to_num())
+        and y.intact()
+    )
 
 
-# ---- through registers -----------------------------------------------------------------------------------------------------------
+# ---- through registers
+# -----------------------------------------------------------------------------------------------------------
 
 
 def strided(rng, kind, *shape, dtype):
@@ -179,7 +195,9 @@ def test_loads_and_stores_without_tma(rng, kind, shape, larger, tile):
         assert same(y.tensor, expected) and y.intact()
 
 
-@pytest.mark.parametrize("tile", [tk.sv(tk.fp32, 176), tk.rv(tk.bf16, 128), tk.rv(tk.int32, 80), tk.sv(tk.fp16, 16)], ids=str)
+@pytest.mark.parametrize(
+    "tile", [tk.sv(tk.fp32, 176), tk.rv(tk.bf16, 128), tk.rv(tk.int32, 80), tk.sv(tk.fp16, 16)], ids=str
+)
 @pytest.mark.parametrize("step", [1, 3])
 def test_vectors_without_tma(rng, tile, step):
     dtype = TORCH[tile.dtype]
@@ -213,8 +231,14 @@ def test_gather_and_scatter(rng, tile):
     for s, t in zip(source.tolist(), target.tolist()):
         if 0 <= t < 300:
             expected[t] = x[s].double() if 0 <= s < 200 else 5
-    cases.gather_scatter[(tiles(100, tile.cols),)](tk.gl(x), tk.gl(source), tk.gl(target), tk.gl(y.tensor), tile, 5, debug=True)
-    assert torch.equal(y.tensor.isnan(), expected.isnan()) and same(y.tensor.nan_to_num(), expected.nan_to_num()) and y.intact()
+    cases.gather_scatter[(tiles(100, tile.cols),)](
+        tk.gl(x), tk.gl(source), tk.gl(target), tk.gl(y.tensor), tile, 5, debug=True
+    )
+    assert (
+        torch.equal(y.tensor.isnan(), expected.isnan())
+        and same(y.tensor.nan_to_num(), expected.nan_to_num())
+        and y.intact()
+    )
 
 
 @pytest.mark.parametrize(
@@ -236,7 +260,8 @@ def test_raw_bytes(rng, vector, nbytes, warps):
         (tk.st(tk.bf16, 64, 64), 16, 16),
         (tk.st(tk.fp32, 32, 64), 8, 32),
         (tk.st(tk.fp8e4m3, 64, 128), 64, 32),
-        *((tk.st(tk.bf16, 3 * rows, cols), rows, cols) for rows in (16, 32, 64, 128) for cols in (64, 48)),  # one for each of three consumers
+        # one for each of three consumers
+        *((tk.st(tk.bf16, 3 * rows, cols), rows, cols) for rows in (16, 32, 64, 128) for cols in (64, 48)),
         (tk.st(tk.bf16, 112, 96), 16, 32),
         (tk.st(tk.fp32, 48, 80), 48, 16),
     ],
@@ -251,31 +276,62 @@ def test_views(rng, tile, rows, cols):
 
 @pytest.mark.parametrize(
     ("tile", "rows", "cols"),
-    [(tk.st(tk.bf16, 64, 128), 16, 128), (tk.st(tk.bf16, 64, 128), 32, 64), (tk.st(tk.bf16, 32, 208), 16, 208), (tk.st(tk.fp32, 32, 16), 16, 16),
-     (tk.st(tk.bf16, 192, 64), 64, 64), (tk.st(tk.bf16, 96, 192), 32, 64), (tk.st(tk.fp32, 48, 48), 16, 48)],
+    [
+        (tk.st(tk.bf16, 64, 128), 16, 128),
+        (tk.st(tk.bf16, 64, 128), 32, 64),
+        (tk.st(tk.bf16, 32, 208), 16, 208),
+        (tk.st(tk.fp32, 32, 16), 16, 16),
+        (tk.st(tk.bf16, 192, 64), 64, 64),
+        (tk.st(tk.bf16, 96, 192), 32, 64),
+        (tk.st(tk.fp32, 48, 48), 16, 48),
+    ],
     ids=str,
 )
 def test_views_by_tma(rng, tile, rows, cols):
     """A view's columns lie as far apart as its tile's: those of a wide tile, and of one of several pieces."""
     dtype, part = TORCH[tile.dtype], tk.st(tile.dtype, rows, cols)
-    x, y, z = whole_numbers(rng, 2, *tile.shape, dtype=dtype), Canvas(*tile.shape, dtype=dtype), Canvas(*tile.shape, dtype=dtype)
+    x, y, z = (
+        whole_numbers(rng, 2, *tile.shape, dtype=dtype),
+        Canvas(*tile.shape, dtype=dtype),
+        Canvas(*tile.shape, dtype=dtype),
+    )
     cases.views_by_tma[(1,)](tk.gl(x, part), tk.gl(y.tensor), tk.gl(z.tensor, part), tile, rows, cols, debug=True)
     turned = x[1].reshape(tile.rows // rows, rows, tile.cols // cols, cols).flip(0, 2).reshape(tile.shape)
     assert same(y.tensor, turned) and same(z.tensor, turned) and y.intact() and z.intact()
 
 
-@pytest.mark.parametrize(("tile", "parts", "rows"), [(tk.st(tk.bf16, 64, 64), 4, 32), (tk.st(tk.fp32, 64, 32), 1, 16), (tk.st(tk.fp8e4m3, 128, 128), 2, 128),
-                                                     (tk.st(tk.bf16, 64, 16), 1, 16)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("tile", "parts", "rows"),
+    [
+        (tk.st(tk.bf16, 64, 64), 4, 32),
+        (tk.st(tk.fp32, 64, 32), 1, 16),
+        (tk.st(tk.fp8e4m3, 128, 128), 2, 128),
+        (tk.st(tk.bf16, 64, 16), 1, 16),
+    ],
+    ids=str,
+)
 def test_elements_in_parts(rng, tile, parts, rows):
     dtype, band = TORCH[tile.dtype], tk.st(tile.dtype, rows, tile.cols)
-    x, y, z = whole_numbers(rng, *tile.shape, dtype=dtype, high=8), Canvas(*tile.shape, dtype=dtype), Canvas(*tile.shape, dtype=dtype)
+    x, y, z = (
+        whole_numbers(rng, *tile.shape, dtype=dtype, high=8),
+        Canvas(*tile.shape, dtype=dtype),
+        Canvas(*tile.shape, dtype=dtype),
+    )
     bands = tile.rows // rows
-    cases.elements_in_parts[(1,)](tk.gl(x), tk.gl(y.tensor), tk.gl(z.tensor, band), parts, bands, tile, parts, rows, debug=True)
+    cases.elements_in_parts[(1,)](
+        tk.gl(x), tk.gl(y.tensor), tk.gl(z.tensor, band), parts, bands, tile, parts, rows, debug=True
+    )
     doubled = (x.float() * 2).to(dtype)
-    assert same(y.tensor, doubled) and same(z.tensor, doubled.reshape(bands, rows, tile.cols).flip(0).reshape(tile.shape)) and y.intact() and z.intact()
+    assert (
+        same(y.tensor, doubled)
+        and same(z.tensor, doubled.reshape(bands, rows, tile.cols).flip(0).reshape(tile.shape))
+        and y.intact()
+        and z.intact()
+    )
 
 
-# ---- products --------------------------------------------------------------------------------------------------------------------
+# ---- products
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def multiplied(a, b, kind):
@@ -314,7 +370,11 @@ def test_products_of_random_numbers(rng, p, limit):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_product_of_views(rng, dtype):
-    a, b, c = whole_numbers(rng, 64, 128, dtype=dtype), whole_numbers(rng, 128, 64, dtype=dtype), Canvas(64, 64, dtype=torch.float32)
+    a, b, c = (
+        whole_numbers(rng, 64, 128, dtype=dtype),
+        whole_numbers(rng, 128, 64, dtype=dtype),
+        Canvas(64, 64, dtype=torch.float32),
+    )
     kind = next(k for k, v in TORCH.items() if v is dtype)
     cases.product_of_views[(1,)](tk.gl(a), tk.gl(b), tk.gl(c.tensor), kind, debug=True)
     assert same(c.tensor, a[:, 64:].double() @ b[64:].double()) and c.intact()
@@ -359,7 +419,10 @@ def test_contiguous_tiles(rng, dtype, n):
 @pytest.mark.parametrize("dtype", [tk.bf16, tk.fp16], ids=str)
 @pytest.mark.parametrize("depth", [16, 64, 128])
 def test_contiguous_tiles_of_columns(rng, dtype, depth):
-    a, b = whole_numbers(rng, 64, depth, dtype=TORCH[dtype], high=4), whole_numbers(rng, 2 * depth, 192, dtype=TORCH[dtype], high=4)
+    a, b = (
+        whole_numbers(rng, 64, depth, dtype=TORCH[dtype], high=4),
+        whole_numbers(rng, 2 * depth, 192, dtype=TORCH[dtype], high=4),
+    )
     c = Canvas(64, 192, dtype=torch.float32)
     tile = tk.st(dtype, depth, 192, contiguous=True)
     cases.contiguous_ring[(1,)](tk.gl(a), tk.gl(b, tile), tk.gl(c.tensor), tile, "KN", debug=True)
@@ -384,7 +447,8 @@ def test_an_accumulator_that_begins_at_zero(rng, dtype, rows):
     assert same(c.tensor, multiplied(a, b, "ABt")) and c.intact()
 
 
-# ---- roles and synchronisation -------------------------------------------------------------------------------------------------------
+# ---- roles and synchronisation
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stages", [1, 2, 5])
@@ -395,7 +459,9 @@ def test_ring_of_roles_twenty_times_the_same(rng, stages, per, registers):
     outputs = []
     for _ in range(on_gpu_or_simulated(20, 2)):
         c = Canvas(200, 192)
-        cases.ring_gemm[(4, 2)](tk.gl(a, a_tile), tk.gl(b, b_tile), tk.gl(c.tensor, b_tile), 96, stages, per, registers, debug=True)
+        cases.ring_gemm[(4, 2)](
+            tk.gl(a, a_tile), tk.gl(b, b_tile), tk.gl(c.tensor, b_tile), 96, stages, per, registers, debug=True
+        )
         outputs.append(c)
     assert all(c.intact() for c in outputs)
     assert relative_error(outputs[0].tensor, a.double() @ b.double()) < 5e-3
@@ -439,15 +505,22 @@ def test_sums_of_many_blocks_in_memory_without_zeros(blocks, rows):
 
 def test_a_cooperative_launch(rng):
     x, y = whole_numbers(rng, 64, 64), Canvas(64, 64)
-    cases.through_registers[(1, 1)](tk.gl(x), tk.gl(y.tensor), tk.rt(tk.bf16, 64, 64), 2, 0, launch_cooperative_grid=True)
+    cases.through_registers[(1, 1)](
+        tk.gl(x), tk.gl(y.tensor), tk.rt(tk.bf16, 64, 64), 2, 0, launch_cooperative_grid=True
+    )
     assert same(y.tensor, x) and y.intact()
 
 
 def in_a_process(code):
     """Output of a process: a trap ends its CUDA context for good."""
     root = Path(__file__).resolve().parents[2]
-    head = "import torch\nimport tritonkittens.lang as tk\nfrom tests import cases_explicit as cases\ny = torch.ones(64, device='cuda')\n"
-    return subprocess.run([sys.executable, "-c", head + code], cwd=root, capture_output=True, text=True, timeout=300, check=False)
+    head = (
+        "import torch\nimport tritonkittens.lang as tk\nfrom tests import cases_explicit as cases\ny = "
+        "torch.ones(64, device='cuda')\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", head + code], cwd=root, capture_output=True, text=True, timeout=300, check=False
+    )
 
 
 @pytest.mark.gpu
@@ -455,12 +528,18 @@ def in_a_process(code):
     ("kernel", "debug", "label"),
     [
         ("stuck", False, r"stuck waiting for godot at cases_explicit\.py:\d+ \(stuck\), phase 0, warp: 3"),
-        ("stuck_plainly", "'report'", r"stuck waiting for a semaphore at cases_explicit\.py:\d+ \(stuck_plainly\), phase 0, warp: 0"),
+        (
+            "stuck_plainly",
+            "'report'",
+            r"stuck waiting for a semaphore at cases_explicit\.py:\d+ \(stuck_plainly\), phase 0, warp: 0",
+        ),
         ("stuck_plainly", True, None),
     ],
 )
 def test_a_wait_that_never_ends_traps_and_says_who(kernel, debug, label):
-    done = in_a_process(f"cases.{kernel}[(1,)](tk.gl(y), debug={debug})\ntorch.cuda.synchronize()\nprint('not reached')")
+    done = in_a_process(
+        f"cases.{kernel}[(1,)](tk.gl(y), debug={debug})\ntorch.cuda.synchronize()\nprint('not reached')"
+    )
     assert done.returncode and "not reached" not in done.stdout, done
     assert re.search("launch failure|unspecified|illegal instruction", done.stderr), done.stderr[-2000:]
     assert label is None or re.search(label, done.stdout), done.stdout
@@ -469,10 +548,13 @@ def test_a_wait_that_never_ends_traps_and_says_who(kernel, debug, label):
 @pytest.mark.gpu
 def test_prints():
     done = in_a_process(
-        "x = torch.arange(256, device='cuda').float().view(16, 16)\ncases.printer[(2,)](tk.gl(x))\ntorch.cuda.synchronize()"
+        "x = torch.arange(256, device='cuda').float().view(16, "
+        "16)\ncases.printer[(2,)](tk.gl(x))\ntorch.cuda.synchronize()"
     )
     assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"block *: 0\b", done.stdout)) == len(re.findall(r"block *: 1\b", done.stdout)) == 1, done.stdout[:2000]
+    assert len(re.findall(r"block *: 0\b", done.stdout)) == len(re.findall(r"block *: 1\b", done.stdout)) == 1, (
+        done.stdout[:2000]
+    )
     assert len(re.findall(r"largest *: 255\.0", done.stdout)) == 2
     assert re.search(r"pid \(1, 0, 0\) idx \( *15, *14\) tile *: 254\.0", done.stdout), done.stdout[-2000:]
 

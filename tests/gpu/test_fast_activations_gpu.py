@@ -13,8 +13,8 @@ from tests.util import DEVICE, poison
 pytestmark = pytest.mark.usefixtures("kernel_device")
 NUMBERS = 1 << 14
 PHI_ERROR = 3e-7
-# Of the forms for 16-bit results, by element type: relative error, a quarter to a third of a rounding, from where on; relative error from there to −5, absolute
-# beyond.
+# Of the forms for 16-bit results, by element type: relative error, a quarter to a third of a rounding, from where on;
+# relative error from there to −5, absolute beyond.
 SHORT = {"fp16": (1.3e-4, -4.0, 1e-3, 2e-8), "bf16": (6.6e-4, -3.3, 0.8, 1.5e-6), "e4m3": (6.6e-4, -3.3, 0.8, 1.5e-6)}
 SHORT_SIGMOID = {"short silu": -8.0, "short tanh": -3.0}  # from where on its relative error is a quarter of a rounding
 SIGMOID_ERROR = 1.5e-6  # further out, absolute
@@ -52,7 +52,9 @@ def weight(what, x):
 
 @pytest.mark.parametrize("what", ["none", "tanh", "silu"])
 def test_error(what):
-    special = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 6.4, -6.4, 6.6, -6.6, 50.0, -50.0, 1e4, -1e4, 1e18, -1e18, 3e38, -3e38])
+    special = torch.tensor(
+        [0.0, -0.0, 1e-30, -1e-30, 6.4, -6.4, 6.6, -6.6, 50.0, -50.0, 1e4, -1e4, 1e18, -1e18, 3e38, -3e38]
+    )
     x = torch.cat([torch.randn(NUMBERS // 2) * 4, torch.randn(NUMBERS // 2 - len(special)), special])
     y = poison(torch.empty(NUMBERS, device=DEVICE))
     fast_kernel[(1,)](x.to(DEVICE), y, NUMBERS, what)
@@ -77,7 +79,10 @@ def test_tail_of_short_gelu(dtype):
     y = poison(torch.empty(NUMBERS, device=DEVICE))
     fast_kernel[(1,)](x.to(DEVICE), y, NUMBERS, dtype)
     exact = x.double() * weight("none", x.double())
-    assert ((y.cpu().double() - exact).abs() <= torch.where(x >= -5, relative, 1.0) * exact.abs() + torch.where(x >= -5, 0, absolute)).all()
+    assert (
+        (y.cpu().double() - exact).abs()
+        <= torch.where(x >= -5, relative, 1.0) * exact.abs() + torch.where(x >= -5, 0, absolute)
+    ).all()
 
 
 @pytest.mark.parametrize("what", SHORT_SIGMOID)
@@ -87,7 +92,9 @@ def test_error_of_short_sigmoids(what):
     y = poison(torch.empty(NUMBERS, device=DEVICE))
     fast_kernel[(1,)](x.to(DEVICE), y, NUMBERS, what)
     exact = x.double() * weight(what, x.double())
-    allowed = torch.where(x >= SHORT_SIGMOID[what], 4.9e-4 * exact.abs(), SIGMOID_ERROR * x.double().clamp(-20, 0).abs())
+    allowed = torch.where(
+        x >= SHORT_SIGMOID[what], 4.9e-4 * exact.abs(), SIGMOID_ERROR * x.double().clamp(-20, 0).abs()
+    )
     assert ((y.cpu().double() - exact).abs() <= allowed).all()
 
 

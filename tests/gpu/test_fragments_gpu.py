@@ -46,9 +46,13 @@ def kept(mask, rows, cols, row, col, a, b):
     i, j = torch.arange(rows)[:, None], torch.arange(cols)[None, :]
     distance = j + col - i - row
     return {
-        "left": ((j >= a).expand(rows, cols), 7.0), "right": ((j < a).expand(rows, cols), -torch.inf), "causal": (distance <= 0, -torch.inf),
-        "causal_t": (distance >= 0, 0.5), "tril": (distance <= a, -1.0), "window": ((distance >= -a) & (distance <= b), -torch.inf),
-    }[mask]  # fmt: skip
+        "left": ((j >= a).expand(rows, cols), 7.0),
+        "right": ((j < a).expand(rows, cols), -torch.inf),
+        "causal": (distance <= 0, -torch.inf),
+        "causal_t": (distance >= 0, 0.5),
+        "tril": (distance <= a, -1.0),
+        "window": ((distance >= -a) & (distance <= b), -torch.inf),
+    }[mask]
 
 
 @pytest.mark.parametrize("rows, cols", [(64, 64), (64, 256), (64, 112), (128, 96)])
@@ -56,9 +60,18 @@ def kept(mask, rows, cols, row, col, a, b):
 def test_masks(mask, rows, cols, rng):
     x, y = (torch.from_numpy(rng.integers(-3, 4, (n, 64))).to(DEVICE, torch.bfloat16) for n in (rows, cols))
     exact = x.double().cpu() @ y.double().cpu().T
-    for row, col, a, b in ((0, 0, 3, 5), (1000, 990, 0, 0), (5, 40, 17, 30), (0, 500, -3, 2), (7, 0, cols, 1 << 20), (-20, 0, cols - 1, 9)):
+    for row, col, a, b in (
+        (0, 0, 3, 5),
+        (1000, 990, 0, 0),
+        (5, 40, 17, 30),
+        (0, 500, -3, 2),
+        (7, 0, cols, 1 << 20),
+        (-20, 0, cols - 1, 9),
+    ):
         c = poison(torch.empty(rows, cols, device=DEVICE))
-        masked_kernel[(1,)](tk.gl(x), tk.gl(y), tk.gl(c), row, col, a, b, tk.st(tk.bf16, rows, 64), tk.st(tk.bf16, cols, 64), mask)
+        masked_kernel[(1,)](
+            tk.gl(x), tk.gl(y), tk.gl(c), row, col, a, b, tk.st(tk.bf16, rows, 64), tk.st(tk.bf16, cols, 64), mask
+        )
         stays, other = kept(mask, rows, cols, row, col, a, b)
         assert torch.equal(c.cpu().double(), torch.where(stays, exact, other)), (row, col, a, b)
 
@@ -118,9 +131,15 @@ def test_rows_are_rescaled_where_a_warp_has_to(rows, cols, rng):
     exact = x.double().cpu() @ y.double().cpu().T
     some = torch.ones(rows, device=DEVICE)
     some[17], some[40] = 0.5, float("nan")
-    for factor in (torch.ones(rows, device=DEVICE), some, torch.from_numpy(rng.integers(-4, 5, rows) / 4).to(DEVICE, torch.float32)):
+    for factor in (
+        torch.ones(rows, device=DEVICE),
+        some,
+        torch.from_numpy(rng.integers(-4, 5, rows) / 4).to(DEVICE, torch.float32),
+    ):
         c = poison(torch.empty(rows, cols, device=DEVICE))
-        rescaled_kernel[(1,)](tk.gl(x), tk.gl(y), tk.gl(factor), tk.gl(c), tk.st(tk.bf16, rows, 64), tk.st(tk.bf16, cols, 64))
+        rescaled_kernel[(1,)](
+            tk.gl(x), tk.gl(y), tk.gl(factor), tk.gl(c), tk.st(tk.bf16, rows, 64), tk.st(tk.bf16, cols, 64)
+        )
         assert torch.equal(c.cpu().double().nan_to_num(99), (exact * factor.double().cpu()[:, None]).nan_to_num(99))
 
 
@@ -170,7 +189,9 @@ def cut_kernel(A, B, C, TILE_A: tl.constexpr, TILE_B: tl.constexpr, COLS: tl.con
         tk.store(C, parts[i], (0, PARTS - 1 - i))
 
 
-@pytest.mark.parametrize("rows, cols, part", [(64, 256, 64), (64, 256, 256), (128, 128, 32), (64, 192, 64), (64, 112, 16), (128, 96, 32)])
+@pytest.mark.parametrize(
+    "rows, cols, part", [(64, 256, 64), (64, 256, 256), (128, 128, 32), (64, 192, 64), (64, 112, 16), (128, 96, 32)]
+)
 def test_columns_cut_into_tiles(rows, cols, part, rng):
     x, y = (torch.from_numpy(rng.integers(-3, 4, (n, 64))).to(DEVICE, torch.bfloat16) for n in (rows, cols))
     c = poison(torch.empty(rows, cols, device=DEVICE))
@@ -181,7 +202,9 @@ def test_columns_cut_into_tiles(rows, cols, part, rng):
 
 @tk.kernel
 @triton.jit
-def byte_product_kernel(A, B, V, C, factor, TILE_A: tl.constexpr, TILE_B: tl.constexpr, TILE_V: tl.constexpr, ITERATIONS: tl.constexpr):
+def byte_product_kernel(
+    A, B, V, C, factor, TILE_A: tl.constexpr, TILE_B: tl.constexpr, TILE_V: tl.constexpr, ITERATIONS: tl.constexpr
+):
     """ITERATIONS times A · Bᵀ · factor as bytes, carried from one iteration to the next, times Vᵀ."""
     left, right, values = in_shared(A, TILE_A), in_shared(B, TILE_B), in_shared(V, TILE_V)
     tk.fence_async()
@@ -202,8 +225,17 @@ def byte_product(x, y, v, factor, dtype, iterations=1):
     assert sorted(order.tolist()) == list(range(y.shape[0]))
     c = poison(torch.empty(64, v.shape[0], device=DEVICE))
     element = tk.from_torch(dtype)
-    byte_product_kernel[(1,)](tk.gl(x), tk.gl(y), tk.gl(v[:, order].to(dtype).contiguous()), tk.gl(c), factor, tk.st(tk.bf16, 64, 64),
-                              tk.st(tk.bf16, y.shape[0], 64), tk.st(element, *v.shape), iterations)  # fmt: skip
+    byte_product_kernel[(1,)](
+        tk.gl(x),
+        tk.gl(y),
+        tk.gl(v[:, order].to(dtype).contiguous()),
+        tk.gl(c),
+        factor,
+        tk.st(tk.bf16, 64, 64),
+        tk.st(tk.bf16, y.shape[0], 64),
+        tk.st(element, *v.shape),
+        iterations,
+    )
     return c.cpu()
 
 
@@ -226,7 +258,10 @@ def test_bytes_of_an_accumulator(dtype, depth, rng):
 @pytest.mark.parametrize("iterations", [1, 2, 3])
 def test_bytes_that_a_loop_carries(depth, cols, iterations, rng):
     """Also where the accumulator's columns are no power of two."""
-    x, y = (torch.from_numpy(rng.integers(0, 2, (n, 64)) * (rng.random((n, 64)) < 0.06)).to(DEVICE, torch.bfloat16) for n in (64, depth))
+    x, y = (
+        torch.from_numpy(rng.integers(0, 2, (n, 64)) * (rng.random((n, 64)) < 0.06)).to(DEVICE, torch.bfloat16)
+        for n in (64, depth)
+    )
     v = torch.from_numpy(rng.integers(-2, 3, (cols, depth))).to(DEVICE, torch.float32)
     exact = (x.float() @ y.float().T).cpu()
     expected = sum((exact * n).to(torch.float8_e4m3fn).float() @ v.cpu().T for n in (1, *range(1, iterations)))

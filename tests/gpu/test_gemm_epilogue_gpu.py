@@ -8,27 +8,14 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tests.cases_epilogue import near, operands_of, reference, scaled, sums_of
-from tests.cases_gemm import (
-    BF16,
-    E4M3,
-    FP16,
-    FP32,
-    FP32_SUMS,
-    HALF_ULP,
-    KINDS,
-    SMALL,
-    matrix,
-    randn,
-    scales,
-    short,
-)
+from tests.cases_gemm import BF16, E4M3, FP16, FP32, FP32_SUMS, HALF_ULP, KINDS, SMALL, matrix, randn, scales, short
 from tests.util import DEVICE, on_gpu_or_simulated, poison, some_slow
 from tritonkittens.kernels.gemm import Config, Epilogue, gemm
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
 CHOSEN = on_gpu_or_simulated(None, SMALL)
-QUICK = ["small", "packed", "panels", "wide", "swapped", "split_k", "cluster_split_k", "stream_k", "cluster"]
+QUICK = ["small", "deferred", "panels", "wide", "swap_ab", "split_k", "cluster_split_k", "stream_k", "cluster"]
 
 
 @triton.jit
@@ -62,7 +49,7 @@ def test_operands_of_every_kind(rng, kind):
     assert near(out, *reference(*sums_of(a, b), **given))
 
 
-@pytest.mark.parametrize("kind", some_slow(KINDS, ["packed", "packed, split_tail", "pingpong"]))
+@pytest.mark.parametrize("kind", some_slow(KINDS, ["deferred", "deferred, split_tail", "pingpong"]))
 def test_functions_of_the_sums_alone(rng, kind):
     """They may be applied to sums that were rounded, as an activation may: where results wait in registers."""
     m, n, k = extents(rng)
@@ -73,7 +60,7 @@ def test_functions_of_the_sums_alone(rng, kind):
     assert near(out, sums.relu() ** 2, 2 * sums.abs() * off + off**2)
 
 
-@pytest.mark.parametrize("kind", some_slow(KINDS, ["small", "packed"]))
+@pytest.mark.parametrize("kind", some_slow(KINDS, ["small", "deferred"]))
 def test_gemms_own_operands_stand_around_it(rng, kind):
     m, n, k = extents(rng)
     a, b, given = matrix(m, k), matrix(k, n), dict(bias=randn(n), gate=randn(n), residual=randn(m, n))

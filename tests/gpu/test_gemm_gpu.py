@@ -1,4 +1,5 @@
-"""`gemm` for every kind of operand, result, epilogue and configuration, against float64 element by element; on the GPU, or simulated."""
+"""`gemm` for every kind of operand, result, epilogue and configuration, against float64 element by element; on the GPU,
+or simulated."""
 
 import functools
 import itertools
@@ -7,7 +8,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.cases_gemm import BF16, E4M3, E5M2, FP8, FP16, FP32, KINDS, SMALL, check, matrix, problem, randn, scales, short
+from tests.cases_gemm import (
+    BF16,
+    E4M3,
+    E5M2,
+    FP8,
+    FP16,
+    FP32,
+    KINDS,
+    SMALL,
+    check,
+    matrix,
+    problem,
+    randn,
+    scales,
+    short,
+)
 from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, relative_error, slow, some_slow
 from tritonkittens.kernels.gemm import Config, gemm, gemm_torch
 from tritonkittens.kernels.gemm.config import candidates
@@ -16,7 +32,8 @@ pytestmark = pytest.mark.usefixtures("kernel_device")
 
 EDGES = (1, 2, 7, 8, 15, 16, 17, 63, 64, 65, 127, 128, 129)
 MARGIN = 16
-CHOSEN = on_gpu_or_simulated(None, SMALL)  # the simulator's time goes into compiling: what is not about configurations shares one there
+# the simulator's time goes into compiling: what is not about configurations shares one there
+CHOSEN = on_gpu_or_simulated(None, SMALL)
 
 
 def multiply(a, b, config=CHOSEN, out_dtype=None, **operands):
@@ -34,16 +51,25 @@ def empty(*shape, dtype=BF16):
 # ---------------------------------------------------------------- operands
 
 
-@pytest.mark.parametrize("transposed, dtype", crossed([(False, False), (False, True), (True, False), (True, True)], [BF16, FP16]), ids=str)
+@pytest.mark.parametrize(
+    "transposed, dtype", crossed([(False, False), (False, True), (True, False), (True, True)], [BF16, FP16]), ids=str
+)
 def test_layouts(rng, transposed, dtype):
     a, b = matrix(136, 136, dtype, transposed[0]), matrix(136, 152, dtype, transposed[1])
     for config in on_gpu_or_simulated([None, *KINDS.values()], [SMALL if dtype == FP16 else None]):
         multiply(a, b, config)
 
 
-WIDE = [slow(Config(consumers=1, tile_n=176)), Config(tile_n=112), slow(Config(tile_n=96, cluster=2)), slow(Config(tile_n=224, cluster=2)),
-        slow(Config(consumers=1, tile_n=192, cluster=4)), Config(tile_n=144, schedule="split_k", splits=2), Config(consumers=1, tile_n=160, pingpong=True),
-        slow(Config(consumers=3, tile_n=176, cluster=2, epilogue_n=16))]  # fmt: skip
+WIDE = [
+    slow(Config(consumers=1, tile_n=176)),
+    Config(tile_n=112),
+    slow(Config(tile_n=96, cluster=2)),
+    slow(Config(tile_n=224, cluster=2)),
+    slow(Config(consumers=1, tile_n=192, cluster=4)),
+    Config(tile_n=144, schedule="split_k", splits=2),
+    Config(consumers=1, tile_n=160, pingpong=True),
+    slow(Config(consumers=3, tile_n=176, cluster=2, epilogue_n=16)),
+]
 
 
 @pytest.mark.parametrize("config", WIDE, ids=lambda c: f"{c.tile_n} {c.consumers} {c.cluster} {c.schedule}")
@@ -57,59 +83,94 @@ def test_columns_that_are_no_power_of_two(rng, config, dtype):
         multiply(b.mT, a.mT, replace(config, swap_ab=True), out_dtype=BF16)
 
 
-SHARED = [Config(consumers=1, tile_n=128, cluster=4), slow(Config(consumers=1, tile_n=64, cluster=2)), slow(Config(consumers=1, tile_n=144, cluster=4)),
-          Config(consumers=1, tile_n=144, cluster=8), slow(Config(consumers=1, tile_n=32, cluster=8)),
-          Config(tile_n=160, cluster=2), slow(Config(consumers=3, tile_n=192, cluster=2, epilogue_n=32))]  # fmt: skip
+SHARED = [
+    Config(consumers=1, tile_n=128, cluster=4),
+    slow(Config(consumers=1, tile_n=64, cluster=2)),
+    slow(Config(consumers=1, tile_n=144, cluster=4)),
+    Config(consumers=1, tile_n=144, cluster=8),
+    slow(Config(consumers=1, tile_n=32, cluster=8)),
+    Config(tile_n=160, cluster=2),
+    slow(Config(consumers=3, tile_n=192, cluster=2, epilogue_n=32)),
+]
 
 
 @pytest.mark.parametrize("config", SHARED, ids=lambda c: f"{c.tile_n} {c.consumers} {c.cluster}")
 def test_tiles_that_clusters_load_in_rows_of_lines(rng, config):
-    """Where what becomes B has its columns contiguous: each of its swizzle lines, and of its pieces of no power of two, is shared by the blocks."""
+    """Where what becomes B has its columns contiguous: each of its swizzle lines, and of its pieces of no power of two,
+    is shared by the blocks."""
     a, b = matrix(200, 136, BF16, True), matrix(136, 400)
     for swap_ab in (False, True):
         multiply(a, b, replace(config, swap_ab=swap_ab))
 
 
-PANELS = [Config(epilogue_n=64), Config(tile_m=128, tile_n=128, pingpong=True, epilogue_n=32, cluster=2), Config(tile_n=192, epilogue_n=64),
-          Config(tile_n=224, epilogue_n=32),
-          Config(consumers=1, tile_n=64, swap_ab=True, epilogue_n=16), Config(tile_n=128, epilogue_n=64, schedule="stream_k"),
-          Config(consumers=3, tile_n=192, epilogue_n=32), Config(tile_n=64, pingpong=True, swap_ab=True, epilogue_n=16),
-          Config(epilogue_n=64, deferred_epilogue=True), Config(epilogue_n=64, deferred_epilogue=True, cluster=2, schedule="split_tail"),
-          Config(tile_n=192, epilogue_n=64, deferred_epilogue=True, swap_ab=True)]  # fmt: skip
+PANELS = [
+    Config(epilogue_n=64),
+    Config(tile_m=128, tile_n=128, pingpong=True, epilogue_n=32, cluster=2),
+    Config(tile_n=192, epilogue_n=64),
+    Config(tile_n=224, epilogue_n=32),
+    Config(consumers=1, tile_n=64, swap_ab=True, epilogue_n=16),
+    Config(tile_n=128, epilogue_n=64, schedule="stream_k"),
+    Config(consumers=3, tile_n=192, epilogue_n=32),
+    Config(tile_n=64, pingpong=True, swap_ab=True, epilogue_n=16),
+    Config(epilogue_n=64, deferred_epilogue=True),
+    Config(epilogue_n=64, deferred_epilogue=True, cluster=2, schedule="split_tail"),
+    Config(tile_n=192, epilogue_n=64, deferred_epilogue=True, swap_ab=True),
+]
 
 
-OF_EACH = on_gpu_or_simulated(list(itertools.product(PANELS, [BF16, FP32, E4M3])), list(zip(PANELS, itertools.cycle([BF16, FP32]))))
+OF_EACH = on_gpu_or_simulated(
+    list(itertools.product(PANELS, [BF16, FP32, E4M3])), list(zip(PANELS, itertools.cycle([BF16, FP32])))
+)
 # One of clusters, of C transposed, and of parts of tasks.
 OF_EACH = [case if case[0] in (PANELS[1], PANELS[4], PANELS[5]) else slow(*case) for case in OF_EACH]
 
 
-@pytest.mark.parametrize("config, dtype", OF_EACH, ids=lambda x: f"{x.tile_m}x{x.tile_n} {x.epilogue_n} {x.schedule}" if isinstance(x, Config) else str(x))
+@pytest.mark.parametrize(
+    "config, dtype",
+    OF_EACH,
+    ids=lambda x: f"{x.tile_m}x{x.tile_n} {x.epilogue_n} {x.schedule}" if isinstance(x, Config) else str(x),
+)
 def test_results_in_panels(rng, config, dtype):
-    """Two places take turns, so more than two panels wait for the first to have left; some lie past the result's last column."""
+    """Two places take turns, so more than two panels wait for the first to have left; some lie past the result's last
+    column."""
     a, b = matrix(200, 136), matrix(136, 400, transposed=True)
     multiply(a, b, config, out_dtype=dtype, bias=randn(400), gate=randn(200, 400, dtype=FP32), activation="silu")
     multiply(a, b, config, out_dtype=dtype, residual=randn(200, 400, dtype=dtype))
 
 
-DEFERRED = [Config(epilogue_n=64, deferred_epilogue=True), Config(epilogue_n=64, cluster=2, deferred_epilogue=True),
-           Config(epilogue_n=64, cluster=4, deferred_epilogue=True), Config(tile_n=64, epilogue_n=16, deferred_epilogue=True, swap_ab=True),
-           Config(epilogue_n=64, schedule="split_tail", deferred_epilogue=True),
-           Config(tile_n=192, epilogue_n=32, consumers=1, deferred_epilogue=True)]  # fmt: skip
+DEFERRED = [
+    Config(epilogue_n=64, deferred_epilogue=True),
+    Config(epilogue_n=64, cluster=2, deferred_epilogue=True),
+    Config(epilogue_n=64, cluster=4, deferred_epilogue=True),
+    Config(tile_n=64, epilogue_n=16, deferred_epilogue=True, swap_ab=True),
+    Config(epilogue_n=64, schedule="split_tail", deferred_epilogue=True),
+    Config(tile_n=192, epilogue_n=32, consumers=1, deferred_epilogue=True),
+]
 
 
-DONE = [("gelu", None, False), ("gelu_tanh", None, False), ("silu", None, False), (None, "col", True), ("silu", "row", True)]
+DONE = [
+    ("gelu", None, False),
+    ("gelu_tanh", None, False),
+    ("silu", None, False),
+    (None, "col", True),
+    ("silu", "row", True),
+]
 
 
 def waiting(case):
-    return f"{case.tile_m}x{case.tile_n} {case.consumers} {case.cluster} {case.schedule}" if isinstance(case, Config) else str(case)
+    return (
+        f"{case.tile_m}x{case.tile_n} {case.consumers} {case.cluster} {case.schedule}"
+        if isinstance(case, Config)
+        else str(case)
+    )
 
 
 @pytest.mark.parametrize("config, done", crossed(DEFERRED, DONE), ids=waiting)
 @pytest.mark.parametrize("dtype", on_gpu_or_simulated([BF16, FP16], [BF16]), ids=str)
 @pytest.mark.parametrize("k", on_gpu_or_simulated([72, 1000, 2500], [72]))
 def test_what_is_done_with_results_that_waited(rng, config, done, dtype, k):
-    """Activations and residuals under the products of the next task, which are fewer than that takes, about as many, or more. Some rows are compared: all take
-    float64 minutes."""
+    """Activations and residuals under the products of the next task, which are fewer than that takes, about as many, or
+    more. Some rows are compared: all take float64 minutes."""
     m, n = on_gpu_or_simulated((3500, 3000), (200, 400))
     activation, gate, residual = done
     a, b, bias = matrix(m, k, dtype), matrix(k, n, dtype), randn(n, dtype=dtype)
@@ -249,7 +310,11 @@ def test_empty_extents(dtype, batch):
     for m, n, k in [(0, 8, 16), (8, 0, 16), (8, 16, 0), (0, 0, 0), (0, 8, 0)]:
         a, b = randn(*batch, m, k, dtype=dtype), randn(k, n, dtype=dtype)
         bias, gate, residual = randn(n), randn(*batch, m, n), randn(*batch, m, n)
-        for operands in ({}, dict(bias=bias, activation="silu"), dict(bias=bias, activation="gelu", gate=gate, residual=residual)):
+        for operands in (
+            {},
+            dict(bias=bias, activation="silu"),
+            dict(bias=bias, activation="gelu", gate=gate, residual=residual),
+        ):
             out = gemm(a, b, **operands)
             assert out.shape == (*batch, m, n) and out.dtype == BF16
             check(out, a, b, **operands)
@@ -260,7 +325,8 @@ def test_empty_extents(dtype, batch):
 
 @pytest.mark.parametrize("m", on_gpu_or_simulated([*range(1, 10), 15, 16, 17, 31, 32, 33, 48, 63, 64], [1, 5, 17]))
 def test_few_rows(rng, m):
-    """As when a model generates token by token, with the configurations that are chosen by default and some of their alternatives."""
+    """As when a model generates token by token, with the configurations that are chosen by default and some of their
+    alternatives."""
     a, b, bias = randn(m, 328), matrix(328, 200, transposed=True), randn(200)
     multiply(a, b, None)
     multiply(a, b, KINDS["swap_ab"], bias=bias, activation="silu")
@@ -268,7 +334,18 @@ def test_few_rows(rng, m):
 
 # ---------------------------------------------------------------- batches
 
-BATCHES = [((3,), (3,)), ((3,), ()), ((), (3,)), ((2, 1), (3,)), ((2, 3), (1, 3)), ((2, 1, 2), (1, 3, 1)), ((1,), (1,)), ((0,), (0,)), ((0,), ()), ((1,), (4,))]
+BATCHES = [
+    ((3,), (3,)),
+    ((3,), ()),
+    ((), (3,)),
+    ((2, 1), (3,)),
+    ((2, 3), (1, 3)),
+    ((2, 1, 2), (1, 3, 1)),
+    ((1,), (1,)),
+    ((0,), (0,)),
+    ((0,), ()),
+    ((1,), (4,)),
+]
 
 
 @pytest.mark.parametrize(("a_batch", "b_batch"), BATCHES)
@@ -296,7 +373,16 @@ def test_batches_of_views(rng):
 # ---------------------------------------------------------------- epilogues
 
 BIASES = [(BF16, (88,)), (FP16, (1, 88)), (FP32, (88,)), (FP32, ()), (BF16, (1,))]
-GATES = [(BF16, (88,)), (FP32, (1, 88)), (FP16, (70, 1)), (FP32, (70, 1)), (BF16, (70, 88)), (FP32, (70, 88)), (FP32, ()), (BF16, (1, 1))]
+GATES = [
+    (BF16, (88,)),
+    (FP32, (1, 88)),
+    (FP16, (70, 1)),
+    (FP32, (70, 1)),
+    (BF16, (70, 88)),
+    (FP32, (70, 88)),
+    (FP32, ()),
+    (BF16, (1, 1)),
+]
 
 
 def some(cases):
@@ -330,12 +416,19 @@ def test_activation(rng, activation):
     assert large.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", some_slow(KINDS, ["wide", "panels", "panels in turns", "deferred", "swap_ab", "split_k", "cluster_split_k"]))
+@pytest.mark.parametrize(
+    "kind", some_slow(KINDS, ["wide", "panels", "panels in turns", "deferred", "swap_ab", "split_k", "cluster_split_k"])
+)
 def test_all_of_an_epilogue(rng, kind):
     a, b = randn(70, 136), matrix(136, 88, transposed=True)
     everything = dict(bias=randn(88, dtype=FP32), activation="silu", gate=randn(70, 1), residual=randn(70, 88))
     multiply(a, b, KINDS[kind], **everything)
-    multiply(a[:65], b[:, :83], KINDS[kind], **{**everything, "bias": randn(83, dtype=FP32), "gate": randn(65, 1), "residual": randn(65, 83)})
+    multiply(
+        a[:65],
+        b[:, :83],
+        KINDS[kind],
+        **{**everything, "bias": randn(83, dtype=FP32), "gate": randn(65, 1), "residual": randn(65, 83)},
+    )
     if DEVICE == "cuda":
         for gate in (randn(88), randn(70, 88, dtype=FP32), randn()):
             multiply(a, b, KINDS[kind], **{**everything, "gate": gate})
@@ -352,16 +445,36 @@ def test_fp8(rng, a_type, b_type):
     multiply(a[:65, :153], b[:153, :83])
 
 
-@pytest.mark.parametrize(("a_shape", "b_shape"), some([((), ()), ((70,), (88,)), ((70, 1), (1, 88)), (None, (1, 88)), ((1, 1), None)]), ids=str)
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"),
+    some([((), ()), ((70,), (88,)), ((70, 1), (1, 88)), (None, (1, 88)), ((1, 1), None)]),
+    ids=str,
+)
 def test_fp8_scales(rng, a_shape, b_shape):
     a, b = matrix(70, 160, E4M3), matrix(160, 88, E4M3, True)
     scale_a, scale_b = (None if s is None else scales(*s) for s in (a_shape, b_shape))
     multiply(a, b, scale_a=scale_a, scale_b=scale_b)
-    multiply(a, b, KINDS["swap_ab"], scale_a=scale_a, scale_b=scale_b, bias=randn(88), activation="silu", residual=randn(70, 88))
+    multiply(
+        a,
+        b,
+        KINDS["swap_ab"],
+        scale_a=scale_a,
+        scale_b=scale_b,
+        bias=randn(88),
+        activation="silu",
+        residual=randn(70, 88),
+    )
 
 
-BLOCKWISE = [Config(consumers=consumers, tile_n=cols, tile_k=128, cluster=cluster, streamed=streamed)
-             for consumers, cols, cluster, streamed in ((1, 128, 1, False), (1, 256, 1, False), (2, 256, 2, False), (1, 128, 1, True))]
+BLOCKWISE = [
+    Config(consumers=consumers, tile_n=cols, tile_k=128, cluster=cluster, streamed=streamed)
+    for consumers, cols, cluster, streamed in (
+        (1, 128, 1, False),
+        (1, 256, 1, False),
+        (2, 256, 2, False),
+        (1, 128, 1, True),
+    )
+]
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(70, 136, 400), (130, 264, 144), (64, 256, 96), (1, 130, 260)])
@@ -377,7 +490,8 @@ def test_fp8_block_scales(rng, m, n, k):
 
 
 def test_fp8_block_scales_of_very_different_sizes(rng):
-    """A block's product is scaled before it is added: what is small beside another block is not lost where the large one is scaled down."""
+    """A block's product is scaled before it is added: what is small beside another block is not lost where the large
+    one is scaled down."""
     a, b = matrix(64, 256, E4M3), matrix(256, 128, E4M3, True)
     scale_a = torch.ones(64, 2, device=DEVICE)
     scale_a[:, 0], scale_a[:, 1] = 2.0**-12, 2.0**12
@@ -399,7 +513,8 @@ PROBLEMS = {
     "fp8": problem(dtype="fp8e4nv", m=130, n=272, k=288, b="nk"),
     "block scales": problem(dtype="fp8e4nv", m=130, n=272, k=288, b="nk", scales="block"),
 }
-SHARES = on_gpu_or_simulated(8, 1)  # two hundred kernels take ten minutes to compile one after another: other processes may take theirs
+# two hundred kernels take ten minutes to compile one after another: other processes may take theirs
+SHARES = on_gpu_or_simulated(8, 1)
 
 
 @pytest.mark.parametrize("share", range(SHARES))
@@ -411,7 +526,11 @@ def test_every_candidate_is_right(rng, name, share):
     dtype = E4M3 if problem.dtype.startswith("fp8") else BF16
     batch = (problem.batch,) if problem.batch > 1 else ()
     a = randn(*batch, problem.m, problem.k, dtype=dtype)
-    b = randn(*batch, problem.n, problem.k, dtype=dtype).mT if problem.b == "nk" else randn(*batch, problem.k, problem.n, dtype=dtype)
+    b = (
+        randn(*batch, problem.n, problem.k, dtype=dtype).mT
+        if problem.b == "nk"
+        else randn(*batch, problem.k, problem.n, dtype=dtype)
+    )
     every = candidates(problem)[share::SHARES]
     configs = on_gpu_or_simulated(every, [every[i] for i in rng.permutation(len(every))[:1]])
     for config in configs:
@@ -421,8 +540,13 @@ def test_every_candidate_is_right(rng, name, share):
         check(out, a, b, str(config), **operands)
 
 
-@pytest.mark.parametrize("kind", some_slow(KINDS, ["two consumers", "cluster", "pingpong", "deferred", "streamed", "cluster_split_k", "split_tail",
-                                                   "stream_k"]))  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    some_slow(
+        KINDS,
+        ["two consumers", "cluster", "pingpong", "deferred", "streamed", "cluster_split_k", "split_tail", "stream_k"],
+    ),
+)
 def test_many_tasks(rng, kind):
     """More tasks than blocks, a number of them that divides by nothing."""
     m, n, k = on_gpu_or_simulated((3000, 2000, 328), (200, 456, 200))
@@ -466,7 +590,11 @@ def test_activations_of_infinity(activation):
     bias = torch.zeros(64, device=DEVICE)
     bias[3], bias[5], bias[8] = float("nan"), float("inf"), -float("inf")
     out = gemm(a, b, bias=bias, activation=activation, config=CHOSEN)
-    assert out[:, [3, 8]].isnan().all() and (out[:, 5] == float("inf")).all() and (out.isnan().sum(), out.isinf().sum()) == (128, 64)
+    assert (
+        out[:, [3, 8]].isnan().all()
+        and (out[:, 5] == float("inf")).all()
+        and (out.isnan().sum(), out.isinf().sum()) == (128, 64)
+    )
 
 
 def test_values_beyond_the_range_of_fp16_are_infinite():
@@ -496,8 +624,12 @@ def test_sums_in_fp16(rng):
     for config in (None, SMALL):
         assert relative_error(gemm(a, b, accumulate="fp16", config=config), want) < 2e-2
     big = torch.full((16, 64), 60.0, device=DEVICE, dtype=FP16)
-    assert torch.isinf(gemm(big, big.T, accumulate="fp16", out_dtype=torch.float32, config=SMALL)).all()  # 64 · 3600 is beyond fp16
-    with pytest.raises(ValueError, match=r"gemm\(accumulate='fp16'\) of torch.bfloat16: must be 'fp32', or 'fp16' for operands of torch.float16"):
+    # 64 · 3600 is beyond fp16
+    assert torch.isinf(gemm(big, big.T, accumulate="fp16", out_dtype=torch.float32, config=SMALL)).all()
+    with pytest.raises(
+        ValueError,
+        match=r"gemm\(accumulate='fp16'\) of torch.bfloat16: must be 'fp32', or 'fp16' for operands of torch.float16",
+    ):
         gemm(a.bfloat16(), b.bfloat16(), accumulate="fp16")
     with pytest.raises(ValueError, match="tasks that are split are summed up in fp32"):
         gemm(a, b, accumulate="fp16", config=Config(tile_n=128, schedule="split_k", splits=2))

@@ -1,4 +1,5 @@
-"""Gradients of `gemm` and its operator: against autograd in float64, under torch.compile, and by torch.library's own checks."""
+"""Gradients of `gemm` and its operator: against autograd in float64, under torch.compile, and by torch.library's own
+checks."""
 
 import pytest
 import torch
@@ -9,14 +10,18 @@ from tritonkittens.kernels.gemm import gemm, gemm_torch
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
-ROUNDINGS = {BF16: 1.2e-2, FP16: 2e-3}  # of the gradient of the sums, of the result and of the gradient, each about half an ulp
+# of the gradient of the sums, of the result and of the gradient, each about half an ulp
+ROUNDINGS = {BF16: 1.2e-2, FP16: 2e-3}
 
 
 def compared(a, b, grad=None, activation=None, wanted=None, **operands):
     """Gradients of everything, or of the `wanted`, as float64 has them."""
     tensors = {"a": a, "b": b, **operands}
     wanted = wanted or [name for name, x in tensors.items() if not name.startswith("scale")]
-    leaves = {name: x.detach().clone(memory_format=torch.preserve_format).requires_grad_(name in wanted) for name, x in tensors.items()}
+    leaves = {
+        name: x.detach().clone(memory_format=torch.preserve_format).requires_grad_(name in wanted)
+        for name, x in tensors.items()
+    }
     exact = {name: x.detach().cpu().double().requires_grad_(name in wanted) for name, x in tensors.items()}
     out = gemm(**leaves, activation=activation)
     ref = gemm_torch(**exact, activation=activation)
@@ -70,7 +75,9 @@ def test_gradients_of_every_place_of_an_operand(activation, rng):
 
 def test_vectors_along_the_rows_of_every_matrix_of_a_batch(rng):
     """Rows of a batch are those of one product only where nothing is along them."""
-    a, b = (torch.randn(*shape, dtype=torch.float32, device=DEVICE).to(torch.bfloat16) for shape in ((3, 24, 64), (64, 40)))
+    a, b = (
+        torch.randn(*shape, dtype=torch.float32, device=DEVICE).to(torch.bfloat16) for shape in ((3, 24, 64), (64, 40))
+    )
     scale, gate = (torch.rand(24, 1, dtype=torch.float32, device=DEVICE) + 0.5 for _ in range(2))
     for given in (dict(scale_a=scale), dict(scale_a=scale[:, 0]), dict(gate=gate), dict(scale_a=scale, gate=gate)):
         assert relative_error(gemm(a, b, **given), torch.stack([gemm_torch(x, b, **given) for x in a]).cpu()) < 1e-2
@@ -78,7 +85,15 @@ def test_vectors_along_the_rows_of_every_matrix_of_a_batch(rng):
 
 @pytest.mark.parametrize("wanted", ["a", "b", "bias", "gate", "residual"])
 def test_the_gradient_of_one_operand_only(rng, wanted):
-    compared(randn(24, 32), randn(32, 40), wanted=[wanted], bias=randn(40), gate=randn(24, 1), residual=randn(24, 40), activation="gelu")
+    compared(
+        randn(24, 32),
+        randn(32, 40),
+        wanted=[wanted],
+        bias=randn(40),
+        gate=randn(24, 1),
+        residual=randn(24, 40),
+        activation="gelu",
+    )
 
 
 def test_gradients_of_views_and_of_strange_incoming_gradients(rng):
@@ -113,7 +128,10 @@ def test_a_wider_result_has_gradients_too(rng):
     out = gemm(a, b, out_dtype=FP32)
     grad = torch.randn(24, 40, device=DEVICE)
     out.backward(grad)
-    assert a.grad.dtype == BF16 and relative_error(a.grad, grad.cpu().double() @ b.detach().cpu().double().T) < ROUNDINGS[BF16]
+    assert (
+        a.grad.dtype == BF16
+        and relative_error(a.grad, grad.cpu().double() @ b.detach().cpu().double().T) < ROUNDINGS[BF16]
+    )
 
 
 def test_out_of_a_differentiable_product_is_written(rng):
@@ -133,7 +151,9 @@ def test_a_configuration_counts_where_gradients_are_wanted(kernel_device):
 
 def test_no_gradient_of_8_bit_operands():
     a, b = randn(32, 32, dtype=E4M3), matrix(32, 32, E4M3, True)
-    message = r"gemm of torch\.float8_e4m3fn has no gradient: the operands of an 8-bit product are results of a quantisation"
+    message = (
+        r"gemm of torch\.float8_e4m3fn has no gradient: the operands of an 8-bit product are results of a quantisation"
+    )
     with pytest.raises(TypeError, match=message):
         gemm(a.requires_grad_(), b)
     with torch.no_grad():
@@ -144,9 +164,13 @@ def test_no_gradient_of_8_bit_operands():
 
 
 def sample(grad=False, **changes):
-    given = dict(a=randn(24, 32), b=randn(32, 40), bias=randn(40), activation="gelu", gate=randn(24, 1), residual=randn(24, 40))
+    given = dict(
+        a=randn(24, 32), b=randn(32, 40), bias=randn(40), activation="gelu", gate=randn(24, 1), residual=randn(24, 40)
+    )
     given = {**given, "scale_a": None, "scale_b": None, "out_dtype": None, "config": None, **changes}
-    return tuple(x.requires_grad_(grad) if isinstance(x, torch.Tensor) and x.dtype != E4M3 else x for x in given.values())
+    return tuple(
+        x.requires_grad_(grad) if isinstance(x, torch.Tensor) and x.dtype != E4M3 else x for x in given.values()
+    )
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -158,7 +182,14 @@ def test_the_operator_passes_the_checks_of_torch(grad):
 
 def test_the_operator_passes_the_checks_of_torch_with_8_bit_operands():
     """All but test_schema, whose arithmetic on the operands torch has not for fp8 on a CPU."""
-    case = sample(a=randn(24, 32, dtype=E4M3), b=matrix(32, 40, E4M3, True), scale_a=scales(), scale_b=scales(40), gate=None, residual=None)
+    case = sample(
+        a=randn(24, 32, dtype=E4M3),
+        b=matrix(32, 40, E4M3, True),
+        scale_a=scales(),
+        scale_b=scales(40),
+        gate=None,
+        residual=None,
+    )
     tests = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(torch.ops.tritonkittens.gemm.default, case, test_utils=tests, rtol=2e-2, atol=2e-2)
 
@@ -189,8 +220,8 @@ def test_compiled_without_graph_breaks(rng, backend):
 
 
 def test_eager_calls_and_the_operator_agree(rng):
-    """An eager call is a plain autograd function; dispatch modes and transforms of torch see the operator. Both give the same bits, and may be differentiated
-    again."""
+    """An eager call is a plain autograd function; dispatch modes and transforms of torch see the operator. Both give
+    the same bits, and may be differentiated again."""
     a, b, bias = (x.requires_grad_() for x in (randn(70, 72), randn(72, 40), randn(40)))
     grad = randn(70, 40)
 
@@ -211,4 +242,6 @@ def test_gradients_lie_as_their_operands(rng, transposed, batch):
     stored = {"a": randn(*batch, 24, 32), "b": randn(*batch, 32, 40)}
     leaves = {name: (x.mT.contiguous() if name in transposed else x).requires_grad_() for name, x in stored.items()}
     out = gemm(**{name: x.mT if name in transposed else x for name, x in leaves.items()})
-    assert all(gradient.is_contiguous() for gradient in torch.autograd.grad(out, leaves.values(), torch.randn_like(out)))
+    assert all(
+        gradient.is_contiguous() for gradient in torch.autograd.grad(out, leaves.values(), torch.randn_like(out))
+    )

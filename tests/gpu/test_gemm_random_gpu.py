@@ -15,10 +15,13 @@ pytestmark = pytest.mark.gpu
 
 PROBLEMS, LARGEST = 134, 2048  # of each sort: 2,546 in all
 AT_ONCE = 77  # products between two synchronisations
-DEFAULT_KERNELS = 2  # kernels of a sort that the default may compile; products that would need another take the fixed configuration of their kind
+# kernels of a sort that the default may compile; products that would need another take the fixed configuration of their
+# kind
+DEFAULT_KERNELS = 2
 SLACK = 2.0**-18  # of the sums of magnitudes: another order of summation
 
-# dtype, A and B transposed?, batch, operands of the epilogue, activation, configuration. Each is one kernel, whatever the extents.
+# dtype, A and B transposed?, batch, operands of the epilogue, activation, configuration. Each is one kernel, whatever
+# the extents.
 SORTS = [
     (BF16, False, True, (), ("bias",), None, "two consumers"),
     (BF16, False, False, (), (), None, "cluster"),
@@ -51,13 +54,18 @@ def operands_of(names, batch, m, n, dtype):
     made = {}
     for name in names:
         kind, _, place = name.partition("_")
-        shape = {"bias": (n,), "residual": (*batch, m, n), "gate": {"col": (n,), "row": (m, 1)}.get(place, (*batch, m, n))}[kind]
+        shape = {
+            "bias": (n,),
+            "residual": (*batch, m, n),
+            "gate": {"col": (n,), "row": (m, 1)}.get(place, (*batch, m, n)),
+        }[kind]
         made[kind] = randn(*shape, dtype=dtype)
     return made
 
 
 def by_torch(a, b, activation, operands):
-    """cuBLAS, and the epilogue in fp32 before anything is rounded where cuBLAS gives fp32 sums of these operands (of 16 bits it gives them rounded)."""
+    """cuBLAS, and the epilogue in fp32 before anything is rounded where cuBLAS gives fp32 sums of these operands (of 16
+    bits it gives them rounded)."""
     if a.dtype == E4M3:
         one = torch.ones((), device=a.device)
         total = torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=BF16, use_fast_accum=True)
@@ -74,7 +82,8 @@ def errors(out, ref):
 def try_one(rng, sort, default_kernels):
     """One product; what it was, the errors of ours, and what they may be."""
     dtype, a_transposed, b_transposed, batch, names, activation, kind = sort
-    m, n, k = extent(rng), extent(rng, 16 if dtype == E4M3 else 1), extent(rng, 16 if dtype == E4M3 else 1)  # cuBLAS takes no other fp8
+    # cuBLAS takes no other fp8
+    m, n, k = extent(rng), extent(rng, 16 if dtype == E4M3 else 1), extent(rng, 16 if dtype == E4M3 else 1)
     result = BF16 if dtype == E4M3 else dtype
     if batch:
         a, b = randn(*batch, m, k, dtype=dtype), randn(*batch, k, n, dtype=dtype)
@@ -92,7 +101,12 @@ def try_one(rng, sort, default_kernels):
     exact = [a.double(), b.double()]
     sums = exact[0] @ exact[1]
     ref = epilogue(sums, operands.get("bias"), activation, operands.get("gate"), operands.get("residual"))
-    magnitude = epilogue(exact[0].abs() @ exact[1].abs(), None, None, *(x if x is None else x.abs() for x in (operands.get("gate"), None)))
+    magnitude = epilogue(
+        exact[0].abs() @ exact[1].abs(),
+        None,
+        None,
+        *(x if x is None else x.abs() for x in (operands.get("gate"), None)),
+    )
     theirs, rounded = errors(by_torch(a, b, activation, operands).to(result), ref), errors(ref.to(result), ref)
     allowed = 1.5 * torch.maximum(theirs, rounded) + SLACK * torch.stack([magnitude.norm(), magnitude.max()])
     if KINDS[kind].deferred_epilogue:
@@ -109,5 +123,8 @@ def test_random_products(rng, sort):
     for done in range(0, PROBLEMS, AT_ONCE):
         tried = [try_one(rng, sort, default_kernels) for _ in range(min(AT_ONCE, PROBLEMS - done))]
         ours, allowed = (torch.stack([t[i] for t in tried]).cpu() for i in (1, 2))
-        failures += [f"{tried[i][0]}: {ours[i].tolist()}, allowed {allowed[i].tolist()}" for i in (~(ours <= allowed)).any(1).nonzero().flatten().tolist()]
+        failures += [
+            f"{tried[i][0]}: {ours[i].tolist()}, allowed {allowed[i].tolist()}"
+            for i in (~(ours <= allowed)).any(1).nonzero().flatten().tolist()
+        ]
     assert not failures, f"{len(failures)} of {PROBLEMS} on {DEVICE}:\n" + "\n".join(failures[:20])

@@ -1,4 +1,5 @@
-"""`gemm` of operands that TMA cannot address, where they are read without a copy: against float64 element by element; on the GPU, or simulated."""
+"""`gemm` of operands that TMA cannot address, where they are read without a copy: against float64 element by element;
+on the GPU, or simulated."""
 
 import pytest
 import torch
@@ -38,9 +39,14 @@ def matrix(rows, cols, dtype=BF16, transposed=False, start=0):
 def results(m, n, dtype=BF16):
     """(whole memory, out in it) of every kind, poisoned."""
     around = poison(torch.empty(m + 2 * MARGIN, n + 2 * MARGIN, device=DEVICE, dtype=dtype))
-    tall, wide = (poison(torch.empty(*shape, device=DEVICE, dtype=dtype)) for shape in ((n + 2 * MARGIN, m + 3), (m, 2 * n + 1)))
-    return {"inside": (around, around[MARGIN : MARGIN + m, 3 : 3 + n]), "transposed": (tall, tall[MARGIN : MARGIN + n, 1 : 1 + m].T),
-            "every second": (wide, wide[:, 1::2])}  # fmt: skip
+    tall, wide = (
+        poison(torch.empty(*shape, device=DEVICE, dtype=dtype)) for shape in ((n + 2 * MARGIN, m + 3), (m, 2 * n + 1))
+    )
+    return {
+        "inside": (around, around[MARGIN : MARGIN + m, 3 : 3 + n]),
+        "transposed": (tall, tall[MARGIN : MARGIN + n, 1 : 1 + m].T),
+        "every second": (wide, wide[:, 1::2]),
+    }
 
 
 def multiply(a, b, tiles=None, out=None, activation=None, out_dtype=None, **operands):
@@ -61,7 +67,13 @@ def test_which_products_are_read_without_a_copy():
         a, b = torch.empty(m, k, dtype=dtype, device=DEVICE), torch.empty(k, n, dtype=dtype, device=DEVICE)
         return takes(a, b, None, dtype, out)
 
-    assert rule(1, 4095, 4097) and rule(4095, 1, 4097) and rule(unaligned.FEW_ROWS, 4095, 4097) and rule(127, 129, 255) and rule(1, 9, 8)
+    assert (
+        rule(1, 4095, 4097)
+        and rule(4095, 1, 4097)
+        and rule(unaligned.FEW_ROWS, 4095, 4097)
+        and rule(127, 129, 255)
+        and rule(1, 9, 8)
+    )
     assert not rule(4095, 4097, 4103) and not rule(1, 4096, 4096) and not rule(128, 128, 256), "TMA"
     assert not rule(1, 4095, 4097, E4M3)
     out = torch.empty(16, 72, dtype=BF16, device=DEVICE)
@@ -161,11 +173,20 @@ def test_result_types(rng):
 def test_epilogues(rng, kind, transposed):
     m, n = (37, 3) if transposed else (3, 37)
     a, b = randn(m, 41), randn(41, n)
-    for operands in (dict(bias=randn(n)), dict(bias=randn(1, n, dtype=FP32), activation="gelu"), dict(bias=randn(), gate=randn(m, 1), residual=randn(n, m).T),
-                     dict(gate=randn(m, n, dtype=FP16), activation="silu"), dict(gate=randn(n), residual=randn(m, n + 3)[:, 3:], activation="gelu_tanh"),
-                     dict(scale_a=scales(m), scale_b=scales(1, n)), dict(scale_a=scales(), scale_b=scales(1, 1), bias=randn(2 * n)[::2])):  # fmt: skip
+    for operands in (
+        dict(bias=randn(n)),
+        dict(bias=randn(1, n, dtype=FP32), activation="gelu"),
+        dict(bias=randn(), gate=randn(m, 1), residual=randn(n, m).T),
+        dict(gate=randn(m, n, dtype=FP16), activation="silu"),
+        dict(gate=randn(n), residual=randn(m, n + 3)[:, 3:], activation="gelu_tanh"),
+        dict(scale_a=scales(m), scale_b=scales(1, n)),
+        dict(scale_a=scales(), scale_b=scales(1, 1), bias=randn(2 * n)[::2]),
+    ):
         multiply(a, b, KINDS[kind], **operands)
-    for operands in (dict(bias=randn(n), activation="silu", gate=randn(m, 1), residual=randn(m, n)), dict(scale_b=scales(n))):
+    for operands in (
+        dict(bias=randn(n), activation="silu", gate=randn(m, 1), residual=randn(m, n)),
+        dict(scale_b=scales(n)),
+    ):
         check(gemm(a, b, **operands), a, b, **operands)
 
 
@@ -199,7 +220,8 @@ def test_nan_and_infinity_spread_as_in_torch(rng, kind, transposed):
     assert (out - ref)[finite].norm() / ref[finite].norm() < 4e-3
 
 
-# ---------------------------------------------------------------- the same call again, in any order of blocks, gradients
+# ---------------------------------------------------------------- the same call again, in any order of blocks,
+# gradients
 
 
 @pytest.mark.parametrize("kind", [name for name, tiles in KINDS.items() if tiles.parts > 1])
@@ -230,7 +252,10 @@ def test_a_tile_writes_its_own_columns(rng):
 def test_the_order_of_blocks_does_not_matter(kind):
     torch.manual_seed(0)
     for transposed in (False, True):
-        a, b = torch.randn(3, 61).to(BF16), torch.randn(67, 61).to(BF16).T if transposed else torch.randn(61, 67).to(BF16)
+        a, b = (
+            torch.randn(3, 61).to(BF16),
+            torch.randn(67, 61).to(BF16).T if transposed else torch.randn(61, 67).to(BF16),
+        )
         found = []
         for schedule in range(4):
             with sim.device("sm_90a", schedule=schedule):

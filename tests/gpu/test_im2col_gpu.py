@@ -1,4 +1,5 @@
-"""im2col tiles on a Hopper GPU against torch and against a gather pixel by pixel; outputs poisoned, waits that never end trap."""
+"""im2col tiles on a Hopper GPU against torch and against a gather pixel by pixel; outputs poisoned, waits that never
+end trap."""
 
 import pytest
 import torch
@@ -8,7 +9,13 @@ from tests.cases_im2col import all_taps, convolution_input, expected_taps, expec
 from tests.util import DEVICE, poison
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
-TORCH = {tk.bf16: torch.bfloat16, tk.fp16: torch.float16, tk.fp32: torch.float32, tk.int8: torch.int8, tk.fp8e4m3: torch.float8_e4m3fn}
+TORCH = {
+    tk.bf16: torch.bfloat16,
+    tk.fp16: torch.float16,
+    tk.fp32: torch.float32,
+    tk.int8: torch.int8,
+    tk.fp8e4m3: torch.float8_e4m3fn,
+}
 
 
 def image(rng, *shape, dtype=tk.bf16):
@@ -17,7 +24,9 @@ def image(rng, *shape, dtype=tk.bf16):
 
 
 def taps_of(x, tile, filter, stride, padding, dilation, fill="zero"):
-    expected, height, width = expected_taps(x, filter, stride, padding, dilation, float("nan") if fill == "nan" else 0.0)
+    expected, height, width = expected_taps(
+        x, filter, stride, padding, dilation, float("nan") if fill == "nan" else 0.0
+    )
     out = poison(torch.empty(expected.shape, dtype=x.dtype, device=DEVICE))
     grid = -(-expected.shape[1] // tile.rows), -(-x.shape[-1] // tile.cols)
     source = convolution_input(x, tile, filter, stride, padding, dilation, fill)

@@ -1,4 +1,5 @@
-"""GEMM and attention through their PyTorch entry points: any shape, any strides, against float64, element by element."""
+"""GEMM and attention through their PyTorch entry points: any shape, any strides, against float64, element by
+element."""
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ def close(out, ref, bound, what):
     wrong = ~(error <= bound)  # also where NaN
     if wrong.any():
         first, worst = wrong.nonzero()[0].tolist(), error[wrong].max().item()
-        pytest.fail(f"{what}: {int(wrong.sum())} of {wrong.numel()} elements, first at {first}, worst off by {worst:.3g}")
+        pytest.fail(
+            f"{what}: {int(wrong.sum())} of {wrong.numel()} elements, first at {first}, worst off by {worst:.3g}"
+        )
 
 
 def randn(*shape, dtype):
@@ -45,9 +48,19 @@ def operand_b(k, n, transposed, dtype):
 def test_gemm_of_random_shapes(dtype, transposed, rng):
     """Ragged and tiny extents; rows that TMA cannot address are among them."""
     edges = [1, 8, 16, 63, 64, 65, 128, 129, 255, 256, 257, 520]
-    shapes = [(1, 1, 1), (128, 256, 64), (1, 256, on_gpu_or_simulated(4096, 512)), (on_gpu_or_simulated(2048, 400), 8, 8), (300, 264, 8), (1000, 1, 65)]
+    shapes = [
+        (1, 1, 1),
+        (128, 256, 64),
+        (1, 256, on_gpu_or_simulated(4096, 512)),
+        (on_gpu_or_simulated(2048, 400), 8, 8),
+        (300, 264, 8),
+        (1000, 1, 65),
+    ]
     largest, count = on_gpu_or_simulated((1200, 24), (300, 4))
-    shapes += [tuple(int(rng.choice(edges)) if rng.random() < 0.5 else int(rng.integers(1, largest)) for _ in range(3)) for _ in range(count)]
+    shapes += [
+        tuple(int(rng.choice(edges)) if rng.random() < 0.5 else int(rng.integers(1, largest)) for _ in range(3))
+        for _ in range(count)
+    ]
     for m, n, k in shapes:
         print(m, n, k)
         a, b = randn(m, k, dtype=dtype), operand_b(k, n, transposed, dtype)
@@ -58,7 +71,9 @@ def test_gemm_of_random_shapes(dtype, transposed, rng):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("m, n, k", on_gpu_or_simulated([(4096, 4096, 1024), (1536, 3000, 8192)], [(640, 1100, 96), (200, 300, 1024)]))
+@pytest.mark.parametrize(
+    "m, n, k", on_gpu_or_simulated([(4096, 4096, 1024), (1536, 3000, 8192)], [(640, 1100, 96), (200, 300, 1024)])
+)
 def test_gemm_of_many_tasks_a_block(m, n, k, transposed, rng):
     a, b = randn(m, k, dtype=torch.bfloat16), operand_b(k, n, transposed, torch.bfloat16)
     check_gemm(a, b, gemm(a, b))
@@ -120,7 +135,10 @@ def test_attention_of_random_shapes(width, dtype, rng):
     shapes = [(1, 1, 1, 1, 1), (2, 2, 1, 128, 128), (1, 4, 4, 1, 300), (1, 2, 2, 300, 1)]
     for _ in range(on_gpu_or_simulated(14, 2)):
         heads, kv_heads = HEADS[rng.integers(len(HEADS))]
-        queries, keys = (int(rng.choice(EDGES)) if rng.random() < 0.6 else int(rng.integers(1, on_gpu_or_simulated(700, 300))) for _ in range(2))
+        queries, keys = (
+            int(rng.choice(EDGES)) if rng.random() < 0.6 else int(rng.integers(1, on_gpu_or_simulated(700, 300)))
+            for _ in range(2)
+        )
         shapes.append((int(rng.integers(1, on_gpu_or_simulated(4, 2))), heads, kv_heads, queries, keys))
     for batch, heads, kv_heads, queries, keys in shapes:
         print(batch, heads, kv_heads, queries, keys)
@@ -146,11 +164,13 @@ def test_attention_of_scores_that_need_the_running_maximum(rng):
 
 @pytest.mark.parametrize("width", [64, 80, 128])
 def test_attention_of_permuted_tensors_writes_nothing_around_its_output(width, rng):
-    """(batch, sequence, heads, D) memory seen as (batch, heads, sequence, D); the result between margins of the same kind."""
+    """(batch, sequence, heads, D) memory seen as (batch, heads, sequence, D); the result between margins of the same
+    kind."""
     dtype, batch, heads, kv_heads = torch.bfloat16, 2, 4, 2
     for queries, keys in [(100, 190), (129, 64), (1, 130)]:
         q = randn(batch, queries, heads, width, dtype=dtype).transpose(1, 2)
-        kv = randn(batch, keys, 2, kv_heads, width + 16, dtype=dtype)[..., 8 : 8 + width]  # K and V packed, in wider rows
+        # K and V packed, in wider rows
+        kv = randn(batch, keys, 2, kv_heads, width + 16, dtype=dtype)[..., 8 : 8 + width]
         k, v = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
         around = poison(torch.empty(batch, queries + 4, heads, width + 16, device=DEVICE, dtype=dtype))
         out = around[:, 2:-2, :, 8 : 8 + width].transpose(1, 2)

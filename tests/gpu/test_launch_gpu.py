@@ -1,4 +1,5 @@
-"""The launch path on a GPU: a kernel that copies tiles with TMA, against torch, through every way a launch can happen."""
+"""The launch path on a GPU: a kernel that copies tiles with TMA, against torch, through every way a launch can
+happen."""
 
 import gc
 import math
@@ -20,7 +21,16 @@ from tritonkittens.launch import GlobalArg, Launcher, TensorMapSpec, device_fact
 pytestmark = pytest.mark.gpu
 
 MODES = [pytest.param(True, id="native"), pytest.param(False, id="python")]
-DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2]
+DTYPES = [
+    torch.bfloat16,
+    torch.float16,
+    torch.float32,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
 
 
 @gluon.jit
@@ -55,7 +65,8 @@ def affine(out, x, pair, shift, big, negate, skipped, SIZE: triton.language.cons
 
 
 def signature_of(types, position=()):
-    """Triton signature and alignment attributes of a launcher's argument types; a GlobalArg becomes a tuple if it has several tiles."""
+    """Triton signature and alignment attributes of a launcher's argument types; a GlobalArg becomes a tuple if it has
+    several tiles."""
     out, attributes = [], {}
     for i, item in enumerate(types):
         path = (*position, i)
@@ -65,8 +76,14 @@ def signature_of(types, position=()):
             attributes |= inner
         elif item.kind == "descriptor":
             bits = triton._utils.get_primitive_bitwidth(item.type)
-            layouts = [gl.NVMMASharedLayout(swizzle_byte_width=s.swizzle, element_bitwidth=bits, rank=len(s.box)) for s in item.specs]
-            kinds = [f"tensordesc<{item.type}[{', '.join(map(str, s.box))}],{layout!r}>" for s, layout in zip(item.specs, layouts)]
+            layouts = [
+                gl.NVMMASharedLayout(swizzle_byte_width=s.swizzle, element_bitwidth=bits, rank=len(s.box))
+                for s in item.specs
+            ]
+            kinds = [
+                f"tensordesc<{item.type}[{', '.join(map(str, s.box))}],{layout!r}>"
+                for s, layout in zip(item.specs, layouts)
+            ]
             out.append(kinds[0] if len(kinds) == 1 else tuple(kinds))
         else:
             out.append(item.type)
@@ -114,7 +131,9 @@ def random_view(rng, rank, dtype):
     shape = [int(rng.integers(1, 9)) for _ in range(rank - 1)] + [int(rng.integers(1, 5)) * quantum]
     if rank > 1:
         shape[-2] = int(rng.integers(1, 200))
-    base = filled([n + int(rng.integers(0, 3)) for n in shape[:-1]] + [shape[-1] + quantum * int(rng.integers(0, 3))], dtype)
+    base = filled(
+        [n + int(rng.integers(0, 3)) for n in shape[:-1]] + [shape[-1] + quantum * int(rng.integers(0, 3))], dtype
+    )
     order = [*rng.permutation(rank - 1).tolist(), rank - 1]
     view = base.permute(order)
     offset = quantum * int(rng.integers(0, 1 + (view.shape[-1] - shape[-1]) // quantum))
@@ -131,16 +150,22 @@ def test_copy_of_any_tensor(copy, rng, rank, dtype):
     for _ in range(4):
         src = random_view(rng, rank, dtype)
         dst = (
-            filled(src.shape, dtype) if (src.shape[-1] * dtype.itemsize) % 16 == 0 else torch.zeros_like(padded(src))[..., : src.shape[-1]]
+            filled(src.shape, dtype)
+            if (src.shape[-1] * dtype.itemsize) % 16 == 0
+            else torch.zeros_like(padded(src))[..., : src.shape[-1]]
         )
         copy(dst, src, box, swizzle)
-        assert torch.equal(dst.view(torch.uint8) if dtype.itemsize == 1 else dst, src.view(torch.uint8) if dtype.itemsize == 1 else src)
+        assert torch.equal(
+            dst.view(torch.uint8) if dtype.itemsize == 1 else dst, src.view(torch.uint8) if dtype.itemsize == 1 else src
+        )
 
 
 def padded(tensor):
     """A contiguous tensor with rows rounded up to 16 bytes."""
     quantum = 16 // tensor.itemsize
-    return torch.empty(*tensor.shape[:-1], -(-tensor.shape[-1] // quantum) * quantum, dtype=tensor.dtype, device=tensor.device)
+    return torch.empty(
+        *tensor.shape[:-1], -(-tensor.shape[-1] // quantum) * quantum, dtype=tensor.dtype, device=tensor.device
+    )
 
 
 @pytest.mark.parametrize("fill", ["zero", "nan"])
@@ -235,11 +260,15 @@ def test_freed_addresses_that_come_back(copy, rng):
         assert torch.equal(out, src)
         del src
         gc.collect()
-    assert max(len(shapes) for shapes in seen.values()) > 1, "the allocator never reused an address; the test has no point then"
+    assert max(len(shapes) for shapes in seen.values()) > 1, (
+        "the allocator never reused an address; the test has no point then"
+    )
 
 
 @pytest.mark.parametrize("native", MODES)
-@pytest.mark.parametrize("options", [{}, {"num_ctas": 2}, {"launch_pdl": True}, {"launch_cooperative_grid": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"num_ctas": 2}, {"launch_pdl": True}, {"launch_cooperative_grid": True}], ids=str
+)
 def test_pointers_scalars_and_launch_options(native, options):
     launcher = Launcher(compile_affine, name="affine", arg_names=affine.arg_names, native=native)
     for n, scale, shift, big, negate in [

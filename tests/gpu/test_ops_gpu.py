@@ -32,7 +32,11 @@ def compare(q, k, v, *given, **named):
     assert relative_error(out, expected) < 8e-3
 
 
-MASKS = [(mask, lengths) for mask in ("none", "is_causal", "lower right", "upper left") for lengths in ((100, 100), (60, 130), (130, 60))]
+MASKS = [
+    (mask, lengths)
+    for mask in ("none", "is_causal", "lower right", "upper left")
+    for lengths in ((100, 100), (60, 130), (130, 60))
+]
 MASKS.remove(("lower right", (130, 60)))  # PyTorch's reference has NaN for queries without keys
 
 
@@ -72,7 +76,10 @@ def test_autocast(dtype, rng):
     q, k, v = (randn(1, 2, 20, 64, dtype=dtype) for _ in range(3))
     with torch.autocast(DEVICE, dtype=BF16):
         out = scaled_dot_product_attention(q, k, v)
-    assert out.dtype == BF16 and relative_error(out, functional.scaled_dot_product_attention(*(x.cpu().double() for x in (q, k, v)))) < 2e-2
+    assert (
+        out.dtype == BF16
+        and relative_error(out, functional.scaled_dot_product_attention(*(x.cpu().double() for x in (q, k, v)))) < 2e-2
+    )
 
 
 def test_gradients_of_padded_dimensions(rng):
@@ -85,7 +92,10 @@ def test_gradients_of_padded_dimensions(rng):
 
 
 REFUSED = [
-    (dict(attn_mask=torch.zeros(8, 8)), "attn_mask is a tensor; it must be None, causal_lower_right(L, S) or causal_upper_left(L, S)"),
+    (
+        dict(attn_mask=torch.zeros(8, 8)),
+        "attn_mask is a tensor; it must be None, causal_lower_right(L, S) or causal_upper_left(L, S)",
+    ),
     (dict(dropout_p=0.1), "dropout_p=0.1; the kernels have no dropout"),
     (dict(scale=-1.0), "scale=-1.0; it must be positive"),
     (dict(attn_mask=causal_lower_right(4, 8)), "a causal bias of 4 × 8 for 8 queries and 8 keys"),
@@ -107,7 +117,10 @@ def test_refused_operands():
         ((q, q.half(), q), "key has dtype torch.float16; all operands must be bf16 or fp16"),
         ((q[0, 0],) * 3, "query has shape (8, 64); it must have at least 3 dimensions"),
         ((randn(1, 2, 8, 320),) * 3, "the head dimension of query is 320; it must be at most 256"),
-        ((randn(1, 4, 8, 64), q, q), "4 query heads and 2 key heads; they must be equal, or with enable_gqa the first a multiple of the second"),
+        (
+            (randn(1, 4, 8, 64), q, q),
+            "4 query heads and 2 key heads; they must be equal, or with enable_gqa the first a multiple of the second",
+        ),
     ]
     for operands, message in cases:
         with pytest.raises(ValueError, match=re.escape(message)):
@@ -115,7 +128,8 @@ def test_refused_operands():
 
 
 def test_what_the_kernels_know_is_asked_for_as_pytorch_does(rng):
-    """Calls that `attention` has had before: PyTorch's function still aligns a causal mask at the top left, and wants to be told of groups."""
+    """Calls that `attention` has had before: PyTorch's function still aligns a causal mask at the top left, and wants
+    to be told of groups."""
     q, k, v = randn(1, 4, 20, 64), *(randn(1, 4, 70, 64) for _ in range(2))
     expected = functional.scaled_dot_product_attention(*(x.cpu().double() for x in (q, k, v)), is_causal=True)
     for _ in range(2):
@@ -127,8 +141,16 @@ def test_what_the_kernels_know_is_asked_for_as_pytorch_does(rng):
         with pytest.raises(ValueError, match="4 query heads and 2 key heads; they must be equal, or with enable_gqa"):
             scaled_dot_product_attention(q, *few)
     same = [scaled_dot_product_attention(q, *few, enable_gqa=True) for _ in range(2)]
-    assert torch.equal(*same) and relative_error(same[0], functional.scaled_dot_product_attention(
-        q.cpu().double(), *(x.cpu().double() for x in few), enable_gqa=True)) < 1e-2
+    assert (
+        torch.equal(*same)
+        and relative_error(
+            same[0],
+            functional.scaled_dot_product_attention(
+                q.cpu().double(), *(x.cpu().double() for x in few), enable_gqa=True
+            ),
+        )
+        < 1e-2
+    )
 
 
 def test_fallback(rng):
@@ -157,19 +179,26 @@ UNUSUAL = [
     ("a scale of 0", lambda: [randn(*Q)] * 3, dict(scale=0)),
     ("a scale of numpy", lambda: [randn(*Q)] * 3, dict(scale=np.float32(0.1))),
     ("a tensor as scale", lambda: [randn(*Q)] * 3, dict(scale=torch.tensor(0.1, dtype=torch.float64, device="cpu"))),
-    ("a mask and is_causal", lambda: [randn(*Q)] * 3, dict(attn_mask=torch.zeros(24, 24, dtype=BF16, device=DEVICE), is_causal=True)),
-]  # fmt: skip
+    (
+        "a mask and is_causal",
+        lambda: [randn(*Q)] * 3,
+        dict(attn_mask=torch.zeros(24, 24, dtype=BF16, device=DEVICE), is_causal=True),
+    ),
+]
 
 
 def jagged(lengths, heads=2, dim=64, like=None):
-    offsets = like.offsets() if like is not None else torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64, device=DEVICE)
+    offsets = (
+        like.offsets() if like is not None else torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64, device=DEVICE)
+    )
     return torch.nested.nested_tensor_from_jagged(randn(sum(lengths), heads, dim), offsets).transpose(1, 2)
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in UNUSUAL])
 def test_what_ran_before_runs_as_before(name, rng):
-    """Whatever PyTorch's function takes or refuses, a model gets the same from it within `use_attention`. (PyTorch's plain implementation: on a GPU its choice,
-    cuDNN, gives None for no heads and crashes on operands that do not fit.)"""
+    """Whatever PyTorch's function takes or refuses, a model gets the same from it within `use_attention`. (PyTorch's
+    plain implementation: on a GPU its choice, cuDNN, gives None for no heads and crashes on operands that do not
+    fit.)"""
     _, make, given = next(case for case in UNUSUAL if case[0] == name)
     operands = make()
 
@@ -217,11 +246,16 @@ def test_jagged_tensors_run_on_the_kernel_of_packed_sequences(given, rng, monkey
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.qkv, self.out = torch.nn.Linear(128, 384, dtype=BF16, device=DEVICE), torch.nn.Linear(128, 128, dtype=BF16, device=DEVICE)
+        self.qkv, self.out = (
+            torch.nn.Linear(128, 384, dtype=BF16, device=DEVICE),
+            torch.nn.Linear(128, 128, dtype=BF16, device=DEVICE),
+        )
 
     def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (3, 2, 64)).permute(2, 0, 3, 1, 4)
-        return x + self.out(functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
+        return x + self.out(
+            functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+        )
 
 
 def test_a_model_uses_it(rng, monkeypatch):
@@ -250,7 +284,9 @@ def test_a_model_uses_it(rng, monkeypatch):
 BACKEND = "inductor" if DEVICE == "cuda" else "aot_eager"
 
 
-@pytest.mark.parametrize("given, kv_heads, dim", [slow(dict(), 4, 64), (dict(is_causal=True), 2, 64), (dict(scale=0.3), 1, 40)], ids=str)
+@pytest.mark.parametrize(
+    "given, kv_heads, dim", [slow(dict(), 4, 64), (dict(is_causal=True), 2, 64), (dict(scale=0.3), 1, 40)], ids=str
+)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(given, kv_heads, dim, dynamic, rng):
     """One graph, with its gradients, and with `dynamic` the same for other lengths."""

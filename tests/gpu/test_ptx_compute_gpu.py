@@ -1,5 +1,5 @@
-"""inline_ptx on Hopper: wgmma, math, convert, memory, timing, extern against torch in float64, on fresh random inputs and poisoned
-outputs.
+"""inline_ptx on Hopper: wgmma, math, convert, memory, timing, extern against torch in float64, on fresh random inputs
+and poisoned outputs.
 """
 
 import pytest
@@ -26,7 +26,8 @@ def launch(kernel, *arguments, explicit=True, grid=(1,), **keywords):
 
 both = pytest.mark.parametrize("explicit", [False, True], ids=["plain", "explicit"])
 
-# --- wgmma --------------------------------------------------------------------------------------------------------------------------
+# --- wgmma
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 @constexpr_function
@@ -138,7 +139,9 @@ def matmul_kernel(
         for step in gl.static_range(K * BITS // 256):
             db = wgmma.operand_descriptor(b, B_K, step)
             if REGISTERS:
-                acc = wgmma.mma_async(acc, source, db, TA, TB, scale_a=SIGN, trans_b=B_K == 0, saturate=SATURATE, step=step)
+                acc = wgmma.mma_async(
+                    acc, source, db, TA, TB, scale_a=SIGN, trans_b=B_K == 0, saturate=SATURATE, step=step
+                )
             else:
                 acc = wgmma.mma_async(
                     acc,
@@ -173,7 +176,8 @@ TYPES = {
     "f32": (torch.float32, gl.float32),
     "s32": (torch.int32, gl.int32),
 }
-# Operands are quantised before they are compared, so only accumulation errs: fp8 tensor cores keep about 13 bits of it, float16 11.
+# Operands are quantised before they are compared, so only accumulation errs: fp8 tensor cores keep about 13 bits of it,
+# float16 11.
 TOLERANCE = {"f16": 2e-3, "s32": 0.0, "f32": 1e-5}
 
 
@@ -250,7 +254,9 @@ def agree(out, reference, kind_a, kind_c):
     assert relative_error(out, reference) <= tolerance
 
 
-@pytest.mark.parametrize("how, registers", [("fused", False), ("async", False), ("fused", True), ("async", True), ("packed", True)])
+@pytest.mark.parametrize(
+    "how, registers", [("fused", False), ("async", False), ("fused", True), ("async", True), ("packed", True)]
+)
 @pytest.mark.parametrize("n", [8, 16, 24, 40, 80, 96, 128, 176, 248, 256])
 def test_wgmma_columns(n, how, registers, rng):
     out, reference, _ = matmul("bf16", "bf16", "f32", n, 64, registers=registers, how=how)
@@ -287,7 +293,9 @@ def test_wgmma_storage_of_other_widths(swizzle, kind, rng):
     agree(out, reference, kind, kind_c)
 
 
-@pytest.mark.parametrize("a_k, b_k, registers", [(1, 1, False), (1, 0, False), (0, 0, False), (1, 1, True), (1, 0, True)])
+@pytest.mark.parametrize(
+    "a_k, b_k, registers", [(1, 1, False), (1, 0, False), (0, 0, False), (1, 1, True), (1, 0, True)]
+)
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
 def test_wgmma_is_what_gluon_issues(kind, a_k, b_k, registers, rng):
     """Bit for bit warpgroup_mma, where that exists: powers of two."""
@@ -310,9 +318,14 @@ def test_wgmma_negates(rng):
 
 @pytest.mark.parametrize("saturate", [False, True])
 def test_wgmma_integer_overflow(saturate, rng):
-    a, b = torch.full((64, 64), 127, dtype=torch.int8, device=DEVICE), torch.full((16, 64), 127, dtype=torch.int8, device=DEVICE)
+    a, b = (
+        torch.full((64, 64), 127, dtype=torch.int8, device=DEVICE),
+        torch.full((16, 64), 127, dtype=torch.int8, device=DEVICE),
+    )
     start = torch.full((64, 8), 2**31 - 1000, dtype=torch.int32, device=DEVICE)
-    out, reference, _ = matmul("s8", "s8", "s32", 8, 64, 64, 64, saturate=saturate, inputs=(a, a.double(), b, b.double(), start))
+    out, reference, _ = matmul(
+        "s8", "s8", "s32", 8, 64, 64, 64, saturate=saturate, inputs=(a, a.double(), b, b.double(), start)
+    )
     expected = reference.clamp(max=2**31 - 1) if saturate else reference - 2.0**32
     assert torch.equal(out.double(), expected)
 
@@ -326,7 +339,9 @@ def scale_d_kernel(A, B, C, SCALE):
     acc = gl.full([64, 64], 1000.0, gl.float32, layout)
     first = wgmma.mma_sync(acc, a, b, b_k_axis=1, scale_d=SCALE)
     acc = wgmma.fence(acc)
-    acc = wgmma.mma_async(acc, wgmma.operand_descriptor(a, 1), wgmma.operand_descriptor(b, 1), gl.bfloat16, scale_d=SCALE)
+    acc = wgmma.mma_async(
+        acc, wgmma.operand_descriptor(a, 1), wgmma.operand_descriptor(b, 1), gl.bfloat16, scale_d=SCALE
+    )
     for step in gl.static_range(1, 4):
         acc = wgmma.mma_async(acc, wgmma.operand_descriptor(a, 1, step), wgmma.operand_descriptor(b, 1, step), "bf16")
         wgmma.commit_group()
@@ -346,7 +361,8 @@ def test_wgmma_scale_d_at_run_time(rng):
             assert relative_error(result, wide_a @ wide_b.t() + 1000.0 * scale) < 1e-5
 
 
-# --- math ---------------------------------------------------------------------------------------------------------------------------
+# --- math
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -391,7 +407,8 @@ def math_kernel(X, Y, Z, OUT, N: tl.constexpr, NAME: tl.constexpr):
 
 
 def rounded(exact, dtype):
-    """float64 values rounded once to `dtype`: on the way through float32 an inexact value is made odd, which no later rounding confuses."""
+    """float64 values rounded once to `dtype`: on the way through float32 an inexact value is made odd, which no later
+    rounding confuses."""
     single = exact.float()
     if dtype == torch.float32:
         return single
@@ -417,7 +434,12 @@ EXACT = {
     "fma_relu": lambda x, y, z: (x * y + z).clamp(min=0),
 }
 FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-HOPPER = [(name, kind) for name, table in ptx_math.INSTRUCTIONS.items() for kind, (_, minimum) in table.items() if minimum <= 90]
+HOPPER = [
+    (name, kind)
+    for name, table in ptx_math.INSTRUCTIONS.items()
+    for kind, (_, minimum) in table.items()
+    if minimum <= 90
+]
 
 
 @both
@@ -433,11 +455,16 @@ def test_math(name, kind, explicit, rng):
         if name in EXACT:
             assert torch.equal(out, rounded(EXACT[name](x.double(), y.double(), z.double()), dtype))
         else:  # the errors that the PTX ISA states, and one rounding
-            relative, absolute = {"fp32": (6e-4 if name == "tanh" else 2e-6, 2e-6), "fp16": (2e-3, 1e-3), "bf16": (1.2e-2, 4e-3)}[kind]
+            relative, absolute = {
+                "fp32": (6e-4 if name == "tanh" else 2e-6, 2e-6),
+                "fp16": (2e-3, 1e-3),
+                "bf16": (1.2e-2, 4e-3),
+            }[kind]
             torch.testing.assert_close(out.double(), REFERENCES[name](x.double()), rtol=relative, atol=absolute)
 
 
-# --- convert ------------------------------------------------------------------------------------------------------------------------
+# --- convert
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -467,7 +494,8 @@ def toward_zero(x, bits):
 
 
 def nearest(x, bits, away):
-    """float32 rounded to `bits` mantissa bits, ties away from zero or to even, by integer arithmetic on the encoding."""
+    """float32 rounded to `bits` mantissa bits, ties away from zero or to even, by integer arithmetic on the
+    encoding."""
     words, drop = x.view(torch.int32), 23 - bits
     half = 1 << (drop - 1)
     increment = torch.full_like(words, half) if away else half - 1 + ((words >> drop) & 1)
@@ -485,7 +513,12 @@ def run_convert(x, dtype, name, rounding, relu, explicit):
 @pytest.mark.parametrize(
     "name, rounding, relu",
     [("tf32", "rna", False)]
-    + [(name, rounding, relu) for name in ("bf16", "f16", "tf32") for rounding in ("rn", "rz") for relu in (False, True)],
+    + [
+        (name, rounding, relu)
+        for name in ("bf16", "f16", "tf32")
+        for rounding in ("rn", "rz")
+        for relu in (False, True)
+    ],
 )
 def test_convert_from_f32(name, rounding, relu, n, explicit, rng):
     x = torch.randn(n, device=DEVICE)
@@ -522,7 +555,8 @@ def test_convert_fp8(name, source, relu, n, explicit, rng):
     torch.testing.assert_close(back, torch.where(reference < 0, 0.0, reference), rtol=0, atol=0, equal_nan=True)
 
 
-# --- memory -------------------------------------------------------------------------------------------------------------------------
+# --- memory
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -555,7 +589,15 @@ def copy_kernel(X, Y, M, VEC: tl.constexpr, HOW: tl.constexpr):
 @both
 @pytest.mark.parametrize("how", ["hints", "cache", "nc", "policy", "masked load", "masked store"])
 @pytest.mark.parametrize(
-    "dtype, vec", [(torch.float32, 1), (torch.float32, 2), (torch.float32, 4), (torch.int32, 4), (torch.int64, 1), (torch.float64, 2)]
+    "dtype, vec",
+    [
+        (torch.float32, 1),
+        (torch.float32, 2),
+        (torch.float32, 4),
+        (torch.int32, 4),
+        (torch.int64, 1),
+        (torch.float64, 2),
+    ],
 )
 def test_vector_copy(dtype, vec, how, explicit, rng):
     x = torch.randint(-(2**31), 2**31 - 1, (256, vec), device=DEVICE).to(dtype)
@@ -564,7 +606,10 @@ def test_vector_copy(dtype, vec, how, explicit, rng):
     untouched = out.clone()
     launch(copy_kernel, x, out, mask, vec, how, explicit=explicit)
     keep = mask.bool()[:, None]
-    expected = {"masked load": torch.where(keep, x, torch.zeros_like(x)), "masked store": torch.where(keep, x, untouched)}.get(how, x)
+    expected = {
+        "masked load": torch.where(keep, x, torch.zeros_like(x)),
+        "masked store": torch.where(keep, x, untouched),
+    }.get(how, x)
     torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
 
 
@@ -589,7 +634,10 @@ def test_red(explicit, rng):
     programs = 6
     x = torch.randint(-8, 9, (512,), device=DEVICE).float()  # integers: the order of additions does not matter
     out, wide = torch.full((512,), 0.5, device=DEVICE), torch.zeros(8, 4, device=DEVICE)
-    packed, counts = torch.zeros(1024, device=DEVICE, dtype=torch.bfloat16), torch.zeros(4, device=DEVICE, dtype=torch.int32)
+    packed, counts = (
+        torch.zeros(1024, device=DEVICE, dtype=torch.bfloat16),
+        torch.zeros(4, device=DEVICE, dtype=torch.int32),
+    )
     launch(red_kernel, out, wide, packed.view(torch.int32), counts, x, explicit=explicit, grid=(programs,))
     assert counts.tolist() == [128 * programs, 4 * programs, programs, programs]
     factors = torch.tensor([1.0, 2.0, 3.0, 4.0], device=DEVICE)
@@ -603,7 +651,8 @@ def test_red(explicit, rng):
 
 @triton.jit
 def flag_kernel(DATA, FLAG, OUT, TURNS):
-    """The first program writes data and releases the flag; the second acquires it, a bounded number of times, and reads the data."""
+    """The first program writes data and releases the flag; the second acquires it, a bounded number of times, and reads
+    the data."""
     i = iota(512)
     if tl.program_id(0) == 0:
         timing.nanosleep(20000)
@@ -625,14 +674,18 @@ def flag_kernel(DATA, FLAG, OUT, TURNS):
 
 @both
 def test_flags(explicit, rng):
-    data, flag = poison(torch.empty(512, dtype=torch.int32, device=DEVICE)), torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    data, flag = (
+        poison(torch.empty(512, dtype=torch.int32, device=DEVICE)),
+        torch.zeros(1, dtype=torch.int32, device=DEVICE),
+    )
     out = poison(torch.empty_like(data))
     launch(flag_kernel, data, flag, out, 1_000_000, explicit=explicit, grid=(2,))
     assert flag.item() == 1
     assert torch.equal(out, torch.arange(512, device=DEVICE, dtype=torch.int32) + 7)
 
 
-# --- timing and extern --------------------------------------------------------------------------------------------------------------
+# --- timing and extern
+# --------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -657,7 +710,8 @@ def test_timing(explicit, rng):
     lanes, warps = (poison(torch.empty(128, dtype=torch.int32, device=DEVICE)) for _ in range(2))
     sms = poison(torch.empty(64, dtype=torch.int32, device=DEVICE))
     launch(timing_kernel, times, lanes, warps, sms, explicit=explicit, grid=(64,))
-    launch(timing_kernel, times, lanes, warps, torch.empty_like(sms), explicit=explicit, grid=(1,))  # %warpid is a physical slot: one block's are distinct
+    # %warpid is a physical slot: one block's are distinct
+    launch(timing_kernel, times, lanes, warps, torch.empty_like(sms), explicit=explicit, grid=(1,))
     cycles, cycles64, nanoseconds = times.tolist()
     assert 1_000 < cycles and abs(cycles - cycles64) < 10_000  # nanosleep may return early, hardly at once
     assert 0 < nanoseconds < 100_000_000
@@ -686,7 +740,10 @@ def extern_kernel(STAMPS, SMS, TRIES):
 
 @both
 def test_extern(explicit, rng):
-    stamps, sms = poison(torch.empty(64, dtype=torch.int64, device=DEVICE)), poison(torch.empty(64, dtype=torch.int32, device=DEVICE))
+    stamps, sms = (
+        poison(torch.empty(64, dtype=torch.int64, device=DEVICE)),
+        poison(torch.empty(64, dtype=torch.int32, device=DEVICE)),
+    )
     tries = poison(torch.empty(3, dtype=torch.int32, device=DEVICE))
     launch(extern_kernel, stamps, sms, tries, explicit=explicit, grid=(64,), **extern.link_options())
     assert torch.equal((stamps & 0xFFFF).int(), sms)

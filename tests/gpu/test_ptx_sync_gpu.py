@@ -1,5 +1,5 @@
-"""The synchronisation and copy shims of `inline_ptx` on a Hopper GPU: each one in a test that can see its effect. Every wait is bounded
-by a trap.
+"""The synchronisation and copy shims of `inline_ptx` on a Hopper GPU: each one in a test that can see its effect. Every
+wait is bounded by a trap.
 """
 
 import subprocess
@@ -24,7 +24,8 @@ THREADS = tl.constexpr(128)
 
 
 def explicit(kernel):
-    """The kernel compiled as an explicit one. The disk cache does not tell the two languages apart: use a function in one of them only."""
+    """The kernel compiled as an explicit one. The disk cache does not tell the two languages apart: use a function in
+    one of them only."""
     return GluonJITFunction(kernel.fn)
 
 
@@ -69,7 +70,8 @@ def sleep(microseconds: tl.constexpr):
     )
 
 
-# -- shared memory and named barriers --------------------------------------------------------------------------------------------------
+# -- shared memory and named barriers
+# --------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -182,7 +184,8 @@ def message_kernel(source, data, flag, out, SEMANTICS: tl.constexpr):
         asm(issued("st.relaxed.gpu.global.b32 [$0], 1;", "cta", 90), "l", [flag])
     else:
         asm(
-            "{ .reg .pred on; .reg .pred late; .reg .b32 seen; .reg .b64 start; .reg .b64 time; mov.u64 start, %globaltimer; "
+            "{ .reg .pred on; .reg .pred late; .reg .b32 seen; .reg .b64 start; .reg .b64 time; mov.u64 start, "
+            "%globaltimer; "
             "AGAIN: ld.relaxed.gpu.global.b32 seen, [$0]; mov.u64 time, %globaltimer; sub.u64 time, time, start; "
             "setp.gt.u64 late, time, 2000000000; @late trap; setp.ne.s32 on, seen, 1; @on bra AGAIN; }",
             "l",
@@ -199,7 +202,8 @@ def test_fences_carry_a_message_between_ctas(rng, semantics):
     assert torch.equal(out, source)
 
 
-# -- mbarrier --------------------------------------------------------------------------------------------------------------------------
+# -- mbarrier
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -319,12 +323,15 @@ def test_wait_or_trap_traps_after_its_limit(pytestconfig):
             trap_kernel[(1,)](out, False, num_warps=4)
         return
     # a trap ends the CUDA context, so the process is thrown away
-    run = subprocess.run([sys.executable, "-c", TRAP], cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(
+        [sys.executable, "-c", TRAP], cwd=pytestconfig.rootpath, capture_output=True, text=True, timeout=120
+    )
     assert run.stdout.startswith("raised after"), run.stdout + run.stderr
     assert float(run.stdout.split()[2]) >= 0.1
 
 
-# -- the copy engine -------------------------------------------------------------------------------------------------------------------
+# -- the copy engine
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def on_device(tensor_map):
@@ -336,7 +343,9 @@ def on_device(tensor_map):
 def encode(tensor, box, **options):
     """The tensor map of a torch tensor, its box given in the tensor's order."""
     strides = [stride * tensor.element_size() for stride in tensor.stride()]
-    return tma.encode_tiled(tensor.data_ptr(), tensor.dtype, tensor.shape[::-1], strides[:-1][::-1], box[::-1], **options)
+    return tma.encode_tiled(
+        tensor.data_ptr(), tensor.dtype, tensor.shape[::-1], strides[:-1][::-1], box[::-1], **options
+    )
 
 
 def padded(rng, dtype, shape):
@@ -403,7 +412,10 @@ def test_load_tensor_of_every_rank_with_ragged_edges(rng, rank, hint):
     for place in range(4):  # inside, over the upper edge, over the lower edge, anywhere
         corner = {
             0: [int(rng.integers(0, extent - tile + 1)) for extent, tile in zip(shape, box)],
-            1: [extent - tile + int(rng.integers(1, tile)) if tile > 1 else extent - 1 for extent, tile in zip(shape, box)],
+            1: [
+                extent - tile + int(rng.integers(1, tile)) if tile > 1 else extent - 1
+                for extent, tile in zip(shape, box)
+            ],
             2: [-int(rng.integers(1, tile)) if tile > 1 else 0 for tile in box],
             3: [int(rng.integers(-tile, extent + 1)) for extent, tile in zip(shape, box)],
         }[place]
@@ -416,12 +428,16 @@ def test_load_tensor_of_every_rank_with_ragged_edges(rng, rank, hint):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.int64, torch.float64])
 def test_load_tensor_of_every_type(rng, dtype):
     source = (
-        padded(rng, dtype, (50, 200)) if dtype != torch.uint8 else padded(rng, torch.int32, (50, 200)).to(torch.uint8)[:, :192].contiguous()
+        padded(rng, dtype, (50, 200))
+        if dtype != torch.uint8
+        else padded(rng, torch.int32, (50, 200)).to(torch.uint8)[:, :192].contiguous()
     )
     box = (16, 128 // source.element_size())
     out = poison(torch.empty(box, dtype=dtype, device=DEVICE))
     corner = (41, source.shape[1] - box[1] // 2)
-    load_tensor_kernel[(1,)](on_device(encode(source, box)), out.view(torch.int32), corner[::-1], out.nbytes, None, num_warps=4)
+    load_tensor_kernel[(1,)](
+        on_device(encode(source, box)), out.view(torch.int32), corner[::-1], out.nbytes, None, num_warps=4
+    )
     assert torch.equal(out, box_at(source, corner, box))
 
 
@@ -441,7 +457,12 @@ def test_load_tensor_swizzles(rng, swizzle):
     source = padded(rng, torch.float32, (64, columns))
     out = poison(torch.empty(64, columns, device=DEVICE))
     load_tensor_kernel[(1,)](
-        on_device(encode(source, (64, columns), swizzle=swizzle)), out.view(torch.int32), (0, 0), out.nbytes, None, num_warps=4
+        on_device(encode(source, (64, columns), swizzle=swizzle)),
+        out.view(torch.int32),
+        (0, 0),
+        out.nbytes,
+        None,
+        num_warps=4,
     )
     # bits 4 and up of the address are combined with bits 7 and up: 1, 2 or 3 bits for 32, 64 or 128 bytes
     address = torch.arange(0, 64 * swizzle, 16)
@@ -491,22 +512,32 @@ def scatter(target, tile, corner, combine=lambda old, new: new):
 @pytest.mark.parametrize("rank, hint", crossed(range(1, 6), [None, "evict_first"]))
 def test_store_tensor_of_every_rank_with_ragged_edges(rng, rank, hint):
     shape, box = BOXES[rank]
-    shape = (*shape[:-1], on_gpu_or_simulated(shape[-1], shape[-1] // 4 * 4))  # the simulator reports a store that writes past the end of a row
+    # the simulator reports a store that writes past the end of a row
+    shape = (*shape[:-1], on_gpu_or_simulated(shape[-1], shape[-1] // 4 * 4))
     for _ in range(3):
         target = padded(rng, torch.float32, shape)
         tile = torch.from_numpy(rng.standard_normal(box, dtype=np.float32)).to(DEVICE)
-        corner = [int(rng.integers(0, extent)) for extent in shape]  # a store starts inside: a negative coordinate is an illegal instruction
+        # a store starts inside: a negative coordinate is an illegal instruction
+        corner = [int(rng.integers(0, extent)) for extent in shape]
         corner[-1] = corner[-1] // 4 * 4  # the fastest coordinate must lie on 16 bytes
         assert target._base is not None
         whole = target._base.clone()
         expected = scatter(target.clone(), tile, corner)
         store_tensor_kernel[(1,)](
-            on_device(encode(target, box)), tile.view(torch.int32), tuple(corner[::-1]), tile.nbytes, None, hint, num_warps=4
+            on_device(encode(target, box)),
+            tile.view(torch.int32),
+            tuple(corner[::-1]),
+            tile.nbytes,
+            None,
+            hint,
+            num_warps=4,
         )
         assert torch.equal(target, expected), (rank, corner)
         outside = target.stride(-1) * (-(-shape[-1] * 4 // 16) * 4)  # rows are written in pieces of 16 bytes
         whole[..., : shape[-1]] = expected
-        assert torch.equal(target._base[..., outside:], whole[..., outside:]), "more than the last piece of a row was written"
+        assert torch.equal(target._base[..., outside:], whole[..., outside:]), (
+            "more than the last piece of a row was written"
+        )
 
 
 REDUCTIONS = {
@@ -536,7 +567,9 @@ def test_reduce_tensor_on_integers(rng, operation):
 def test_reduce_tensor_adds_floats(rng, dtype, hint):
     target, tile = padded(rng, dtype, (40, 64)), padded(rng, dtype, (32, 32)).contiguous()
     expected = scatter(target.clone(), tile, (20, 40), lambda old, new: old + new)
-    store_tensor_kernel[(1,)](on_device(encode(target, (32, 32))), tile.view(torch.int32), (40, 20), tile.nbytes, "add", hint, num_warps=4)
+    store_tensor_kernel[(1,)](
+        on_device(encode(target, (32, 32))), tile.view(torch.int32), (40, 20), tile.nbytes, "add", hint, num_warps=4
+    )
     assert torch.equal(target, expected)
 
 
@@ -591,12 +624,16 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("operation, kind", [(operation, kind) for operation, kinds in tma.BULK_REDUCTIONS.items() for kind in kinds])
+@pytest.mark.parametrize(
+    "operation, kind", [(operation, kind) for operation, kinds in tma.BULK_REDUCTIONS.items() for kind in kinds]
+)
 def test_reduce_bulk(rng, operation, kind):
     low = 0 if kind.startswith("u") else -60
     source, target = (torch.from_numpy(rng.integers(low, 60, 1024)).to(KINDS[kind]).to(DEVICE) for _ in range(2))
     expected = REDUCTIONS[operation](target, source).to(target.dtype)
-    bulk_kernel[(1,)](source, target, source.nbytes, operation, kind, "evict_normal" if operation == "add" else None, num_warps=4)
+    bulk_kernel[(1,)](
+        source, target, source.nbytes, operation, kind, "evict_normal" if operation == "add" else None, num_warps=4
+    )
     assert torch.equal(target, expected)
 
 
@@ -623,13 +660,17 @@ def replace_kernel(map, address, rows, out):
 
 
 def test_tensormap_replace_points_to_another_tensor(rng):
-    old, new = torch.full((64, 64), -1.0, device=DEVICE), torch.from_numpy(rng.standard_normal((40, 128), dtype=np.float32)).to(DEVICE)
+    old, new = (
+        torch.full((64, 64), -1.0, device=DEVICE),
+        torch.from_numpy(rng.standard_normal((40, 128), dtype=np.float32)).to(DEVICE),
+    )
     out = poison(torch.empty(32, 32, device=DEVICE))
     replace_kernel[(1,)](on_device(encode(old, (32, 32))), new.data_ptr(), 30, out.view(torch.int32), num_warps=4)
     assert torch.equal(out, box_at(new[:30, :64], (5, 16), (32, 32)))
 
 
-# -- explicit kernels: descriptors -----------------------------------------------------------------------------------------------------
+# -- explicit kernels: descriptors
+# -----------------------------------------------------------------------------------------------------
 
 
 @explicit
@@ -658,11 +699,14 @@ def test_the_shims_take_gluon_descriptors(rng, swizzle):
     columns = swizzle // 4
     source = padded(rng, torch.float32, (80, 100))
     out = poison(torch.empty(64, columns, device=DEVICE))
-    descriptor_kernel[(1,)](on_device(encode(source, (32, columns), swizzle=swizzle)), out, (88, 30), 32, columns, swizzle, num_warps=4)
+    descriptor_kernel[(1,)](
+        on_device(encode(source, (32, columns), swizzle=swizzle)), out, (88, 30), 32, columns, swizzle, num_warps=4
+    )
     assert torch.equal(out, box_at(source, (30, 88), (64, columns)))
 
 
-# -- clusters --------------------------------------------------------------------------------------------------------------------------
+# -- clusters
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 @explicit
@@ -810,7 +854,9 @@ def cluster_copy_kernel(source, out, OPERATION: gl.constexpr, KIND: gl.constexpr
     if OPERATION is None:
         tma.copy_bulk_cluster(cluster.mapa(inbox, peer), mine, 512, cluster.mapa(bar, peer), issuer="cta")
     else:
-        tma.reduce_bulk_cluster(cluster.mapa(inbox, peer), mine, 512, cluster.mapa(bar, peer), OPERATION, KIND, issuer="cta")
+        tma.reduce_bulk_cluster(
+            cluster.mapa(inbox, peer), mine, 512, cluster.mapa(bar, peer), OPERATION, KIND, issuer="cta"
+        )
     mbarrier.wait_or_trap(bar, 0, scope="cluster")
     put(out + rank * 128 + t, shared.load(inbox + 4 * t, gl.int32))
     cluster.arrive()
@@ -854,13 +900,21 @@ def multicast_kernel(map, source, out, ROWS: gl.constexpr, TENSOR: gl.constexpr,
     part = tile + rank * half  # each CTA fetches its half for both
     if TENSOR:
         if HINT:
-            tma.load_tensor(part, map, (0, rank * ROWS), bar, multicast=3, cache_hint=tma.create_policy("evict_last"), issuer="cta")
+            tma.load_tensor(
+                part, map, (0, rank * ROWS), bar, multicast=3, cache_hint=tma.create_policy("evict_last"), issuer="cta"
+            )
         else:
             tma.load_tensor(part, map, (0, rank * ROWS), bar, multicast=3, issuer="cta")
     else:
         if HINT:
             tma.load_bulk(
-                part, source + rank * (half // 4), half, bar, multicast=3, cache_hint=tma.create_policy("evict_last"), issuer="cta"
+                part,
+                source + rank * (half // 4),
+                half,
+                bar,
+                multicast=3,
+                cache_hint=tma.create_policy("evict_last"),
+                issuer="cta",
             )
         else:
             tma.load_bulk(part, source + rank * (half // 4), half, bar, multicast=3, issuer="cta")
@@ -881,7 +935,8 @@ def test_multicast_writes_into_both_ctas(rng, tensor, hint):
     assert torch.equal(out[0], source) and torch.equal(out[1], source)
 
 
-# -- registers and dependent launches --------------------------------------------------------------------------------------------------
+# -- registers and dependent launches
+# --------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -935,7 +990,8 @@ def test_a_dependent_launch_starts_early_and_waits_for_the_data(rng):
     assert started < ended or DEVICE == "cpu", "the second kernel did not start before the first one ended"
 
 
-# -- both languages --------------------------------------------------------------------------------------------------------------------
+# -- both languages
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @explicit

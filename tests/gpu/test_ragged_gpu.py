@@ -16,7 +16,8 @@ BF16 = torch.bfloat16
 @tk.kernel
 @triton.jit
 def copy(X, Y, BOUNDS, TILE: tl.constexpr, THREE: tl.constexpr, BY: tl.constexpr):
-    """Y = X, tile `block_index(0)` of sequence `block_index(1)` of head `block_index(2)`: loaded and stored by TMA or by registers."""
+    """Y = X, tile `block_index(0)` of sequence `block_index(1)` of head `block_index(2)`: loaded and stored by TMA or
+    by registers."""
     begin, end = tk.load_scalar(BOUNDS, (tk.block_index(1),)), tk.load_scalar(BOUNDS, (tk.block_index(1) + 1,))
     rows = tk.sequence(begin, end - begin)
     if THREE:
@@ -58,7 +59,15 @@ def test_copy(heads, shape, dtype, by, rng):
         x, last = (x, x.shape[0]) if heads else (x[0], 1)
         for b, length in enumerate(lengths):
             y = poison(torch.empty(*x.shape[:-2], total + 1, cols, dtype=dtype, device=DEVICE))[..., :total, :]
-            copy[(length // rows + 2, 1, last)](tk.gl(x, tile, ragged=True), tk.gl(y, tile, ragged=True), tk.gl(bounds[b:]), tile, bool(heads), by, debug=True)
+            copy[(length // rows + 2, 1, last)](
+                tk.gl(x, tile, ragged=True),
+                tk.gl(y, tile, ragged=True),
+                tk.gl(bounds[b:]),
+                tile,
+                bool(heads),
+                by,
+                debug=True,
+            )
             begin = sum(lengths[:b])
             mine = torch.zeros(total, dtype=torch.bool, device=DEVICE)
             mine[begin : begin + length] = True

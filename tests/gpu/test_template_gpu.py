@@ -1,7 +1,7 @@
 """The load / compute / finish engine on a GPU: every shape of its ring, with tasks of any length.
 
-Arithmetic is exact, so results are compared bit by bit. All launches are in debug mode unless said otherwise: a wait of more than two
-seconds traps, so that a deadlock fails and does not hang.
+Arithmetic is exact, so results are compared bit by bit. All launches are in debug mode unless said otherwise: a wait of
+more than two seconds traps, so that a deadlock fails and does not hang.
 """
 
 import pytest
@@ -96,16 +96,26 @@ CASES = [of(cls, case) for cls, cases in KINDS.items() for case in cases]
 
 
 def name(value):
-    return value.__name__ if isinstance(value, type) else "-".join(f"{k}_{v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+    return (
+        value.__name__
+        if isinstance(value, type)
+        else "-".join(f"{k}_{v}" for k, v in value.items())
+        if isinstance(value, dict)
+        else str(value)
+    )
 
 
 def run(template, tensors, tasks, blocks, debug=True, residual=None, prefix=None):
     """The output and the buffer around it, which starts as NaN."""
     x, e, s, lengths = tensors
     rows, cols = max(0, tasks * template.cluster * template.team * template.rows - CUT[0]), template.cols - CUT[1]
-    around = poison(torch.empty(rows + 2 * MARGIN, template.cols + 2 * MARGIN, dtype=tk.to_torch(template.out), device=DEVICE))
+    around = poison(
+        torch.empty(rows + 2 * MARGIN, template.cols + 2 * MARGIN, dtype=tk.to_torch(template.out), device=DEVICE)
+    )
     y = around[MARGIN : MARGIN + rows, MARGIN : MARGIN + cols]
-    template(x, e, s, y, lengths, *(t for t in (residual, prefix) if t is not None), tasks=tasks, blocks=blocks, debug=debug)
+    template(
+        x, e, s, y, lengths, *(t for t in (residual, prefix) if t is not None), tasks=tasks, blocks=blocks, debug=debug
+    )
     return y, around
 
 
@@ -115,7 +125,9 @@ def check(template, tensors, expected, tasks, blocks, debug=True, residual=None,
     wrong = (y.cpu() != expected[: y.shape[0], : y.shape[1]]).nonzero()
     lengths = tensors[3].tolist()
     where = {int(r) // (template.rows * template.team * template.cluster) for r in wrong[:, 0]}
-    assert not len(wrong), f"blocks={blocks}: tasks {sorted(where)} of lengths {[lengths[t] for t in sorted(where)]} are wrong"
+    assert not len(wrong), (
+        f"blocks={blocks}: tasks {sorted(where)} of lengths {[lengths[t] for t in sorted(where)]} are wrong"
+    )
     y.fill_(float("nan"))
     assert torch.isnan(around).all(), "the margin was written to"
 
@@ -143,7 +155,8 @@ def test_stream(cls, knobs, placement, rng):
 @pytest.mark.parametrize("cls", [Stream, PipelinedStream])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_tasks_of_one_length(cls, length, rng):
-    """Among them blocks that never use a stage, and a ring that never gets past its first stage. Without debug mode the code is another."""
+    """Among them blocks that never use a stage, and a ring that never gets past its first stage. Without debug mode the
+    code is another."""
     template = cls(consumers=2, extra=128, stages=4)
     assert template.placement(90).over_ring
     for tasks in (1, 9):
@@ -153,7 +166,9 @@ def test_tasks_of_one_length(cls, length, rng):
         check(template, tensors, expected, tasks, 2, debug=False)
 
 
-@pytest.mark.parametrize("knobs", [dict(consumers=2), dict(consumers=2, stages=14), dict(consumers=3, extra=128, stages=4)])
+@pytest.mark.parametrize(
+    "knobs", [dict(consumers=2), dict(consumers=2, stages=14), dict(consumers=3, extra=128, stages=4)]
+)
 def test_runs_of_empty_tasks_that_store_nothing(knobs, rng):
     """Nothing but the phases keeps producer and consumers together there."""
     template = SparseStream(**knobs)
@@ -191,7 +206,8 @@ def test_an_error_leaves_the_template_usable(rng):
     check(template, (x, e, s, lengths), expected, 2, None)
 
 
-# ---------------------------------------------------------------- clusters, pingpong, epilogue loads, output rings, schedules
+# ---------------------------------------------------------------- clusters, pingpong, epilogue loads, output rings,
+# schedules
 
 ALONE = dict(pingpong=True, weighted=False)
 FEATURES = [
@@ -239,7 +255,8 @@ def slots(template):
 
 
 def check_stream(template, lengths, blocks, rng):
-    """Every number of every output against the reference: Y (plus the residual), and then what an `lcsf` stores in every iteration."""
+    """Every number of every output against the reference: Y (plus the residual), and then what an `lcsf` stores in
+    every iteration."""
     tensors, tasks = operands(template, lengths, rng, DEVICE), len(lengths)
     sums = prefixes(template, *tensors)
     expected, out = sums[:, -1].reshape(-1, template.cols), tk.to_torch(template.out)
@@ -248,18 +265,32 @@ def check_stream(template, lengths, blocks, rng):
         expected = expected + residual.double().cpu()
     around = prefix = None
     if isinstance(template, tk.lcsf):
-        around = poison(torch.empty(tasks + 2, (sums.shape[1] - 1) * template.cluster * template.team * template.rows, template.cols, dtype=out, device=DEVICE))
+        around = poison(
+            torch.empty(
+                tasks + 2,
+                (sums.shape[1] - 1) * template.cluster * template.team * template.rows,
+                template.cols,
+                dtype=out,
+                device=DEVICE,
+            )
+        )
         prefix = around[1:-1]
     check(template, tensors, expected.to(out), tasks, blocks, residual=residual, prefix=prefix)
     if prefix is not None:
         stored = torch.arange(sums.shape[1] - 1) < torch.tensor(lengths)[:, None]
         wanted = torch.where(stored[..., None, None, None, None], sums[:, 1:], float("nan")).to(out)
-        assert torch.equal(prefix.cpu().nan_to_num(1e9), wanted.reshape(prefix.shape).nan_to_num(1e9)), f"lengths={lengths}"
+        assert torch.equal(prefix.cpu().nan_to_num(1e9), wanted.reshape(prefix.shape).nan_to_num(1e9)), (
+            f"lengths={lengths}"
+        )
         assert torch.isnan(around[[0, -1]]).all(), "stores hit tasks before the first or after the last"
 
 
 @pytest.mark.simulated(multiprocessors=6)
-@pytest.mark.parametrize(("cls", "knobs"), FEATURES, ids=lambda x: x.__name__ if isinstance(x, type) else "-".join(f"{k}_{v}" for k, v in x.items()))
+@pytest.mark.parametrize(
+    ("cls", "knobs"),
+    FEATURES,
+    ids=lambda x: x.__name__ if isinstance(x, type) else "-".join(f"{k}_{v}" for k, v in x.items()),
+)
 def test_features(cls, knobs, rng):
     template = cls(**knobs)
     stages, full = template.placement(90).stages, slots(template)
@@ -272,7 +303,11 @@ def test_features(cls, knobs, rng):
     many = [*lengths, *rng.choice(lengths, on_gpu_or_simulated(60, 6)).tolist()]
     for blocks in (1, 2):
         if template.one_tile_per_block:
-            with pytest.raises(tk.TileError, match=rf"{cls.__name__}: {len(many)} tasks, or parts of tasks, for {blocks} blocks; each has one at most"):
+            with pytest.raises(
+                tk.TileError,
+                match=rf"{cls.__name__}: {len(many)} tasks, or parts of tasks, for {blocks} blocks; each has one at "
+                r"most",
+            ):
                 check_stream(template, many, blocks, rng)
         else:
             check_stream(template, many, blocks, rng)
@@ -297,15 +332,24 @@ def test_one_task_a_block(cls, knobs, rng):
     for tasks in (1, 2, full // parts):
         check_stream(template, (lengths * full)[:tasks], None, rng)
     if not isinstance(template.schedule, tk.SplitTail):
-        with pytest.raises(tk.TileError, match=r"blocks; each has one at most \(one_tile_per_block=True, or OnePerBlock\(\)\)"):
+        with pytest.raises(
+            tk.TileError, match=r"blocks; each has one at most \(one_tile_per_block=True, or OnePerBlock\(\)\)"
+        ):
             check_stream(template, [1] * (full // parts + 1), None, rng)
 
 
 @pytest.mark.simulated(multiprocessors=3)
-@pytest.mark.parametrize("cls, knobs", [
-    (ReducingStream, dict()), (ReducingStream, dict(schedule=tk.Dynamic(), consumers=1, stages=2)), slow(ReducingStream, dict(consumers=3, stages=3)),
-    slow(PlainReducingStream, dict(schedule=tk.Dynamic())), (PlainReducingStream, dict(consumers=1, stages=1, residual=False)),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "cls, knobs",
+    [
+        (ReducingStream, dict()),
+        (ReducingStream, dict(schedule=tk.Dynamic(), consumers=1, stages=2)),
+        slow(ReducingStream, dict(consumers=3, stages=3)),
+        slow(PlainReducingStream, dict(schedule=tk.Dynamic())),
+        (PlainReducingStream, dict(consumers=1, stages=1, residual=False)),
+    ],
+    ids=str,
+)
 def test_scratch_tiles_leave_by_reduce_store_warps(cls, knobs, rng):
     template = cls(**knobs)
     for tasks in on_gpu_or_simulated((1, 2, 131, 1000), (1, 2, 11)):
@@ -314,33 +358,64 @@ def test_scratch_tiles_leave_by_reduce_store_warps(cls, knobs, rng):
         for blocks in (None, 1, 2):
             y, z, counts = add_reduced(template, x, e, s, lengths, blocks)
             assert torch.equal(y.cpu().double(), expected), f"{tasks} tasks, {blocks} blocks"
-            assert torch.equal(z, all_reduced(template, x, lengths)) and (counts == lengths.sum()).all(), f"{tasks} tasks, {blocks} blocks"
+            assert torch.equal(z, all_reduced(template, x, lengths)) and (counts == lengths.sum()).all(), (
+                f"{tasks} tasks, {blocks} blocks"
+            )
 
 
-@pytest.mark.parametrize("knobs", [
-    pytest.param(dict(consumers=2), marks=pytest.mark.simulated(multiprocessors=3)),
-    pytest.param(dict(consumers=1, residual=True, blocks_per_sm=2, stages=2), marks=pytest.mark.simulated(multiprocessors=2)),
-    pytest.param(dict(**ALONE, consumers=4, stages=3), marks=[pytest.mark.simulated(multiprocessors=3), pytest.mark.slow]),
-    pytest.param(dict(consumers=1, cluster=2, extra=64), marks=[pytest.mark.simulated(multiprocessors=6), pytest.mark.slow]),
-], ids=lambda knobs: "-".join(f"{k}_{v}" for k, v in knobs.items()))  # fmt: skip
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        pytest.param(dict(consumers=2), marks=pytest.mark.simulated(multiprocessors=3)),
+        pytest.param(
+            dict(consumers=1, residual=True, blocks_per_sm=2, stages=2), marks=pytest.mark.simulated(multiprocessors=2)
+        ),
+        pytest.param(
+            dict(**ALONE, consumers=4, stages=3), marks=[pytest.mark.simulated(multiprocessors=3), pytest.mark.slow]
+        ),
+        pytest.param(
+            dict(consumers=1, cluster=2, extra=64), marks=[pytest.mark.simulated(multiprocessors=6), pytest.mark.slow]
+        ),
+    ],
+    ids=lambda knobs: "-".join(f"{k}_{v}" for k, v in knobs.items()),
+)
 def test_stream_k(knobs, rng):
     template = CountedStream(schedule=tk.StreamK(), **knobs)
     stages, full = template.placement(90).stages, slots(template)
-    for tasks, length in ((1, 1), (1, stages), (2, stages + 1), (1, 2 * full + 1), (full - 1, 2), (full, 1), (full + 1, stages - 1), (2 * full - 1, 1),
-                          (2 * full + 1, 9), (3 * full + 1, 5)):  # fmt: skip
+    for tasks, length in (
+        (1, 1),
+        (1, stages),
+        (2, stages + 1),
+        (1, 2 * full + 1),
+        (full - 1, 2),
+        (full, 1),
+        (full + 1, stages - 1),
+        (2 * full - 1, 1),
+        (2 * full + 1, 9),
+        (3 * full + 1, 5),
+    ):
         check_stream(template, [length] * tasks, None, rng)
     check_stream(template, [5] * (full + 2), max(1, full // 2), rng)
 
 
 @pytest.mark.simulated(always=True, multiprocessors=2, step_limit=100_000)
 def test_stream_k_of_no_iterations(rng, monkeypatch):
-    """Every task is finished once all the same. In the simulator: a walk that stays in place would never end on a GPU."""
+    """Every task is finished once all the same. In the simulator: a walk that stays in place would never end on a
+    GPU."""
     monkeypatch.setattr("tests.gpu.test_template_gpu.DEVICE", "cpu")
     for tasks in (1, 3, 4):
         check_stream(CountedStream(consumers=1, schedule=tk.StreamK()), [0] * tasks, None, rng)
 
 
-SCHEDULES = [tk.OnePerBlock(), tk.Persistent(), tk.Dynamic(), tk.SplitK(2), tk.SplitTail(), tk.SplitRest(), tk.StreamK()]
+SCHEDULES = [
+    tk.OnePerBlock(),
+    tk.Persistent(),
+    tk.Dynamic(),
+    tk.SplitK(2),
+    tk.SplitTail(),
+    tk.SplitRest(),
+    tk.StreamK(),
+]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
@@ -358,12 +433,19 @@ def test_more_blocks_than_the_device_holds(rng):
         check_stream(template, [4] * 3, 4 * slots(template), rng)
 
 
-@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), dict(consumers=1, stages=3, page_indices=16),
-                                   dict(consumers=1, stages=3, lagged_producer=True, page_indices=9),
-                                   dict(consumers=1, stages=3, lagged_producer=True, page_indices=16, broadcast_tile=True),
-                                   dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), page_indices=12, broadcast_tile=True),
-                                   dict(consumers=2, stages=2, schedule=tk.Dynamic(), page_indices=16),
-                                   dict(consumers=1, cluster=2, stages=3, page_indices=5)], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        dict(consumers=2, stages=2),
+        dict(consumers=1, stages=3, page_indices=16),
+        dict(consumers=1, stages=3, lagged_producer=True, page_indices=9),
+        dict(consumers=1, stages=3, lagged_producer=True, page_indices=16, broadcast_tile=True),
+        dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), page_indices=12, broadcast_tile=True),
+        dict(consumers=2, stages=2, schedule=tk.Dynamic(), page_indices=16),
+        dict(consumers=1, cluster=2, stages=3, page_indices=5),
+    ],
+    ids=str,
+)
 def test_page_indices(knobs, rng):
     template = IndexedStream(**knobs)
     tensors = operands(template, [int(n) for n in rng.integers(0, 9, on_gpu_or_simulated(40, 16))], rng, DEVICE)

@@ -1,4 +1,5 @@
-"""Schedules that split tasks, and orders, with a small matrix product on the tensor cores: right, the same in every run, and nothing left behind."""
+"""Schedules that split tasks, and orders, with a small matrix product on the tensor cores: right, the same in every
+run, and nothing left behind."""
 
 import pytest
 import torch
@@ -38,7 +39,9 @@ def launch(template, a, b, residual=None):
     c = around[GUARD:-GUARD]
     template(a, b, c, *([residual] if residual is not None else []), debug=True)
     synchronize()
-    assert torch.isnan(around[:GUARD]).all() and torch.isnan(around[-GUARD:]).all(), "rows beside the result were written to"
+    assert torch.isnan(around[:GUARD]).all() and torch.isnan(around[-GUARD:]).all(), (
+        "rows beside the result were written to"
+    )
     return c.clone()
 
 
@@ -52,7 +55,12 @@ def test_products(knobs, rng):
     stages = template.placement(90).stages
     tall = template.task_rows
     large = (4 * tall, 520, 64 * 40) if DEVICE == "cuda" else (2 * tall, 328, 64 * 5)
-    for rows, depth, cols in ((8, 8, 8), (tall, 64 * (stages - 1), 128), (tall + 24, 64 * stages + 24, 64 * 3 - 8), large):
+    for rows, depth, cols in (
+        (8, 8, 8),
+        (tall, 64 * (stages - 1), 128),
+        (tall + 24, 64 * stages + 24, 64 * 3 - 8),
+        large,
+    ):
         a, b = problem(rng, rows, depth, cols)
         residual = integers(rng, DEVICE, torch.float32, rows, cols) if template.residual else None
         expected = a.double() @ b.double() + (0 if residual is None else residual.double())
@@ -62,10 +70,14 @@ def test_products(knobs, rng):
         assert not tiles, f"{rows} × {depth} × {cols}: tiles {tiles[:10]} are wrong"
 
 
-@pytest.mark.parametrize("schedule, consumers", crossed([tk.Persistent(), *IN_CLUSTERS, tk.SplitK(2), *SPLITS], [1, 2]), ids=str)
+@pytest.mark.parametrize(
+    "schedule, consumers", crossed([tk.Persistent(), *IN_CLUSTERS, tk.SplitK(2), *SPLITS], [1, 2]), ids=str
+)
 def test_parts_are_merged_by_hooks(schedule, consumers, rng):
     """Also of a task of fewer iterations than it has parts."""
-    template = Extremes(schedule=schedule, consumers=consumers, blocks_per_sm=2 if schedule == tk.SplitRest() else 1, stages=3)
+    template = Extremes(
+        schedule=schedule, consumers=consumers, blocks_per_sm=2 if schedule == tk.SplitRest() else 1, stages=3
+    )
     for rows, cols in ((64, 64 * 7), (64 * 5, 64 * 3), (64 * 9, 64)):
         x = torch.from_numpy(rng.standard_normal((rows, cols))).to(DEVICE, torch.bfloat16)
         largest, least = poison(torch.empty(rows, 64, device=DEVICE)), poison(torch.empty(rows, device=DEVICE))
@@ -76,7 +88,8 @@ def test_parts_are_merged_by_hooks(schedule, consumers, rng):
 
 @pytest.mark.parametrize("schedule", some_slow(SPLITS + IN_CLUSTERS, [SPLITS[0], SPLITS[-1], IN_CLUSTERS[0]]), ids=str)
 def test_sums_of_parts_are_the_same_in_every_run(schedule, rng):
-    """Numbers that round: the order of a sum shows. In the simulator the order of blocks, warps and copies is another in every run."""
+    """Numbers that round: the order of a sum shows. In the simulator the order of blocks, warps and copies is another
+    in every run."""
     template = Product(consumers=2, schedule=schedule)
     a = torch.from_numpy(rng.standard_normal((3 * 128, 648))).to(DEVICE, torch.bfloat16)
     b = torch.from_numpy(rng.standard_normal((648, 128))).to(DEVICE, torch.bfloat16)
@@ -168,9 +181,18 @@ def test_the_grid_has_no_more_blocks_than_there_is_work(rng):
     slots = multiprocessors()
     few = [(64, 8), (64, 8), (64, 8)]
     many = [(64 * 2 * slots, 8), (8, 64), (64 * 2 * slots, 64)]
-    for schedule, of_few, of_many in ((tk.Persistent(), 1, slots), (tk.OnePerBlock(), 1, 2 * slots), (tk.SplitK(3), 3, slots), (tk.SplitTail(), slots, slots)):
+    for schedule, of_few, of_many in (
+        (tk.Persistent(), 1, slots),
+        (tk.OnePerBlock(), 1, 2 * slots),
+        (tk.SplitK(3), 3, slots),
+        (tk.SplitTail(), slots, slots),
+    ):
         template = Product(consumers=1, schedule=schedule)
         assert (template.blocks(slots, *few), template.blocks(slots, *many)) == (of_few, of_many), schedule
     beside = Product(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2)
     some = [[(64 * n, 8), (8, 64), (64 * n, 64)] for n in (slots - 1, slots, slots + 1)]
-    assert [beside.blocks(2 * slots, *shapes) for shapes in some] == [slots - 1, slots, slots + min(slots, MOST_REST_PARTS)]
+    assert [beside.blocks(2 * slots, *shapes) for shapes in some] == [
+        slots - 1,
+        slots,
+        slots + min(slots, MOST_REST_PARTS),
+    ]

@@ -1,5 +1,5 @@
-"""Tile math on Hopper: the cases of cases_tile_math.py in a plain Triton kernel and in an explicit kernel, on fresh random inputs and
-poisoned outputs.
+"""Tile math on Hopper: the cases of cases_tile_math.py in a plain Triton kernel and in an explicit kernel, on fresh
+random inputs and poisoned outputs.
 """
 
 import pytest
@@ -12,16 +12,21 @@ from ..util import slow
 
 pytestmark = pytest.mark.gpu
 
-# A group's first element type meets three shapes, the others one each; shapes and places take turns. Each element type is quick in one place.
+# A group's first element type meets three shapes, the others one each; shapes and places take turns. Each element type
+# is quick in one place.
 COMBINATIONS = [
-    (pytest.param if n == 0 and p == (g + d) % 2 else slow)(place, name, dtype, SHAPES[(g + d + p + 2 * n) % len(SHAPES)])
+    (pytest.param if n == 0 and p == (g + d) % 2 else slow)(
+        place, name, dtype, SHAPES[(g + d + p + 2 * n) % len(SHAPES)]
+    )
     for g, (name, group) in enumerate(GROUPS.items())
     for d, dtype in enumerate(group.dtypes)
     for p, place in enumerate(("plain", "explicit"))
     for n in range(3 if d == 0 else 1)
 ]
 LAYOUTS = [
-    (name, layout, shape) for name in ("vector", "reductions", "scans") for layout, shape in (("row", (48, 80)), ("memory", (64, 176)))
+    (name, layout, shape)
+    for name in ("vector", "reductions", "scans")
+    for layout, shape in (("row", (48, 80)), ("memory", (64, 176)))
 ]
 
 
@@ -38,11 +43,15 @@ def launch(rng, place, name, dtype, shape, layout="mma", device="cuda"):
     check(name, dtype, args[3], want)
 
 
-@pytest.mark.parametrize("place, name, dtype, shape", COMBINATIONS, ids=lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else str(v))
+@pytest.mark.parametrize(
+    "place, name, dtype, shape", COMBINATIONS, ids=lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else str(v)
+)
 def test_values(rng, place, name, dtype, shape):
     launch(rng, place, name, dtype, shape)
 
 
-@pytest.mark.parametrize("name, layout, shape", LAYOUTS, ids=lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else str(v))
+@pytest.mark.parametrize(
+    "name, layout, shape", LAYOUTS, ids=lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else str(v)
+)
 def test_other_register_layouts(rng, name, layout, shape):
     launch(rng, "explicit", name, tk.fp32, shape, layout)

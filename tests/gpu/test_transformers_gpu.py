@@ -1,5 +1,6 @@
-"""Models of Hugging Face transformers with `attn_implementation="tritonkittens"`: what they calculate in bf16 against the same weights with transformers' own
-attention in fp32, where the errors of PyTorch's attention in bf16 say what rounding costs."""
+"""Models of Hugging Face transformers with `attn_implementation="tritonkittens"`: what they calculate in bf16 against
+the same weights with transformers' own attention in fp32, where the errors of PyTorch's attention in bf16 say what
+rounding costs."""
 
 import functools
 
@@ -16,14 +17,24 @@ pytestmark = pytest.mark.usefixtures("kernel_device")
 
 BF16 = torch.bfloat16
 LENGTH = on_gpu_or_simulated(200, 72)
-SIZES = dict(vocab_size=256, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=64)
+SIZES = dict(
+    vocab_size=256,
+    hidden_size=128,
+    intermediate_size=192,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=64,
+)
 WINDOW = 30
 MODELS = {
     "llama": lambda: transformers.LlamaConfig(**SIZES),
     "qwen2": lambda: transformers.Qwen2Config(**SIZES),
     "qwen3": lambda: transformers.Qwen3Config(**SIZES),
     "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=WINDOW),
-    "gemma2": lambda: transformers.Gemma2Config(**SIZES, sliding_window=WINDOW, query_pre_attn_scalar=64, attn_logit_softcapping=1.0),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **SIZES, sliding_window=WINDOW, query_pre_attn_scalar=64, attn_logit_softcapping=1.0
+    ),
 }
 PEERS = {"gemma2": "eager"}  # PyTorch's attention has no soft-cap
 OURS = "tritonkittens"
@@ -44,7 +55,11 @@ def weights(name):
 def model(name, implementation, dtype=BF16, layers=2):
     config = MODELS[name]()
     config.num_hidden_layers = layers
-    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation).to(DEVICE, dtype).eval()
+    made = (
+        transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+        .to(DEVICE, dtype)
+        .eval()
+    )
     made.load_state_dict(weights(name), strict=layers == 2)
     return made
 
@@ -67,7 +82,8 @@ def padded(length, hidden, side):
 
 def results(m, ids, mask=None, gradients=True, **given):
     """{"logits", "loss" and the name of every parameter: its gradient}, of tokens."""
-    labels = ids if mask is None else ids.masked_fill(mask * mask.roll(1, 1) == 0, -100)  # what padding predicts is nothing
+    # what padding predicts is nothing
+    labels = ids if mask is None else ids.masked_fill(mask * mask.roll(1, 1) == 0, -100)
     with torch.set_grad_enabled(gradients):
         out = m(ids, attention_mask=mask, labels=labels, use_cache=False, **given)
         if gradients:
@@ -134,7 +150,9 @@ def test_several_sequences_in_a_row(rng):
 
 def test_bidirectional(rng):
     """An encoder, and keys of padding."""
-    config = transformers.BertConfig(vocab_size=256, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=2)
+    config = transformers.BertConfig(
+        vocab_size=256, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=2
+    )
     state = {key: 3 * x if x.ndim == 2 else x for key, x in transformers.BertModel(config).state_dict().items()}
     ids, found = tokens(2), []
     for implementation, dtype in (("eager", torch.float32), ("sdpa", BF16), (OURS, BF16)):
@@ -142,7 +160,10 @@ def test_bidirectional(rng):
         encoder = transformers.BertModel(config).to(DEVICE, dtype).eval()
         encoder.load_state_dict({key: x.to(BF16) for key, x in state.items()})
         with torch.no_grad():
-            every = [encoder(ids, attention_mask=mask).last_hidden_state for mask in (None, padded(LENGTH, 13, "right"), padded(LENGTH, 5, "left"))]
+            every = [
+                encoder(ids, attention_mask=mask).last_hidden_state
+                for mask in (None, padded(LENGTH, 13, "right"), padded(LENGTH, 5, "left"))
+            ]
         found.append({"all": every[0], "right": every[1][:, : LENGTH - 13], "left": every[2][:, 5:]})
     agree(*found)
 
@@ -166,9 +187,23 @@ def test_training(rng):
         assert abs(our - expected) <= 2 * abs(their - expected) + 1e-2, losses
 
 
-CACHES = [("llama", "none", None), ("llama", "left", None), ("llama", "left", "static"), ("mistral", "left", None),
-          *on_gpu_or_simulated([("mistral", "none", None), ("mistral", "left", "static"), ("gemma2", "none", None), ("gemma2", "left", None),
-                                ("gemma2", "left", "static"), ("qwen3", "left", None)], [])]  # fmt: skip
+CACHES = [
+    ("llama", "none", None),
+    ("llama", "left", None),
+    ("llama", "left", "static"),
+    ("mistral", "left", None),
+    *on_gpu_or_simulated(
+        [
+            ("mistral", "none", None),
+            ("mistral", "left", "static"),
+            ("gemma2", "none", None),
+            ("gemma2", "left", None),
+            ("gemma2", "left", "static"),
+            ("qwen3", "left", None),
+        ],
+        [],
+    ),
+]
 
 
 @pytest.mark.parametrize("name, side, cache", CACHES)
@@ -178,17 +213,22 @@ def test_generate(name, side, cache, rng):
     ids = tokens(2, length)
     mask = padded(length, 5 if side == "left" else 0, "left")
     given = dict(max_new_tokens=new, do_sample=False, pad_token_id=0, eos_token_id=None, cache_implementation=cache)
-    found = model(name, OURS).generate(ids, attention_mask=mask, **given, output_logits=True, return_dict_in_generate=True)
+    found = model(name, OURS).generate(
+        ids, attention_mask=mask, **given, output_logits=True, return_dict_in_generate=True
+    )
     written = found.sequences
     assert written.shape == (2, length + new)
     seen = torch.cat((mask, mask.new_ones(2, new)), 1)
     positions = (seen.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
-        exact, theirs = (m(written, attention_mask=seen, position_ids=positions).logits[:, length - 1 : -1] for m in trio(name)[:2])
+        exact, theirs = (
+            m(written, attention_mask=seen, position_ids=positions).logits[:, length - 1 : -1] for m in trio(name)[:2]
+        )
     agree({"logits": exact}, {"logits": theirs}, {"logits": torch.stack(found.logits, 1)})
     best = exact.topk(2)
     clear = best.values[..., 0] - best.values[..., 1] > 0.05 * exact.std()
-    assert clear.float().mean() > on_gpu_or_simulated(0.5, 0)  # of 80 tokens, or of 8, of which by chance half or more may be close
+    # of 80 tokens, or of 8, of which by chance half or more may be close
+    assert clear.float().mean() > on_gpu_or_simulated(0.5, 0)
     assert torch.equal(written[:, length:][clear], best.indices[..., 0][clear])
 
 
@@ -196,30 +236,59 @@ def test_generate(name, side, cache, rng):
 def test_queries_see_the_window_of_the_mask(queries, rng):
     """In a cache that keeps all keys, whatever a layer says of its window."""
     module, masks = torch.nn.Module(), transformers.masking_utils
-    q, k, v = (torch.randn(2, heads, n, 64, device=DEVICE, dtype=BF16) for heads, n in ((4, queries), (2, 150), (2, 150)))
+    q, k, v = (
+        torch.randn(2, heads, n, 64, device=DEVICE, dtype=BF16) for heads, n in ((4, queries), (2, 150), (2, 150))
+    )
     given = dict(batch_size=2, q_length=queries, kv_length=150, q_offset=150 - queries, device=DEVICE,
                  mask_function=masks.sliding_window_causal_mask_function(WINDOW), local_size=WINDOW)  # fmt: skip
     out, _ = attention_forward(module, q, k, v, attention_mask(**given), sliding_window=WINDOW + 7)
     seen = masks.sdpa_mask(**given)
-    exact = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), attn_mask=seen, enable_gqa=True)
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), attn_mask=seen, enable_gqa=True
+    )
     assert relative_error(out, exact.transpose(1, 2)) < 5e-3
 
 
 @pytest.mark.parametrize("window", [2, slow(8), 64])
 def test_encoder_with_a_window_on_both_sides(window, rng):
-    """T5Gemma's layers say one key less than its masks; padding on either side. It does not take PyTorch's attention."""
-    part = dict(vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-                sliding_window=window, query_pre_attn_scalar=16, layer_types=["sliding_attention", "full_attention"], attn_logit_softcapping=None,
-                attention_dropout=0.0, dropout_rate=0.0, max_position_embeddings=128, pad_token_id=0, bos_token_id=1, eos_token_id=2)  # fmt: skip
-    config = transformers.T5GemmaConfig(encoder=dict(part), decoder=dict(part), is_encoder_decoder=True, vocab_size=128, pad_token_id=0)
-    state = {key: (6 * x if x.ndim == 2 else x).to(BF16) for key, x in transformers.T5GemmaEncoderModel(config_of_encoder(config)).state_dict().items()}
+    """T5Gemma's layers say one key less than its masks; padding on either side. It does not take PyTorch's
+    attention."""
+    part = dict(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=window,
+        query_pre_attn_scalar=16,
+        layer_types=["sliding_attention", "full_attention"],
+        attn_logit_softcapping=None,
+        attention_dropout=0.0,
+        dropout_rate=0.0,
+        max_position_embeddings=128,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    config = transformers.T5GemmaConfig(
+        encoder=dict(part), decoder=dict(part), is_encoder_decoder=True, vocab_size=128, pad_token_id=0
+    )
+    state = {
+        key: (6 * x if x.ndim == 2 else x).to(BF16)
+        for key, x in transformers.T5GemmaEncoderModel(config_of_encoder(config)).state_dict().items()
+    }
     ids, found = torch.randint(3, 128, (2, 24), device=DEVICE), []
     for implementation, dtype in (("eager", torch.float32), ("eager", BF16), (OURS, BF16)):
         config._attn_implementation = config.encoder._attn_implementation = implementation
         encoder = transformers.T5GemmaEncoderModel(config_of_encoder(config)).to(DEVICE, dtype).eval()
         encoder.load_state_dict(state)
         with torch.no_grad():
-            every = [encoder(ids, attention_mask=mask).last_hidden_state for mask in (None, padded(24, 7, "right"), padded(24, 5, "left"))]
+            every = [
+                encoder(ids, attention_mask=mask).last_hidden_state
+                for mask in (None, padded(24, 7, "right"), padded(24, 5, "left"))
+            ]
         found.append({"all": every[0], "right": every[1][:, :17], "left": every[2][:, 5:]})
     agree(*found)
 
@@ -258,5 +327,7 @@ def test_decoding_compiled(name, rng):
         m.compile(fullgraph=True, backend=BACKEND)
         for i in range(length, 44):
             positions = torch.full((2, 1), i, device=DEVICE)
-            found = m(ids[:, i : i + 1], attention_mask=mask[:, : i + 1], past_key_values=cache, position_ids=positions).logits
+            found = m(
+                ids[:, i : i + 1], attention_mask=mask[:, : i + 1], past_key_values=cache, position_ids=positions
+            ).logits
             assert relative_error(found[:, 0], whole[:, i]) < 2e-2

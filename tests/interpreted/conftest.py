@@ -1,5 +1,5 @@
-"""These tests run in Triton's interpreter: in processes of their own, which tests/test_interpreted.py starts. Any other process passes over
-them.
+"""These tests run in Triton's interpreter: in processes of their own, which tests/test_interpreted.py starts. Any other
+process passes over them.
 """
 
 import os

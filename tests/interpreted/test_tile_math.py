@@ -1,4 +1,5 @@
-"""Tile math in Triton's interpreter: values of every operation, by element type and shape, and at random shapes, offsets and values."""
+"""Tile math in Triton's interpreter: values of every operation, by element type and shape, and at random shapes,
+offsets and values."""
 
 import re
 
@@ -39,13 +40,22 @@ def run(rng, name, dtype, shape, **offsets):
     check(name, dtype, args[3], want, interpreted=True)
 
 
-@pytest.mark.parametrize("name, dtype, shape", COMBINATIONS, ids=lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else str(v))
+@pytest.mark.parametrize(
+    "name, dtype, shape", COMBINATIONS, ids=lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else str(v)
+)
 def test_values(rng, name, dtype, shape):
     run(rng, name, dtype, shape)
 
 
-WITH_VECTORS = [(name, dtype) for name, group in GROUPS.items() for dtype in group.dtypes if any(re.search(r"\b[cr]\b", c.code) for c in group.cases)]
-OF_VECTORS = [(name, dtype) for name, group in GROUPS.items() for dtype in group.dtypes if cases_of(name, dtype, True, "rows")]
+WITH_VECTORS = [
+    (name, dtype)
+    for name, group in GROUPS.items()
+    for dtype in group.dtypes
+    if any(re.search(r"\b[cr]\b", c.code) for c in group.cases)
+]
+OF_VECTORS = [
+    (name, dtype) for name, group in GROUPS.items() for dtype in group.dtypes if cases_of(name, dtype, True, "rows")
+]
 
 
 @pytest.mark.parametrize("name, dtype", WITH_VECTORS, ids=str)
@@ -62,7 +72,9 @@ def test_values_of_vectors_alone(rng, name, dtype):
     """The rows of the tiles one by one, stored to the rows of a tensor."""
     shape = (3, 48)
     args, want = inputs_of(rng, GROUPS[name], dtype, shape)
-    kernel_of(name, dtype, interpreted=True, vectors="rows")[(shape[0],)](*arguments(args), tk.rv(dtype, shape[1]), shape[0])
+    kernel_of(name, dtype, interpreted=True, vectors="rows")[(shape[0],)](
+        *arguments(args), tk.rv(dtype, shape[1]), shape[0]
+    )
     check(name, dtype, args[3], want, interpreted=True, vectors="rows")
 
 
@@ -98,7 +110,9 @@ def test_random_shapes(name, which, rows, cols, seed):
 
 
 @settings(max_examples=30, deadline=None)
-@given(which=st.integers(0, 3), rows=extents, cols=extents, seed=seeds, a=st.integers(-40, 200), b=st.integers(-40, 200))
+@given(
+    which=st.integers(0, 3), rows=extents, cols=extents, seed=seeds, a=st.integers(-40, 200), b=st.integers(-40, 200)
+)
 def test_masks_at_random_offsets(which, rows, cols, seed, a, b):
     """Offsets before, inside and past the tile: torch.where, tril and triu say what stays."""
     if which == 3 or a < 0 or b < 0:

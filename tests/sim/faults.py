@@ -1,9 +1,10 @@
 """Kernels with one real mistake each, and the same kernels without it.
 
-Every kernel takes `BUG`, a compile-time name of the mistake, "" for none. A comment `# reports: name` stands on a line that the report of that mistake
-has to name (`Fault.line` where several share one). `FAULTS` lists what is run: the right kind of report, a schedule that finds it,
-inputs, and what the correct twin gives.
+Every kernel takes `BUG`, a compile-time name of the mistake, "" for none. A comment `# reports: name` stands on a line
+that the report of that mistake has to name (`Fault.line` where several share one). `FAULTS` lists what is run: the
+right kind of report, a schedule that finds it, inputs, and what the correct twin gives.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -24,12 +25,14 @@ from tests.util import poison
 
 @dataclass(frozen=True)
 class Fault:
-    """One mistake. `kind` is what has to be reported, first of all unless `also` names what may come before it. `seed`: the first schedule in which it is.
+    """One mistake. `kind` is what has to be reported, first of all unless `also` names what may come before it. `seed`:
+    the first schedule in which it is.
 
-    Most mistakes are found in every schedule; where a mistake has several consequences (a slot read too early was never written, a role ends up in a phase that
-    nobody completes), schedules differ in the one that comes first.
+    Most mistakes are found in every schedule; where a mistake has several consequences (a slot read too early was never
+    written, a role ends up in a phase that nobody completes), schedules differ in the one that comes first.
 
-    `inputs(rng)` gives the grid, the arguments, the outputs (already among the arguments) and what the correct twin leaves in them.
+    `inputs(rng)` gives the grid, the arguments, the outputs (already among the arguments) and what the correct twin
+    leaves in them.
     """
 
     name: str
@@ -90,7 +93,8 @@ def ring_producer(X, tiles, pipe, iterations, STAGES: tl.constexpr, BUG: tl.cons
         else:
             tk.producer_commit(pipe, state, tiles[0])
         if BUG == "wrong_stage_load":
-            tk.load_async(tiles[(state.index + 1) % STAGES], X, (i, 0), pipe.full[state.index])  # reports: wrong_stage_load
+            # reports: wrong_stage_load
+            tk.load_async(tiles[(state.index + 1) % STAGES], X, (i, 0), pipe.full[state.index])
         else:
             tk.load_async(tiles[state.index], X, (i, 0), pipe.full[state.index])  # reports: copy_into_slot
         state = tk.advance(state)
@@ -115,7 +119,8 @@ def ring_consumer(Y, tiles, pipe, iterations, CONSUMER: tl.constexpr, STAGES: tl
         elif BUG == "wait_after_use" or BUG == "no_wait":
             pass
         else:
-            tk.consumer_wait(pipe, state)  # reports: too_many_bytes, expect_on_other_stage, extra_iteration, expect_forgotten, lapped_consumer
+            # reports: too_many_bytes, expect_on_other_stage, extra_iteration, expect_forgotten, lapped_consumer
+            tk.consumer_wait(pipe, state)
         acc += tk.load(tiles[state.index], like=acc, fenced=BUG == "fence_promised")
         if BUG == "wait_after_use":
             tk.consumer_wait(pipe, state)
@@ -142,7 +147,9 @@ def ring_consumer(Y, tiles, pipe, iterations, CONSUMER: tl.constexpr, STAGES: tl
 def ring_sum(X, Y, iterations, CONSUMERS: tl.constexpr, STAGES: tl.constexpr, BUG: tl.constexpr):
     """Y[c] = c + the sum of the tiles of X, for every consumer c."""
     tiles = tk.allocate(tk.st(tk.fp32, 16, 32), STAGES)
-    MORE: tl.constexpr = 1 if BUG == "count_too_high" else -1 if BUG == "count_too_low" else -1 if BUG == "lapped_consumer" else 0
+    MORE: tl.constexpr = (
+        1 if BUG == "count_too_high" else -1 if BUG == "count_too_low" else -1 if BUG == "lapped_consumer" else 0
+    )
     pipe = tk.pipeline(STAGES, empty_arrivals=CONSUMERS + MORE)
     if CONSUMERS == 1:
         tk.specialize(
@@ -223,7 +230,8 @@ def turn_producer(X, tile, arrived, finished, tasks):
 @tk.kernel
 @triton.jit
 def turns(X, Y, tasks, BUG: tl.constexpr):
-    """Two consumers take tasks of two tiles by turns: each sees only half of the phases of a barrier. Y[c] = the sum of the tiles of tasks c, c + 2, …"""
+    """Two consumers take tasks of two tiles by turns: each sees only half of the phases of a barrier. Y[c] = the sum of
+    the tiles of tasks c, c + 2, …"""
     tile = tk.allocate(tk.st(tk.fp32, 16, 32))
     arrived, finished, order = tk.semaphores(1), tk.semaphores(1), tk.semaphores(2)
     tk.specialize(
@@ -265,8 +273,10 @@ def gemm_producer(A, B, a, b, pipe, second, iterations, STAGES: tl.constexpr, BU
         else:
             tk.expect(pipe.full[state.index], a[0])
             tk.expect(second[state.index], b[0])
-        tk.load_async(a[state.index], A, (0, i), pipe.full[state.index])  # reports: early_release, bytes_on_other_barrier
-        tk.load_async(b[state.index], B, (i, 0), second[state.index])  # reports: early_release, swapped_operand_stage, second_barrier
+        # reports: early_release, bytes_on_other_barrier
+        tk.load_async(a[state.index], A, (0, i), pipe.full[state.index])
+        # reports: early_release, swapped_operand_stage, second_barrier
+        tk.load_async(b[state.index], B, (i, 0), second[state.index])
         state = tk.advance(state)
 
 
@@ -309,7 +319,11 @@ def ring_gemm(A, B, C, iterations, STAGES: tl.constexpr, BUG: tl.constexpr):
 
 def gemm_inputs(stages: int, iterations: int) -> Any:
     def make(rng: Any) -> Any:
-        a, b, c = integers(rng, 64, 64 * iterations, dtype=BF16), integers(rng, 64 * iterations, 32, dtype=BF16), empty(64, 32)
+        a, b, c = (
+            integers(rng, 64, 64 * iterations, dtype=BF16),
+            integers(rng, 64 * iterations, 32, dtype=BF16),
+            empty(64, 32),
+        )
         return (1,), (tk.gl(a, WIDE), tk.gl(b, NARROW), tk.gl(c), iterations, stages), [c], [a.float() @ b.float()]
 
     return make
@@ -324,7 +338,8 @@ fault("bytes_on_other_barrier", "bytes", ring_gemm, gemm_inputs(3, 5))
 @tk.kernel
 @triton.jit
 def products(A, B, C, iterations, BUG: tl.constexpr):
-    """C = A·B, the newest product always under way; tiles come through registers or cp.async, and A may be in registers."""
+    """C = A·B, the newest product always under way; tiles come through registers or cp.async, and A may be in
+    registers."""
     ring_a, ring_b = tk.allocate(tk.st(tk.bf16, 64, 64), stages=3), tk.allocate(tk.st(tk.bf16, 64, 32), stages=3)
     acc = tk.mma_begin(tk.zero(tk.rt(tk.fp32, 64, 32)))
     for i in range(iterations):
@@ -342,7 +357,11 @@ def products(A, B, C, iterations, BUG: tl.constexpr):
 
 def product_inputs(iterations: int) -> Any:
     def make(rng: Any) -> Any:
-        a, b, c = integers(rng, 64, 64 * iterations, dtype=BF16), integers(rng, 64 * iterations, 32, dtype=BF16), empty(64, 32)
+        a, b, c = (
+            integers(rng, 64, 64 * iterations, dtype=BF16),
+            integers(rng, 64 * iterations, 32, dtype=BF16),
+            empty(64, 32),
+        )
         return (1,), (tk.gl(a, WIDE), tk.gl(b, NARROW), tk.gl(c), iterations), [c], [a.float() @ b.float()]
 
     return make
@@ -362,7 +381,8 @@ def raw_products(A, B, C, BUG: tl.constexpr):
     tk.sync()
     zero = tk.zero(tk.rt(tk.fp32, 64, 32))
     left = gl.convert_layout(tk.load(a), gl.DotOperandLayout(0, zero.type.layout, 2))
-    first = hopper.warpgroup_mma(left, b.pieces[0], zero, use_acc=False, is_async=True)  # reports: accumulator_read, operand_overwritten
+    # reports: accumulator_read, operand_overwritten
+    first = hopper.warpgroup_mma(left, b.pieces[0], zero, use_acc=False, is_async=True)
     more = tk.load(b, like=zero).to(tl.float32) * 0
     if BUG == "accumulator_read":
         total = hopper.warpgroup_mma_wait(1, deps=[first, left])[0]  # reports: accumulator_read
@@ -429,7 +449,8 @@ def tensor_product(A, B, C, iterations, BUG: tl.constexpr):
         if BUG == "zero_iterations":
             tcgen05_mma(a.pieces[0], b.pieces[0], acc.pieces[0], use_acc=i > 0, mbarriers=[done[0].piece])
         else:
-            tk.mma_AB(a, b, acc, arrived=done[0])  # reports: operand_before_commit, tensor_read_early, tensor_uninitialised
+            # reports: operand_before_commit, tensor_read_early, tensor_uninitialised
+            tk.mma_AB(a, b, acc, arrived=done[0])
         if BUG == "operand_before_commit" or BUG == "tensor_read_early":
             if i > 0:
                 tk.wait(done[0], (i - 1) & 1)
@@ -470,15 +491,18 @@ def tensor_issuer(a, b, acc, done, free, rounds, BUG: tl.constexpr):
                 into = acc.pieces[0].slice(32, 64)
             else:
                 into = acc.pieces[0].slice(64 * p, 64)
-            tcgen05_mma(a.pieces[0], b[2 * j + p].pieces[0], into, use_acc=False, mbarriers=[done[p].piece])  # reports: tensor_overlap, accumulator_reused
+            # reports: tensor_overlap, accumulator_reused
+            tcgen05_mma(a.pieces[0], b[2 * j + p].pieces[0], into, use_acc=False, mbarriers=[done[p].piece])
 
 
 @triton.jit
 def tensor_epilogue(C, acc, done, free, rounds, BUG: tl.constexpr):
-    for j in range(rounds):  # not unrolled: Triton 3.9 merges two loads of one view in straight code, also across a barrier's wait
+    # not unrolled: Triton 3.9 merges two loads of one view in straight code, also across a barrier's wait
+    for j in range(rounds):
         for p in tl.static_range(2):
             tk.wait(done[p], j & 1)
-            tk.store(C, tk.load(tk.subtile(acc, 128, 64, 0, p)), (2 * j + p, 0))  # reports: tensor_overlap, accumulator_reused
+            # reports: tensor_overlap, accumulator_reused
+            tk.store(C, tk.load(tk.subtile(acc, 128, 64, 0, p)), (2 * j + p, 0))
             tk.arrive(free[p])
 
 
@@ -494,12 +518,19 @@ def two_accumulators(A, B, C, rounds, ROUNDS: tl.constexpr, BUG: tl.constexpr):
         tk.load_into(b[i], B, (i, 0))
     tk.fence_async()
     tk.sync()
-    tk.specialize(((tensor_epilogue, (C, acc, done, free, rounds, BUG)), (tensor_issuer, (a, b, acc, done, free, rounds, BUG))), warps=(4, 1))
+    tk.specialize(
+        ((tensor_epilogue, (C, acc, done, free, rounds, BUG)), (tensor_issuer, (a, b, acc, done, free, rounds, BUG))),
+        warps=(4, 1),
+    )
 
 
 def accumulator_inputs(rounds: int) -> Any:
     def make(rng: Any) -> Any:
-        a, b, c = integers(rng, 128, 32, dtype=BF16), integers(rng, 32 * rounds, 64, dtype=BF16), empty(128 * rounds, 64)
+        a, b, c = (
+            integers(rng, 128, 32, dtype=BF16),
+            integers(rng, 32 * rounds, 64, dtype=BF16),
+            empty(128 * rounds, 64),
+        )
         expected = torch.cat([a.float() @ p.float() for p in b.split(32)])
         return (1,), (tk.gl(a), tk.gl(b), tk.gl(c), rounds // 2, rounds), [c], [expected]
 
@@ -537,7 +568,13 @@ def handed_over(A, B, C, iterations, BUG: tl.constexpr):
     """C = A·B; one role stores the operands, another multiplies (within one role Triton adds the fence by itself)."""
     a, b = tk.allocate(tk.st(tk.bf16, 64, 64)), tk.allocate(tk.st(tk.bf16, 64, 32))
     ready = tk.semaphores(2)
-    tk.specialize(((take_over, (C, a, b, ready[0], ready[1], iterations)), (hand_over, (A, B, a, b, ready[0], ready[1], iterations, BUG))), warps=(4, 4))
+    tk.specialize(
+        (
+            (take_over, (C, a, b, ready[0], ready[1], iterations)),
+            (hand_over, (A, B, a, b, ready[0], ready[1], iterations, BUG)),
+        ),
+        warps=(4, 4),
+    )
 
 
 fault("product_unfenced", "missing-fence", handed_over, product_inputs(3))
@@ -604,7 +641,8 @@ def stores(X, Y, iterations, STAGES: tl.constexpr, BUG: tl.constexpr):
         if BUG == "negative_coordinate":
             tk.store_async(Y, staging[i % STAGES], (i - 1, 0))  # reports: negative_coordinate
         else:
-            tk.store_async(Y, staging[i % STAGES], (i, 0))  # reports: store_source_overwritten, store_wait_too_many, store_left_behind
+            # reports: store_source_overwritten, store_wait_too_many, store_left_behind
+            tk.store_async(Y, staging[i % STAGES], (i, 0))
     if BUG != "store_left_behind":
         tk.store_read_wait()  # the writes outlive the block, its shared memory does not
 
@@ -752,7 +790,13 @@ def written_by_another(X, Y, iterations, BUG: tl.constexpr):
     """Y = X + 1; one role fills the staging tile, another stores it by TMA."""
     tile = tk.allocate(tk.st(tk.fp32, 16, 32))
     ready = tk.semaphores(2)
-    tk.specialize(((filler, (X, tile, ready[0], ready[1], iterations, BUG)), (writer, (Y, tile, ready[0], ready[1], iterations, BUG))), warps=(4, 1))
+    tk.specialize(
+        (
+            (filler, (X, tile, ready[0], ready[1], iterations, BUG)),
+            (writer, (Y, tile, ready[0], ready[1], iterations, BUG)),
+        ),
+        warps=(4, 1),
+    )
 
 
 def written_inputs(rng: Any) -> Any:
@@ -781,7 +825,8 @@ def copies(X, Y, iterations, BUG: tl.constexpr):
             tk.load_async_wait(2)
         else:
             tk.load_async_wait(1)
-        tk.store(Y, tk.load(ring[i % 2], layout="memory"), (i, 0))  # reports: copies_not_waited, copies_too_many_pending
+        # reports: copies_not_waited, copies_too_many_pending
+        tk.store(Y, tk.load(ring[i % 2], layout="memory"), (i, 0))
         tk.sync()
         tk.load_async(ring[i % 2], X, (i + 2, 0))
     tk.load_async_wait()
@@ -979,7 +1024,11 @@ def scaled_rows(X, Y, COUNTS, n, limit, BUG: tl.constexpr):
 
 
 def plain_inputs(rng: Any) -> Any:
-    x, y, counts = integers(rng, 150, dtype=torch.int32), empty(150, dtype=torch.int32), torch.zeros(7, dtype=torch.int32)
+    x, y, counts = (
+        integers(rng, 150, dtype=torch.int32),
+        empty(150, dtype=torch.int32),
+        torch.zeros(7, dtype=torch.int32),
+    )
     x[:7] = torch.arange(-3, 4)
     return (3,), (x, y, counts, 150, 2), [y], [2 * x]
 
@@ -1015,7 +1064,8 @@ def neighbours(Y, BUG: tl.constexpr):
 @tk.kernel
 @triton.jit
 def last_words(Y, BUG: tl.constexpr):
-    """The first block of a cluster arrives at the second's barrier, which does not wait for it; the second must still be there."""
+    """The first block of a cluster arrives at the second's barrier, which does not wait for it; the second must still
+    be there."""
     sem = tk.semaphores(1)
     tk.cluster_sync()
     rank = tk.cluster_rank()

@@ -1,4 +1,6 @@
-"""What the short ways on the diagonal of a causal mask spare: products, by the consumer that issues them. Results are right without them, too."""
+"""What the short ways on the diagonal of a causal mask spare: products, by the consumer that issues them. Results are
+right without them, too."""
+
 import pytest
 import torch
 
@@ -24,7 +26,8 @@ def products(timeline):
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_first_consumer_of_the_forward(dim, rng):
-    """A task is 128 queries, a block 128 keys. Of three blocks' six products each, two tasks leave out half of the scores of one."""
+    """A task is 128 queries, a block 128 keys. Of three blocks' six products each, two tasks leave out half of the
+    scores of one."""
     q, k, v = operands(dim)
     taken = {}
     for causal in (False, True):
@@ -41,8 +44,9 @@ def test_first_consumer_of_the_forward(dim, rng):
 
 @pytest.mark.parametrize("dim, queries", [(64, 128), (128, 64)])
 def test_second_consumer_of_the_backward(dim, queries, rng, monkeypatch):
-    """A task is 128 keys, a block so many `queries`: five products of 256 cycles, and what is added to its scores and to dP. The first 64 queries of each task
-    see none of the second consumer's keys: no scores, dP and dV of them (dK and dQ come an iteration later, of zeros)."""
+    """A task is 128 keys, a block so many `queries`: five products of 256 cycles, and what is added to its scores and
+    to dP. The first 64 queries of each task see none of the second consumer's keys: no scores, dP and dV of them (dK
+    and dQ come an iteration later, of zeros)."""
     monkeypatch.setattr(backward_plan, "worth_sums", lambda *_: True)  # in a single pass
     q, k, v = (x.requires_grad_() for x in operands(dim))
     block, tasks = 5 * 256 + queries, 2

@@ -1,4 +1,6 @@
-"""Conflict degrees of kernels' own accesses, against the formulas of `inspect` and against banks counted one lane at a time."""
+"""Conflict degrees of kernels' own accesses, against the formulas of `inspect` and against banks counted one lane at a
+time."""
+
 import re
 
 import numpy as np
@@ -18,7 +20,9 @@ ROWS, COLUMNS = 64, 64
 
 
 @gluon.jit
-def through_shared(x, out, ROWS: gl.constexpr, COLUMNS: gl.constexpr, WRITE: gl.constexpr, READ: gl.constexpr, SHARED: gl.constexpr):
+def through_shared(
+    x, out, ROWS: gl.constexpr, COLUMNS: gl.constexpr, WRITE: gl.constexpr, READ: gl.constexpr, SHARED: gl.constexpr
+):
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, WRITE))[:, None]
     columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, WRITE))[None, :]
     tile = gl.allocate_shared_memory(x.dtype.element_ty, [ROWS, COLUMNS], SHARED)
@@ -30,11 +34,13 @@ def through_shared(x, out, ROWS: gl.constexpr, COLUMNS: gl.constexpr, WRITE: gl.
 
 
 def swizzled(phases):
-    """Rows of 128 bytes whose 16-byte chunks are exchanged by row: `phases` 1, 2, 4, 8 are no swizzle and those of 32, 64 and 128 bytes."""
+    """Rows of 128 bytes whose 16-byte chunks are exchanged by row: `phases` 1, 2, 4, 8 are no swizzle and those of 32,
+    64 and 128 bytes."""
     return gl.SwizzledSharedLayout(vec=8, per_phase=1, max_phase=phases, order=[1, 0])
 
 
-FRAGMENT = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])  # a warp's access: 8 rows of 16 bytes
+# a warp's access: 8 rows of 16 bytes
+FRAGMENT = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
 COLUMN = gl.BlockedLayout([1, 1], [32, 1], [1, 4], [1, 0])  # a warp's access: one element of 32 rows
 ROW = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])  # a lane's access: 16 bytes, a quarter warp's one row
 
@@ -49,24 +55,50 @@ def accesses(rng, shared, write=ROW, read=FRAGMENT, dtype=torch.bfloat16, shape=
 
 def formula(shared):
     if isinstance(shared, gl.NVMMASharedLayout):
-        layout = _ttgir.Layout("nvmma_shared", {"swizzlingByteWidth": str(shared.swizzle_byte_width), "transposed": "false"})
+        layout = _ttgir.Layout(
+            "nvmma_shared", {"swizzlingByteWidth": str(shared.swizzle_byte_width), "transposed": "false"}
+        )
     else:
-        fields = {"vec": str(shared.vec), "perPhase": str(shared.per_phase), "maxPhase": str(shared.max_phase), "order": "[1, 0]"}
+        fields = {
+            "vec": str(shared.vec),
+            "perPhase": str(shared.per_phase),
+            "maxPhase": str(shared.max_phase),
+            "order": "[1, 0]",
+        }
         layout = _ttgir.Layout("swizzled_shared", fields)
     return _tiles.bank_conflicts(layout, (ROWS, COLUMNS), 16)
 
 
-@pytest.mark.parametrize("phases, degree", [(1, 8), (2, 4), (4, 2), (8, 1)], ids=["naive", "32 bytes", "64 bytes", "128 bytes"])
+@pytest.mark.parametrize(
+    "phases, degree", [(1, 8), (2, 4), (4, 2), (8, 1)], ids=["naive", "32 bytes", "64 bytes", "128 bytes"]
+)
 def test_the_four_swizzles_of_a_row_major_tile(rng, phases, degree):
     (stored, loaded), launch = accesses(rng, swizzled(phases))
-    assert (stored.access, stored.width, stored.degree, stored.wavefronts, stored.ideal) == ("local_store", 16, 1, 64, 64)
-    assert (loaded.access, loaded.width, loaded.degree) == ("local_load", 4, degree) and (loaded.wavefronts, loaded.ideal) == (64 * degree, 64)
+    assert (stored.access, stored.width, stored.degree, stored.wavefronts, stored.ideal) == (
+        "local_store",
+        16,
+        1,
+        64,
+        64,
+    )
+    assert (loaded.access, loaded.width, loaded.degree) == ("local_load", 4, degree) and (
+        loaded.wavefronts,
+        loaded.ideal,
+    ) == (64 * degree, 64)
     assert loaded.line.startswith("test_bank_conflicts.py:") and "value = tile.load(READ)" in loaded.line
-    assert loaded.buffer == "tile" and loaded.role == "kernel" and f"maxPhase = {phases}" in loaded.layout and "nvidia_mma" in loaded.registers
+    assert (
+        loaded.buffer == "tile"
+        and loaded.role == "kernel"
+        and f"maxPhase = {phases}" in loaded.layout
+        and "nvidia_mma" in loaded.registers
+    )
     text = str(loaded)
     assert "4 bytes a lane" in text and (f"{degree}-way conflicts" if degree > 1 else "no conflicts") in text
     column = accesses(rng, swizzled(phases), read=COLUMN)[0][1]
-    assert (degree, column.degree) == (formula(swizzled(phases)).fragment, formula(swizzled(phases)).column) and column.width == 2
+    assert (degree, column.degree) == (
+        formula(swizzled(phases)).fragment,
+        formula(swizzled(phases)).column,
+    ) and column.width == 2
     # modelled time is the wavefronts'
     step = next(s for steps in launch.program.steps.values() for s in steps if s.op.name == "ttg.local_load")
     assert step.cost.load == loaded.wavefronts and step.cost.unit == "shared memory"
@@ -82,7 +114,8 @@ def test_tma_layouts(rng, swizzle):
 
 
 def counted(shared, layout, shape, nbytes, width, flat):
-    """The degree by hand: every lane's words put into their banks, a group of lanes at a time. `flat`: the byte offset of an element."""
+    """The degree by hand: every lane's words put into their banks, a group of lanes at a time. `flat`: the byte offset
+    of an element."""
     worst = 0
     per_thread = np.array(layout.size_per_thread)
     assert per_thread[1] * nbytes == width and per_thread[0] == 1
@@ -100,7 +133,15 @@ def counted(shared, layout, shape, nbytes, width, flat):
     return worst
 
 
-WIDTHS = [(torch.float32, 4), (torch.float32, 8), (torch.float32, 16), (torch.bfloat16, 4), (torch.bfloat16, 16), (torch.int8, 16), (torch.float64, 8)]
+WIDTHS = [
+    (torch.float32, 4),
+    (torch.float32, 8),
+    (torch.float32, 16),
+    (torch.bfloat16, 4),
+    (torch.bfloat16, 16),
+    (torch.int8, 16),
+    (torch.float64, 8),
+]
 
 
 @pytest.mark.parametrize("dtype, width", WIDTHS)
@@ -108,30 +149,39 @@ def test_any_width_against_counting(rng, dtype, width):
     nbytes = dtype.itemsize
     across = int(rng.choice([1, 2, 4, 8]))
     read = gl.BlockedLayout([1, width // nbytes], [32 // across, across], [4, 1], [1, 0])
-    vec, per_phase, max_phase = width // nbytes * int(rng.choice([1, 2])), int(rng.choice([1, 2])), int(rng.choice([1, 2, 4]))
+    vec, per_phase, max_phase = (
+        width // nbytes * int(rng.choice([1, 2])),
+        int(rng.choice([1, 2])),
+        int(rng.choice([1, 2, 4])),
+    )
     shape = (128, 64)
     print("across", across, "vec", vec, "per_phase", per_phase, "max_phase", max_phase)
     chunks = shape[1] // vec  # of a row: a swizzle of more phases than a row has chunks begins again with the first
 
     def flat(row, column):
-        return (row * shape[1] + ((column // vec) ^ (row // per_phase % max_phase % chunks)) * vec + column % vec) * nbytes
+        return (
+            row * shape[1] + ((column // vec) ^ (row // per_phase % max_phase % chunks)) * vec + column % vec
+        ) * nbytes
 
     shared = gl.SwizzledSharedLayout(vec=vec, per_phase=per_phase, max_phase=max_phase, order=[1, 0])
     (_, loaded), _ = accesses(rng, shared, read=read, dtype=dtype, shape=shape)
-    # registers of a row beyond the layout's own may widen an access where its vectors adjoin in memory; the counted width is the one chosen
+    # registers of a row beyond the layout's own may widen an access where its vectors adjoin in memory; the counted
+    # width is the one chosen
     assert loaded.width >= width
     if loaded.width == width:
         assert loaded.degree == counted(shared, read, shape, nbytes, width, flat)
 
 
 def test_padding_and_transposed_reads(rng):
-    """A tile padded by 16 bytes a row has no conflicts along columns of 16 bytes; read across rows, single elements meet."""
+    """A tile padded by 16 bytes a row has no conflicts along columns of 16 bytes; read across rows, single elements
+    meet."""
     padded = gl.PaddedSharedLayout.with_identity_for([[64, 8]], [ROWS, COLUMNS], [1, 0])
     assert accesses(rng, padded)[0][1].degree == 1
     down = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
     (stored, loaded), _ = accesses(rng, swizzled(1), read=down)
     assert stored.degree == 1 and loaded.width == 2
-    # lanes: rows 0, 8, …, 56 of two neighbouring columns a word, and of four columns: 8 rows of 128 bytes begin at one bank
+    # lanes: rows 0, 8, …, 56 of two neighbouring columns a word, and of four columns: 8 rows of 128 bytes begin at one
+    # bank
     assert loaded.degree == 8
 
 
@@ -151,7 +201,11 @@ def test_a_plain_kernel_and_what_is_refused(rng):
         product[(1,)](a, b, c, 64)
     assert torch.allclose(c, a.float() @ b.float(), atol=1e-2)
     found = bank_conflicts(device.launches[0])
-    assert found and {f.access for f in found} <= {"local_alloc", "local_load"} and all("test_bank_conflicts.py" in f.line for f in found)
+    assert (
+        found
+        and {f.access for f in found} <= {"local_alloc", "local_load"}
+        and all("test_bank_conflicts.py" in f.line for f in found)
+    )
     assert all(f.degree is not None and f.wavefronts >= f.ideal for f in found)
     assert max(f.degree for f in found if f.access == "local_load" and f.width == 4) == 1
     with pytest.raises(TypeError, match=re.escape("not JITFunction: a kernel's layouts exist once it is compiled")):

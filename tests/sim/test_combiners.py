@@ -1,4 +1,5 @@
-"""Reductions and scans in the simulator whose combiner builds tiles, as Triton's attention for Blackwell does to add two rows with one instruction."""
+"""Reductions and scans in the simulator whose combiner builds tiles, as Triton's attention for Blackwell does to add
+two rows with one instruction."""
 
 import numpy as np
 import pytest
@@ -46,12 +47,17 @@ def sums(X, Y, LANES):
     a, b = gl.reduce((first, second), 1, packed_sum)
     gl.store(Y + rows, gl.convert_layout(a + b, gl.SliceLayout(1, gl.BlockedLayout([1, 64], [32, 1], [4, 1], [1, 0]))))
     PARENT: gl.constexpr = gl.BlockedLayout([1, 2], [1, 32], [1, gl.num_warps()], [1, 0])
-    lane = gl.arange(0, 2, layout=gl.SliceLayout(0, PARENT))  # the combiner's own, which the compiler shares with the kernel
+    # the combiner's own, which the compiler shares with the kernel
+    lane = gl.arange(0, 2, layout=gl.SliceLayout(0, PARENT))
     gl.store(LANES + lane, lane)
 
 
 def test_a_reduction_whose_combiner_builds_tiles(rng):
-    x, y, lanes = torch.from_numpy(rng.standard_normal((128, 64), np.float32)), poison(torch.empty(128)), poison(torch.empty(2, dtype=torch.int32))
+    x, y, lanes = (
+        torch.from_numpy(rng.standard_normal((128, 64), np.float32)),
+        poison(torch.empty(128)),
+        poison(torch.empty(2, dtype=torch.int32)),
+    )
     with sim.device("sm_100a"):
         sums[(1,)](x, y, lanes, num_warps=4)
     assert torch.allclose(y.double(), x.double().sum(1), rtol=0, atol=1e-5) and lanes.tolist() == [0, 1]
@@ -92,5 +98,10 @@ def bins(X, Y):
 
 
 def test_an_operation_that_a_combiner_may_not_use_is_named():
-    with pytest.raises(sim.SimulationError, match=r"unknown: the simulator has no meaning for tt.histogram inside a region"), sim.device("sm_100a"):
+    with (
+        pytest.raises(
+            sim.SimulationError, match=r"unknown: the simulator has no meaning for tt.histogram inside a region"
+        ),
+        sim.device("sm_100a"),
+    ):
         bins[(1,)](torch.zeros(32, 64, dtype=torch.int32), torch.zeros(32, dtype=torch.int32), num_warps=4)

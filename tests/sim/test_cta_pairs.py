@@ -1,9 +1,17 @@
-"""One Triton program for a pair of CTAs: shared barriers, multicast copies, products of the pair, and layouts of such memory."""
+"""One Triton program for a pair of CTAs: shared barriers, multicast copies, products of the pair, and layouts of such
+memory."""
+
 import numpy as np
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, allocate_tensor_memory, tcgen05_commit, tcgen05_mma, tma
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    TensorMemoryLayout,
+    allocate_tensor_memory,
+    tcgen05_commit,
+    tcgen05_mma,
+    tma,
+)
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -24,7 +32,9 @@ def pair_product(a_desc, b_desc, c_desc, missing: gl.constexpr, shared: gl.const
     tma.async_load(a_desc, [0, 0], loaded, a)
     tma.async_load(b_desc, [0, 0], loaded, b)
     mbarrier.wait(loaded, 0)
-    layout: gl.constexpr = TensorMemoryLayout((128, b_desc.block_shape[1]), col_stride=1, cga_layout=c_desc.layout.cga_layout, two_ctas=True)
+    layout: gl.constexpr = TensorMemoryLayout(
+        (128, b_desc.block_shape[1]), col_stride=1, cga_layout=c_desc.layout.cga_layout, two_ctas=True
+    )
     accumulator = allocate_tensor_memory(gl.float32, c_desc.block_shape, layout)
     tcgen05_mma(a, b, accumulator, use_acc=False)
     tcgen05_commit(done)
@@ -43,7 +53,12 @@ def launch(rng, seed, missing=0, shared=True):
     a, b = (torch.from_numpy(rng.standard_normal(s)).half() for s in ((m, k), (k, n)))
     c = poison(torch.empty(m, n))
     tiles = [(a, gl.float16, (1, 0)), (b, gl.float16, (0, 1)), (c, gl.float32, (1, 0))]
-    descriptors = [TensorDescriptor.from_tensor(t, list(t.shape), gl.NVMMASharedLayout.get_default_for(list(t.shape), d, cga_layout=[s])) for t, d, s in tiles]
+    descriptors = [
+        TensorDescriptor.from_tensor(
+            t, list(t.shape), gl.NVMMASharedLayout.get_default_for(list(t.shape), d, cga_layout=[s])
+        )
+        for t, d, s in tiles
+    ]
     with sim.device("sm_100a", schedule=seed, raise_findings=False) as device:
         pair_product[(1,)](*descriptors, missing, shared, num_warps=4, num_ctas=2)
     return c, a.double() @ b.double(), device.launches[-1].findings
@@ -63,12 +78,21 @@ def test_the_leader_expects_the_bytes_of_both(rng):
 
 def test_layouts_of_a_cluster():
     """Parts lie in their CTA, copies in every CTA that has one."""
-    split = "#ttg.nvmma_shared<{swizzlingByteWidth = 128, transposed = false, elementBitWidth = 16, CGALayout = [[0, 1], [0, 0]]}>"
+    split = (
+        "#ttg.nvmma_shared<{swizzlingByteWidth = 128, transposed = false, elementBitWidth = 16, CGALayout = [[0, "
+        "1], [0, 0]]}>"
+    )
     places, copies = shared_offsets(split, (64, 128), 2)
     ranks = places // SHARED_STRIDE
     assert (ranks[:, :64] == 0).all() and (ranks[:, 64:] == 1).all()
-    assert copies is not None and copies.shape == (2, 64, 128) and np.array_equal(copies[1] - copies[0], np.full((64, 128), 2 * SHARED_STRIDE))
-    pair = "#ttng.tensor_memory_encoding<blockM = 128, blockN = 64, colStride = 1, CGALayout = [[1, 0]], twoCTAs = true>"
+    assert (
+        copies is not None
+        and copies.shape == (2, 64, 128)
+        and np.array_equal(copies[1] - copies[0], np.full((64, 128), 2 * SHARED_STRIDE))
+    )
+    pair = (
+        "#ttng.tensor_memory_encoding<blockM = 128, blockN = 64, colStride = 1, CGALayout = [[1, 0]], twoCTAs = true>"
+    )
     lanes, _, columns = tensor_offsets(pair, (256, 64), 32)
     assert columns == 64 and np.array_equal(lanes[128:] - lanes[:128], np.full((128, 64), SHARED_STRIDE))
     padded = "#ttg.nvmma_shared<{swizzlingByteWidth = 128, transposed = false, elementBitWidth = 8, fp4Padded = true}>"

@@ -113,7 +113,9 @@ def loads_behind(W, Y, stored):
 @triton.jit
 def through_memory(X, W, Y, ALL: tl.constexpr):
     tile, stored = tk.allocate(tk.st(tk.fp32, 16, 64)), tk.semaphores(1)
-    tk.specialize(((loads_behind, (W[1], Y, stored[0])), (stores_for_another, (X, W[0], tile, stored[0], ALL))), warps=(4, 4))
+    tk.specialize(
+        ((loads_behind, (W[1], Y, stored[0])), (stores_for_another, (X, W[0], tile, stored[0], ALL))), warps=(4, 4)
+    )
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -122,7 +124,9 @@ def test_the_reads_of_a_bulk_store_are_over_before_its_writes(whole):
     x, w, y = torch.randn(16, 64), torch.zeros(16, 64), poison(torch.empty(16, 64))
     arguments = tk.gl(x), (tk.gl(w, tk.st(tk.fp32, 16, 64)), tk.gl(w)), tk.gl(y), whole
     result = sim.explore(through_memory, (1,), *arguments, schedules=20, raise_findings=False)
-    assert result.ok == whole and [f.kind for f in result.findings] == ([] if whole else ["nondeterministic"]), str(result)
+    assert result.ok == whole and [f.kind for f in result.findings] == ([] if whole else ["nondeterministic"]), str(
+        result
+    )
 
 
 @pytest.mark.parametrize("blocks, rows", [(1, 1), (2, 1), (3, 3), (5, 2)])
@@ -160,7 +164,11 @@ def test_the_check_command(tmp_path, capsys, mistake, code, name):
     file.write_text(textwrap.dedent(FILE).replace("{mistake}", mistake))
     assert main(["check", f"{file}:{name}", "--schedules", "3"]) == code
     out = capsys.readouterr().out
-    assert ("3 schedules, no finding" in out) if code == 0 else ("out-of-bounds" in out and ".py:7  tl.store" in out or ".py:7\n" in out), out
+    assert (
+        ("3 schedules, no finding" in out)
+        if code == 0
+        else ("out-of-bounds" in out and ".py:7  tl.store" in out or ".py:7\n" in out)
+    ), out
 
 
 def test_the_check_command_refuses(tmp_path, capsys):

@@ -21,13 +21,27 @@ from tritonkittens.lang.template import call
 CASES = [
     pytest.param((130, 300, 64, 64), Config(), {}, id="three blocks"),
     pytest.param((130, 300, 64, 64), Config(warp_scheduler_barrier=True), dict(causal=True), id="causal, in turns"),
-    slow((400, 400, 64, 64), Config(tile_n=64, consumers=1, order=tk.LongestFirst()), dict(causal=True), id="causal, longest first"),
-    pytest.param((300, 100, 64, 64), Config(tile_n=64, consumers=3, warp_scheduler_barrier=True, stages=2), dict(causal=True),
-                 id="tasks of no, one and two blocks"),
+    slow(
+        (400, 400, 64, 64),
+        Config(tile_n=64, consumers=1, order=tk.LongestFirst()),
+        dict(causal=True),
+        id="causal, longest first",
+    ),
+    pytest.param(
+        (300, 100, 64, 64),
+        Config(tile_n=64, consumers=3, warp_scheduler_barrier=True, stages=2),
+        dict(causal=True),
+        id="tasks of no, one and two blocks",
+    ),
     pytest.param((130, 140, 64, 64), Config(tile_n=64, consumers=1, dynamic=False), dict(window=(40, 10)), id="window"),
     pytest.param((150, 140, 256, 256), Config(tile_n=64), dict(causal=True), id="epilogue tiles over the ring"),
     slow((150, 140, 192, 128), Config(tile_n=64, stages=2), dict(softcap=3.0), id="two stages"),
-    slow((150, 300, 128, 128), Config(tile_n=112, epilogue_n=32, warp_scheduler_barrier=True), {}, id="one wgmma, results in panels"),
+    slow(
+        (150, 300, 128, 128),
+        Config(tile_n=112, epilogue_n=32, warp_scheduler_barrier=True),
+        {},
+        id="one wgmma, results in panels",
+    ),
 ]
 
 
@@ -42,7 +56,8 @@ def test_attention(shape, config, given, schedules, rng):
 
 
 def test_scores_that_some_warps_have_to_look_at(rng):
-    """Those of some queries grow from block to block by more than sums may: their warps branch, the others of their warpgroup do not."""
+    """Those of some queries grow from block to block by more than sums may: their warps branch, the others of their
+    warpgroup do not."""
     q, k, v = (torch.randn(1, 1, s, 64).bfloat16() for s in (200, 400, 400))
     k[..., 0], q[..., 0] = -torch.arange(400) / 8, 0.0  # blocks go from the last to the first
     q[0, 0, ::48, 0] = 20.0
@@ -66,9 +81,14 @@ def test_gradients(shape, given, schedules, rng, monkeypatch):
     monkeypatch.setattr(backward_plan, "worth_sums", lambda *_: True)  # a single pass for few keys, too
     monkeypatch.setattr(call, "multiprocessor_count", lambda *_: 2)
     queries, keys, dim, value_dim = shape
-    q, k, v = (torch.randn(1, heads, s, d).bfloat16().requires_grad_() for heads, s, d in ((2, queries, dim), (1, keys, dim), (1, keys, value_dim)))
+    q, k, v = (
+        torch.randn(1, heads, s, d).bfloat16().requires_grad_()
+        for heads, s, d in ((2, queries, dim), (1, keys, dim), (1, keys, value_dim))
+    )
     grad, found = torch.randn(1, 2, queries, value_dim).bfloat16(), []
-    sim.explore(lambda: found.append(torch.autograd.grad(attention(q, k, v, **given), (q, k, v), grad)), schedules=schedules)
+    sim.explore(
+        lambda: found.append(torch.autograd.grad(attention(q, k, v, **given), (q, k, v), grad)), schedules=schedules
+    )
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     given.pop("deterministic", None)
     expected = torch.autograd.grad(attention_torch(*exact, **given)[0], exact, grad.double())
@@ -89,16 +109,22 @@ def test_gradients_of_many_heads(shape, given, schedules, rng, monkeypatch):
     monkeypatch.setattr(backward_plan, "multiprocessor_count", lambda *_: 2)
     monkeypatch.setattr(call, "multiprocessor_count", lambda *_: 2)
     heads, kv_heads, queries, keys, dim = shape
-    q, k, v = (torch.randn(2, h, s, dim).bfloat16().requires_grad_() for h, s in ((heads, queries), (kv_heads, keys), (kv_heads, keys)))
+    q, k, v = (
+        torch.randn(2, h, s, dim).bfloat16().requires_grad_()
+        for h, s in ((heads, queries), (kv_heads, keys), (kv_heads, keys))
+    )
     grad, found = torch.randn(q.shape).bfloat16(), []
-    sim.explore(lambda: found.append(torch.autograd.grad(attention(q, k, v, **given), (q, k, v), grad)), schedules=schedules)
+    sim.explore(
+        lambda: found.append(torch.autograd.grad(attention(q, k, v, **given), (q, k, v), grad)), schedules=schedules
+    )
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     expected = torch.autograd.grad(attention_torch(*exact, **given)[0], exact, grad.double())
     assert all(relative_error(a, b) < 1e-2 for grads in found for a, b in zip(grads, expected, strict=True))
 
 
 @explored(6, 15)
-@pytest.mark.parametrize("cols, lengths", crossed([128, 96], [(130, 300), (300, 130)]), ids=str)  # in the latter tasks of queries see no block
+# in the latter tasks of queries see no block
+@pytest.mark.parametrize("cols, lengths", crossed([128, 96], [(130, 300), (300, 130)]), ids=str)
 def test_bytes(cols, lengths, schedules, rng):
     queries, keys = lengths
     q, k, v = (torch.randn(1, 2, s, 64).to(torch.float8_e4m3fn) for s in (queries, keys, keys))
@@ -119,9 +145,13 @@ def test_decode(split, page_size, schedules, rng):
     out = poison(torch.empty_like(q))
     k_home, v_home, table = (k, v, None) if page_size is None else in_pages(k, v, lengths.tolist(), page_size)
     with decode_split(split):
-        sim.explore(lambda: attention_decode(q, k_home, v_home, lengths=lengths, pages=table, out=out), schedules=schedules)
+        sim.explore(
+            lambda: attention_decode(q, k_home, v_home, lengths=lengths, pages=table, out=out), schedules=schedules
+        )
     for b, n in enumerate(lengths.tolist()):
-        assert (out[b].double() - attention_torch(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], causal=True)[0]).abs().max() < 0.02
+        assert (
+            out[b].double() - attention_torch(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], causal=True)[0]
+        ).abs().max() < 0.02
 
 
 @explored(2, 3)
@@ -145,8 +175,15 @@ def test_packed_sequences(deterministic, schedules, rng):
         if n:
             one = [x.detach()[begin : begin + n].double().transpose(0, 1)[None].requires_grad_() for x in (q, k, v)]
             expected = attention_torch(*one, causal=True)[0]
-            expected = expected, *torch.autograd.grad(expected, one, grad[begin : begin + n].double().transpose(0, 1)[None])
-            # dS of a first query is zero but for the rounding of the output: that counts where there are few (1.05e-2 of three, by every kernel we had)
+            expected = (
+                expected,
+                *torch.autograd.grad(expected, one, grad[begin : begin + n].double().transpose(0, 1)[None]),
+            )
+            # dS of a first query is zero but for the rounding of the output: that counts where there are few (1.05e-2
+            # of three, by every kernel we had)
             bound = 1e-2 if n > 64 else 3e-2
-            assert all(relative_error(a[begin : begin + n].transpose(0, 1), b[0]) < bound for a, b in zip(found[-1], expected, strict=True))
+            assert all(
+                relative_error(a[begin : begin + n].transpose(0, 1), b[0]) < bound
+                for a, b in zip(found[-1], expected, strict=True)
+            )
     assert all((x[total:] == 0).all() for x in found[-1])

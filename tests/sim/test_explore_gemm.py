@@ -1,4 +1,5 @@
-"""The matrix product under many interleavings in the simulator: no race, no deadlock, no wrong phase, and the same result in each."""
+"""The matrix product under many interleavings in the simulator: no race, no deadlock, no wrong phase, and the same
+result in each."""
 
 from dataclasses import replace
 
@@ -20,25 +21,48 @@ CASES = {
     "cluster of 2 consumers": (dict(tile_n=64, cluster=2), ("bias", "residual")),
     "wide": (KINDS["wide"].__dict__, ("bias",)),
     "wide, shared by a cluster": (dict(consumers=1, tile_n=96, cluster=2), ()),
-    "wide, three consumers, unequal parts": (dict(consumers=3, tile_n=112, cluster=2, epilogue_n=16, stages=2), ("bias",)),
+    "wide, three consumers, unequal parts": (
+        dict(consumers=3, tile_n=112, cluster=2, epilogue_n=16, stages=2),
+        ("bias",),
+    ),
     "pingpong": (KINDS["pingpong"].__dict__, ("residual",)),
     "panels": (dict(KINDS["panels"].__dict__, stages=2), ("bias",)),
     "panels in turns": (dict(KINDS["panels in turns"].__dict__, stages=2), ("bias", "gate")),
     "deferred": (dict(KINDS["deferred"].__dict__, stages=2), ("bias", "gate")),
     "deferred, split tail, cluster": (dict(KINDS["deferred, split_tail"].__dict__, stages=2), ("bias",)),
     "deferred, residual": (dict(KINDS["deferred"].__dict__, stages=2), ("bias", "residual")),
-    "deferred, residual in two panels, swap_ab": (dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2),
-                                                 ("gate", "residual")),
-    "deferred, swap_ab": (dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2), ("gate",)),
+    "deferred, residual in two panels, swap_ab": (
+        dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2),
+        ("gate", "residual"),
+    ),
+    "deferred, swap_ab": (
+        dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2),
+        ("gate",),
+    ),
     "panels of a residual": (dict(KINDS["panels in turns"].__dict__, stages=2), ("gate", "residual")),
-    "panels of a residual, swap_ab": (dict(KINDS["panels in turns"].__dict__, epilogue_n=16, swap_ab=True, stages=2), ("residual",)),
-    "panels of a residual, two parts": (dict(consumers=1, tile_n=64, schedule="cluster_split_k", splits=2, epilogue_n=16, stages=2), ("bias", "residual")),
+    "panels of a residual, swap_ab": (
+        dict(KINDS["panels in turns"].__dict__, epilogue_n=16, swap_ab=True, stages=2),
+        ("residual",),
+    ),
+    "panels of a residual, two parts": (
+        dict(consumers=1, tile_n=64, schedule="cluster_split_k", splits=2, epilogue_n=16, stages=2),
+        ("bias", "residual"),
+    ),
     "panels of a residual, cluster": (dict(tile_n=64, cluster=2, epilogue_n=16, stages=2), ("residual",)),
     "split_k": (dict(KINDS["split_k"].__dict__, stages=2), ("bias",)),
     "cluster_split_k": (dict(KINDS["cluster_split_k"].__dict__, stages=2), ("bias", "residual")),
-    "cluster_split_k of 2 consumers, 4 parts": (dict(tile_n=128, schedule="cluster_split_k", splits=4, epilogue_n=16, stages=2), ("gate",)),
-    "cluster_split_k of 8 parts, some empty": (dict(consumers=1, tile_n=128, schedule="cluster_split_k", splits=8, stages=2), ()),
-    "cluster_split_k, swap_ab": (dict(KINDS["swap_ab"].__dict__, schedule="cluster_split_k", splits=2), ("bias", "residual")),
+    "cluster_split_k of 2 consumers, 4 parts": (
+        dict(tile_n=128, schedule="cluster_split_k", splits=4, epilogue_n=16, stages=2),
+        ("gate",),
+    ),
+    "cluster_split_k of 8 parts, some empty": (
+        dict(consumers=1, tile_n=128, schedule="cluster_split_k", splits=8, stages=2),
+        (),
+    ),
+    "cluster_split_k, swap_ab": (
+        dict(KINDS["swap_ab"].__dict__, schedule="cluster_split_k", splits=2),
+        ("bias", "residual"),
+    ),
     "split_tail": (dict(KINDS["split_tail"].__dict__, stages=2), ()),
     "stream_k": (dict(KINDS["stream_k"].__dict__, stages=2), ("residual",)),
     "swap_ab": (KINDS["swap_ab"].__dict__, ("bias", "gate", "residual")),
@@ -47,9 +71,22 @@ CASES = {
 }
 
 
-QUICK = ["default", "cluster of 2 consumers", "wide", "pingpong", "deferred, residual in two panels, swap_ab", "deferred",
-         "panels of a residual, two parts", "split_k", "cluster_split_k", "split_tail", "stream_k",
-         "swap_ab", "two blocks", "panels of a residual, swap_ab"]  # fmt: skip
+QUICK = [
+    "default",
+    "cluster of 2 consumers",
+    "wide",
+    "pingpong",
+    "deferred, residual in two panels, swap_ab",
+    "deferred",
+    "panels of a residual, two parts",
+    "split_k",
+    "cluster_split_k",
+    "split_tail",
+    "stream_k",
+    "swap_ab",
+    "two blocks",
+    "panels of a residual, swap_ab",
+]
 
 
 @explored(*SCHEDULES)
@@ -97,7 +134,8 @@ IN_PANELS = [dict(), dict(pingpong=True), dict(consumers=1, swap_ab=True), dict(
 @explored(*SCHEDULES)
 @pytest.mark.parametrize("knobs, k", crossed(IN_PANELS, [64, 200]), ids=str)
 def test_panels_of_a_residual_in_task_after_task(knobs, k, schedules, rng):
-    """The first two of four panels come while the products of the task run, where the last two of the task before leave."""
+    """The first two of four panels come while the products of the task run, where the last two of the task before
+    leave."""
     m, n = 290, 136
     a, b, residual = (x.cpu() for x in (randn(m, k), randn(k, n), randn(m, n)))
     out = poison(torch.empty(m, n, dtype=BF16))
@@ -106,24 +144,40 @@ def test_panels_of_a_residual_in_task_after_task(knobs, k, schedules, rng):
     check(out, a, b, str(knobs), residual=residual)
 
 
-DEFERRED = [dict(cluster=4), dict(cluster=2, schedule="split_tail"), dict(), dict(cluster=4, swap_ab=True), dict(tile_n=48, consumers=1),
-            dict(schedule="stream_k"), dict(swap_ab=True)]  # fmt: skip
+DEFERRED = [
+    dict(cluster=4),
+    dict(cluster=2, schedule="split_tail"),
+    dict(),
+    dict(cluster=4, swap_ab=True),
+    dict(tile_n=48, consumers=1),
+    dict(schedule="stream_k"),
+    dict(swap_ab=True),
+]
 
 
 @explored(*SCHEDULES)
 @pytest.mark.parametrize("knobs, k", crossed(DEFERRED, [0, 64, 400]), ids=str)
 def test_deferred_results_in_task_after_task(knobs, k, schedules, rng):
-    """A block's next task has no iterations, fewer than a task's results have panels, or more, so many that consumers end it one after the other."""
+    """A block's next task has no iterations, fewer than a task's results have panels, or more, so many that consumers
+    end it one after the other."""
     m, n = 290, 136
     a, b, bias = (x.cpu() for x in (randn(m, k), randn(k, n), randn(n)))
     out = poison(torch.empty(m, n, dtype=BF16))
     config = Config(**{**dict(tile_n=64, epilogue_n=16, stages=2, deferred_epilogue=True), **knobs})
-    sim.explore(lambda: gemm(a, b, out=out, bias=bias, config=config), schedules=schedules, multiprocessors=config.cluster)
+    sim.explore(
+        lambda: gemm(a, b, out=out, bias=bias, config=config), schedules=schedules, multiprocessors=config.cluster
+    )
     check(out, a, b, str(knobs), bias=bias)
 
 
-DONE = [dict(activation="silu"), dict(activation="gelu", split=True), dict(activation="gelu_tanh", swap_ab=True), dict(residual=True),
-        dict(residual=True, swap_ab=True), dict(activation="gelu", residual=True, tile_n=32)]  # fmt: skip
+DONE = [
+    dict(activation="silu"),
+    dict(activation="gelu", split=True),
+    dict(activation="gelu_tanh", swap_ab=True),
+    dict(residual=True),
+    dict(residual=True, swap_ab=True),
+    dict(activation="gelu", residual=True, tile_n=32),
+]
 
 
 @pytest.mark.parametrize("knobs, k", crossed(DONE, [0, 64, 900]), ids=str)
@@ -132,7 +186,9 @@ def test_what_is_added_to_deferred_results_in_task_after_task(knobs, k, rng):
     m, n = 290, 136
     a, b, bias = (x.cpu() for x in (randn(m, k), randn(k, n), randn(n)))
     out, knobs = poison(torch.empty(m, n, dtype=BF16)), dict(knobs)
-    operands = dict(bias=bias, **({"activation": knobs.pop("activation")} if "activation" in knobs else dict(gate=randn(n).cpu())))
+    operands = dict(
+        bias=bias, **({"activation": knobs.pop("activation")} if "activation" in knobs else dict(gate=randn(n).cpu()))
+    )
     if knobs.pop("residual", False):
         operands["residual"] = randn(m, n).cpu()
     schedule = "split_tail" if knobs.pop("split", False) else "persistent"
@@ -142,27 +198,44 @@ def test_what_is_added_to_deferred_results_in_task_after_task(knobs, k, rng):
 
 
 @explored(*SCHEDULES)
-@pytest.mark.parametrize("knobs", [dict(consumers=1), dict(cluster=2), slow(dict(tile_n=256)), dict(tile_n=256, epilogue_n=64)], ids=str)
+@pytest.mark.parametrize(
+    "knobs", [dict(consumers=1), dict(cluster=2), slow(dict(tile_n=256)), dict(tile_n=256, epilogue_n=64)], ids=str
+)
 def test_block_scales(knobs, schedules, rng):
     m, n, k = 130, 136, 300
     a, b = matrix(m, k, E4M3).cpu(), matrix(k, n, E4M3, True).cpu()
     operands = dict(scale_a=scales(m, 3).cpu(), scale_b=scales(3, 2).cpu(), residual=randn(m, n).cpu())
     out = poison(torch.empty(m, n, dtype=BF16))
-    sim.explore(lambda: gemm(a, b, out=out, config=Config(**{**dict(tile_n=128, tile_k=128, stages=2), **knobs}), **operands), schedules=schedules)
+    sim.explore(
+        lambda: gemm(a, b, out=out, config=Config(**{**dict(tile_n=128, tile_k=128, stages=2), **knobs}), **operands),
+        schedules=schedules,
+    )
     check(out, a, b, **operands)
 
 
 @explored(*SCHEDULES)
 @pytest.mark.parametrize("transposed", ["", "a", "b", "ab"])
 def test_copied_operands_and_results(transposed, schedules, rng):
-    a, b, residual = (x.cpu() for x in (matrix(130, 83, transposed="a" in transposed), matrix(83, 71, transposed="b" in transposed), randn(130, 71)))
+    a, b, residual = (
+        x.cpu()
+        for x in (
+            matrix(130, 83, transposed="a" in transposed),
+            matrix(83, 71, transposed="b" in transposed),
+            randn(130, 71),
+        )
+    )
     out = poison(torch.empty(130, 71, dtype=BF16))
     sim.explore(lambda: gemm(a, b, out=out, residual=residual, config=Config(tile_n=64, stages=2)), schedules=schedules)
     check(out, a, b, residual=residual)
 
 
-TILES = [Tiles(1, 32, 16, parts=4), Tiles(1, 32, 16, parts=2, wide=True), Tiles(16, 32, 16, parts=4), Tiles(16, 32, 32, parts=3, wide=True),
-         Tiles(64, 64, 32, parts=2)]  # fmt: skip
+TILES = [
+    Tiles(1, 32, 16, parts=4),
+    Tiles(1, 32, 16, parts=2, wide=True),
+    Tiles(16, 32, 16, parts=4),
+    Tiles(16, 32, 32, parts=3, wide=True),
+    Tiles(64, 64, 32, parts=2),
+]
 
 
 @explored(*SCHEDULES)
@@ -179,21 +252,30 @@ def test_operands_read_by_ordinary_loads(tiles, transposed, schedules, rng):
 
 
 @explored(*SCHEDULES)
-@pytest.mark.parametrize("name", some_slow(["panels of a residual", "packed", "cluster_split_k"], ["panels of a residual"]))
+@pytest.mark.parametrize(
+    "name", some_slow(["panels of a residual", "packed", "cluster_split_k"], ["panels of a residual"])
+)
 def test_epilogues_of_users(name, schedules, rng):
     """A tile of theirs comes to where results are staged, as a residual does."""
     m, n, k = 130, 72, 200
     a, b = (x.cpu() for x in (randn(m, k), randn(k, n)))
     given = {key: x.cpu() if isinstance(x, torch.Tensor) else x for key, x in operands_of(m, n).items()}
     out = poison(torch.empty(m, n, dtype=BF16))
-    sim.explore(lambda: gemm(a, b, out=out, epilogue=Epilogue(scaled, **given), config=Config(**CASES[name][0])), schedules=schedules)
+    sim.explore(
+        lambda: gemm(a, b, out=out, epilogue=Epilogue(scaled, **given), config=Config(**CASES[name][0])),
+        schedules=schedules,
+    )
     assert near(out, *reference(*sums_of(a, b), **given))
 
 
 @pytest.mark.parametrize("wanted", [dict(activation="gelu"), dict(gate=True, residual=True)], ids=lambda x: "-".join(x))
 def test_packed_results_on_blackwell(wanted, rng):
     """Their sums come from tensor memory, in another register layout."""
-    a, b, known = randn(130, 72).cpu(), randn(72, 136).cpu(), dict(gate=randn(136).cpu(), residual=randn(130, 136).cpu())
+    a, b, known = (
+        randn(130, 72).cpu(),
+        randn(72, 136).cpu(),
+        dict(gate=randn(136).cpu(), residual=randn(130, 136).cpu()),
+    )
     operands = {name: known.get(name, value) for name, value in wanted.items()}
     out = poison(torch.empty(130, 136, dtype=BF16))
     with sim.device("sm_100a"):

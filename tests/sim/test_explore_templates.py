@@ -1,4 +1,5 @@
-"""Templates under many interleavings in the simulator: no race, no deadlock, no wrong phase, and the same result in each."""
+"""Templates under many interleavings in the simulator: no race, no deadlock, no wrong phase, and the same result in
+each."""
 
 import pytest
 import torch
@@ -44,7 +45,11 @@ CASES = [
     slow(PipelinedStream, dict(consumers=3, pingpong=True, weighted=False, residual=True, stages=2), LENGTHS),
     slow(CountedStream, dict(consumers=2, residual=True, stages=2), LENGTHS),
     (PipelinedStream, dict(consumers=2, staggered_epilogue=True, stages=2), (16, 2, 17, 0, 16, 1, 18, 3)),
-    slow(PipelinedStream, dict(consumers=3, staggered_epilogue=True, weighted=False, residual=True, stages=3), (24, 3, 25, 24, 3)),
+    slow(
+        PipelinedStream,
+        dict(consumers=3, staggered_epilogue=True, weighted=False, residual=True, stages=3),
+        (24, 3, 25, 24, 3),
+    ),
     slow(PipelinedStream, dict(consumers=2, cluster=2, staggered_epilogue=True, stages=2), (16, 1, 17, 3)),
     slow(LaggedStream, dict(consumers=2, staggered_epilogue=True, stages=2), (17, 16, 16, 3)),
     (PipelinedStream, dict(consumers=1, cluster=2, residual=True, extra=64, stages=2), (2, 0, 1)),
@@ -83,11 +88,24 @@ CASES = [
     slow(LaggedStream, dict(consumers=2, stages=2, one_tile_per_block=True), (4, 1)),
     slow(LaggedStream, dict(lagged_producer=True, consumers=2, stages=2), LENGTHS),
     (LaggedStream, dict(lagged_producer=True, consumers=1, stages=3, schedule=tk.Dynamic()), LENGTHS),
-    slow(LaggedStream, dict(lagged_producer=True, consumers=2, stages=2, warp_scheduler_barrier=True, early=False, extra=128), LENGTHS),
-    slow(LaggedStream, dict(lagged_producer=True, consumers=3, pingpong=True, weighted=False, stages=2, residual=True), LENGTHS),
-    slow(LaggedStream, dict(lagged_producer=True, consumers=2, cols=128, weighted=False), LENGTHS),  # epilogue tiles over the ring
+    slow(
+        LaggedStream,
+        dict(lagged_producer=True, consumers=2, stages=2, warp_scheduler_barrier=True, early=False, extra=128),
+        LENGTHS,
+    ),
+    slow(
+        LaggedStream,
+        dict(lagged_producer=True, consumers=3, pingpong=True, weighted=False, stages=2, residual=True),
+        LENGTHS,
+    ),
+    # epilogue tiles over the ring
+    slow(LaggedStream, dict(lagged_producer=True, consumers=2, cols=128, weighted=False), LENGTHS),
     (LaggedStream, dict(consumers=2, stages=2, lagged_producer=True, one_tile_per_block=True), (4, 1)),
-    slow(CountedStream, dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2, one_tile_per_block=True), (2, 5, 3)),
+    slow(
+        CountedStream,
+        dict(consumers=1, schedule=tk.SplitRest(), blocks_per_sm=2, stages=2, one_tile_per_block=True),
+        (2, 5, 3),
+    ),
 ]
 
 
@@ -110,18 +128,27 @@ def test_streams(cls, knobs, lengths, schedules, rng):
 
 
 @explored(8, 20)
-@pytest.mark.parametrize("knobs", [dict(consumers=2, stages=2), slow(dict(consumers=1, stages=3, page_indices=16)),
-                                   dict(consumers=1, stages=2, cluster=2, page_indices=5),
-                                   slow(dict(consumers=1, stages=3, lagged_producer=True, page_indices=9)),
-                                   dict(consumers=1, stages=3, lagged_producer=True, page_indices=16, broadcast_tile=True),
-                                   slow(dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), page_indices=12, broadcast_tile=True)),
-                                   dict(consumers=2, stages=2, schedule=tk.Dynamic(), page_indices=16)],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        dict(consumers=2, stages=2),
+        slow(dict(consumers=1, stages=3, page_indices=16)),
+        dict(consumers=1, stages=2, cluster=2, page_indices=5),
+        slow(dict(consumers=1, stages=3, lagged_producer=True, page_indices=9)),
+        dict(consumers=1, stages=3, lagged_producer=True, page_indices=16, broadcast_tile=True),
+        slow(dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), page_indices=12, broadcast_tile=True)),
+        dict(consumers=2, stages=2, schedule=tk.Dynamic(), page_indices=16),
+    ],
+    ids=str,
+)
 def test_page_indices(knobs, schedules, rng):
     template = IndexedStream(**knobs)
     x, e, s, lengths = operands(template, LENGTHS, rng, "cpu")
     found = []
-    sim.explore(lambda: found.append(add_listed(template, x, e, s, lengths, None if template.one_tile_per_block else 2)), schedules=schedules)
+    sim.explore(
+        lambda: found.append(add_listed(template, x, e, s, lengths, None if template.one_tile_per_block else 2)),
+        schedules=schedules,
+    )
     expected = prefixes(template, x, e, s, lengths)[:, -1].reshape(-1, template.cols).float()
     assert all(torch.equal(y, expected) for y in found)
 
@@ -135,12 +162,16 @@ def test_late_task_tiles_that_compute_first_does_not_wait_for(rng):
 
 
 def watched(rng, schedules, **knobs):
-    """Explore a block whose second consumer reads what the first writes at the end of each task; returns its result, and what that should be."""
+    """Explore a block whose second consumer reads what the first writes at the end of each task; returns its result,
+    and what that should be."""
     template, lengths = WatchedStream(consumers=2, stages=2, **knobs), (16, 19, 17)
     x, e, s, counts = operands(template, lengths, rng, "cpu")
     expected = prefixes(template, x, e, s, counts)[:, -1]
     expected[:-1, :, 1] += 1  # nothing follows the last task: there nobody waits
-    y, written = poison(torch.empty(expected.reshape(-1, template.cols).shape)), torch.zeros(len(lengths), dtype=torch.int32)
+    y, written = (
+        poison(torch.empty(expected.reshape(-1, template.cols).shape)),
+        torch.zeros(len(lengths), dtype=torch.int32),
+    )
     sim.explore(lambda: template(x, e, s, y, counts, written, tasks=len(lengths), blocks=1), schedules=schedules)
     return y, expected.reshape(-1, template.cols).float()
 
@@ -152,10 +183,16 @@ def test_consumers_that_end_one_after_the_other(schedules, rng):
         watched(rng, 20, staggered_epilogue=False)
 
 
-@pytest.mark.parametrize("cls, knobs", [
-    (ReducingStream, dict(stages=2)), (ReducingStream, dict(stages=3, consumers=1, schedule=tk.Dynamic())), (PlainReducingStream, dict(stages=2, consumers=1)),
-    slow(PlainReducingStream, dict(stages=1, schedule=tk.Dynamic())),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "cls, knobs",
+    [
+        (ReducingStream, dict(stages=2)),
+        (ReducingStream, dict(stages=3, consumers=1, schedule=tk.Dynamic())),
+        (PlainReducingStream, dict(stages=2, consumers=1)),
+        slow(PlainReducingStream, dict(stages=1, schedule=tk.Dynamic())),
+    ],
+    ids=str,
+)
 @explored(8, 20)
 def test_scratch_tiles_leave_by_reduce_store_warps(cls, knobs, schedules, rng):
     template = cls(**knobs)
@@ -177,18 +214,30 @@ def test_edges(cls, knobs, rng):
     x, e, s, counts = operands(template, lengths, rng, "cpu")
     y = poison(torch.empty(len(lengths) * template.rows, template.cols))
     sim.explore(lambda: template(x, e, s, y, counts, tasks=len(lengths)), schedules=10)
-    edges = counts % 3 if cls is EdgedStream else (counts % 3).clamp(min=1)  # a pipelined computation's first iteration counts as one
+    # a pipelined computation's first iteration counts as one
+    edges = counts % 3 if cls is EdgedStream else (counts % 3).clamp(min=1)
     marked = {None: 99, -1: edges}.get(template.marked, template.marked)
     steps = torch.arange(max(lengths))
-    factors = torch.where(steps >= counts[:, None], 0, torch.where(steps < torch.as_tensor(marked).reshape(-1, 1), 2, 1))
+    factors = torch.where(
+        steps >= counts[:, None], 0, torch.where(steps < torch.as_tensor(marked).reshape(-1, 1), 2, 1)
+    )
     steps_of_x = x.view(len(lengths), max(lengths), template.rows, -1)
     assert torch.equal(y.view(len(lengths), template.rows, -1), (steps_of_x * factors[:, :, None, None]).sum(1).float())
 
 
-@pytest.mark.parametrize("knobs", [dict(schedule=tk.SplitK(2)), dict(schedule=tk.StreamK(), consumers=2, pingpong=True), dict(schedule=tk.ClusterSplitK(2)),
-                                   slow(dict(schedule=tk.ClusterSplitK(4), consumers=2))], ids=str)
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        dict(schedule=tk.SplitK(2)),
+        dict(schedule=tk.StreamK(), consumers=2, pingpong=True),
+        dict(schedule=tk.ClusterSplitK(2)),
+        slow(dict(schedule=tk.ClusterSplitK(4), consumers=2)),
+    ],
+    ids=str,
+)
 def test_products_in_flight(knobs, rng):
-    """A block has several tasks: sums that others store for the next must not arrive before it has read theirs for this one."""
+    """A block has several tasks: sums that others store for the next must not arrive before it has read theirs for this
+    one."""
     a, b = integers(rng, "cpu", torch.bfloat16, 192, 256), integers(rng, "cpu", torch.bfloat16, 256, 64)
     template = Product(stages=2, **{"consumers": 1, **knobs})
     c = poison(torch.empty(192, 64))
@@ -199,7 +248,9 @@ def test_products_in_flight(knobs, rng):
 def test_merged_parts(rng):
     """As above, of two tasks a block."""
     x, largest, least = torch.randn(128, 192).bfloat16(), poison(torch.empty(128, 64)), poison(torch.empty(128))
-    sim.explore(lambda: Extremes(schedule=tk.ClusterSplitK(2), consumers=1, stages=2)(x, largest, least, blocks=1), schedules=20)
+    sim.explore(
+        lambda: Extremes(schedule=tk.ClusterSplitK(2), consumers=1, stages=2)(x, largest, least, blocks=1), schedules=20
+    )
     assert torch.equal(largest, x.float().reshape(128, 3, 64).amax(1)) and torch.equal(least, x.float().amin(1))
 
 

@@ -1,5 +1,6 @@
-"""Seeded faults: every mistake of `faults.py` is found, by the right kind of report and with the guilty line; the same kernel without it gives no report in 50
-schedules and the right numbers."""
+"""Seeded faults: every mistake of `faults.py` is found, by the right kind of report and with the guilty line; the same
+kernel without it gives no report in 50 schedules and the right numbers."""
+
 import linecache
 import re
 
@@ -35,7 +36,8 @@ def test_fault_is_found(case, rng):
     right = [f for f in run.findings if f.kind == case.kind]
     assert right, f"no {case.kind} with schedule {case.seed}: {[str(f) for f in run.findings]}"
     assert any(names_line(f, case.line or case.name) for f in right), "\n".join(map(str, right))
-    assert run.findings[0].kind in (case.kind, *case.also), "\n".join(map(str, run.findings))  # what a reader sees first
+    # what a reader sees first
+    assert run.findings[0].kind in (case.kind, *case.also), "\n".join(map(str, run.findings))
 
 
 @pytest.mark.parametrize("case", FAULTS, ids=str)
@@ -47,7 +49,9 @@ def test_twin_is_clean_and_right(case, rng):
         run.run(nth(seed, len(run.program.role_names)))
         assert not run.findings, f"schedule {seed}: " + "\n".join(map(str, run.findings))
         for out, want in zip(outputs, expected, strict=True):
-            assert torch.equal(out.float(), want.float()), f"schedule {seed}: differs by up to {(out.float() - want.float()).abs().max()}"
+            assert torch.equal(out.float(), want.float()), (
+                f"schedule {seed}: differs by up to {(out.float() - want.float()).abs().max()}"
+            )
 
 
 def test_there_are_enough():

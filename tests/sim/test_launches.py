@@ -23,7 +23,10 @@ def scaled(X, Y, N, FACTOR: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def moved(X, Y, KIND: tl.constexpr):
-    x, y = tl.make_tensor_descriptor(X, [4, 16], [16, 1], [4, 16]), tl.make_tensor_descriptor(Y, [4, 16], [16, 1], [4, 16])
+    x, y = (
+        tl.make_tensor_descriptor(X, [4, 16], [16, 1], [4, 16]),
+        tl.make_tensor_descriptor(Y, [4, 16], [16, 1], [4, 16]),
+    )
     if KIND == "store":
         y.store([0, 0], x.load([0, 0]))
     else:
@@ -120,13 +123,19 @@ def test_a_grid_with_a_0_is_no_work():
     x, y = torch.randn(64, 64), poison(torch.empty(64, 64))
     b = x.bfloat16()
     ttgir = triton.compile(
-        triton.compiler.ASTSource(counted, {"X": "*fp32", "Y": "*fp32"}), target=triton.backends.compiler.GPUTarget("cuda", 90, 32)
+        triton.compiler.ASTSource(counted, {"X": "*fp32", "Y": "*fp32"}),
+        target=triton.backends.compiler.GPUTarget("cuda", 90, 32),
     ).asm["ttgir"]
     launches = [
-        (scaled, (0,), (x, y, 64), dict(FACTOR=2, BLOCK=64)), (scaled, (3, 0, 2), (x, y, 64), dict(FACTOR=2, BLOCK=64)),
-        (scaled, lambda meta: (0 * meta["BLOCK"],), (x, y, 64), dict(FACTOR=2, BLOCK=64)), (tile_copy, (0,), (tk.gl(x).plain(), tk.gl(y).plain()), {}),
-        (Copy(), 0, (b, y), {}), (Copy(), (0,), (b, y), {}), (ttgir, (0,), (x, y), {}), (ttgir, (2, 0), (x, y), {}),
-    ]  # fmt: skip
+        (scaled, (0,), (x, y, 64), dict(FACTOR=2, BLOCK=64)),
+        (scaled, (3, 0, 2), (x, y, 64), dict(FACTOR=2, BLOCK=64)),
+        (scaled, lambda meta: (0 * meta["BLOCK"],), (x, y, 64), dict(FACTOR=2, BLOCK=64)),
+        (tile_copy, (0,), (tk.gl(x).plain(), tk.gl(y).plain()), {}),
+        (Copy(), 0, (b, y), {}),
+        (Copy(), (0,), (b, y), {}),
+        (ttgir, (0,), (x, y), {}),
+        (ttgir, (2, 0), (x, y), {}),
+    ]
     for kernel, grid, arguments, options in launches:
         launch = sim.run(kernel, grid, *arguments, **options)
         assert launch.findings == [] and launch.simulation is None and launch.seconds == 0.0
@@ -184,14 +193,23 @@ def test_configurations_that_do_not_fit_are_passed_over(rng):
 def test_hooks_of_autotuned_kernels_run_as_on_a_gpu(rng):
     x = torch.from_numpy(rng.standard_normal(64, np.float32))
     seen = []
-    configs = [triton.Config({}, num_warps=n, pre_hook=lambda arguments, n=n: seen.append((n, arguments["num_warps"]))) for n in (1, 2)]
-    for options, expected in ((dict(reset_to_zero=["Y"]), 2 * x), (dict(restore_value=["Y"]), 2 * x + 1), ({}, 2 * x + 1)):
+    configs = [
+        triton.Config({}, num_warps=n, pre_hook=lambda arguments, n=n: seen.append((n, arguments["num_warps"])))
+        for n in (1, 2)
+    ]
+    for options, expected in (
+        (dict(reset_to_zero=["Y"]), 2 * x),
+        (dict(restore_value=["Y"]), 2 * x + 1),
+        ({}, 2 * x + 1),
+    ):
         kernel, y = triton.autotune(configs=configs, key=[], **options)(counted), torch.ones(64)
         with sim.device("sm_90a"):
             kernel[(1,)](x, y)
             kernel[(1,)](x, y)
         assert torch.allclose(y, expected), options
     assert set(seen) == {(1, 1)} and len(seen) == 9  # a trial and two launches of each
-    pruned = triton.autotune(configs=configs, key=[], prune_configs_by={"early_config_prune": lambda configs, *_, **__: configs[1:]})(counted)
+    pruned = triton.autotune(
+        configs=configs, key=[], prune_configs_by={"early_config_prune": lambda configs, *_, **__: configs[1:]}
+    )(counted)
     sim.run(pruned, (1,), x, torch.ones(64))
     assert pruned.best_config is configs[1]

@@ -1,4 +1,5 @@
-"""What the simulator takes for granted of Triton's text and passes. A new release of Triton that changes any of it fails here, loudly."""
+"""What the simulator takes for granted of Triton's text and passes. A new release of Triton that changes any of it
+fails here, loudly."""
 
 import numpy as np
 import pytest
@@ -50,8 +51,16 @@ def test_every_part_of_the_generic_form():
     assert two.attributes == {"a": (1, -2), "b": (3, True), "c": float("inf"), "d": 'q"uote', "e": Opaque("#x.y<z>")}
     assert two.result_name == "named" and [str(f) for f in two.location.frames] == ["b.py:7", "a.py:3"]
     value = constant.attributes["value"]
-    assert isinstance(value, Dense) and value.values.tolist() == [1, 2] and constant.result_types[0].layout.startswith("#ttg.blocked<{")
-    assert branch.successors == (first, second) and branch.split(("condition", "value")) == (("condition",), ("value",), ())
+    assert (
+        isinstance(value, Dense)
+        and value.values.tolist() == [1, 2]
+        and constant.result_types[0].layout.startswith("#ttg.blocked<{")
+    )
+    assert branch.successors == (first, second) and branch.split(("condition", "value")) == (
+        ("condition",),
+        ("value",),
+        (),
+    )
 
 
 @pytest.mark.parametrize(("old", "new", "message"), [
@@ -72,20 +81,33 @@ def test_types():
         parser.aliases |= {"#b": "#ttg.slice<{dim = 1, parent = #p}>", "#p": "#ttg.x<1>"}
         return parser.type()
 
-    assert of("tensor<2x4x!tt.ptr<bf16>, #b>") == Tensor((2, 4), Pointer(Scalar("bf16")), "#ttg.slice<{dim = 1, parent = #ttg.x<1>}>")
+    assert of("tensor<2x4x!tt.ptr<bf16>, #b>") == Tensor(
+        (2, 4), Pointer(Scalar("bf16")), "#ttg.slice<{dim = 1, parent = #ttg.x<1>}>"
+    )
     shared = of("!ttg.memdesc<64x32xf16, #s, #smem, mutable, 3x64x64>")
-    assert shared == MemDesc((64, 32), Scalar("f16"), "#ttg.nvmma_shared<{swizzlingByteWidth = 64}>", "shared", True, (3, 64, 64))
-    assert of("!tt.tensordesc<64x64xbf16, #s>") == Descriptor((64, 64), Scalar("bf16"), "#ttg.nvmma_shared<{swizzlingByteWidth = 64}>")
+    assert shared == MemDesc(
+        (64, 32), Scalar("f16"), "#ttg.nvmma_shared<{swizzlingByteWidth = 64}>", "shared", True, (3, 64, 64)
+    )
+    assert of("!tt.tensordesc<64x64xbf16, #s>") == Descriptor(
+        (64, 64), Scalar("bf16"), "#ttg.nvmma_shared<{swizzlingByteWidth = 64}>"
+    )
     assert [Scalar(n).nbytes for n in ("i1", "bf16", "f8E4M3FN", "f32", "i64", "index")] == [1, 2, 1, 4, 8, 8]
 
 
 def test_a_lowered_kernel_has_what_the_simulator_reads():
-    """Offsets in shared and tensor memory, barriers of the compiler, branches instead of loops, names and lines: for both architectures."""
+    """Offsets in shared and tensor memory, barriers of the compiler, branches instead of loops, names and lines: for
+    both architectures."""
     for arch in ("sm_90a", "sm_100a"):
         program = load_ttgir(inspectable["gemm"](arch).asm["ttgir"])
         operations = list(program.module.walk())
         names = {op.name for op in operations}
-        assert {"cf.br", "cf.cond_br", "ttg.barrier", "ttng.fence_async_shared", "ttg.warp_specialize.partitions"} <= names
+        assert {
+            "cf.br",
+            "cf.cond_br",
+            "ttg.barrier",
+            "ttng.fence_async_shared",
+            "ttg.warp_specialize.partitions",
+        } <= names
         assert not any(n.startswith("scf.") for n in names)
         assert all("allocation.offset" in op.attributes for op in operations if op.name == "ttg.local_alloc")
         assert all("tensor_memory_col_offset" in op.attributes for op in operations if op.name == "ttng.tmem_alloc")
@@ -93,7 +115,9 @@ def test_a_lowered_kernel_has_what_the_simulator_reads():
         assert program.role_names[:3] == ["consumer0", "consumer1", "producer"] and program.total_warps == 12
         copies = [op for op in operations if op.name == "ttng.async_tma_copy_global_to_local"]
         # in the loop, and before the roles start for the first slots
-        assert len(copies) == 4 and all(any(f.file.endswith("gemm/device/gemm.py") for f in op.location.frames) for op in copies)
+        assert len(copies) == 4 and all(
+            any(f.file.endswith("gemm/device/gemm.py") for f in op.location.frames) for op in copies
+        )
         assert program.uses_tensor_memory == (arch == "sm_100a")
 
 
@@ -111,7 +135,9 @@ def test_layouts_are_the_compilers():
     rows = 16 * warp + lane // 4 + 8 * (register // 2 % 2)
     columns = 8 * (register // 4) + lane % 4 * 2 + register % 2
     assert (index == rows * 32 + columns).all()
-    places, _, columns_taken = tensor_offsets("#ttng.tensor_memory_encoding<blockM = 128, blockN = 64, colStride = 1>", (128, 64), 32)
+    places, _, columns_taken = tensor_offsets(
+        "#ttng.tensor_memory_encoding<blockM = 128, blockN = 64, colStride = 1>", (128, 64), 32
+    )
     assert (places == np.arange(128)[:, None] * 2048 + np.arange(64) * 4).all() and columns_taken == 64
 
 
@@ -143,7 +169,9 @@ def test_wrong_use_is_refused():
         sim.run(scale, (1,), x, x, 4, FACTOR=1, BLOCK=16, arch="sm_70")
     with pytest.raises(ValueError, match="a tensor on meta"):
         with sim.device():
-            cases_explicit.through_registers[(1, 1)](tk.gl(x.view(2, 2).to("meta")), tk.gl(x.view(2, 2)), tk.rt(tk.fp32, 64, 64), 2, 0)
+            cases_explicit.through_registers[(1, 1)](
+                tk.gl(x.view(2, 2).to("meta")), tk.gl(x.view(2, 2)), tk.rt(tk.fp32, 64, 64), 2, 0
+            )
     with pytest.raises(ValueError, match="a tensor on cpu"):
         cases_explicit.through_registers[(1, 1)](tk.gl(x.view(2, 2)), tk.gl(x.view(2, 2)), tk.rt(tk.fp32, 64, 64), 2, 0)
 
@@ -157,7 +185,11 @@ def test_an_unknown_operation_stops_the_run_and_is_named():
     simulation = Simulation(program, (1, 1, 1), [1] * len(program.module.kernel.regions[0].blocks[0].arguments), memory)
     simulation.run()
     (finding,) = simulation.findings
-    assert finding.kind == "unknown" and "test.mystery" in str(finding) and any(name in str(finding) for name in ("gemm.py", "raster.py"))
+    assert (
+        finding.kind == "unknown"
+        and "test.mystery" in str(finding)
+        and any(name in str(finding) for name in ("gemm.py", "raster.py"))
+    )
 
 
 def test_the_outputs_alone_are_written(rng):
@@ -173,10 +205,15 @@ def test_the_outputs_alone_are_written(rng):
 
 
 def test_what_pytest_shows_of_a_program_does_not_grow_with_its_paths():
-    """Of a simulation that fails, pytest shows the arguments of every call: those of a branch once led to all that is behind both sides, and so did theirs."""
+    """Of a simulation that fails, pytest shows the arguments of every call: those of a branch once led to all that is
+    behind both sides, and so did theirs."""
     block = ttgir.Block()
     for _ in range(12):
         branch = ttgir.Op("cf.cond_br", (0,), (), (ttgir.Scalar("i1"),), (), {}, [], (block, block), ttgir.Location())
         block = ttgir.Block(operations=[branch])
     outer = ttgir.Op("tt.func", (), (), (), (), {}, [ttgir.Region([block])], (), ttgir.Location())
-    assert len(repr(branch)) < 300 and len(repr(outer)) < 300 and len(repr(ttgir.Module({}, {"f": outer}, 1, {n: "x" for n in range(10_000)}))) < 500
+    assert (
+        len(repr(branch)) < 300
+        and len(repr(outer)) < 300
+        and len(repr(ttgir.Module({}, {"f": outer}, 1, {n: "x" for n in range(10_000)}))) < 500
+    )

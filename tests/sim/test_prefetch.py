@@ -1,4 +1,5 @@
-"""What `tk.prefetch` asks L2 for, by the simulator: each line of a tile or vector once, however many threads there are, and nothing outside the tensor."""
+"""What `tk.prefetch` asks L2 for, by the simulator: each line of a tile or vector once, however many threads there are,
+and nothing outside the tensor."""
 
 import dataclasses
 
@@ -29,11 +30,15 @@ def asks_for_vector(G, WHAT: tl.constexpr, place):
 
 @pytest.fixture
 def requested(monkeypatch):
-    """The addresses of all requests. What a text of PTX means is found once: those found before, and with this, are forgotten."""
+    """The addresses of all requests. What a text of PTX means is found once: those found before, and with this, are
+    forgotten."""
     found = []
     parse.cache_clear()
     meanings = _meaning._MEANINGS["prefetch"]
-    recorded = [dataclasses.replace(m, function=lambda t, i, addresses: found.extend(_meaning.lanes(addresses, i.active))) for m in meanings]
+    recorded = [
+        dataclasses.replace(m, function=lambda t, i, addresses: found.extend(_meaning.lanes(addresses, i.active)))
+        for m in meanings
+    ]
     monkeypatch.setitem(_meaning._MEANINGS, "prefetch", recorded)
     yield found
     parse.cache_clear()
@@ -43,11 +48,18 @@ def requested(monkeypatch):
 @pytest.mark.parametrize(
     "what, row, col",
     [
-        (tk.sv(tk.int32, 16), 2, 0), (tk.sv(tk.int32, 992), 0, 0), (tk.sv(tk.int32, 64), 3, 1), (tk.sv(tk.int32, 64), 3, 2), (tk.sv(tk.int32, 64), 4, 0),
-        (tk.sv(tk.int32, 16), 0, -1), (tk.sv(tk.int32, 16), -1, 0), (tk.rt(tk.int32, 16, 64), 0, 0), (tk.rt(tk.int32, 16, 64), 0, 1),
+        (tk.sv(tk.int32, 16), 2, 0),
+        (tk.sv(tk.int32, 992), 0, 0),
+        (tk.sv(tk.int32, 64), 3, 1),
+        (tk.sv(tk.int32, 64), 3, 2),
+        (tk.sv(tk.int32, 64), 4, 0),
+        (tk.sv(tk.int32, 16), 0, -1),
+        (tk.sv(tk.int32, 16), -1, 0),
+        (tk.rt(tk.int32, 16, 64), 0, 0),
+        (tk.rt(tk.int32, 16, 64), 0, 1),
         (tk.rt(tk.int32, 16, 16), 1, 0),
     ],
-)  # fmt: skip
+)
 def test_prefetch_asks_for_each_line_of_what_is_there_once(requested, what, row, col, warps):
     rows, cols, height = 4, 100, 1 if len(what.shape) == 1 else what.shape[0]
     memory = torch.zeros(rows * cols + 5, dtype=torch.int32)
@@ -59,11 +71,15 @@ def test_prefetch_asks_for_each_line_of_what_is_there_once(requested, what, row,
     first = g.data_ptr()
     assert {a // LINE for a in requested} == {a // LINE for a in wanted}
     assert set(requested) <= set(wanted) and len(set(requested)) == len(requested)
-    assert len(requested) <= len({((a - first) // (4 * cols), a // LINE) for a in wanted}) + min(rows, height), "one more a row: of its last element"
+    assert len(requested) <= len({((a - first) // (4 * cols), a // LINE) for a in wanted}) + min(rows, height), (
+        "one more a row: of its last element"
+    )
 
 
 @pytest.mark.parametrize("warps", [1, 4])
-@pytest.mark.parametrize("length, stride, place", [(300, 1, 0), (300, 1, 2), (300, 1, 3), (0, 1, 0), (1, 1, 0), (300, 3, 1), (5, 3, 0)])
+@pytest.mark.parametrize(
+    "length, stride, place", [(300, 1, 0), (300, 1, 2), (300, 1, 3), (0, 1, 0), (1, 1, 0), (300, 3, 1), (5, 3, 0)]
+)
 def test_prefetch_of_a_vector(requested, length, stride, place, warps):
     g = torch.zeros(stride * length + 3, dtype=torch.int32)[3:][::stride][:length]
     asks_for_vector[(1,)](tk.gl(g), tk.sv(tk.int32, 128), place, num_warps=warps)

@@ -1,4 +1,5 @@
-"""Every form of a product, into every destination, simulated: what the destination held before counts for `mma_*` and not for `mm_*`."""
+"""Every form of a product, into every destination, simulated: what the destination held before counts for `mma_*` and
+not for `mm_*`."""
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from tritonkittens import sim
 
 FORMS = ("AB", "ABt", "AtB", "AtBt")
 DTYPES = (tk.bf16, tk.fp16, tk.fp8e4m3, tk.fp8e5m2, tk.fp32, tk.int8)
-
 
 
 def extents_of(dtype):
@@ -73,8 +73,21 @@ def one_form(x, y, C, OUT, row: tl.constexpr, memory, HOME: tl.constexpr, MEMORY
 
 @tk.kernel
 @triton.jit
-def every_form(A, AT, B, BT, C, OUT, HOME: tl.constexpr, DEPTH: tl.constexpr, DTYPE: tl.constexpr, A_IN: tl.constexpr, FORMS: tl.constexpr):
-    """Bands of OUT, three for each form: the product over what OUT holds; the product over a sum that is in flight; C + the product."""
+def every_form(
+    A,
+    AT,
+    B,
+    BT,
+    C,
+    OUT,
+    HOME: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DTYPE: tl.constexpr,
+    A_IN: tl.constexpr,
+    FORMS: tl.constexpr,
+):
+    """Bands of OUT, three for each form: the product over what OUT holds; the product over a sum that is in flight; C +
+    the product."""
     MEMORY: tl.constexpr = isinstance(HOME, tk.tt)
     a, b = tk.allocate(tk.st(DTYPE, HOME.rows, DEPTH)), tk.allocate(tk.st(DTYPE, DEPTH, HOME.cols))
     at, bt = tk.allocate(tk.st(DTYPE, DEPTH, HOME.rows)), tk.allocate(tk.st(DTYPE, HOME.cols, DEPTH))
@@ -99,7 +112,11 @@ def forms_of(dtype, home, a_in, rows, arch):
     wide = dtype in (tk.bf16, tk.fp16)
     if home == "tensor memory":
         k_major_only = dtype == tk.fp32
-        return [f for f in FORMS if not (k_major_only and (f.endswith("B") or "At" in f)) and not (a_in == "tensor memory" and "At" in f)]
+        return [
+            f
+            for f in FORMS
+            if not (k_major_only and (f.endswith("B") or "At" in f)) and not (a_in == "tensor memory" and "At" in f)
+        ]
     if arch == "sm_90a" and rows % 64 == 0 and not wide:  # wgmma
         return [f for f in FORMS if f.endswith("Bt") and ("At" not in f or a_in == "registers")]
     return list(FORMS)
@@ -140,9 +157,19 @@ def test_random_products_over_poison_are_within_their_rounding(rng, dtype, home)
     out, c = poison(torch.empty(3 * 64, n)), torch.zeros(64, n)
     operands = [tk.gl(x.contiguous()) for x in (a, a.T, b, b.T)]
     with sim.device("sm_100a"):
-        every_form[(1,)](*operands, tk.gl(c), tk.gl(out), (tk.tt if home == "tensor memory" else tk.rt)(tk.fp32, 64, n), k, dtype, "shared", ("ABt",))
+        every_form[(1,)](
+            *operands,
+            tk.gl(c),
+            tk.gl(out),
+            (tk.tt if home == "tensor memory" else tk.rt)(tk.fp32, 64, n),
+            k,
+            dtype,
+            "shared",
+            ("ABt",),
+        )
     exact = a.double() @ b.double()
-    bound = (2.0**-9 if dtype == tk.fp32 else 2.0**-20) * (a.double().abs() @ b.double().abs())  # tf32 operands are cut to 11 bits
+    # tf32 operands are cut to 11 bits
+    bound = (2.0**-9 if dtype == tk.fp32 else 2.0**-20) * (a.double().abs() @ b.double().abs())
     for band in out.double().split(64):
         assert bool(((band - exact).abs() <= bound).all())
 
@@ -189,14 +216,33 @@ def wrong_destination(X, WHAT: tl.constexpr, DTYPE: tl.constexpr = tk.bf16):
 
 
 REFUSED = {
-    ("shared", tk.bf16): "mm_AB: the accumulator is st(fp32, 64, 64) in shared memory; the tensor cores write a register tile (tk.zero, a product) or a "
+    (
+        "shared",
+        tk.bf16,
+    ): "mm_AB: the accumulator is st(fp32, 64, 64) in shared memory; the tensor cores write a register tile (tk.zero, "
+    "a product) or a "
     "tile of tensor_allocator",
-    ("type", tk.bf16): "mma_AB: the accumulator is rt(fp32, 64, 64); the tensor cores write a register tile (tk.zero, a product) or a tile of tensor_allocator",
-    ("A in tensor memory", tk.bf16): "mm_AB: A is 64×64 bf16 in tensor memory; only a product into tensor memory reads A there: the accumulator, or `into`, "
+    (
+        "type",
+        tk.bf16,
+    ): "mma_AB: the accumulator is rt(fp32, 64, 64); the tensor cores write a register tile (tk.zero, a product) or a "
+    "tile of tensor_allocator",
+    (
+        "A in tensor memory",
+        tk.bf16,
+    ): "mm_AB: A is 64×64 bf16 in tensor memory; only a product into tensor memory reads A there: the accumulator, or "
+    "`into`, "
     "must be a tile of tensor_allocator",
-    ("A in tensor memory, transposed", tk.bf16): "mm_AtB: A is 64×64 bf16 in tensor memory; tcgen05 reads A from tensor memory as M×K only: use mm_AB, or "
+    (
+        "A in tensor memory, transposed",
+        tk.bf16,
+    ): "mm_AtB: A is 64×64 bf16 in tensor memory; tcgen05 reads A from tensor memory as M×K only: use mm_AB, or "
     "store A to an st",
-    ("depth", tk.fp32): "mma_AB: B of fp32 is stored as 64×64 with its depth along the rows; tcgen05 reads 32-bit operands with the depth along the columns "
+    (
+        "depth",
+        tk.fp32,
+    ): "mma_AB: B of fp32 is stored as 64×64 with its depth along the rows; tcgen05 reads 32-bit operands with the "
+    "depth along the columns "
     "only: use mma_ABt with K-major tiles",
     ("half", tk.fp16): "mma_AB: operands of fp16 accumulate in fp32 in tensor memory, got an accumulator of fp16",
 }

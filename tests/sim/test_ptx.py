@@ -1,4 +1,5 @@
-"""Inline PTX on the CPU: every instruction that a shim emits has a meaning, and what the parser, the flow of control and the meanings do. No GPU."""
+"""Inline PTX on the CPU: every instruction that a shim emits has a meaning, and what the parser, the flow of control
+and the meanings do. No GPU."""
 
 import re
 
@@ -61,7 +62,8 @@ class Barrier:
 
 
 class Fake:
-    """A small machine: byte-addressed spaces of 64 KiB (tensor memory by cell), barriers, and a log of everything else."""
+    """A small machine: byte-addressed spaces of 64 KiB (tensor memory by cell), barriers, and a log of everything
+    else."""
 
     def __init__(self, threads=128, first=0):
         self.tid = np.arange(first, first + threads)
@@ -109,11 +111,17 @@ class Fake:
         return self.barriers.setdefault(address, Barrier())
 
     def wgmma(self, product):
-        return product.compute(lambda addresses: self.memory["shared"][addresses[..., None] + np.arange(product.element_bytes)])
+        return product.compute(
+            lambda addresses: self.memory["shared"][addresses[..., None] + np.arange(product.element_bytes)]
+        )
 
     def tcgen05_issue(self, operation, thread):
         def read(space, addresses, nbytes):
-            return self.tensor[self.cell(addresses)] if space == "tensor" else self.memory["shared"][addresses[..., None] + np.arange(nbytes)]
+            return (
+                self.tensor[self.cell(addresses)]
+                if space == "tensor"
+                else self.memory["shared"][addresses[..., None] + np.arange(nbytes)]
+            )
 
         def write(space, addresses, data):
             self.tensor[self.cell(addresses)] = data
@@ -142,9 +150,16 @@ def f32(values):
     return np.asarray(values, np.float32).view(np.uint32)
 
 
-# --- every instruction has a meaning ----------------------------------------------------------------------------------------------------
+# --- every instruction has a meaning
+# ----------------------------------------------------------------------------------------------------
 
-DTYPES = {"bf16": compute.gl.bfloat16, "fp16": compute.gl.float16, "fp32": compute.gl.float32, "i8": compute.gl.int8, "i32": compute.gl.int32}
+DTYPES = {
+    "bf16": compute.gl.bfloat16,
+    "fp16": compute.gl.float16,
+    "fp32": compute.gl.float32,
+    "i8": compute.gl.int8,
+    "i32": compute.gl.int32,
+}
 
 
 def _cases():
@@ -152,9 +167,21 @@ def _cases():
     for arch in (80, 90, 100):
         for explicit in (False, True):
             for half in ("fp16", "bf16"):
-                yield compute.math_kernel, arch, explicit, {"X": "*fp32", "H": f"*{half}", "Y": "*fp32", "Z": f"*{half}"}, {"SM": arch}
+                yield (
+                    compute.math_kernel,
+                    arch,
+                    explicit,
+                    {"X": "*fp32", "H": f"*{half}", "Y": "*fp32", "Z": f"*{half}"},
+                    {"SM": arch},
+                )
             yield compute.convert_kernel, arch, explicit, {"X": "*fp32", "Y": "*fp32"}, {"SM": arch, "ALL": arch == 100}
-            yield compute.memory_kernel, arch, explicit, {"X": "*fp32", "Y": "*fp32", "F": "*i32", "D": "*i64"}, {"SM": arch}
+            yield (
+                compute.memory_kernel,
+                arch,
+                explicit,
+                {"X": "*fp32", "Y": "*fp32", "F": "*i32", "D": "*i64"},
+                {"SM": arch},
+            )
             yield compute.timing_kernel, arch, explicit, {"X": "*i64"}, {}
             yield sync.mbarrier_ampere, arch, explicit, {"out": "*i32"}, {}
     for explicit in (False, True):
@@ -170,31 +197,49 @@ def _cases():
     yield compute.wgmma_plain, 90, False, {"X": "*u64"}, {}
     for kind, acc in (("bf16", "fp32"), ("fp16", "fp16"), ("fp32", "fp32"), ("i8", "i32")):
         for registers in (False, True):
-            constants = {"TYPE": DTYPES[kind], "ACC": DTYPES[acc], "BITS": DTYPES[kind].primitive_bitwidth, "REGISTERS": registers}
+            constants = {
+                "TYPE": DTYPES[kind],
+                "ACC": DTYPES[acc],
+                "BITS": DTYPES[kind].primitive_bitwidth,
+                "REGISTERS": registers,
+            }
             yield compute.wgmma_kernel, 90, True, {"A": f"*{kind}", "B": f"*{kind}", "C": f"*{acc}"}, constants
 
 
 CASES = list(_cases())
-_ASM = re.compile(r'(?:ttg\.inline_asm|tt\.elementwise_inline_asm) "((?:[^"\\]|\\.)*)"\s*(?:\{|<\{)[^}]*?constraints = "([^"]*)"')
+_ASM = re.compile(
+    r'(?:ttg\.inline_asm|tt\.elementwise_inline_asm) "((?:[^"\\]|\\.)*)"\s*(?:\{|<\{)[^}]*?constraints = "([^"]*)"'
+)
 
 
 def blocks(kernel, arch, explicit, signature, constants):
     """(assembly, constraints) of every block in the kernel's TTIR or TTGIR."""
     signature = {**signature, **{name: "constexpr" for name in constants}}
-    source = GluonASTSource(GluonJITFunction(kernel.fn), signature, constants) if explicit else ASTSource(kernel, signature, constants)
+    source = (
+        GluonASTSource(GluonJITFunction(kernel.fn), signature, constants)
+        if explicit
+        else ASTSource(kernel, signature, constants)
+    )
     target = GPUTarget("cuda", arch, 32)
     backend = make_backend(target)
     options = backend.parse_options({"num_warps": 4, **source.parse_options()})
     context = triton._C.libtriton.ir.context()
     triton._C.libtriton.ir.load_dialects(context)
     backend.load_dialects(context)
-    text = str(source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context))
-    found = [(re.sub(r"\\([0-9A-F]{2})", lambda m: chr(int(m[1], 16)), asm), constraints) for asm, constraints in _ASM.findall(text)]
+    text = str(
+        source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
+    )
+    found = [
+        (re.sub(r"\\([0-9A-F]{2})", lambda m: chr(int(m[1], 16)), asm), constraints)
+        for asm, constraints in _ASM.findall(text)
+    ]
     assert len(found) == len(re.findall("inline_asm ", text)), "an operation in another syntax"
     return found
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}-{'explicit' if case[2] else 'plain'}")
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}-{'explicit' if case[2] else 'plain'}"
+)
 def test_every_instruction_of_every_shim_has_a_meaning(case):
     found = blocks(*case)
     assert found
@@ -203,7 +248,9 @@ def test_every_instruction_of_every_shim_has_a_meaning(case):
 
 
 def test_every_wgmma_has_a_meaning():
-    assert {find(multiply.mnemonic)[0].function.__name__ for multiply in compute.every_multiply()} == {"_mma_async_meaning"}
+    assert {find(multiply.mnemonic)[0].function.__name__ for multiply in compute.every_multiply()} == {
+        "_mma_async_meaning"
+    }
     for asm, constraints in extern.PTX.values():
         parse(asm, constraints)
 
@@ -237,13 +284,18 @@ def test_blocks_of_others(rng):
     assert (out == 0x0070FE78).all()
 
 
-# --- syntax and flow --------------------------------------------------------------------------------------------------------------------
+# --- syntax and flow
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "error, asm, message",
     [
-        (NoMeaning, "{ frobnicate.b32 $0, $1; }", "'frobnicate.b32 $0, $1' has no meaning on the CPU, in the PTX block: { frobnicate"),
+        (
+            NoMeaning,
+            "{ frobnicate.b32 $0, $1; }",
+            "'frobnicate.b32 $0, $1' has no meaning on the CPU, in the PTX block: { frobnicate",
+        ),
         (NoMeaning, "cvt.rn.f16x2.e9m9x2 $0, $1;", "cvt.rn.f16x2.e9m9x2"),
         (NoMeaning, "ld.param.b32 $0, [$1];", "'ld.param.b32 $0, [$1]' has no meaning"),
         (PtxSyntaxError, "mov.b32 $0, nowhere;", "'nowhere' is not declared, in the PTX block: mov.b32 $0, nowhere;"),
@@ -293,7 +345,9 @@ def test_operands(rng):
     np.testing.assert_array_equal(out.view(np.float32), x * np.float32(3))
     (out,) = run("add.f32 $0, $1, 1.5; // $$ stays", "=f,f", x)
     np.testing.assert_array_equal(out.view(np.float32), x + np.float32(1.5))
-    low, high, word = run("mov.b64 {$0, $1}, $3; mov.b64 $2, {$0, $1};", "=r,=r,=l,l", a.astype(np.uint64) << np.uint64(32) | b)
+    low, high, word = run(
+        "mov.b64 {$0, $1}, $3; mov.b64 $2, {$0, $1};", "=r,=r,=l,l", a.astype(np.uint64) << np.uint64(32) | b
+    )
     np.testing.assert_array_equal((low, high, word), (b, a, a.astype(np.uint64) << np.uint64(32) | b))
     (out,) = run("{ .shared .align 1024 .b8 buffer[2048]; mov.u32 $0, buffer; }", "=r")
     assert (out == 4096).all()
@@ -313,19 +367,25 @@ INTEGERS = {
     "mul.hi.u32 $0, $1, $2;": lambda a, b: a * b >> 32,
     "max.s32 $0, $1, $2;": lambda a, b: max(signed(a), signed(b)),
     "min.u32 $0, $1, $2;": min,
-    "div.s32 $0, $1, $2;": lambda a, b: abs(signed(a)) // abs(signed(b)) * (1 if (signed(a) < 0) == (signed(b) < 0) else -1),
+    "div.s32 $0, $1, $2;": lambda a, b: (
+        abs(signed(a)) // abs(signed(b)) * (1 if (signed(a) < 0) == (signed(b) < 0) else -1)
+    ),
     "rem.u32 $0, $1, $2;": lambda a, b: a % b,
     "shr.s32 $0, $1, 35;": lambda a, b: signed(a) >> 31,
     "shl.b32 $0, $1, 7;": lambda a, b: a << 7,
     "shr.b32 $0, $1, 32;": lambda a, b: 0,
     "lop3.b32 $0, $1, $2, 0xff00ff00, 0xe2;": lambda a, b: (a & b) | (~b & 0xFF00FF00),
-    "prmt.b32 $0, $1, $2, 0x9f40;": lambda a, b: (a & 255) | (b & 255) << 8 | (0xFF0000 if b >> 31 else 0) | (0xFF000000 if a >> 15 & 1 else 0),
+    "prmt.b32 $0, $1, $2, 0x9f40;": lambda a, b: (
+        (a & 255) | (b & 255) << 8 | (0xFF0000 if b >> 31 else 0) | (0xFF000000 if a >> 15 & 1 else 0)
+    ),
     "popc.b32 $0, $1;": lambda a, b: bin(a).count("1"),
     "clz.b32 $0, $1;": lambda a, b: 32 - a.bit_length(),
     "{ .reg .b64 w; mul.wide.u32 w, $1, $2; shr.u64 w, w, 17; cvt.u32.u64 $0, w; }": lambda a, b: a * b >> 17,
     "cvt.s32.s8 $0, $1;": lambda a, b: (a & 255) - (a & 128) * 2,
-    "{ .reg .pred p, q; setp.lt.s32 p, $1, $2; setp.hi.and.u32 q, $1, 5, !p; selp.b32 $0, 3, 4, q; }": lambda a, b: 4 - (a > 5 and signed(a) >= signed(b)),
-}  # fmt: skip
+    "{ .reg .pred p, q; setp.lt.s32 p, $1, $2; setp.hi.and.u32 q, $1, 5, !p; selp.b32 $0, 3, 4, q; }": lambda a, b: (
+        4 - (a > 5 and signed(a) >= signed(b))
+    ),
+}
 
 
 def signed(a):
@@ -334,12 +394,16 @@ def signed(a):
 
 @pytest.mark.parametrize("asm", INTEGERS)
 def test_integers(asm, rng):
-    a, b = rng.integers(0, 2**32, 128, dtype=np.uint32), rng.integers(1, 2**32, 128, dtype=np.uint32) >> rng.integers(0, 30, 128).astype(np.uint32) | 1
+    a, b = (
+        rng.integers(0, 2**32, 128, dtype=np.uint32),
+        rng.integers(1, 2**32, 128, dtype=np.uint32) >> rng.integers(0, 30, 128).astype(np.uint32) | 1,
+    )
     (out,) = run(asm, "=r,r,r", a, b)
     assert out.tolist() == [INTEGERS[asm](int(x), int(y)) % 2**32 for x, y in zip(a, b)]
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------------------------
+# --- numbers
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("f64", "tf32", "f32")] + ["ue8m0"])
@@ -348,21 +412,30 @@ def test_every_encoding_comes_back(name):
     values = decode(name, bits)
     finite = ~np.isnan(values)
     np.testing.assert_array_equal(encode(name, values[finite], "rz" if name == "ue8m0" else "rn"), bits[finite])
-    torch_types = {"f16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "ue8m0": torch.float8_e8m0fnu}
+    torch_types = {
+        "f16": torch.float16,
+        "bf16": torch.bfloat16,
+        "e4m3": torch.float8_e4m3fn,
+        "e5m2": torch.float8_e5m2,
+        "ue8m0": torch.float8_e8m0fnu,
+    }
     if name in torch_types:
         words = torch.from_numpy(bits.astype(np.int16 if len(bits) > 256 else np.uint8)).view(torch_types[name])
         np.testing.assert_array_equal(values, words.double().numpy())
 
 
 def test_rounding(rng):
-    """To nearest as torch rounds; directed: the neighbour on the named side; stochastic: up where the random bits and the fraction make a carry."""
+    """To nearest as torch rounds; directed: the neighbour on the named side; stochastic: up where the random bits and
+    the fraction make a carry."""
     x = (rng.standard_normal(20000) * 10.0 ** rng.integers(-9, 6, 20000)).astype(np.float32)
     for name, kind in (("f16", torch.float16), ("bf16", torch.bfloat16), ("e5m2", torch.float8_e5m2)):
         with np.errstate(all="ignore"):
             expected = torch.from_numpy(x).to(kind).double().numpy()
         np.testing.assert_array_equal(decode(name, encode(name, x)), expected)
     inside = x[np.abs(x) < 448]
-    np.testing.assert_array_equal(decode("e4m3", encode("e4m3", inside)), torch.from_numpy(inside).to(torch.float8_e4m3fn).double().numpy())
+    np.testing.assert_array_equal(
+        decode("e4m3", encode("e4m3", inside)), torch.from_numpy(inside).to(torch.float8_e4m3fn).double().numpy()
+    )
     low, high, cut = (decode("e4m3", encode("e4m3", inside, how)) for how in ("rm", "rp", "rz"))
     assert (low <= inside).all() and (inside <= high).all() and (np.abs(cut) <= np.abs(inside)).all()
     near = decode("e4m3", encode("e4m3", inside))
@@ -372,11 +445,18 @@ def test_rounding(rng):
     up = decode("e4m3", encode("e4m3", np.full(256, 1 + 3 / 64), "rs", random=random, random_bits=8)) > 1
     np.testing.assert_array_equal(up, random >= 160)
     for name, most in (("e4m3", 448), ("e5m2", 57344), ("e2m1", 6)):
-        np.testing.assert_array_equal(decode(name, encode(name, np.array([1e6, -np.inf, np.inf]), satfinite=True)), [most, -most, most])
+        np.testing.assert_array_equal(
+            decode(name, encode(name, np.array([1e6, -np.inf, np.inf]), satfinite=True)), [most, -most, most]
+        )
     ulp = 2.0**-10
-    np.testing.assert_array_equal(encode("tf32", np.array([1 + ulp / 2, -1 - ulp / 2, 1 + ulp * 3 / 4]), "rna"), f32([1 + ulp, -1 - ulp, 1 + ulp]))
+    np.testing.assert_array_equal(
+        encode("tf32", np.array([1 + ulp / 2, -1 - ulp / 2, 1 + ulp * 3 / 4]), "rna"), f32([1 + ulp, -1 - ulp, 1 + ulp])
+    )
     np.testing.assert_array_equal(encode("tf32", np.array([1 + 2.0**-11]), "rn"), f32([1.0]))
-    assert encode("ue8m0", np.array([1.0, 3.0, 2.0**-130, np.nan]), "rp").tolist() == [127, 129, 0, 255] and encode("ue8m0", np.array([3.0]), "rz") == 128
+    assert (
+        encode("ue8m0", np.array([1.0, 3.0, 2.0**-130, np.nan]), "rp").tolist() == [127, 129, 0, 255]
+        and encode("ue8m0", np.array([3.0]), "rz") == 128
+    )
 
 
 def test_fma_rounds_once(rng):
@@ -384,7 +464,9 @@ def test_fma_rounds_once(rng):
     from fractions import Fraction
 
     a, b = (rng.standard_normal(2000).astype(np.float32) for _ in range(2))
-    c = (-a.astype(np.float64) * b * (1 + rng.integers(-4, 5, 2000) * 2.0**-24) * 2.0 ** rng.integers(-40, 40, 2000)).astype(np.float32)
+    c = (
+        -a.astype(np.float64) * b * (1 + rng.integers(-4, 5, 2000) * 2.0**-24) * 2.0 ** rng.integers(-40, 40, 2000)
+    ).astype(np.float32)
     (out,) = run("fma.rn.f32 $0, $1, $2, $3;", "=f,f,f,f", a, b, c, machine=Fake(2000))
     out = out.view(np.float32)
     for x, y, z, got in zip(a, b, c, out):
@@ -396,20 +478,38 @@ def test_fma_rounds_once(rng):
 
 
 REFERENCES = {
-    "ex2": np.exp2, "lg2": np.log2, "rcp": np.reciprocal, "rsqrt": lambda x: 1 / np.sqrt(x), "sqrt": np.sqrt, "sin": np.sin, "cos": np.cos, "tanh": np.tanh,
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "fma": lambda a, b, c: a * b + c, "fma_relu": lambda a, b, c: np.maximum(a * b + c, 0),
-    "add_f32x2": np.add, "mul_f32x2": np.multiply, "fma_f32x2": lambda a, b, c: a * b + c,
-    "max3": lambda a, b, c: np.maximum(np.maximum(a, b), c), "min3": lambda a, b, c: np.minimum(np.minimum(a, b), c),
-}  # fmt: skip
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "rcp": np.reciprocal,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "sqrt": np.sqrt,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "fma": lambda a, b, c: a * b + c,
+    "fma_relu": lambda a, b, c: np.maximum(a * b + c, 0),
+    "add_f32x2": np.add,
+    "mul_f32x2": np.multiply,
+    "fma_f32x2": lambda a, b, c: a * b + c,
+    "max3": lambda a, b, c: np.maximum(np.maximum(a, b), c),
+    "min3": lambda a, b, c: np.minimum(np.minimum(a, b), c),
+}
 SHORT = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
 
 
-@pytest.mark.parametrize("name, kind", [(name, kind) for name, table in ptx_math.INSTRUCTIONS.items() for kind in table])
+@pytest.mark.parametrize(
+    "name, kind", [(name, kind) for name, table in ptx_math.INSTRUCTIONS.items() for kind in table]
+)
 def test_math(name, kind, rng):
     """The whole block of the shim, against float64."""
     mnemonic = ptx_math.INSTRUCTIONS[name][kind][0]
     function = REFERENCES[name]
-    count = {np.fmin: 2}.get(function) or (function.nin if isinstance(function, np.ufunc) else function.__code__.co_argcount)
+    count = {np.fmin: 2}.get(function) or (
+        function.nin if isinstance(function, np.ufunc) else function.__code__.co_argcount
+    )
     asm, pack = (ptx_math.f32x2_asm if mnemonic.endswith("f32x2") else ptx_math.direct_asm)(mnemonic, count)
     values = rng.standard_normal((count, 2, 128))
     values = np.abs(values) + 0.1 if name in ("lg2", "rsqrt", "sqrt") else values
@@ -422,7 +522,11 @@ def test_math(name, kind, rng):
         got = run(asm, constraints, *(bits[k, n] for k in range(count) for n in range(pack)))
         expected = expected[:pack]
     else:
-        (got,) = run(asm, ",".join(["=r"] + ["r"] * count), *(bits[k, 0].astype(np.uint32) | bits[k, 1].astype(np.uint32) << 16 for k in range(count)))
+        (got,) = run(
+            asm,
+            ",".join(["=r"] + ["r"] * count),
+            *(bits[k, 0].astype(np.uint32) | bits[k, 1].astype(np.uint32) << 16 for k in range(count)),
+        )
         got = np.stack([got & 0xFFFF, got >> 16])
     # float64 rounds a sum of far-apart numbers once more than the fused reference: one unit at most
     difference = np.abs(np.stack(got).astype(np.int64) - expected.astype(np.int64))
@@ -436,16 +540,24 @@ def test_special_numbers():
     def unary(asm, x):
         return run(asm, "=f,f", f32([x]), machine=one)[0].view(np.float32)[0]
 
-    assert unary("ex2.approx.ftz.f32 $0, $1;", -130.0) == 0 and unary("ex2.approx.f32 $0, $1;", -130.0) == np.float32(tiny)
+    assert unary("ex2.approx.ftz.f32 $0, $1;", -130.0) == 0 and unary("ex2.approx.f32 $0, $1;", -130.0) == np.float32(
+        tiny
+    )
     assert unary("lg2.approx.ftz.f32 $0, $1;", tiny) == -inf and unary("rcp.approx.ftz.f32 $0, $1;", -tiny) == -inf
     assert np.isnan(unary("sqrt.approx.ftz.f32 $0, $1;", -1.0)) and unary("rsqrt.approx.ftz.f32 $0, $1;", 0.0) == inf
     assert unary("add.ftz.f32 $0, $1, 0f00000000;", -tiny) == 0 and unary("add.sat.f32 $0, $1, $1;", 3.0) == 1
     assert unary("max.f32 $0, $1, 1.0;", nan) == 1 and np.isnan(unary("max.NaN.f32 $0, $1, 1.0;", nan))
-    assert np.signbit(unary("add.rm.f32 $0, $1, -1.0;", 1.0)) and not np.signbit(unary("mul.sat.f32 $0, $1, 0f80000000;", 1.0))
-    (out,) = run("ex2.approx.ftz.bf16x2 $0, $1;", "=r,r", np.array([0xC3033F80], np.uint32), machine=one)  # 2**-131 is flushed, 2**1 is not
+    assert np.signbit(unary("add.rm.f32 $0, $1, -1.0;", 1.0)) and not np.signbit(
+        unary("mul.sat.f32 $0, $1, 0f80000000;", 1.0)
+    )
+    # 2**-131 is flushed, 2**1 is not
+    (out,) = run("ex2.approx.ftz.bf16x2 $0, $1;", "=r,r", np.array([0xC3033F80], np.uint32), machine=one)
     assert out[0] == 0x00004000
-    assert np.signbit(unary("min.f32 $0, $1, 0f80000000;", 0.0)) and not np.signbit(unary("max.f32 $0, $1, 0f80000000;", 0.0))
-    (out,) = run("fma.rn.relu.f16x2 $0, $1, $1, $1;", "=r,r", np.array([0xFE00B800], np.uint32), machine=one)  # NaN, and 1/4 - 1/2
+    assert np.signbit(unary("min.f32 $0, $1, 0f80000000;", 0.0)) and not np.signbit(
+        unary("max.f32 $0, $1, 0f80000000;", 0.0)
+    )
+    # NaN, and 1/4 - 1/2
+    (out,) = run("fma.rn.relu.f16x2 $0, $1, $1, $1;", "=r,r", np.array([0xFE00B800], np.uint32), machine=one)
     assert out[0] == 0x7FFF0000
     (out,) = run("cvt.rzi.s32.f32 $0, $1;", "=r,f", np.float32([1e20]), machine=one)
     assert out[0] == 0x7FFFFFFF
@@ -464,7 +576,9 @@ def test_conversions(rng):
     expected = tensor[:4].clamp(min=0).to(torch.float8_e5m2).view(torch.uint8).numpy()
     np.testing.assert_array_equal(out.view(np.uint8).reshape(128, 4).T, expected)
     back = run(FORMS["widen8"][0]("cvt.rn.f16x2.e5m2x2"), FORMS["widen8"][1], out)
-    halves = np.stack([back[0] & 0xFFFF, back[0] >> 16, back[1] & 0xFFFF, back[1] >> 16]).astype(np.uint16).view(np.float16)
+    halves = (
+        np.stack([back[0] & 0xFFFF, back[0] >> 16, back[1] & 0xFFFF, back[1] >> 16]).astype(np.uint16).view(np.float16)
+    )
     np.testing.assert_array_equal(halves, torch.from_numpy(expected).view(torch.float8_e5m2).half().numpy())
     (out,) = run(FORMS["narrow4"][0]("cvt.rn.satfinite.e2m1x2.f32"), FORMS["narrow4"][1], *bits)
     values = run(FORMS["widen4"][0]("cvt.rn.f16x2.e2m1x2"), FORMS["widen4"][1], out)
@@ -477,10 +591,13 @@ def test_conversions(rng):
     np.testing.assert_array_equal(down.view(np.uint8).reshape(128, 4).T, encode("e4m3", x[:4], "rz", True))
     random = rng.integers(0, 2**32, (2, 128), dtype=np.uint32)
     (out,) = run(FORMS["stochastic16"][0]("cvt.rs.bf16x2.f32"), FORMS["stochastic16"][1], *bits[:2], *random)
-    np.testing.assert_array_equal(np.stack([out & 0xFFFF, out >> 16]), (bits[:2].astype(np.uint64) + (random & 0xFFFF)) >> np.uint64(16))
+    np.testing.assert_array_equal(
+        np.stack([out & 0xFFFF, out >> 16]), (bits[:2].astype(np.uint64) + (random & 0xFFFF)) >> np.uint64(16)
+    )
 
 
-# --- memory and synchronisation ---------------------------------------------------------------------------------------------------------
+# --- memory and synchronisation
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_memory(rng):
@@ -494,11 +611,26 @@ def test_memory(rng):
     asm = load_asm(access("load", 32, 4, prefetch="128B", policy=True), 32, 4, True, True)
     out = run(asm, "=&r,=&r,=&r,=&r,l,r,l", addresses, mask, 5, machine=machine)
     np.testing.assert_array_equal(np.stack(out, 1), words.reshape(128, 4) * mask[:, None])
-    run(store_asm(access("store", 64, 2), 2, True, False), "=r,l,l,l,r", addresses + 4096, addresses, ~addresses, mask, machine=machine)
+    run(
+        store_asm(access("store", 64, 2), 2, True, False),
+        "=r,l,l,l,r",
+        addresses + 4096,
+        addresses,
+        ~addresses,
+        mask,
+        machine=machine,
+    )
     stored = machine.memory["global"].view(np.uint64)[640:896].reshape(128, 2)
     np.testing.assert_array_equal(stored, np.stack([addresses, ~addresses], 1) * mask[:, None])
     (out,) = run("ld.shared.s8 $0, [$1-2];", "=r,r", 2 + np.arange(128, dtype=np.uint32), machine=machine)
-    run("{ @$2 st.shared::cta.f32 [$0+8], $1; }", "r,f,b", 4 * np.arange(128, dtype=np.uint32), 1.5, mask, machine=machine)
+    run(
+        "{ @$2 st.shared::cta.f32 [$0+8], $1; }",
+        "r,f,b",
+        4 * np.arange(128, dtype=np.uint32),
+        1.5,
+        mask,
+        machine=machine,
+    )
     np.testing.assert_array_equal(machine.memory["shared"][8:520].view(np.float32), 1.5 * mask)
     run("red.release.sys.global.add.v2.f32 [$0], {$1, $2};", "l,f,f", np.full(128, 32768), 1.0, 2.0, machine=machine)
     np.testing.assert_array_equal(machine.memory["global"].view(np.float32)[8192:8194], [128, 256])
@@ -507,7 +639,13 @@ def test_memory(rng):
 
 def test_mbarriers():
     machine = Fake()
-    run("{ .reg .pred p; setp.eq.u32 p, $1, 0; @p mbarrier.init.shared::cta.b64 [$0], 4; }", "r,r", 64, machine.tid, machine=machine)
+    run(
+        "{ .reg .pred p; setp.eq.u32 p, $1, 0; @p mbarrier.init.shared::cta.b64 [$0], 4; }",
+        "r,r",
+        64,
+        machine.tid,
+        machine=machine,
+    )
     bar = machine.barriers[64]
     assert bar.count == 4
     from tritonkittens.inline_ptx import mbarrier
@@ -534,7 +672,9 @@ def test_mbarriers():
     run(mbarrier.arrive_remote_text.fn(3, "cta", 90, "cluster"), "r,r", 64, 2, machine=machine)
     assert machine.barriers[2 << 24 | 64].log == [("arrive", 3, True)]
     asm, constraints = extern.PTX["tritonkittens_spin_try_wait"]
-    assert (run(asm, constraints, 64, 1, 5, machine=machine)[0] == 0xFFFFFFFF).all() and (run(asm, constraints, 64, 0, 5, machine=machine)[0] == 1).all()
+    assert (run(asm, constraints, 64, 1, 5, machine=machine)[0] == 0xFFFFFFFF).all() and (
+        run(asm, constraints, 64, 0, 5, machine=machine)[0] == 1
+    ).all()
     assert (run(*extern.PTX["tritonkittens_time_and_place"], machine=machine)[0] & np.uint64(0xFFFF) == 7).all()
 
 
@@ -543,12 +683,26 @@ def test_copies_reach_the_machine():
 
     machine = Fake()
     run(tma.load_text.fn(2, True, True, "cta", 90), "r,l,r,r,r,r,l", 1024, 1 << 40, 64, 8, -3, 5, 9, machine=machine)
-    assert machine.log.pop() == ("tensor_copy", ("load", 1 << 40, (8, -3), 1024), {"thread": 0, "barrier": 64, "multicast": 5})
+    assert machine.log.pop() == (
+        "tensor_copy",
+        ("load", 1 << 40, (8, -3), 1024),
+        {"thread": 0, "barrier": 64, "multicast": 5},
+    )
     run(tma.store_text.fn(1, "add", False, "warp", 90), "l,r,r", 1 << 40, 1024, 8, machine=machine)
-    assert [entry[2]["thread"] for entry in machine.log] == [0, 32, 64, 96] and machine.log.pop()[2]["reduction"] == "add"
+    assert [entry[2]["thread"] for entry in machine.log] == [0, 32, 64, 96] and machine.log.pop()[2][
+        "reduction"
+    ] == "add"
     run(tma.reduce_bulk_text.fn("add", "bf16", True, "cta", 90), "l,r,r,l", 1 << 40, 1024, 64, 3, machine=machine)
-    assert machine.log.pop() == ("bulk_copy", (("global", 1 << 40), ("shared", 1024), 64), {"thread": 0, "reduction": ("add", "bf16")})
-    run("{ fence.proxy.async.shared::cta; cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 1; }", "", machine=machine)
+    assert machine.log.pop() == (
+        "bulk_copy",
+        (("global", 1 << 40), ("shared", 1024), 64),
+        {"thread": 0, "reduction": ("add", "bf16")},
+    )
+    run(
+        "{ fence.proxy.async.shared::cta; cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 1; }",
+        "",
+        machine=machine,
+    )
     kind, _, wait = machine.log[-3:]
     assert kind[1][0] == "proxy.async.shared::cta" and wait[1][:2] == (1, True)
     answer = clc.encode_answer((3, 4, 5))
@@ -556,16 +710,24 @@ def test_copies_reach_the_machine():
     assert (run(clc.first_ctaid_text.fn(1), "=r,r", 16, machine=machine)[0] == 4).all()
 
 
-# --- matrices ---------------------------------------------------------------------------------------------------------------------------
+# --- matrices
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def stored(matrix, swizzle, k_major):
-    """(bytes, leading, stride): a [rows, k] matrix as the shims describe it, by the layout's definition: panels of `swizzle` (16 without) bytes of the
-    contiguous axis with all of the other in each; 16-byte units exchanged by the row."""
+    """(bytes, leading, stride): a [rows, k] matrix as the shims describe it, by the layout's definition: panels of
+    `swizzle` (16 without) bytes of the contiguous axis with all of the other in each; 16-byte units exchanged by the
+    row."""
     tile = matrix if k_major else matrix.T
     rows, columns = tile.shape
     size, panel = tile.itemsize, swizzle or 16
-    data = np.ascontiguousarray(tile).view(np.uint8).reshape(rows, columns * size // panel, panel).transpose(1, 0, 2).reshape(-1, panel)
+    data = (
+        np.ascontiguousarray(tile)
+        .view(np.uint8)
+        .reshape(rows, columns * size // panel, panel)
+        .transpose(1, 0, 2)
+        .reshape(-1, panel)
+    )
     if swizzle:
         units = data.reshape(len(data), panel // 16, 16)
         row = np.arange(len(data)) * panel // 128 % (panel // 16)
@@ -573,22 +735,40 @@ def stored(matrix, swizzle, k_major):
     return data.reshape(-1), *wgmma.operand_strides(rows, columns, size, swizzle, k_major)
 
 
-WORDS = {"f16": np.uint16, "bf16": np.uint16, "tf32": np.uint32, "e4m3": np.uint8, "e5m2": np.uint8, "s8": np.uint8, "u8": np.uint8}
+WORDS = {
+    "f16": np.uint16,
+    "bf16": np.uint16,
+    "tf32": np.uint32,
+    "e4m3": np.uint8,
+    "e5m2": np.uint8,
+    "s8": np.uint8,
+    "u8": np.uint8,
+}
 
 
 def random_operand(kind, shape, rng):
     """(words, values): small integers, so that every product and sum is exact."""
     values = rng.integers(0 if kind == "u8" else -4, 5, shape)
-    return (values.astype(np.uint8) if kind in ("s8", "u8") else encode(kind, values.astype(np.float64)).astype(WORDS[kind])), values
+    return (
+        values.astype(np.uint8) if kind in ("s8", "u8") else encode(kind, values.astype(np.float64)).astype(WORDS[kind])
+    ), values
 
 
 @pytest.mark.parametrize(
     "kind, d, swizzle, trans",
     [
-        ("bf16", "f32", 128, False), ("bf16", "f32", 128, True), ("f16", "f16", 64, True), ("f16", "f32", 32, False), ("f16", "f32", 0, True),
-        ("bf16", "f32", 0, False), ("e4m3", "f16", 64, False), ("s8", "s32", 32, False), ("u8", "s32", 0, False), ("tf32", "f32", 128, False),
+        ("bf16", "f32", 128, False),
+        ("bf16", "f32", 128, True),
+        ("f16", "f16", 64, True),
+        ("f16", "f32", 32, False),
+        ("f16", "f32", 0, True),
+        ("bf16", "f32", 0, False),
+        ("e4m3", "f16", 64, False),
+        ("s8", "s32", 32, False),
+        ("u8", "s32", 0, False),
+        ("tf32", "f32", 128, False),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("in_registers", [False, True])
 def test_wgmma(kind, d, swizzle, trans, in_registers, rng):
     """Two K steps of the shims' descriptors, in two warpgroups whose A differ."""
@@ -622,9 +802,20 @@ def test_wgmma(kind, d, swizzle, trans, in_registers, rng):
             left = list(np.ascontiguousarray(parts).view(np.uint32)[..., 0].T)
         names = [f"${i}" for i in range(len(registers))]
         first = 2 * len(names)
-        text = wgmma.mma_async_asm(multiply, names, [f"${first + i}" for i in range(4)] if in_registers else f"${first}", f"${first + len(left)}", "p")
+        text = wgmma.mma_async_asm(
+            multiply,
+            names,
+            [f"${first + i}" for i in range(4)] if in_registers else f"${first}",
+            f"${first + len(left)}",
+            "p",
+        )
         asm = f"{{ .reg .pred p; setp.ne.b32 p, ${first + len(left) + 1}, 0; {text} }}"
-        constraints = ["=r"] * len(names) + [str(i) for i in range(len(names))] + (["r"] * 4 if in_registers else ["l"]) + ["l", "r"]
+        constraints = (
+            ["=r"] * len(names)
+            + [str(i) for i in range(len(names))]
+            + (["r"] * 4 if in_registers else ["l"])
+            + ["l", "r"]
+        )
         block = parse(asm, ",".join(constraints))
         assert block.in_flight == list(range(len(names)))
         registers = run(asm, ",".join(constraints), *registers, *left, describe[2], step, machine=machine)
@@ -640,18 +831,35 @@ def test_wgmma(kind, d, swizzle, trans, in_registers, rng):
 
 def test_wgmma_faults():
     multiply = wgmma.Multiply(8, "f32", "bf16", "bf16")
-    asm = "{ .reg .pred p; setp.ne.b32 p, $6, 0; " + wgmma.mma_async_asm(multiply, [f"${i}" for i in range(4)], "$4", "$5", "p") + " }"
+    asm = (
+        "{ .reg .pred p; setp.ne.b32 p, $6, 0; "
+        + wgmma.mma_async_asm(multiply, [f"${i}" for i in range(4)], "$4", "$5", "p")
+        + " }"
+    )
     constraints = "=f,=f,=f,=f,l,l,r"
-    with pytest.raises(PtxFault, match="A's matrix descriptor differs between the threads of one instruction: 0 and 1; in the PTX block"):
+    with pytest.raises(
+        PtxFault,
+        match="A's matrix descriptor differs between the threads of one instruction: 0 and 1; in the PTX block",
+    ):
         run(asm, constraints, np.arange(128), 0, 0)
     with pytest.raises(PtxFault, match="64 threads are no whole warpgroups"):
         run(asm, constraints, 0, 0, 0, machine=Fake(64))
-    assert parse(asm.replace(" }", " wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"), constraints).in_flight == []
+    assert (
+        parse(
+            asm.replace(" }", " wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"), constraints
+        ).in_flight
+        == []
+    )
 
 
 @pytest.mark.parametrize(
     "kind, operand, d, m, swizzle",
-    [("f16", "bf16", "f32", 128, 128), ("f16", "f16", "f16", 64, 64), ("tf32", "tf32", "f32", 128, 32), ("i8", "s8", "s32", 64, 0)],
+    [
+        ("f16", "bf16", "f32", 128, 128),
+        ("f16", "f16", "f16", 64, 64),
+        ("tf32", "tf32", "f32", 128, 32),
+        ("i8", "s8", "s32", 64, 0),
+    ],
 )
 @pytest.mark.parametrize("a_in_tmem", [False, True])
 def test_tcgen05(kind, operand, d, m, swizzle, a_in_tmem, rng):
@@ -673,11 +881,24 @@ def test_tcgen05(kind, operand, d, m, swizzle, a_in_tmem, rng):
     instruction = tcgen05.instruction_descriptor.fn(kind, m, n, operand, None, d, negate_a=negated)
     assert tcgen05.decode_instruction(instruction, kind)["n"] == n
     text = f"tcgen05.mma.cta_group::1.kind::{kind} [$0], {'[$1]' if a_in_tmem else '$1'}, $2, $3, accumulate;"
-    asm = ".reg .pred issue, accumulate; elect.sync _|issue, 0xffffffff; setp.ne.b32 accumulate, $4, 0; setp.lt.and.u32 issue, $5, 32, issue;"
+    asm = (
+        ".reg .pred issue, accumulate; elect.sync _|issue, 0xffffffff; setp.ne.b32 accumulate, $4, 0; "
+        "setp.lt.and.u32 issue, $5, 32, issue;"
+    )
     asm = f"{{ {asm} @issue {text} }}"
     left = 100 if a_in_tmem else describe[0]
     for accumulate in (0, 1):
-        run(asm, f"r,{'r' if a_in_tmem else 'l'},l,r,r,r", 40, left, describe[1], instruction, accumulate, machine.tid, machine=machine)
+        run(
+            asm,
+            f"r,{'r' if a_in_tmem else 'l'},l,r,r,r",
+            40,
+            left,
+            describe[1],
+            instruction,
+            accumulate,
+            machine.tid,
+            machine=machine,
+        )
     loaded = tcgen05.transfer_asm("ld", "32x32b", [f"${i}" for i in range(n)], f"${n}", False, 0)
     out = np.stack(run(loaded, ",".join(["=r"] * n + ["r"]), 40, machine=machine), axis=1)[lane]
     values = out.view(np.int32) if d == "s32" else decode(d, out)
@@ -700,7 +921,9 @@ def test_tensor_memory_round_trip(shape, half, rng):
     with pytest.raises(PtxFault, match="warp 0 reaches lanes 0 to 31, not 64"):
         run(load, ",".join(["=r"] * words + ["r"]), 64 << 16, machine=machine)
     row, column = tcgen05.transfer_cells(shape, words, np.arange(32), 64)
-    assert len(set(zip(row.ravel().tolist(), column.ravel().tolist()))) == 32 * words and row.max() < (32 if shape == "32x32b" else 16)
+    assert len(set(zip(row.ravel().tolist(), column.ravel().tolist()))) == 32 * words and row.max() < (
+        32 if shape == "32x32b" else 16
+    )
     if shape == "16x256b":  # as the accumulator fragments of mma and wgmma
         expected = wgmma.accumulator_places(16)
         np.testing.assert_array_equal((row, column), (expected[0][:32], expected[1][:32]))

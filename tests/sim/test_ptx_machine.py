@@ -1,5 +1,6 @@
-"""Inline PTX against the simulator's machine: what the GPU tests of the shims (tests/gpu/test_ptx_*_gpu.py run here too) do not reach: Blackwell's tensor
-memory, launches taken over, branches that divide a role, and mistakes that must be found.
+"""Inline PTX against the simulator's machine: what the GPU tests of the shims (tests/gpu/test_ptx_*_gpu.py run here
+too) do not reach: Blackwell's tensor memory, launches taken over, branches that divide a role, and mistakes that must
+be found.
 """
 
 import numpy as np
@@ -34,7 +35,8 @@ def run(kernel, *arguments, arch="sm_90a", explicit=True, grid=(1,), num_warps=4
     return findings[0] if findings else None
 
 
-# --- tensor memory --------------------------------------------------------------------------------------------------------------------
+# --- tensor memory
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -46,7 +48,9 @@ def tensor_memory(columns: gl.constexpr):
 
 
 @triton.jit
-def product_kernel(A, B, C, OUT, N: gl.constexpr, K: gl.constexpr, M: gl.constexpr, A_IN_TMEM: gl.constexpr, MISTAKE: gl.constexpr):
+def product_kernel(
+    A, B, C, OUT, N: gl.constexpr, K: gl.constexpr, M: gl.constexpr, A_IN_TMEM: gl.constexpr, MISTAKE: gl.constexpr
+):
     a, b = to_shared(A, M, K, gl.bfloat16, 128), to_shared(B, N, K, gl.bfloat16, 128)
     bar = shared.allocate(8, 8)
     mbarrier.init(bar, 1)
@@ -76,7 +80,15 @@ def product_kernel(A, B, C, OUT, N: gl.constexpr, K: gl.constexpr, M: gl.constex
         if A_IN_TMEM:
             tcgen05.mma(memory, memory + 256 + 8 * step, right, how, "f16", 1, a_in_tmem=True, issuer="cta")
         else:
-            tcgen05.mma(memory, tcgen05.shared_descriptor(shared.address(a) + 32 * step, M * 128, pitch, 128), right, how, "f16", 1, issuer="cta")
+            tcgen05.mma(
+                memory,
+                tcgen05.shared_descriptor(shared.address(a) + 32 * step, M * 128, pitch, 128),
+                right,
+                how,
+                "f16",
+                1,
+                issuer="cta",
+            )
     tcgen05.commit(bar, issuer="cta")
     if MISTAKE != "wait":
         mbarrier.wait_or_trap(bar, 0)
@@ -98,7 +110,9 @@ def product_kernel(A, B, C, OUT, N: gl.constexpr, K: gl.constexpr, M: gl.constex
 def product(found=None, n=64, a_in_tmem=False, mistake="", m=128, schedule=None):
     a, b, c = torch.randn(m, 64).bfloat16(), torch.randn(n, 64).bfloat16(), torch.randn(128, n)
     out = poison(torch.empty(128, n))
-    finding = run(product_kernel, a, b, c, out, n, 64, m, a_in_tmem, mistake, arch="sm_100a", found=found, schedule=schedule)
+    finding = run(
+        product_kernel, a, b, c, out, n, 64, m, a_in_tmem, mistake, arch="sm_100a", found=found, schedule=schedule
+    )
     rows = torch.arange(m) if m == 128 else torch.arange(64) % 16 + torch.arange(64) // 16 * 32
     expected = c.double()
     expected[rows] += a.double() @ b.double().t()
@@ -130,10 +144,16 @@ def test_a_product_without_the_fence_before_it(rng):
 @pytest.mark.parametrize("mistake", ["wait_st", "before_thread_sync", "after_thread_sync"])
 @pytest.mark.parametrize("a_in_tmem", [False, True])
 def test_a_product_of_tensor_memory_that_is_not_handed_over(mistake, a_in_tmem, rng):
-    """What threads stored is there for the tensor core behind tcgen05.wait::st, the fence before a barrier, and the fence after it."""
+    """What threads stored is there for the tensor core behind tcgen05.wait::st, the fence before a barrier, and the
+    fence after it."""
     for schedule in (0, 2):
         with sim.device("sm_100a", raise_findings=False, schedule=schedule) as device:
-            a, b, c, out = torch.randn(128, 64).bfloat16(), torch.randn(64, 64).bfloat16(), torch.randn(128, 64), torch.empty(128, 64)
+            a, b, c, out = (
+                torch.randn(128, 64).bfloat16(),
+                torch.randn(64, 64).bfloat16(),
+                torch.randn(128, 64),
+                torch.empty(128, 64),
+            )
             GluonJITFunction(product_kernel.fn)[(1,)](a, b, c, out, 64, 64, 128, a_in_tmem, mistake, num_warps=4)
         found = device.launches[-1].findings
         assert {f.kind for f in found} == {"race"}, found
@@ -153,7 +173,16 @@ def test_an_accumulator_read_before_the_commit_arrives(rng):
         with sim.device("sm_100a", raise_findings=False, schedule=schedule) as device:
             out = torch.empty(128, 64)
             GluonJITFunction(product_kernel.fn)[(1,)](
-                torch.randn(128, 64).bfloat16(), torch.randn(64, 64).bfloat16(), torch.randn(128, 64), out, 64, 64, 128, False, "wait", num_warps=4
+                torch.randn(128, 64).bfloat16(),
+                torch.randn(64, 64).bfloat16(),
+                torch.randn(128, 64),
+                out,
+                64,
+                64,
+                128,
+                False,
+                "wait",
+                num_warps=4,
             )
         assert "race" in {f.kind for f in device.launches[-1].findings}
 
@@ -173,14 +202,16 @@ def shapes_kernel(SOURCE, OUT, SHAPE: gl.constexpr, COLUMNS: gl.constexpr, LAYOU
 
 
 def test_the_fragments_of_16x256b(rng):
-    """The accumulator's fragment of wgmma is that of 16x256b: 16 lanes of each warp's 32, in the layout of a 64-row accumulator."""
+    """The accumulator's fragment of wgmma is that of 16x256b: 16 lanes of each warp's 32, in the layout of a 64-row
+    accumulator."""
     source, out = torch.from_numpy(rng.integers(0, 1 << 30, (128, 32)).astype(np.int32)), words(64, 32)
     run(shapes_kernel, source, out, "16x256b", 32, accumulator_layout(32, 16), arch="sm_100a")
     rows = torch.arange(64) % 16 + torch.arange(64) // 16 * 32
     assert torch.equal(out, source[rows])
 
 
-# --- cluster launch control -----------------------------------------------------------------------------------------------------------
+# --- cluster launch control
+# -----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -212,7 +243,8 @@ def test_one_launch_takes_over_the_others(explicit, rng):
     assert out.tolist() == [3 * k + 1 for k in range(n)]
 
 
-# --- threads of their own mind ----------------------------------------------------------------------------------------------------------
+# --- threads of their own mind
+# ----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -234,7 +266,11 @@ def divided_kernel(SOURCE, OUT, LIMIT):
 
 @pytest.mark.parametrize("explicit", [False, True])
 def test_loops_and_branches_of_single_threads(explicit, rng):
-    source, out, limit = torch.from_numpy(rng.integers(-20, 40, 128).astype(np.int32)), words(2, 128), int(rng.integers(-5, 5))
+    source, out, limit = (
+        torch.from_numpy(rng.integers(-20, 40, 128).astype(np.int32)),
+        words(2, 128),
+        int(rng.integers(-5, 5)),
+    )
     run(divided_kernel, source, out, limit, explicit=explicit)
     t = torch.arange(128)
     step = t % 5 + 1
@@ -287,7 +323,8 @@ def test_crossed_named_barriers_are_a_deadlock():
     assert "named barrier 8: 64 of 128" in str(finding) and "named barrier 9: 64 of 128" in str(finding)
 
 
-# --- mistakes -----------------------------------------------------------------------------------------------------------------------------
+# --- mistakes
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -299,7 +336,9 @@ def wgmma_kernel(A, B, C, MISTAKE: gl.constexpr):
     layout: gl.constexpr = accumulator_layout(64, 16)
     acc = wgmma.fence(gl.full([64, 64], 1.0, gl.float32, layout))
     for step in gl.static_range(4):
-        acc = wgmma.mma_async(acc, wgmma.operand_descriptor(a, 1, step), wgmma.operand_descriptor(b, 1, step), gl.bfloat16)
+        acc = wgmma.mma_async(
+            acc, wgmma.operand_descriptor(a, 1, step), wgmma.operand_descriptor(b, 1, step), gl.bfloat16
+        )
     wgmma.commit_group()
     if MISTAKE == "overwrite":
         gl.barrier()
@@ -310,7 +349,9 @@ def wgmma_kernel(A, B, C, MISTAKE: gl.constexpr):
     gl.store(C + i[:, None] * 64 + j[None, :], acc * 2.0)
 
 
-@pytest.mark.parametrize("mistake, kind", [("", None), ("wait", "in-flight"), ("overwrite", "race"), ("fence", "missing-fence")])
+@pytest.mark.parametrize(
+    "mistake, kind", [("", None), ("wait", "in-flight"), ("overwrite", "race"), ("fence", "missing-fence")]
+)
 @pytest.mark.parametrize("schedule", [0, 1, 2])
 def test_wgmma(mistake, kind, schedule, rng):
     a, b, c = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16(), poison(torch.empty(64, 64))
@@ -373,7 +414,9 @@ def ragged_store_kernel(MAP, SOURCE):
 def test_a_store_past_rows_that_are_no_whole_pieces(rng):
     target, source = torch.zeros(40, 72)[:, :70], torch.randn(32, 32)
     with sim.device("sm_90a", raise_findings=False) as device:
-        data = torch.frombuffer(bytearray(tma.encode_tiled(target.data_ptr(), "float32", (70, 40), (288,), (32, 32))), dtype=torch.uint8)
+        data = torch.frombuffer(
+            bytearray(tma.encode_tiled(target.data_ptr(), "float32", (70, 40), (288,), (32, 32))), dtype=torch.uint8
+        )
         place = torch.zeros(256, dtype=torch.uint8)
         place = place[-place.data_ptr() % 128 :][:128].copy_(data)
         ragged_store_kernel[(1,)](place, source.view(torch.int32), num_warps=4)
@@ -427,10 +470,15 @@ def unknown_kernel(OUT):
 
 def test_an_unknown_instruction_is_named_with_its_block():
     finding = run(unknown_kernel, words(1), explicit=False, found="unknown")
-    assert "frobnicate.u32" in finding.message and "mov.b32 $0, x;" in finding.message and "test_ptx_machine.py" in str(finding)
+    assert (
+        "frobnicate.u32" in finding.message
+        and "mov.b32 $0, x;" in finding.message
+        and "test_ptx_machine.py" in str(finding)
+    )
 
 
-# --- atomics ---------------------------------------------------------------------------------------------------------------------------------
+# --- atomics
+# ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_atomic_operations_on_every_format(rng):
@@ -469,4 +517,3 @@ def test_threads_that_count_on_one_word(rng):
     for k in range(4):
         assert sorted((order[0, k::4] - before[k]).tolist()) == [3 * n for n in range(32)]
         assert sorted((order[1, k::4] - 100).tolist()) == list(range(32))
-

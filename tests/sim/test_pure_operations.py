@@ -1,4 +1,5 @@
-"""Operations without side effects: single ones against Python's exact integers and fractions and against torch, and kernels that Triton compiled."""
+"""Operations without side effects: single ones against Python's exact integers and fractions and against torch, and
+kernels that Triton compiled."""
 
 import itertools
 import math
@@ -46,7 +47,12 @@ def apply(name, source, result, values, attributes=None):
     """An operation on arrays or scalars; `source` is one type for all operands or a list."""
     sources = [source] * len(values) if isinstance(source, str) else source
     shape = next((v.shape for v in values if isinstance(v, np.ndarray)), None)
-    op = make(name, [kind(s, v.shape if isinstance(v, np.ndarray) else None) for s, v in zip(sources, values)], [kind(result, shape)], attributes)
+    op = make(
+        name,
+        [kind(s, v.shape if isinstance(v, np.ndarray) else None) for s, v in zip(sources, values)],
+        [kind(result, shape)],
+        attributes,
+    )
     with np.errstate(all="ignore"):
         return PURE[name](op, *values)
 
@@ -79,11 +85,19 @@ def toward_zero(a, b):
 
 
 SIGNED = {
-    "addi": operator.add, "subi": operator.sub, "muli": operator.mul, "andi": operator.and_, "ori": operator.or_, "xori": operator.xor, "maxsi": max,
+    "addi": operator.add,
+    "subi": operator.sub,
+    "muli": operator.mul,
+    "andi": operator.and_,
+    "ori": operator.or_,
+    "xori": operator.xor,
+    "maxsi": max,
     "minsi": min,
-    "divsi": toward_zero, "remsi": lambda a, b: a - toward_zero(a, b) * b if b else a, "floordivsi": lambda a, b: a // b if b else -1,
+    "divsi": toward_zero,
+    "remsi": lambda a, b: a - toward_zero(a, b) * b if b else a,
+    "floordivsi": lambda a, b: a // b if b else -1,
     "ceildivsi": lambda a, b: -(-a // b) if b else -1,
-}  # fmt: skip
+}
 UNSIGNED = {
     "divui": lambda a, b: a // b if b else -1, "remui": lambda a, b: a % b if b else a, "maxui": max, "minui": min,
     "ceildivui": lambda a, b: -(-a // b) if b else -1,
@@ -100,9 +114,13 @@ def test_integer_arithmetic_is_exact_and_wraps(name):
             expected = [wrapped(fn(read(x, bits), read(y, bits)), bits) for x, y in zip(a, b)]
             assert out.dtype == NUMPY[name] and out.tolist() == expected, what
             for x, y in list(zip(a.tolist(), b.tolist()))[-8:]:
-                assert apply(f"arith.{what}", name, name, [int(x), int(y)]) == wrapped(fn(read(x, bits), read(y, bits)), bits), (what, x, y)
+                assert apply(f"arith.{what}", name, name, [int(x), int(y)]) == wrapped(
+                    fn(read(x, bits), read(y, bits)), bits
+                ), (what, x, y)
     predicates = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
-    for code, (fn, read) in enumerate([(p, as_signed) for p in predicates] + [(p, as_unsigned) for p in predicates[2:]]):
+    for code, (fn, read) in enumerate(
+        [(p, as_signed) for p in predicates] + [(p, as_unsigned) for p in predicates[2:]]
+    ):
         expected = [fn(read(x, bits), read(y, bits)) for x, y in zip(a, b)]
         out = apply("arith.cmpi", name, "i1", [a, b], {"predicate": code})
         assert out.dtype == np.bool_ and out.tolist() == expected
@@ -110,28 +128,46 @@ def test_integer_arithmetic_is_exact_and_wraps(name):
     if bits > 1:
         by = np.resize(np.arange(bits + 3), a.shape).astype(a.dtype)
         for what, read in (("shli", as_unsigned), ("shrsi", as_signed), ("shrui", as_unsigned)):
-            expected = [wrapped(read(x, bits) << int(s) if what == "shli" else read(x, bits) >> int(s), bits) for x, s in zip(a, by)]
+            expected = [
+                wrapped(read(x, bits) << int(s) if what == "shli" else read(x, bits) >> int(s), bits)
+                for x, s in zip(a, by)
+            ]
             assert apply(f"arith.{what}", name, name, [a, by]).tolist() == expected, what
             assert apply(f"arith.{what}", name, name, [int(a[5]), int(by[5])]) == expected[5]
         for what, read in (("arith.mulsi_extended", as_signed), ("arith.mului_extended", as_unsigned)):
             product = [read(x, bits) * read(y, bits) for x, y in zip(a, b)]
             out = PURE[what](make(what, [kind(name, a.shape)] * 2, [kind(name, a.shape)] * 2), a, b)
-            assert [o.tolist() for o in out] == [[wrapped(p, bits) for p in product], [wrapped(p >> bits, bits) for p in product]]
-            assert PURE[what](make(what, [kind(name)] * 2, [kind(name)] * 2), int(a[1]), int(b[1])) == (out[0][1], out[1][1])
+            assert [o.tolist() for o in out] == [
+                [wrapped(p, bits) for p in product],
+                [wrapped(p >> bits, bits) for p in product],
+            ]
+            assert PURE[what](make(what, [kind(name)] * 2, [kind(name)] * 2), int(a[1]), int(b[1])) == (
+                out[0][1],
+                out[1][1],
+            )
         high = [wrapped(as_unsigned(x, bits) * as_unsigned(y, bits) >> bits, bits) for x, y in zip(a, b)]
-        assert apply("tt.mulhiui", name, name, [a, b]).tolist() == high and apply("tt.mulhiui", name, name, [int(a[0]), int(b[0])]) == high[0]
-        total, carry = PURE["arith.addui_extended"](make("arith.addui_extended", [kind(name, a.shape)] * 2, [kind(name, a.shape), kind("i1", a.shape)]), a, b)
-        assert carry.tolist() == [as_unsigned(x, bits) + as_unsigned(y, bits) >= 1 << bits for x, y in zip(a, b)] and total[0] == wrapped(
-            int(a[0]) + int(b[0]), bits
+        assert (
+            apply("tt.mulhiui", name, name, [a, b]).tolist() == high
+            and apply("tt.mulhiui", name, name, [int(a[0]), int(b[0])]) == high[0]
         )
+        total, carry = PURE["arith.addui_extended"](
+            make("arith.addui_extended", [kind(name, a.shape)] * 2, [kind(name, a.shape), kind("i1", a.shape)]), a, b
+        )
+        assert carry.tolist() == [
+            as_unsigned(x, bits) + as_unsigned(y, bits) >= 1 << bits for x, y in zip(a, b)
+        ] and total[0] == wrapped(int(a[0]) + int(b[0]), bits)
         for what, fn in (
             ("ctlz", lambda v: bits - v.bit_length()),
             ("ctpop", lambda v: v.bit_count()),
             ("cttz", lambda v: (v & -v).bit_length() - 1 if v else bits),
         ):
-            assert apply(f"math.{what}", name, name, [a]).tolist() == [wrapped(fn(as_unsigned(x, bits)), bits) for x in a]
+            assert apply(f"math.{what}", name, name, [a]).tolist() == [
+                wrapped(fn(as_unsigned(x, bits)), bits) for x in a
+            ]
         assert apply("math.absi", name, name, [a]).tolist() == [wrapped(abs(int(x)), bits) for x in a]
-        assert apply("math.ipowi", name, name, [a, np.abs(b % 7)]).tolist() == [wrapped(int(x) ** int(y), bits) for x, y in zip(a, np.abs(b % 7))]
+        assert apply("math.ipowi", name, name, [a, np.abs(b % 7)]).tolist() == [
+            wrapped(int(x) ** int(y), bits) for x, y in zip(a, np.abs(b % 7))
+        ]
     for target, width in INTEGERS.items():
         for what, read in (("extsi", as_signed), ("extui", as_unsigned), ("trunci", as_signed)):
             if (width > bits) != (what == "trunci") and width != bits:
@@ -140,10 +176,16 @@ def test_integer_arithmetic_is_exact_and_wraps(name):
     for target in ("f32", "f64", "f16", "bf16"):
         for what, read in (("sitofp", as_signed), ("uitofp", as_unsigned)):
             exact = [read(x, bits) for x in a]
-            assert apply(f"arith.{what}", name, target, [a]).tolist() == [nearest(Fraction(v), target) for v in exact], (what, target)
+            assert apply(f"arith.{what}", name, target, [a]).tolist() == [
+                nearest(Fraction(v), target) for v in exact
+            ], (what, target)
 
 
-BFLOAT_MAX, F32_MAX, F64_MAX = float(np.float32(3.3895314e38)), float(np.finfo(np.float32).max), float(np.finfo(np.float64).max)
+BFLOAT_MAX, F32_MAX, F64_MAX = (
+    float(np.float32(3.3895314e38)),
+    float(np.finfo(np.float32).max),
+    float(np.finfo(np.float64).max),
+)
 DIGITS = {
     "f16": (11, -24, 65504),
     "bf16": (8, -133, BFLOAT_MAX),
@@ -192,14 +234,32 @@ BINARY = {
     "remf": torch.fmod,
 }
 UNARY = {
-    "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1, "log": torch.log, "log2": torch.log2, "log10": torch.log10,
-    "log1p": torch.log1p, "sin": torch.sin, "cos": torch.cos,
-    "tan": torch.tan, "tanh": torch.tanh, "asin": torch.asin, "atan": torch.atan, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
-    "erf": torch.erf, "erfc": torch.erfc,
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "expm1": torch.expm1,
+    "log": torch.log,
+    "log2": torch.log2,
+    "log10": torch.log10,
+    "log1p": torch.log1p,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tan": torch.tan,
+    "tanh": torch.tanh,
+    "asin": torch.asin,
+    "atan": torch.atan,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "erf": torch.erf,
+    "erfc": torch.erfc,
     "floor": torch.floor,
-    "ceil": torch.ceil, "trunc": torch.trunc, "absf": torch.abs, "roundeven": torch.round, "cosh": torch.cosh, "asinh": torch.asinh,
+    "ceil": torch.ceil,
+    "trunc": torch.trunc,
+    "absf": torch.abs,
+    "roundeven": torch.round,
+    "cosh": torch.cosh,
+    "asinh": torch.asinh,
     "cbrt": lambda x: x.sign() * x.abs() ** (1 / 3),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", TORCH)
@@ -217,20 +277,33 @@ def test_floats_against_torch_in_double_precision(name):
     for what, fn in UNARY.items():
         out = apply(f"math.{what}", name, name, [a])
         expected = round_to(name, fn(wide[0]).numpy())
-        close = np.isclose(out, expected, rtol=tolerance if tolerance else 2.0**-7, atol=0 if name != "f64" else 1e-15, equal_nan=True)
+        close = np.isclose(
+            out, expected, rtol=tolerance if tolerance else 2.0**-7, atol=0 if name != "f64" else 1e-15, equal_nan=True
+        )
         assert close.all(), (what, a[~close], out[~close], expected[~close])
         assert tolerance or what == "cbrt" or np.mean(out != expected) < 0.01 + np.mean(np.isnan(out)), what
-    halves = apply("math.round", name, name, [round_to(name, np.array([0.5, 1.5, -0.5, -2.5, 0.25, np.nextafter(np.float32(0.5), np.float32(0))]))])
+    halves = apply(
+        "math.round",
+        name,
+        name,
+        [round_to(name, np.array([0.5, 1.5, -0.5, -2.5, 0.25, np.nextafter(np.float32(0.5), np.float32(0))]))],
+    )
     assert halves.tolist()[:5] == [1, 2, -1, -3, 0]
     signs = [
-        apply(f"arith.{what}", name, name, [round_to(name, np.array([0.0, -0.0])), round_to(name, np.array([-0.0, 0.0]))]) for what in BINARY if "m" in what[0]
+        apply(
+            f"arith.{what}", name, name, [round_to(name, np.array([0.0, -0.0])), round_to(name, np.array([-0.0, 0.0]))]
+        )
+        for what in BINARY
+        if "m" in what[0]
     ]
     assert [np.signbit(s).tolist() for s in signs[1:]] == [[what.startswith("min")] * 2 for what in list(BINARY)[4:8]]
 
 
 def test_powers_of_two_that_are_subnormal():
     x = np.float32([-130, -148.7, -149, -149.4, -149.6, -149.99, -150, -150.1, -np.inf, np.nan])
-    assert np.array_equal(apply("math.exp2", "f32", "f32", [x]), np.exp2(x.astype(np.float64)).astype(np.float32), equal_nan=True)
+    assert np.array_equal(
+        apply("math.exp2", "f32", "f32", [x]), np.exp2(x.astype(np.float64)).astype(np.float32), equal_nan=True
+    )
 
 
 def test_comparison_selection_clamping():
@@ -249,16 +322,26 @@ def test_comparison_selection_clamping():
     for code in range(16):
         fn = list(order.values())[code if code < 8 else code - 7 if code < 14 else 0]
         expected = [
-            (not (x != x or y != y) and fn(x, y)) if code < 8 else (x != x or y != y or (fn(x, y) if code < 14 else code == 15))
+            (not (x != x or y != y) and fn(x, y))
+            if code < 8
+            else (x != x or y != y or (fn(x, y) if code < 14 else code == 15))
             for x, y in zip(a.tolist(), b.tolist())
         ]
         assert apply("arith.cmpf", "f32", "i1", [a, b], {"predicate": code}).tolist() == expected, code
         assert apply("arith.cmpf", "f32", "i1", [a[0], b[0]], {"predicate": code}) == int(expected[0])
     poison = Poison(make("ub.poison", [], []))
-    assert apply("arith.select", ["i1", "f32", "f32"], "f32", [1, a, poison]) is a and apply("arith.select", ["i1", "i32", "i32"], "i32", [0, poison, 4]) == 4
+    assert (
+        apply("arith.select", ["i1", "f32", "f32"], "f32", [1, a, poison]) is a
+        and apply("arith.select", ["i1", "i32", "i32"], "i32", [0, poison, 4]) == 4
+    )
     out = apply("arith.select", ["i1", "f32", "f32"], "f32", [np.array([True, False]), a[:2], b[:2]])
     assert out.tolist() == [1, 1] and out.dtype == np.float32
-    for name, values in (("arith.select", [poison, 1, 2]), ("arith.cmpi", [poison, 1]), ("arith.addi", [1, poison]), ("arith.addf", [poison, np.float32(1)])):
+    for name, values in (
+        ("arith.select", [poison, 1, 2]),
+        ("arith.cmpi", [poison, 1]),
+        ("arith.addi", [1, poison]),
+        ("arith.addf", [poison, np.float32(1)]),
+    ):
         with pytest.raises(TypeError):
             apply(
                 name,
@@ -268,7 +351,12 @@ def test_comparison_selection_clamping():
                 {"predicate": 0},
             )
     x = np.float32([-3, 0.5, 3, np.nan])
-    clamp = [apply("tt.clampf", "f32", "f32", [x, np.full(4, -1, np.float32), np.ones(4, np.float32)], {"propagateNan": p}).tolist() for p in (0, 0xFFFF)]
+    clamp = [
+        apply(
+            "tt.clampf", "f32", "f32", [x, np.full(4, -1, np.float32), np.ones(4, np.float32)], {"propagateNan": p}
+        ).tolist()
+        for p in (0, 0xFFFF)
+    ]
     assert clamp[0] == [-1, 0.5, 1, -1] and clamp[1][:3] == [-1, 0.5, 1] and math.isnan(clamp[1][3])
 
 
@@ -280,7 +368,10 @@ def test_conversions():
             ends = (low, high) if what == "fptosi" else (0, 2 * high + 1)
             nan = 0 if bits < 64 else -(2**63)
             expected = [
-                nan if v != v else wrapped(min(max(int(v) if abs(v) < 1e30 else int(math.copysign(1e30, v)), ends[0]), ends[1]), bits) for v in x.tolist()
+                nan
+                if v != v
+                else wrapped(min(max(int(v) if abs(v) < 1e30 else int(math.copysign(1e30, v)), ends[0]), ends[1]), bits)
+                for v in x.tolist()
             ]
             assert apply(f"arith.{what}", "f32", name, [x]).tolist() == expected, (what, name)
     assert (
@@ -291,20 +382,37 @@ def test_conversions():
         v = rng.normal(size=300).astype(np.float64 if source == "f64" else np.float32)
         exact = [Fraction(float(q)) for q in v]
         assert apply("arith.truncf", source, target, [v]).tolist() == [nearest(e, target) for e in exact]
-        assert apply("arith.truncf", source, target, [v], {"roundingmode": 3}).tolist() == [nearest(e, target, "rz") for e in exact]
-        assert apply("tt.fp_to_fp", source, target, [v], {"rounding": 0}).tolist() == [nearest(e, target, "rz") for e in exact]
+        assert apply("arith.truncf", source, target, [v], {"roundingmode": 3}).tolist() == [
+            nearest(e, target, "rz") for e in exact
+        ]
+        assert apply("tt.fp_to_fp", source, target, [v], {"rounding": 0}).tolist() == [
+            nearest(e, target, "rz") for e in exact
+        ]
         assert type(apply("arith.truncf", source, target, [v[0]])) is np.float32
     assert apply("arith.extf", "bf16", "f64", [np.float32([1.5, -2])]).dtype == np.float64
-    assert apply("tt.fp_to_fp", "f32", "f8E4M3FN", [np.float32([1e4, -np.inf, 0.3])], {"rounding": 1}).tolist() == [448, -448, 0.3125]
+    assert apply("tt.fp_to_fp", "f32", "f8E4M3FN", [np.float32([1e4, -np.inf, 0.3])], {"rounding": 1}).tolist() == [
+        448,
+        -448,
+        0.3125,
+    ]
     with pytest.raises(NotImplementedError, match="rounding mode 2"):
         apply("arith.truncf", "f32", "f16", [x], {"roundingmode": 2})
     bits = apply("arith.bitcast", "f32", "i32", [x])
-    assert bits.tolist() == x.view(np.int32).tolist() and apply("tt.bitcast", "i32", "f32", [bits]).tobytes() == x.tobytes()
-    assert apply("tt.bitcast", "i8", "f8E5M2", [np.int8([0x3C, -0x44])]).tolist() == [1, -1] and apply("tt.bitcast", "bf16", "i16", [np.float32(1)]) == 0x3F80
+    assert (
+        bits.tolist() == x.view(np.int32).tolist()
+        and apply("tt.bitcast", "i32", "f32", [bits]).tobytes() == x.tobytes()
+    )
+    assert (
+        apply("tt.bitcast", "i8", "f8E5M2", [np.int8([0x3C, -0x44])]).tolist() == [1, -1]
+        and apply("tt.bitcast", "bf16", "i16", [np.float32(1)]) == 0x3F80
+    )
     assert apply("arith.flush_denormals", "f32", "f32", [np.float32([1e-40, -1e-40, 1])]).tolist() == [0, 0, 1]
     pointers = np.int64([1 << 40, 8])
     assert apply("tt.addptr", ["*bf16", "i32"], "*bf16", [pointers, np.int32([-3, 5])]).tolist() == [(1 << 40) - 6, 18]
-    assert apply("tt.addptr", ["*f32", "i64"], "*f32", [100, 7]) == 128 and apply("tt.ptr_to_int", "*f32", "i64", [pointers]).tolist() == pointers.tolist()
+    assert (
+        apply("tt.addptr", ["*f32", "i64"], "*f32", [100, 7]) == 128
+        and apply("tt.ptr_to_int", "*f32", "i64", [pointers]).tolist() == pointers.tolist()
+    )
 
 
 @pytest.mark.parametrize("name", ["f16", "f32", "f64"])
@@ -326,21 +434,48 @@ def test_fma_and_directed_rounding_are_exact(name):
         return
     letter = "d" if name == "f64" else "f"
     for mode in ("rn", "rz", "rd", "ru"):
-        for what, fn in (("add", operator.add), ("sub", operator.sub), ("mul", operator.mul), ("div", operator.truediv)):
-            out = apply("tt.extern_elementwise", name, name, [a, c if what != "div" else b], {"symbol": f"__nv_{letter}{what}_{mode}"})
-            expected = [nearest(fn(Fraction(float(x)), Fraction(float(y))), name, mode) for x, y in zip(a, c if what != "div" else b)]
+        for what, fn in (
+            ("add", operator.add),
+            ("sub", operator.sub),
+            ("mul", operator.mul),
+            ("div", operator.truediv),
+        ):
+            out = apply(
+                "tt.extern_elementwise",
+                name,
+                name,
+                [a, c if what != "div" else b],
+                {"symbol": f"__nv_{letter}{what}_{mode}"},
+            )
+            expected = [
+                nearest(fn(Fraction(float(x)), Fraction(float(y))), name, mode)
+                for x, y in zip(a, c if what != "div" else b)
+            ]
             assert out.dtype == dtype and out.tolist() == expected, (what, mode)
-        fused = apply("tt.extern_elementwise", name, name, [a, b, c], {"symbol": f"__nv_fma{'' if name == 'f64' else 'f'}_{mode}"})
+        fused = apply(
+            "tt.extern_elementwise", name, name, [a, b, c], {"symbol": f"__nv_fma{'' if name == 'f64' else 'f'}_{mode}"}
+        )
         assert fused.tolist() == [nearest(e, name, mode) for e in exact]
         root = apply("tt.extern_elementwise", name, name, [np.abs(a)], {"symbol": f"__nv_{letter}sqrt_{mode}"})
         for r, x in zip(root.tolist(), np.abs(a).tolist()):
-            below, above = Fraction(float(np.nextafter(dtype(r), dtype(0)))), Fraction(float(np.nextafter(dtype(r), dtype(9e9))))
-            low, high = {"rn": ((below + Fraction(r)) / 2, (above + Fraction(r)) / 2), "ru": (below, Fraction(r))}.get(mode, (Fraction(r), above))
+            below, above = (
+                Fraction(float(np.nextafter(dtype(r), dtype(0)))),
+                Fraction(float(np.nextafter(dtype(r), dtype(9e9)))),
+            )
+            low, high = {"rn": ((below + Fraction(r)) / 2, (above + Fraction(r)) / 2), "ru": (below, Fraction(r))}.get(
+                mode, (Fraction(r), above)
+            )
             assert low**2 <= Fraction(x) <= high**2
     whole = numbers("i64")
     for mode in ("rn", "rz", "rd", "ru"):
         for source, read in (("ll", as_signed), ("ull", as_unsigned)):
-            out = apply("tt.extern_elementwise", "i64", name, [whole], {"symbol": f"__nv_{source}2{'double' if name == 'f64' else 'float'}_{mode}"})
+            out = apply(
+                "tt.extern_elementwise",
+                "i64",
+                name,
+                [whole],
+                {"symbol": f"__nv_{source}2{'double' if name == 'f64' else 'float'}_{mode}"},
+            )
             assert out.tolist() == [nearest(Fraction(read(v, 64)), name, mode) for v in whole], (source, mode)
 
 
@@ -366,12 +501,20 @@ def libdevice_symbols():
 NAMES = {"int32": "i32", "uint32": "i32", "int64": "i64", "uint64": "i64", "fp32": "f32", "fp64": "f64", "int1": "i1"}
 UNKNOWN = {"__nv_jn", "__nv_jnf", "__nv_yn", "__nv_ynf"}
 TORCH_UNARY = {
-    "exp": torch.exp, "exp10": lambda x: 10**x, "sin": torch.sin, "tgamma": lambda x: torch.special.gammaln(x).exp(), "lgamma": torch.lgamma,
+    "exp": torch.exp,
+    "exp10": lambda x: 10**x,
+    "sin": torch.sin,
+    "tgamma": lambda x: torch.special.gammaln(x).exp(),
+    "lgamma": torch.lgamma,
     "erfinv": torch.erfinv,
     "log1p": torch.log1p,
-    "cyl_bessel_i0": torch.special.i0, "normcdf": torch.special.ndtr, "cospi": lambda x: torch.cos(x * math.pi), "acosh": torch.acosh,
-    "rcbrt": lambda x: x ** (-1 / 3), "rint": torch.round,
-}  # fmt: skip
+    "cyl_bessel_i0": torch.special.i0,
+    "normcdf": torch.special.ndtr,
+    "cospi": lambda x: torch.cos(x * math.pi),
+    "acosh": torch.acosh,
+    "rcbrt": lambda x: x ** (-1 / 3),
+    "rint": torch.round,
+}
 
 
 def test_libdevice_as_triton_declares_it():
@@ -380,7 +523,9 @@ def test_libdevice_as_triton_declares_it():
     for symbol, sources, target in symbols:
         kinds = [NAMES[s] for s in sources]
         values = [
-            rng.uniform(0.1, 0.9, 16).astype(np.float64 if k == "f64" else np.float32) if k[0] == "f" else rng.integers(1, 5, 16).astype(NUMPY[k])
+            rng.uniform(0.1, 0.9, 16).astype(np.float64 if k == "f64" else np.float32)
+            if k[0] == "f"
+            else rng.integers(1, 5, 16).astype(NUMPY[k])
             for k in kinds
         ]
         if symbol in UNKNOWN:
@@ -390,27 +535,41 @@ def test_libdevice_as_triton_declares_it():
         out = apply("tt.extern_elementwise", kinds, NAMES[target], values, {"symbol": symbol})
         expected = {"f64": np.float64, "f32": np.float32}.get(NAMES[target]) or NUMPY[NAMES[target]]
         assert out.dtype == expected and out.shape == (16,), symbol
-        scalar = apply("tt.extern_elementwise", kinds, NAMES[target], [v[1] if v.dtype.kind == "f" else int(v[1]) for v in values], {"symbol": symbol})
+        scalar = apply(
+            "tt.extern_elementwise",
+            kinds,
+            NAMES[target],
+            [v[1] if v.dtype.kind == "f" else int(v[1]) for v in values],
+            {"symbol": symbol},
+        )
         assert scalar == out[1] or symbol.startswith("__nv_acosh") or scalar != scalar, symbol
         base = symbol.removeprefix("__nv_")
         fn = TORCH_UNARY.get(base) or TORCH_UNARY.get(base.removesuffix("f"))
         if fn:
             assert np.allclose(
-                out, fn(torch.from_numpy(values[0].astype(np.float64))).numpy(), rtol=2e-7 if NAMES[target] == "f32" else 1e-12, atol=1e-7, equal_nan=True
+                out,
+                fn(torch.from_numpy(values[0].astype(np.float64))).numpy(),
+                rtol=2e-7 if NAMES[target] == "f32" else 1e-12,
+                atol=1e-7,
+                equal_nan=True,
             ), symbol
     a, b = numbers("i32"), numbers("i32")[::-1].copy()
     assert apply("tt.extern_elementwise", "i32", "i32", [a], {"symbol": "__nv_brev"}).tolist() == [
         wrapped(int(f"{int(v) & 0xFFFFFFFF:032b}"[::-1], 2), 32) for v in a
     ]
-    assert apply("tt.extern_elementwise", "i32", "i32", [a], {"symbol": "__nv_ffs"}).tolist() == [(int(v) & -int(v)).bit_length() for v in a]
-    assert apply("tt.extern_elementwise", "i32", "i32", [a, b], {"symbol": "__nv_hadd"}).tolist() == [(int(x) + int(y)) >> 1 for x, y in zip(a, b)]
-    assert apply("tt.extern_elementwise", "i32", "i32", [0x33221100, 0x77665544, 0x7250], {"symbol": "__nv_byte_perm"}) == 0x77225500
-    assert apply("tt.extern_elementwise", "f32", "i32", [np.float32([2.5, -2.5, 1e20, np.nan])], {"symbol": "__nv_float2int_rn"}).tolist() == [
-        2,
-        -2,
-        2**31 - 1,
-        0,
+    assert apply("tt.extern_elementwise", "i32", "i32", [a], {"symbol": "__nv_ffs"}).tolist() == [
+        (int(v) & -int(v)).bit_length() for v in a
     ]
+    assert apply("tt.extern_elementwise", "i32", "i32", [a, b], {"symbol": "__nv_hadd"}).tolist() == [
+        (int(x) + int(y)) >> 1 for x, y in zip(a, b)
+    ]
+    assert (
+        apply("tt.extern_elementwise", "i32", "i32", [0x33221100, 0x77665544, 0x7250], {"symbol": "__nv_byte_perm"})
+        == 0x77225500
+    )
+    assert apply(
+        "tt.extern_elementwise", "f32", "i32", [np.float32([2.5, -2.5, 1e20, np.nan])], {"symbol": "__nv_float2int_rn"}
+    ).tolist() == [2, -2, 2**31 - 1, 0]
     with pytest.raises(NotImplementedError, match="__nv_nothing"):
         apply("tt.extern_elementwise", "f32", "f32", [np.float32(1)], {"symbol": "__nv_nothing"})
 
@@ -419,7 +578,11 @@ def test_constants_and_shapes():
     def constant(value, type_):
         return PURE["arith.constant"](make("arith.constant", [], [type_], {"value": value}))
 
-    assert constant(True, kind("i1")) == 1 and constant(4294967295, kind("i32")) == -1 and constant(0.1, kind("bf16")) == round_to("bf16", np.array(0.1))
+    assert (
+        constant(True, kind("i1")) == 1
+        and constant(4294967295, kind("i32")) == -1
+        and constant(0.1, kind("bf16")) == round_to("bf16", np.array(0.1))
+    )
     assert type(constant(1.5, kind("f64"))) is np.float64 and type(constant(3, kind("index"))) is int
     tile = kind("f16", (2, 4))
     assert constant(Dense(0.1, tile), tile).tolist() == [[float(np.float16(0.1))] * 4] * 2
@@ -436,15 +599,26 @@ def test_constants_and_shapes():
     assert np.array_equal(shaped("tt.trans", (4, 2, 3), x, order=(2, 0, 1)), x.transpose(2, 0, 1)) and np.array_equal(
         shaped("tt.reshape", (6, 4), x), x.reshape(6, 4)
     )
-    assert shaped("tt.expand_dims", (2, 1, 3, 4), x, axis=1).shape == (2, 1, 3, 4) and shaped("tt.broadcast", (5, 3, 4), x[:1]).shape == (5, 3, 4)
+    assert shaped("tt.expand_dims", (2, 1, 3, 4), x, axis=1).shape == (2, 1, 3, 4) and shaped(
+        "tt.broadcast", (5, 3, 4), x[:1]
+    ).shape == (5, 3, 4)
     joined = shaped("tt.join", (2, 3, 4, 2), x, -x)
     back = PURE["tt.split"](make("tt.split", [kind("f32", joined.shape)], [kind("f32", x.shape)] * 2), joined)
-    assert np.array_equal(back[0], x) and np.array_equal(back[1], -x) and shaped("tt.cat", (4, 3, 4), x, x).shape == (4, 3, 4)
+    assert (
+        np.array_equal(back[0], x)
+        and np.array_equal(back[1], -x)
+        and shaped("tt.cat", (4, 3, 4), x, x).shape == (4, 3, 4)
+    )
     assert PURE["tt.splat"](make("tt.splat", [kind("i1")], [kind("i1", (2,))]), 1).tolist() == [True, True]
     assert PURE["tt.unsplat"](make("tt.unsplat", [kind("i32", (1, 1))], [kind("i32")]), np.int32([[7]])) == 7
     indices = rng.integers(0, 3, (2, 5, 4)).astype(np.int32)
-    op = make("tt.gather", [kind("f32", x.shape), kind("i32", indices.shape)], [kind("f32", indices.shape)], {"axis": 1})
-    assert np.array_equal(PURE["tt.gather"](op, x, indices), torch.gather(torch.from_numpy(x), 1, torch.from_numpy(indices).long()).numpy())
+    op = make(
+        "tt.gather", [kind("f32", x.shape), kind("i32", indices.shape)], [kind("f32", indices.shape)], {"axis": 1}
+    )
+    assert np.array_equal(
+        PURE["tt.gather"](op, x, indices),
+        torch.gather(torch.from_numpy(x), 1, torch.from_numpy(indices).long()).numpy(),
+    )
     with pytest.raises(IndexError, match="-1"):
         PURE["tt.gather"](op, x, indices * 0 - 1)
     poison = Poison(make("ub.poison", [], []))
@@ -455,7 +629,17 @@ def test_constants_and_shapes():
 
 def test_products():
     def product(name, result, a, b, c, **attributes):
-        return PURE["tt.dot"](make("tt.dot", [kind(name, a.shape), kind(name, b.shape), kind(result, c.shape)], [kind(result, c.shape)], attributes), a, b, c)
+        return PURE["tt.dot"](
+            make(
+                "tt.dot",
+                [kind(name, a.shape), kind(name, b.shape), kind(result, c.shape)],
+                [kind(result, c.shape)],
+                attributes,
+            ),
+            a,
+            b,
+            c,
+        )
 
     a, b = rng.normal(size=(2, 16, 32)).astype(np.float32), rng.normal(size=(2, 32, 8)).astype(np.float32)
     c = rng.normal(size=(2, 16, 8)).astype(np.float32)
@@ -466,20 +650,40 @@ def test_products():
     assert np.abs(product("f16", "f16", *h) - (h[0].astype(np.float64) @ h[1] + h[2])).max() < 1e-2
     i, j = rng.integers(-128, 128, (16, 32)).astype(np.int8), rng.integers(-128, 128, (32, 8)).astype(np.int8)
     assert np.array_equal(
-        product("i8", "i32", i, j, np.full((16, 8), 2**31 - 1, np.int32)).astype(np.int64) & 0xFFFFFFFF, (i.astype(np.int64) @ j + 2**31 - 1) & 0xFFFFFFFF
+        product("i8", "i32", i, j, np.full((16, 8), 2**31 - 1, np.int32)).astype(np.int64) & 0xFFFFFFFF,
+        (i.astype(np.int64) @ j + 2**31 - 1) & 0xFFFFFFFF,
     )
 
     codes = rng.integers(0, 256, (16, 32)).astype(np.uint8).view(np.int8)
-    fp4 = np.stack([decode("e2m1", codes.view(np.uint8) & 15), decode("e2m1", codes.view(np.uint8) >> 4)], -1).reshape(16, 64)
+    fp4 = np.stack([decode("e2m1", codes.view(np.uint8) & 15), decode("e2m1", codes.view(np.uint8) >> 4)], -1).reshape(
+        16, 64
+    )
     op = make("ttg.fp4_to_fp", [kind("i8", codes.shape)], [kind("bf16", (16, 64))], {"axis": 1})
-    assert np.array_equal(PURE["ttg.fp4_to_fp"](op, codes), fp4) and sorted(set(np.abs(fp4).ravel())) == [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert np.array_equal(PURE["ttg.fp4_to_fp"](op, codes), fp4) and sorted(set(np.abs(fp4).ravel())) == [
+        0,
+        0.5,
+        1,
+        1.5,
+        2,
+        3,
+        4,
+        6,
+    ]
     e4m3 = rng.normal(size=(64, 8)).astype(np.float32)
     e4m3 = decode("f8E4M3FN", encode("f8E4M3FN", e4m3))
     scales = rng.integers(120, 135, (16, 2)).astype(np.uint8).view(np.int8)
     attributes = {"a_elem_type": 4, "b_elem_type": 0, "fastMath": False, "operandSegmentSizes": (1, 1, 1, 1, 0)}
     kinds = [kind("i8", codes.shape), kind("f8E4M3FN", e4m3.shape), kind("f32", (16, 8)), kind("i8", scales.shape)]
-    out = PURE["tt.dot_scaled"](make("tt.dot_scaled", kinds, [kind("f32", (16, 8))], attributes), codes, e4m3, np.zeros((16, 8), np.float32), scales)
-    assert np.allclose(out, (fp4 * np.exp2(np.repeat(scales.view(np.uint8), 32, 1) - 127.0)) @ e4m3, rtol=1e-5, atol=1e-5)
+    out = PURE["tt.dot_scaled"](
+        make("tt.dot_scaled", kinds, [kind("f32", (16, 8))], attributes),
+        codes,
+        e4m3,
+        np.zeros((16, 8), np.float32),
+        scales,
+    )
+    assert np.allclose(
+        out, (fp4 * np.exp2(np.repeat(scales.view(np.uint8), 32, 1) - 127.0)) @ e4m3, rtol=1e-5, atol=1e-5
+    )
 
 
 # ---- kernels: what Triton makes of Python, run operation by operation
@@ -547,13 +751,20 @@ def shapes(x, y, out, low, gathered, packed, floor, casts, flags):
     tl.store(gathered + i, tl.gather(v, k & 31, 1))
     tl.store(packed + i, tl.umulhi(k.to(tl.uint32, bitcast=True), 0xDEADBEEF) ^ (k.to(tl.uint32, bitcast=True) >> 3))
     tl.store(floor + i, (k // 7) * 100 + k % 7 + tl.cdiv(k, 5))
-    tl.store(casts + i, (libdevice.rsqrt(tl.abs(v) + 1) + tl.exp2(v)).to(tl.bfloat16).to(tl.float32) + (v * 20).to(tl.int8))
+    tl.store(
+        casts + i, (libdevice.rsqrt(tl.abs(v) + 1) + tl.exp2(v)).to(tl.bfloat16).to(tl.float32) + (v * 20).to(tl.int8)
+    )
     tl.store(flags + i, (v > 0.5) | (k < 0) & (v == v))
 
 
 def execute(kernel, signature, inputs):
-    """Compile for sm_90, then run the operations in order; loads take `inputs` in turn. Returns what is stored, in order."""
-    compiled = triton.compile(triton.compiler.ASTSource(fn=kernel, signature=signature), target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    """Compile for sm_90, then run the operations in order; loads take `inputs` in turn. Returns what is stored, in
+    order."""
+    compiled = triton.compile(
+        triton.compiler.ASTSource(fn=kernel, signature=signature),
+        target=GPUTarget("cuda", 90, 32),
+        options={"num_warps": 4},
+    )
     module = load_ttgir(compiled.asm["ttgir"], 90).module
     sink_constants(module)
     block, *rest = module.kernel.regions[0].blocks
@@ -582,12 +793,40 @@ def test_reductions_scans_and_maps_of_a_compiled_kernel():
     v, w = rng.normal(size=(2, 32, 64)).astype(np.float32)
     v[3, 5] = v[3, 40] = 9.0  # a tie
     k = rng.integers(-1000, 1000, 64).astype(np.int32)
-    names = ["x", "y", "n", "sums", "tops", "columns", "places", "total", "scanned", "reverse", "carry", "counts", "mapped", "steps"]
+    names = [
+        "x",
+        "y",
+        "n",
+        "sums",
+        "tops",
+        "columns",
+        "places",
+        "total",
+        "scanned",
+        "reverse",
+        "carry",
+        "counts",
+        "mapped",
+        "steps",
+    ]
     signature = {n: "*i32" if n in ("n", "places", "total", "counts", "steps") else "*fp32" for n in names}
-    sums, tops, columns, places, total, scanned, reverse, carry, counts, mapped, steps = execute(reductions, signature, [v, w, k])
-    assert np.allclose(sums, v.sum(1, dtype=np.float64), rtol=1e-6, atol=1e-5) and sums.dtype == np.float32 and np.array_equal(tops, v.max(0))
-    assert np.array_equal(columns, v.max(1)) and np.array_equal(places, v.argmax(1)) and total == k.sum() + 3 * k.min() and type(total) is int
-    assert np.allclose(scanned, np.cumsum(v, 1, dtype=np.float64), atol=1e-5) and np.array_equal(reverse, np.maximum.accumulate(w[::-1], 0)[::-1])
+    sums, tops, columns, places, total, scanned, reverse, carry, counts, mapped, steps = execute(
+        reductions, signature, [v, w, k]
+    )
+    assert (
+        np.allclose(sums, v.sum(1, dtype=np.float64), rtol=1e-6, atol=1e-5)
+        and sums.dtype == np.float32
+        and np.array_equal(tops, v.max(0))
+    )
+    assert (
+        np.array_equal(columns, v.max(1))
+        and np.array_equal(places, v.argmax(1))
+        and total == k.sum() + 3 * k.min()
+        and type(total) is int
+    )
+    assert np.allclose(scanned, np.cumsum(v, 1, dtype=np.float64), atol=1e-5) and np.array_equal(
+        reverse, np.maximum.accumulate(w[::-1], 0)[::-1]
+    )
     state, expected = np.zeros(32), []
     for a, b in zip(v.T.astype(np.float64), w.T):
         state = state * a + b
@@ -595,7 +834,9 @@ def test_reductions_scans_and_maps_of_a_compiled_kernel():
     assert np.allclose(carry, np.array(expected).T, rtol=1e-4, atol=1e-4)
     assert np.array_equal(counts, np.bincount(k & 15, minlength=16))
     exponent = np.where(v > 1, np.ceil(np.log2(np.maximum(v, 1e-9))), 0)
-    assert np.array_equal(mapped, (v * np.exp2(-exponent)).astype(np.float32)) and np.array_equal(steps, np.where(w > 0, -exponent, exponent).astype(np.int32))
+    assert np.array_equal(mapped, (v * np.exp2(-exponent)).astype(np.float32)) and np.array_equal(
+        steps, np.where(w > 0, -exponent, exponent).astype(np.int32)
+    )
 
 
 def test_shapes_and_casts_of_a_compiled_kernel():
@@ -617,10 +858,17 @@ def test_shapes_and_casts_of_a_compiled_kernel():
     assert np.array_equal(low, torch.from_numpy(-v).to(torch.float8_e4m3fn).float().numpy())
     assert np.array_equal(gathered, np.take_along_axis(v, (k & 31).astype(np.int64), 1))
     u = k.view(np.uint32).astype(np.uint64)
-    assert np.array_equal(packed.view(np.uint32), ((u * np.uint64(0xDEADBEEF) >> np.uint64(32)) ^ (u >> np.uint64(3))).astype(np.uint32))
+    assert np.array_equal(
+        packed.view(np.uint32), ((u * np.uint64(0xDEADBEEF) >> np.uint64(32)) ^ (u >> np.uint64(3))).astype(np.uint32)
+    )
     wide = k.astype(np.int64)
     quotient = np.trunc(wide / 7).astype(np.int64)
     ceiling = np.trunc(((k + np.int32(4)).astype(np.int64)) / 5).astype(np.int64)
     assert np.array_equal(floor, (quotient * 100 + wide - quotient * 7 + ceiling).astype(np.int32))
-    near = torch.from_numpy(1 / np.sqrt(np.abs(v).astype(np.float64) + 1) + np.exp2(v.astype(np.float64))).to(torch.bfloat16).float().numpy()
+    near = (
+        torch.from_numpy(1 / np.sqrt(np.abs(v).astype(np.float64) + 1) + np.exp2(v.astype(np.float64)))
+        .to(torch.bfloat16)
+        .float()
+        .numpy()
+    )
     assert np.mean(casts == near + np.trunc(v * 20)) > 0.99 and np.array_equal(flags, (v > 0.5) | (k < 0))

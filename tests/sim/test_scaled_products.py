@@ -1,4 +1,5 @@
-"""tcgen05 in the simulator: operands of scaled products are read as the instruction reads them, and loads of tensor memory that reduce rows."""
+"""tcgen05 in the simulator: operands of scaled products are read as the instruction reads them, and loads of tensor
+memory that reduce rows."""
 
 import numpy as np
 import pytest
@@ -28,7 +29,9 @@ CODES = {"e4m3": "f8E4M3FN", "e5m2": "f8E5M2"}
 def filled(X, BYTES: gl.constexpr, PADDED: gl.constexpr):
     """A tile of shared memory with 128 rows of X."""
     WIDE: gl.constexpr = BYTES * (2 if PADDED else 1)
-    SHARED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128 if WIDE >= 128 else 64, element_bitwidth=8, rank=2, fp4_padded=PADDED)
+    SHARED: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=128 if WIDE >= 128 else 64, element_bitwidth=8, rank=2, fp4_padded=PADDED
+    )
     L: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
     rows, columns = gl.arange(0, 128, gl.SliceLayout(1, L)), gl.arange(0, BYTES, gl.SliceLayout(0, L))
     tile = gl.allocate_shared_memory(X.dtype.element_ty, [128, BYTES], SHARED)
@@ -52,7 +55,16 @@ def scaled(A, SA, B, SB, C, FORMATS: gl.constexpr, BYTES: gl.constexpr, PADDED: 
     arrived = mbarrier.allocate_mbarrier()
     mbarrier.init(arrived, count=1)
     fence_async_shared()
-    tcgen05_mma_scaled(a, b.permute((1, 0)), accumulator, scales_of(SA, COLUMNS), scales_of(SB, COLUMNS), FORMATS[0], FORMATS[1], use_acc=False)
+    tcgen05_mma_scaled(
+        a,
+        b.permute((1, 0)),
+        accumulator,
+        scales_of(SA, COLUMNS),
+        scales_of(SB, COLUMNS),
+        FORMATS[0],
+        FORMATS[1],
+        use_acc=False,
+    )
     tcgen05_commit(arrived)
     mbarrier.wait(arrived, 0)
     L: gl.constexpr = accumulator.get_reg_layout()
@@ -74,11 +86,15 @@ def launch(rng, tiles, formats, padded, block, scale="u8"):
         low, high = (100, 127) if scale == "e4m3" else (122, 132)
         factors = rng.integers(low, high, (128, 128 // block)).astype(np.uint8)
         nvfp4 = scale == "e4m3" and formats == ("e2m1", "e2m1")
-        exact.append(numbers.astype(np.float64) * np.repeat(decode("f8E4M3FN" if nvfp4 else "ue8m0", factors), block, 1))
+        exact.append(
+            numbers.astype(np.float64) * np.repeat(decode("f8E4M3FN" if nvfp4 else "ue8m0", factors), block, 1)
+        )
         data += [torch.from_numpy(codes).view(TYPES[tile]), torch.from_numpy(factors).view(TYPES[scale])]
     c = poison(torch.empty(128, 128))
     with sim.device("sm_100a", raise_findings=False) as device:
-        scaled[(1,)](*data, c, formats, tuple(64 if f == "e2m1" else 128 for f in formats), padded, 128 // block, num_warps=4)
+        scaled[(1,)](
+            *data, c, formats, tuple(64 if f == "e2m1" else 128 for f in formats), padded, 128 // block, num_warps=4
+        )
     return c.numpy(), exact[0] @ exact[1].T, device.launches[-1].findings
 
 
@@ -102,17 +118,64 @@ def test_scaled_operands_are_read_in_the_formats_of_the_instruction(rng, tiles, 
 @pytest.mark.parametrize(
     ("formats", "padded", "block", "scale", "kind", "message"),
     [
-        (("e2m1", "e4m3"), (False, False), 32, "u8", "illegal", "operand A: kind::mxf8f6f4 reads e2m1 from a tile that is fp4_padded; this one's"),
-        (("e2m1", "e2m1"), (False, True), 32, "u8", "illegal", "operand B: kind::mxf4 reads e2m1 without padding, and the tile's layout is fp4_padded"),
-        (("e4m3", "e5m2"), (True, False), 32, "u8", "illegal", "operand A: kind::mxf8f6f4 reads f8E4M3FN without padding"),
-        (("e4m3", "e4m3"), (False, False), 16, "u8", "illegal", "scales A: kind::mxf8f6f4 has no scales of ue8m0 for 16 numbers each"),
-        (("e2m1", "e2m1"), (False, False), 32, "e4m3", "illegal", "scales A: kind::mxf4nvf4 has no scales of ue4m3 for 32 numbers each"),
-        (("e2m1", "e2m1"), (False, False), 16, "u8", "unknown", "scales A of integers, one for 16 numbers, are ue5m3 for the compiler"),
+        (
+            ("e2m1", "e4m3"),
+            (False, False),
+            32,
+            "u8",
+            "illegal",
+            "operand A: kind::mxf8f6f4 reads e2m1 from a tile that is fp4_padded; this one's",
+        ),
+        (
+            ("e2m1", "e2m1"),
+            (False, True),
+            32,
+            "u8",
+            "illegal",
+            "operand B: kind::mxf4 reads e2m1 without padding, and the tile's layout is fp4_padded",
+        ),
+        (
+            ("e4m3", "e5m2"),
+            (True, False),
+            32,
+            "u8",
+            "illegal",
+            "operand A: kind::mxf8f6f4 reads f8E4M3FN without padding",
+        ),
+        (
+            ("e4m3", "e4m3"),
+            (False, False),
+            16,
+            "u8",
+            "illegal",
+            "scales A: kind::mxf8f6f4 has no scales of ue8m0 for 16 numbers each",
+        ),
+        (
+            ("e2m1", "e2m1"),
+            (False, False),
+            32,
+            "e4m3",
+            "illegal",
+            "scales A: kind::mxf4nvf4 has no scales of ue4m3 for 32 numbers each",
+        ),
+        (
+            ("e2m1", "e2m1"),
+            (False, False),
+            16,
+            "u8",
+            "unknown",
+            "scales A of integers, one for 16 numbers, are ue5m3 for the compiler",
+        ),
     ],
 )
 def test_a_scaled_product_that_no_instruction_computes_is_found(rng, formats, padded, block, scale, kind, message):
     got, _, (finding,) = launch(rng, ("u8", "u8"), formats, padded, block, scale)
-    assert finding.kind == kind and message in finding.message and "tcgen05_mma_scaled" in str(finding) and np.isnan(got).all()
+    assert (
+        finding.kind == kind
+        and message in finding.message
+        and "tcgen05_mma_scaled" in str(finding)
+        and np.isnan(got).all()
+    )
 
 
 # ---- loads that reduce
@@ -151,17 +214,21 @@ def test_loads_of_tensor_memory_reduce_rows(rng, largest, absolute, nan):
     expected = numbers.amax(1) if largest else numbers.amin(1)
     missing = x.isnan().any(1) if nan == ALL else x.isnan().all(1)
     expected[missing] = float("nan")
-    assert torch.equal(y.view(torch.int32), x.view(torch.int32)) and np.array_equal(m.numpy(), expected.numpy(), equal_nan=True)
+    assert torch.equal(y.view(torch.int32), x.view(torch.int32)) and np.array_equal(
+        m.numpy(), expected.numpy(), equal_nan=True
+    )
     assert torch.signbit(m[4]) == (not largest and not absolute)  # -0 is less than +0
 
 
 def test_a_reducing_load_that_no_instruction_does_is_found(rng):
     for arch, dtype in (("sm_100a", torch.float32), ("sm_103a", torch.int32)):
         x, y, m = (torch.zeros(shape, dtype=dtype) for shape in ((128, 64), (128, 64), 128))
-        with pytest.raises(sim.SimulationError, match=r"illegal: tcgen05.ld.red of .*: the instruction belongs to sm_103 and takes f32(.|\n)*t.load_max"):
+        with pytest.raises(
+            sim.SimulationError,
+            match=r"illegal: tcgen05.ld.red of .*: the instruction belongs to sm_103 and takes f32(.|\n)*t.load_max",
+        ):
             with sim.device(arch):
                 extremes[(1,)](x, y, m, True, False, NONE, 64, num_warps=4)
-
 
 
 @gluon.jit

@@ -1,4 +1,5 @@
-"""What code computes in vain is no mistake until it is used: addresses, divisions, accumulators, registers. Raw Gluon: these are things that compilers do."""
+"""What code computes in vain is no mistake until it is used: addresses, divisions, accumulators, registers. Raw Gluon:
+these are things that compilers do."""
 
 import pytest
 import torch
@@ -26,7 +27,10 @@ def test_an_address_outside_a_buffer_may_be_computed_but_not_used():
     with sim.device("sm_90a"):
         arrivals[(1,)](y, -1, False)
         assert y.item() == -1
-        with pytest.raises(sim.SimulationError, match=r"out-of-bounds: bars\[0\]: index -1 of 2 buffers\n.*kernel.*\n.*bar = bars.index\(index\)"):
+        with pytest.raises(
+            sim.SimulationError,
+            match=r"out-of-bounds: bars\[0\]: index -1 of 2 buffers\n.*kernel.*\n.*bar = bars.index\(index\)",
+        ):
             arrivals[(1,)](y, -1, True)
 
 
@@ -74,7 +78,12 @@ def test_tensor_memory_may_be_read_before_anything_is_there_but_not_used():
         with pytest.raises(sim.SimulationError) as caught:
             accumulator[(1,)](y, False, True)
     text = str(caught.value)
-    assert "uninitialized" in text and "parts of which were never written" in text and "read = acc.load(registers)" in text and "gl.store(y + rows" in text
+    assert (
+        "uninitialized" in text
+        and "parts of which were never written" in text
+        and "read = acc.load(registers)" in text
+        and "gl.store(y + rows" in text
+    )
 
 
 @gluon.jit

@@ -1,4 +1,6 @@
-"""Loops that wait by looking: without end they are found at once, with an end they cost little; CTAs that cannot all be on the device at a time."""
+"""Loops that wait by looking: without end they are found at once, with an end they cost little; CTAs that cannot all be
+on the device at a time."""
+
 import re
 from types import SimpleNamespace
 
@@ -87,7 +89,9 @@ def looks_at_a_barrier(Y, WAY: tl.constexpr):
 def test_a_loop_on_a_barrier_that_nobody_completes_names_it(way):
     launch = run(looks_at_a_barrier, (1,), poison(zeros(1)), way)
     (found,) = launch.findings
-    assert found.kind == "loop" and "sem" in found.places[0].what and "1 of 1 arrivals missing" in found.places[0].what, found
+    assert (
+        found.kind == "loop" and "sem" in found.places[0].what and "1 of 1 arrivals missing" in found.places[0].what
+    ), found
     assert launch.simulation.steps < SHORT
 
 
@@ -134,14 +138,19 @@ def chained(rng, ctas):
 def test_a_chain_of_ctas_costs_about_its_work_under_every_schedule(way, backwards, rng):
     x, y, flags = chained(rng, 8)
     launch = run(chain, (8,), x, y, flags, way, backwards)
-    least = run(chain, (8,), x, poison(zeros(8, 128)), torch.ones(8, 4, dtype=torch.int32), way, backwards).simulation.steps  # nobody waits
+    # nobody waits
+    least = run(
+        chain, (8,), x, poison(zeros(8, 128)), torch.ones(8, 4, dtype=torch.int32), way, backwards
+    ).simulation.steps
     expected = (x.flip(0).cumsum(0).flip(0) if backwards else x.cumsum(0)).int()
     for seed in range(12):
         y.copy_(poison(zeros(8, 128)))
         flags.zero_()
         simulation = launch.run(nth(seed, 1))
         assert not simulation.findings and torch.equal(y, expected)
-        assert simulation.steps < 10 * least, f"schedule {seed}: {simulation.steps} operations where {least} do without waiting"
+        assert simulation.steps < 10 * least, (
+            f"schedule {seed}: {simulation.steps} operations where {least} do without waiting"
+        )
 
 
 def test_a_chain_of_clusters(rng):
@@ -185,7 +194,14 @@ def looks_meanwhile(F, Z, sem, WAY: tl.constexpr):
 @triton.jit
 def beside_each_other(F, Y, Z, WAY: tl.constexpr):
     box, sem = tk.allocate(tk.st(tk.fp32, 16, 64)), tk.semaphores(1, 2)
-    tk.specialize(((works_first, (F, box, sem[0], Y)), (looks_meanwhile, (F, Z, sem[0], WAY)), (looks_meanwhile, (F, Z, sem[0], WAY))), warps=(4, 4, 4))
+    tk.specialize(
+        (
+            (works_first, (F, box, sem[0], Y)),
+            (looks_meanwhile, (F, Z, sem[0], WAY)),
+            (looks_meanwhile, (F, Z, sem[0], WAY)),
+        ),
+        warps=(4, 4, 4),
+    )
 
 
 @pytest.mark.parametrize("way", ["atomic_add", "ld.acquire"])
@@ -209,7 +225,9 @@ def test_ctas_that_wait_for_one_that_cannot_start_are_a_deadlock(rng):
     x, y, flags = chained(rng, 33)
     launch = run(chain, (33,), x, y, flags, "load", True, multiprocessors=2)
     (found,) = launch.findings
-    told = "1 of the grid's 33 CTAs have not started: 32 CTAs fit at a time (2 multiprocessors, 16 CTAs on each: 4 warps)"
+    told = (
+        "1 of the grid's 33 CTAs have not started: 32 CTAs fit at a time (2 multiprocessors, 16 CTAs on each: 4 warps)"
+    )
     assert found.kind == "deadlock" and told in str(found)
     x, y, flags = chained(rng, 32)
     assert not run(chain, (32,), x, y, flags, "load", True, multiprocessors=2).findings
@@ -228,15 +246,23 @@ def test_ctas_may_wait_for_those_before_them_however_many_fit(rng):
 @pytest.mark.parametrize(
     ("arch", "shared", "warps", "registers", "columns", "cluster", "expected"),
     [
-        (90, 0, 4, None, 0, 1, (32, 16, "4 warps")), (90, 0, 1, None, 0, 1, (64, 32, "blocks")), (89, 0, 1, None, 0, 1, (48, 24, "blocks")),
-        (90, 116000, 4, None, 0, 1, (2, 1, "116000 bytes")), (90, 115712, 4, None, 0, 1, (4, 2, "bytes")), (90, 232448, 4, None, 0, 1, (2, 1, "bytes")),
-        (90, 0, 12, 168, 0, 1, (2, 1, "168 registers")), (100, 1024, 4, None, 256, 1, (4, 2, "256 columns")), (90, 232448, 12, 168, 0, 2, (1, 1, "bytes")),
+        (90, 0, 4, None, 0, 1, (32, 16, "4 warps")),
+        (90, 0, 1, None, 0, 1, (64, 32, "blocks")),
+        (89, 0, 1, None, 0, 1, (48, 24, "blocks")),
+        (90, 116000, 4, None, 0, 1, (2, 1, "116000 bytes")),
+        (90, 115712, 4, None, 0, 1, (4, 2, "bytes")),
+        (90, 232448, 4, None, 0, 1, (2, 1, "bytes")),
+        (90, 0, 12, 168, 0, 1, (2, 1, "168 registers")),
+        (100, 1024, 4, None, 256, 1, (4, 2, "256 columns")),
+        (90, 232448, 12, 168, 0, 2, (1, 1, "bytes")),
     ],
-)  # fmt: skip
+)
 def test_how_many_fit(arch, shared, warps, registers, columns, cluster, expected):
     """On two multiprocessors."""
     module = SimpleNamespace(attributes={} if registers is None else {"ttg.maxnreg": registers})
-    program = SimpleNamespace(arch=arch, shared_bytes=shared, total_warps=warps, tensor_columns=columns, num_ctas=1, module=module)
+    program = SimpleNamespace(
+        arch=arch, shared_bytes=shared, total_warps=warps, tensor_columns=columns, num_ctas=1, module=module
+    )
     made = Residency.of(program, cluster, 2)
     assert (made.clusters, made.ctas) == expected[:2] and expected[2] in made.limit, made
     assert Residency.of(program, cluster, None).clusters > 1 << 40

@@ -19,7 +19,10 @@ class AddedProduct(tk.lcf):
     def layout(self):
         tile, added = tk.st(tk.bf16, 64, 64), tk.st(tk.fp32, 64, 64)
         return tk.layout(
-            globals=dict(A=tile, B=tile, R=added, C=None), input=dict(A=tile, B=tile), epilogue=dict(R=added), epilogue_loads=("R",)
+            globals=dict(A=tile, B=tile, R=added, C=None),
+            input=dict(A=tile, B=tile),
+            epilogue=dict(R=added),
+            epilogue_loads=("R",),
         )
 
     @triton.jit

@@ -1,4 +1,5 @@
-"""Tensor maps in the simulator: the numbers of element types that descriptors made by a kernel carry, and coordinates that hardware does not take."""
+"""Tensor maps in the simulator: the numbers of element types that descriptors made by a kernel carry, and coordinates
+that hardware does not take."""
 
 import numpy as np
 import pytest
@@ -54,7 +55,19 @@ def copied(X, Y, ROWS, COLS, M: tl.constexpr, N: tl.constexpr):
         target.store([0, column], source.load([0, column]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64, torch.int8, torch.float8_e5m2])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.int32,
+        torch.int64,
+        torch.int8,
+        torch.float8_e5m2,
+    ],
+)
 def test_descriptors_made_in_a_kernel_move_and_add_elements_of_their_dtype(rng, dtype):
     adds = dtype in (torch.float16, torch.bfloat16, torch.float32, torch.int32)
     for rows, columns in ((64, 64), (37, 48)):
@@ -90,7 +103,15 @@ def test_a_padded_fp4_descriptor_made_in_a_kernel_ends_where_its_tensor_ends(rng
 
 
 def test_element_types_are_counted_as_ptx_counts_them():
-    numbers = {"float16": 6, "float32": 7, "float32_ftz": 8, "float64": 9, "bfloat16": 10, "tfloat32": 11, "tfloat32_ftz": 12}
+    numbers = {
+        "float16": 6,
+        "float32": 7,
+        "float32_ftz": 8,
+        "float64": 9,
+        "bfloat16": 10,
+        "tfloat32": 11,
+        "tfloat32_ftz": 12,
+    }
     assert {name: ELEMENT_TYPES.index(name) for name in numbers} == numbers
     before = TensorMap(0, "f32", 4, (8, 16), (64, 4), (8, 16))
     for number, name in enumerate(ELEMENT_TYPES):
@@ -131,7 +152,9 @@ def raw(MAP, SOURCE, column, KIND: tl.constexpr, FIELD: tl.constexpr, VALUE: tl.
 def raw_copy(target, source, column, kind, field=None, value=None):
     with sim.device("sm_90a", raise_findings=False) as device:
         shape, stride = target.shape[::-1], (target.stride(0) * target.itemsize,)
-        data = torch.frombuffer(bytearray(tma.encode_tiled(target.data_ptr(), target.dtype, shape, stride, (32, 32))), dtype=torch.uint8)
+        data = torch.frombuffer(
+            bytearray(tma.encode_tiled(target.data_ptr(), target.dtype, shape, stride, (32, 32))), dtype=torch.uint8
+        )
         place = torch.zeros(256, dtype=torch.uint8)
         place = place[-place.data_ptr() % 128 :][:128].copy_(data)
         raw[(1,)](place, source.view(torch.int32), column, kind, field, value, num_warps=4)
@@ -166,8 +189,15 @@ def one_copy(X, Y, column, row, KIND: tl.constexpr):
         out.scatter(x.load([0, 0]), tl.arange(0, 16) + row, column)
 
 
-@pytest.mark.parametrize("arch, kind", [(a, k) for a in ("sm_90a", "sm_100a") for k in ("load", "store", "add", "gather", "scatter")
-                                        if a == "sm_100a" or k not in ("gather", "scatter")])  # fmt: skip
+@pytest.mark.parametrize(
+    "arch, kind",
+    [
+        (a, k)
+        for a in ("sm_90a", "sm_100a")
+        for k in ("load", "store", "add", "gather", "scatter")
+        if a == "sm_100a" or k not in ("gather", "scatter")
+    ],
+)
 def test_an_innermost_coordinate_off_16_bytes_is_found_in_every_kind_of_copy(rng, arch, kind):
     x, y = torch.from_numpy(rng.standard_normal((16, 64), np.float32)), torch.zeros(16, 64)
     assert not findings(arch, one_copy, x, y, 4, 0, kind)
@@ -175,20 +205,31 @@ def test_an_innermost_coordinate_off_16_bytes_is_found_in_every_kind_of_copy(rng
     assert torch.equal(y[:, start : start + 32], x[:, 4 - start : 36 - start]) and not y[:, start + 32 :].any()
     before = y.clone()
     (finding,) = findings(arch, one_copy, x, y, 5, 0, kind)
-    assert finding.kind == "misaligned" and "[0, 5]: the last is 20 bytes, not a multiple of 16 (illegal instruction)" in finding.message
+    assert (
+        finding.kind == "misaligned"
+        and "[0, 5]: the last is 20 bytes, not a multiple of 16 (illegal instruction)" in finding.message
+    )
     assert torch.equal(y, before)
 
 
 def test_a_scatter_to_negative_rows_is_found(rng):
     (finding,) = findings("sm_100a", one_copy, torch.zeros(16, 64), torch.zeros(16, 64), 0, -1, "scatter")
-    assert finding.kind == "out-of-bounds" and "TMA scatter" in finding.message and "must not be negative" in finding.message
+    assert (
+        finding.kind == "out-of-bounds"
+        and "TMA scatter" in finding.message
+        and "must not be negative" in finding.message
+    )
 
 
 @pytest.mark.parametrize("kind", ["load", "store", "add", "max"])
 def test_an_innermost_coordinate_off_16_bytes_is_found_in_raw_copies(kind):
     target, source = torch.zeros(32, 64, dtype=torch.int32), torch.ones(32, 32)
     (finding,) = raw_copy(target, source, 2, kind)
-    assert finding.kind == "misaligned" and "[0, 2]: the last is 8 bytes, not a multiple of 16" in finding.message and not target.any()
+    assert (
+        finding.kind == "misaligned"
+        and "[0, 2]: the last is 8 bytes, not a multiple of 16" in finding.message
+        and not target.any()
+    )
 
 
 @tk.kernel

@@ -1,4 +1,6 @@
-"""Tile math in the simulator: the same cases, places, element types and shapes as on the GPU, to the same tolerances, with the compiler's code for Hopper."""
+"""Tile math in the simulator: the same cases, places, element types and shapes as on the GPU, to the same tolerances,
+with the compiler's code for Hopper."""
+
 import pytest
 
 import tritonkittens.lang as tk
@@ -7,14 +9,18 @@ import tritonkittens.sim as sim
 from ..gpu.test_tile_math_gpu import COMBINATIONS, LAYOUTS, launch
 
 
-@pytest.mark.parametrize("place, name, dtype, shape", COMBINATIONS, ids=lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else str(v))
+@pytest.mark.parametrize(
+    "place, name, dtype, shape", COMBINATIONS, ids=lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else str(v)
+)
 def test_values(rng, place, name, dtype, shape):
     with sim.device("sm_90a") as simulated:
         launch(rng, place, name, dtype, shape, device="cpu")
     assert len(simulated.launches) == 1
 
 
-@pytest.mark.parametrize("name, layout, shape", LAYOUTS, ids=lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else str(v))
+@pytest.mark.parametrize(
+    "name, layout, shape", LAYOUTS, ids=lambda v: "x".join(map(str, v)) if isinstance(v, tuple) else str(v)
+)
 def test_other_register_layouts(rng, name, layout, shape):
     with sim.device("sm_90a") as simulated:
         launch(rng, "explicit", name, tk.fp32, shape, layout, device="cpu")

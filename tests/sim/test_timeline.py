@@ -1,4 +1,6 @@
-"""Timelines: what is recorded agrees with what ran and with the stated cost model, and the trace and the picture say that time is modelled."""
+"""Timelines: what is recorded agrees with what ran and with the stated cost model, and the trace and the picture say
+that time is modelled."""
+
 import json
 import os
 import sys
@@ -40,7 +42,9 @@ def recorded():
     with sim.device("sm_90a") as plain:
         gemm(a, b, config=Config())
         attention(q, k, v)
-    assert [x.simulation.time for x in device.launches] == [x.simulation.time for x in plain.launches], "recording changes nothing"
+    assert [x.simulation.time for x in device.launches] == [x.simulation.time for x in plain.launches], (
+        "recording changes nothing"
+    )
     return timeline, device.launches
 
 
@@ -56,13 +60,19 @@ def test_lanes_hold_what_ran(recorded):
         assert len(ctas) == len(launch.simulation.finished) == launch.grid[0]
         assert max(c.end for c in ctas) == pytest.approx(launch.simulation.time)
         for cta in ctas:
-            assert cta.roles[0] == "consumer0" and {"consumer1", "producer"} < set(cta.roles) and cta.engines == ["TMA", "tensor core"]
+            assert (
+                cta.roles[0] == "consumer0"
+                and {"consumer1", "producer"} < set(cta.roles)
+                and cta.engines == ["TMA", "tensor core"]
+            )
             spans = timeline.spans(cta)
             for role in cta.roles:
                 mine = [(s.start, s.end) for s in spans if s.lane == role]
                 assert mine and not overlapping(mine) and mine[0][0] >= 0
             for engine in cta.engines:
-                assert not overlapping([s.busy for s in spans if s.lane == engine]), "an engine does one thing at a time"
+                assert not overlapping([s.busy for s in spans if s.lane == engine]), (
+                    "an engine does one thing at a time"
+                )
             for span in spans:
                 assert span.kind in costs_kinds() and span.start <= span.end <= cta.end
                 if span.busy:
@@ -86,21 +96,34 @@ def test_copies_products_and_waits_of_a_gemm(recorded):
     assert sum(s.args["bytes"] for s in stores) == M * N * 2
     assert a_bytes == tasks * 128 * K * 2 and b_bytes == tasks * 256 * K * 2
     # the first stages are loaded before the roles begin, by the warps that become the first consumer
-    assert {s.args["issued by"] for s in loads} == {"consumer0", "producer"} and {s.args["barrier"].split("[")[0] for s in loads} == {"input.full"}
+    assert {s.args["issued by"] for s in loads} == {"consumer0", "producer"} and {
+        s.args["barrier"].split("[")[0] for s in loads
+    } == {"input.full"}
     for stage in range(3):
-        phases = [s.args["phase"] for s in loads if s.args["barrier"] == f"input.full[{stage}]" and s.cta is timeline.ctas[0] and "input.A" in s.name]
+        phases = [
+            s.args["phase"]
+            for s in loads
+            if s.args["barrier"] == f"input.full[{stage}]" and s.cta is timeline.ctas[0] and "input.A" in s.name
+        ]
         assert phases == list(range(len(phases)))
     busy = sum(s.busy[1] - s.busy[0] for s in products)
-    assert busy == pytest.approx(M * N * K / 2048) and {s.args["issued by"] for s in products} == {"consumer0", "consumer1"}
+    assert busy == pytest.approx(M * N * K / 2048) and {s.args["issued by"] for s in products} == {
+        "consumer0",
+        "consumer1",
+    }
     assert sum(s.busy[1] - s.busy[0] for s in loads) == pytest.approx((a_bytes + b_bytes) / costs.L2_BYTES)
     assert all(s.end - s.start == pytest.approx(s.busy[1] - s.busy[0] + costs.TMA_LATENCY) for s in loads)
     waits = [s for s in spans if s.kind == "wait"]
-    assert {"barrier", "phase", "parity", "for"} <= set(next(s for s in waits if s.lane == "consumer0" and "input.full" in s.name).args)
+    assert {"barrier", "phase", "parity", "for"} <= set(
+        next(s for s in waits if s.lane == "consumer0" and "input.full" in s.name).args
+    )
     assert all(s.end > s.start for s in waits)
     # a consumer's first product begins when its first stage is full, not before
     first = timeline.ctas[0]
     mine = timeline.spans(first)
-    full = max(s.end for s in mine if s.kind == "load" and s.args["barrier"] == "input.full[0]" and s.args["phase"] == 0)
+    full = max(
+        s.end for s in mine if s.kind == "load" and s.args["barrier"] == "input.full[0]" and s.args["phase"] == 0
+    )
     assert min(s.start for s in mine if s.kind == "tensor core") >= full
     assert all("gemm.py:" in s.args["line"] for s in products)
     assert program.name in first.kernel
@@ -109,8 +132,16 @@ def test_copies_products_and_waits_of_a_gemm(recorded):
 def test_consumers_share_the_special_functions(recorded):
     """exp2 of a tile takes its elements / 16 cycles, and two consumers together as long as one after the other."""
     timeline, (_, launch) = recorded
-    exp2 = [s for steps in launch.program.steps.values() for s in steps if s.op.name == "math.exp2" and len(s.op.result_types[0].shape) == 2]
-    assert exp2 and all(s.cost.unit == "special functions" and s.cost.load == s.cost.cycles == np.prod(s.op.result_types[0].shape) / 16 for s in exp2)
+    exp2 = [
+        s
+        for steps in launch.program.steps.values()
+        for s in steps
+        if s.op.name == "math.exp2" and len(s.op.result_types[0].shape) == 2
+    ]
+    assert exp2 and all(
+        s.cost.unit == "special functions" and s.cost.load == s.cost.cycles == np.prod(s.op.result_types[0].shape) / 16
+        for s in exp2
+    )
     for cta in (c for c in timeline.ctas if c.launch == 1):
         spans = [s for s in timeline.spans(cta) if s.kind == "special functions"]
         both = [sum(s.end - s.start for s in spans if s.lane == role) for role in ("consumer0", "consumer1")]
@@ -134,11 +165,17 @@ def test_a_shared_unit_against_slots_of_one_cycle(rng):
         assert unit.take(at, load) == slots[-1] + 1
         covered = {c for a, b in zip(unit.starts, unit.ends) for c in range(int(a), int(b))}
         assert covered == taken and list(unit.starts) == sorted(unit.starts)
-        assert all(a < b for a, b in zip(unit.starts, unit.ends)) and all(b <= c for b, c in zip(unit.ends, unit.starts[1:]))
+        assert all(a < b for a, b in zip(unit.starts, unit.ends)) and all(
+            b <= c for b, c in zip(unit.ends, unit.starts[1:])
+        )
 
 
 def test_the_stated_rates():
-    assert costs.wgmma_cycles(64, 256, 16, 16) == 128 and costs.wgmma_cycles(64, 256, 32, 8) == 128 and costs.wgmma_cycles(64, 256, 8, 32) == 128
+    assert (
+        costs.wgmma_cycles(64, 256, 16, 16) == 128
+        and costs.wgmma_cycles(64, 256, 32, 8) == 128
+        and costs.wgmma_cycles(64, 256, 8, 32) == 128
+    )
     peak = 2 * costs.WGMMA_RATE * 132 * 1.83e9
     assert peak == pytest.approx(989.4e12, rel=1e-3)  # the data sheet of an H100 SXM, bf16, dense
     assert 2 * costs.TCGEN05_RATE * 148 * 1.85e9 == pytest.approx(2.25e15, rel=5e-3)  # and of a B200
@@ -159,15 +196,27 @@ def test_trace(recorded, tmp_path):
         rows[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     processes = names["process_name"]
     assert len(processes) == len(timeline.ctas) and all(NOTE in n and "CTA (" in n for n in processes.values())
-    assert set(rows) <= set(names["thread_name"]) and {"consumer0", "producer", "TMA 0", "TMA 1"} <= set(names["thread_name"].values())
+    assert set(rows) <= set(names["thread_name"]) and {"consumer0", "producer", "TMA 0", "TMA 1"} <= set(
+        names["thread_name"].values()
+    )
     assert not any(b[0] < a[1] - 1e-9 for mine in rows.values() for a, b in zip(sorted(mine), sorted(mine)[1:]))
     # launches follow each other; 1.7 GHz
-    ends = [max(e for (pid, _), mine in rows.items() if timeline.ctas[pid].launch == n for _, e in mine) for n in range(2)]
-    starts = [min(b for (pid, _), mine in rows.items() if timeline.ctas[pid].launch == n for b, _ in mine) for n in range(2)]
+    ends = [
+        max(e for (pid, _), mine in rows.items() if timeline.ctas[pid].launch == n for _, e in mine) for n in range(2)
+    ]
+    starts = [
+        min(b for (pid, _), mine in rows.items() if timeline.ctas[pid].launch == n for b, _ in mine) for n in range(2)
+    ]
     assert ends[0] == pytest.approx(launches[0].simulation.time / 1700) and starts[1] >= ends[0] - 1e-9
     assert ends[1] - ends[0] == pytest.approx(launches[1].simulation.time / 1700)
     counted = Counter(e.get("cat") for e in trace["traceEvents"])
-    assert counted["wait"] and counted["load"] and counted["store"] and counted["tensor core"] and counted["special functions"]
+    assert (
+        counted["wait"]
+        and counted["load"]
+        and counted["store"]
+        and counted["tensor core"]
+        and counted["special functions"]
+    )
 
 
 def test_picture(recorded, tmp_path, monkeypatch):
@@ -177,12 +226,15 @@ def test_picture(recorded, tmp_path, monkeypatch):
     space = "{http://www.w3.org/2000/svg}"
     texts = [t.text for t in root.iter(f"{space}text")]
     of = "" if launches[0].grid[0] == 1 else f", 1 of {launches[0].grid[0]} CTAs"
-    assert texts[0] == f"template_kernel of result.py{of}: {NOTE}" and "cycles (modelled)" in texts  # where so short a product spends most of its time
+    # where so short a product spends most of its time
+    assert texts[0] == f"template_kernel of result.py{of}: {NOTE}" and "cycles (modelled)" in texts
     assert {"consumer0", "consumer1", "producer", "TMA", "tensor core", "wait", "TMA or cp.async load"} <= set(texts)
     width = float(root.get("width"))
     boxes = [r for r in root.iter(f"{space}rect") if r.find(f"{space}title") is not None]
     assert all(0 <= float(r.get("x")) and float(r.get("x")) + float(r.get("width")) <= width for r in boxes)
-    assert sum(r.get("fill") == "url(#waits)" for r in boxes) == sum(s.kind == "wait" for s in timeline.spans(timeline.ctas[0]))
+    assert sum(r.get("fill") == "url(#waits)" for r in boxes) == sum(
+        s.kind == "wait" for s in timeline.spans(timeline.ctas[0])
+    )
     timeline.draw(tmp_path / "part.svg", launch=1, ctas=2, cycles=(1000, 3000), title="softmax <&>")
     part = ElementTree.parse(tmp_path / "part.svg").getroot()
     assert [t.text for t in part.iter(f"{space}text")][0].startswith("softmax <&>")
@@ -207,7 +259,11 @@ def test_summary(recorded):
     shares = timeline.summary()
     assert len(shares) == sum(len(c.lanes) for c in timeline.ctas)
     for share in shares:
-        assert share.busy + share.wait + share.idle == pytest.approx(1.0) and min(share.busy, share.wait) >= 0 and NOTE in str(share)
+        assert (
+            share.busy + share.wait + share.idle == pytest.approx(1.0)
+            and min(share.busy, share.wait) >= 0
+            and NOTE in str(share)
+        )
     core = next(s for s in shares if s.launch == 0 and s.lane == "tensor core")
     tiles = M * N * K / timeline.ctas[0].end / 2048 / sum(c.launch == 0 for c in timeline.ctas)
     assert core.busy == pytest.approx(tiles)
@@ -227,20 +283,29 @@ def test_a_run_that_never_ends_well_and_clusters_left_out(tmp_path):
     launch = sim.run(stuck, (3,), out, num_warps=4, recorder=timeline, raise_findings=False)
     assert [f.kind for f in launch.findings] == ["deadlock"] and out.item() == 0
     (last,) = [s for s in timeline.spans(timeline.ctas[0]) if s.kind == "wait"]
-    assert last.args["unfinished"] == "still waiting when the run ended" and last.args["barrier"] == "bar" and "mbarrier.wait(bar, 0)" in last.args["line"]
+    assert (
+        last.args["unfinished"] == "still waiting when the run ended"
+        and last.args["barrier"] == "bar"
+        and "mbarrier.wait(bar, 0)" in last.args["line"]
+    )
     timeline.draw(tmp_path / "t.svg")
     assert "waits for bar" in (tmp_path / "t.svg").read_text()
 
     timeline = Timeline(clusters=1)
     with sim.device("sm_90a", recorder=timeline):
         attention(*(torch.randn(1, 2, 256, 64).bfloat16() for _ in range(3)))
-    assert len(timeline.ctas) == 1 and timeline.left_out and timeline.trace()["otherData"]["CTAs left out"] == len(timeline.left_out)
+    assert (
+        len(timeline.ctas) == 1
+        and timeline.left_out
+        and timeline.trace()["otherData"]["CTAs left out"] == len(timeline.left_out)
+    )
     timeline.draw(tmp_path / "t.svg")
     assert f"1 of {1 + len(timeline.left_out)} CTAs" in (tmp_path / "t.svg").read_text()
 
 
 def test_each_cta_of_a_cluster_has_its_own_lanes_and_engines(tmp_path):
-    """Multicast between two blocks: a process for each rank, and a TMA of its own that the other's copies do not delay."""
+    """Multicast between two blocks: a process for each rank, and a TMA of its own that the other's copies do not
+    delay."""
     tile = tk.st(tk.fp32, 48, 64)
     x = torch.randn(96, 64)
     y = poison(torch.empty(4 * 48, 64))

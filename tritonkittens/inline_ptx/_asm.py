@@ -27,19 +27,23 @@ from tritonkittens.arch import ArchitectureError
 from tritonkittens.inline_ptx._traced import Semantic, Traced
 
 _DESCRIPTORS = (gl.shared_memory_descriptor, tensor_memory_descriptor)
-References: TypeAlias = tuple[tuple[str, ...], ...]  # PTX operand references ($0, $1, ...): of each operand those of its registers
+# PTX operand references ($0, $1, ...): of each operand those of its registers
+References: TypeAlias = tuple[tuple[str, ...], ...]
 Function = TypeVar("Function", bound=Callable[..., Any])
 _REFERENCE = re.compile(r"\$\$|\$(\d+)|\$\{(\d+)")
 
 
-# Is the kernel that is being traced launched in clusters? Gluon hands the address of a descriptor to assembly without the bits that name the CTA (it takes
-# every single-CTA kernel for one that is alone), and rank 1 would then address the memory of rank 0: the shared window of a CTA starts at its rank << 24.
+# Is the kernel that is being traced launched in clusters? Gluon hands the address of a descriptor to assembly without
+# the bits that name the CTA (it takes every single-CTA kernel for one that is alone), and rank 1 would then address the
+# memory of rank 0: the shared window of a CTA starts at its rank << 24.
 in_cluster: contextvars.ContextVar[bool] = contextvars.ContextVar("in_cluster", default=False)
 # The name of the kernel that is being traced: its parameters are called <name>_param_<i> in PTX.
 kernel_name: contextvars.ContextVar[str] = contextvars.ContextVar("kernel_name", default="")
 _OWN_WINDOW = "{ .reg .b32 rank; mov.u32 rank, %cluster_ctarank; shl.b32 rank, rank, 24; or.b32 $0, $1, rank; }"
 
-_SOURCE = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py")))).hexdigest()
+_SOURCE = hashlib.sha256(
+    b"".join(path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py")))
+).hexdigest()
 
 
 class OperandError(TypeError):
@@ -53,7 +57,8 @@ def builtin(fn: Function) -> Function:
     them, this package's source is part of the key of every kernel that uses it.
     """
     marked: Any = fn  # Triton reads attributes that a function's type does not have
-    marked.signature = inspect.signature(fn)  # what the code generator reads; the annotations below are no longer the parameters'
+    # what the code generator reads; the annotations below are no longer the parameters'
+    marked.signature = inspect.signature(fn)
     marked.__triton_builtin__ = True
     marked.__triton_aggregate__ = True
     marked.__annotations__ = {"source": _SOURCE}
@@ -90,8 +95,9 @@ def arch_number(name: object) -> int | None:
 def refusal(feature: str, name: object, minimum: int | None = None, only: Collection[int] | None = None) -> str | None:
     """The message that says why `feature` is not available on architecture `name`, or None where it is.
 
-    `minimum` is the lowest capability (90 = sm_90) of a feature that every later architecture keeps; `only` lists the capabilities of an
-    architecture-specific feature (those that PTX calls sm_90a, sm_100a, ...), which later or consumer architectures do not have.
+    `minimum` is the lowest capability (90 = sm_90) of a feature that every later architecture keeps; `only` lists the
+    capabilities of an architecture-specific feature (those that PTX calls sm_90a, sm_100a, ...), which later or
+    consumer architectures do not have.
     """
     number = arch_number(name)
     if only is not None:
@@ -110,13 +116,15 @@ def refusal(feature: str, name: object, minimum: int | None = None, only: Collec
 
 @builtin
 def is_explicit(_semantic: Semantic = None) -> Traced:
-    """constexpr: is the calling code compiled as an explicit (Gluon) kernel? False in plain Triton and in its interpreter."""
+    """constexpr: is the calling code compiled as an explicit (Gluon) kernel? False in plain Triton and in its
+    interpreter."""
     return tl.constexpr(isinstance(_semantic, GluonSemantic))
 
 
 @builtin
 def arch(_semantic: Semantic = None) -> Traced:
-    """constexpr int: the compute capability that the kernel is compiled for, e.g. 90 for sm_90 (0: not an NVIDIA GPU)."""
+    """constexpr int: the compute capability that the kernel is compiled for, e.g. 90 for sm_90 (0: not an NVIDIA
+    GPU)."""
     return tl.constexpr(arch_number(_semantic_of(_semantic, "arch()").builder.options.arch) or 0)
 
 
@@ -124,7 +132,8 @@ def arch(_semantic: Semantic = None) -> Traced:
 def require(feature: Traced, minimum: Traced = None, only: Traced = None, _semantic: Semantic = None) -> None:
     """Refuses to compile where the target lacks an instruction.
 
-    `feature` is the instruction's name for the message, `minimum` a compute capability (90) or `only` a tuple of them: see `refusal`.
+    `feature` is the instruction's name for the message, `minimum` a compute capability (90) or `only` a tuple of them:
+    see `refusal`.
     """
     feature = unwrap(feature)
     name = _semantic_of(_semantic, feature).builder.options.arch
@@ -148,7 +157,8 @@ def issued(instructions: str | tuple[str, ...], issuer: str, sm: int, declaratio
     """
     if issuer not in ("thread", "warp", "warpgroup", "cta", "first"):
         raise OperandError(
-            f"issuer={issuer!r}: it is 'thread' (every thread), 'warp' (one lane of each warp), 'warpgroup' (the threads "
+            f"issuer={issuer!r}: it is 'thread' (every thread), 'warp' (one lane of each warp), 'warpgroup' (the "
+            "threads "
             "with %tid.x % 128 == 0), 'cta' (the thread with %tid.x == 0) or 'first' (one lane of the first warp)"
         )
     lines = (instructions,) if isinstance(instructions, str) else tuple(instructions)
@@ -160,10 +170,12 @@ def issued(instructions: str | tuple[str, ...], issuer: str, sm: int, declaratio
             if sm >= 90
             else ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 issue, lane, 0; "
         ),
-        "warpgroup": ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; and.b32 lane, lane, 127; setp.eq.u32 issue, lane, 0; ",
+        "warpgroup": ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; and.b32 lane, lane, 127; setp.eq.u32 "
+        "issue, lane, 0; ",
         "cta": thread_0,
         "first": (
-            ".reg .pred issue, elected; .reg .b32 lane; elect.sync _|elected, 0xffffffff; mov.u32 lane, %tid.x; setp.lt.and.u32 issue, lane, 32, elected; "
+            ".reg .pred issue, elected; .reg .b32 lane; elect.sync _|elected, 0xffffffff; mov.u32 lane, %tid.x; "
+            "setp.lt.and.u32 issue, lane, 32, elected; "
             if sm >= 90
             else thread_0
         ),
@@ -199,7 +211,8 @@ def _lower(arg: Traced) -> tuple[Traced, ...]:
 
 
 def _scalar(value: Traced, constraint: str, semantic: Semantic, template: str) -> Traced:
-    """A scalar as the register that `constraint` names: integers are widened (by their own sign), pointers become 64-bit addresses."""
+    """A scalar as the register that `constraint` names: integers are widened (by their own sign), pointers become
+    64-bit addresses."""
     if isinstance(value, int) and not isinstance(value, bool) and constraint in ("f", "d"):
         value = float(value)
     value = semantic.to_tensor(value)
@@ -212,7 +225,8 @@ def _scalar(value: Traced, constraint: str, semantic: Semantic, template: str) -
         wanted = {"r": 32, "l": 64}.get(constraint, bits)
         if bits > wanted:
             raise OperandError(
-                f"inline PTX: an operand of type {value.type} is given where a {wanted}-bit register is wanted (constraint "
+                f"inline PTX: an operand of type {value.type} is given where a {wanted}-bit register is wanted "
+                "(constraint "
                 f"{constraint!r}); convert it first: {template}"
             )
         if bits < wanted:
@@ -224,12 +238,18 @@ def _scalar(value: Traced, constraint: str, semantic: Semantic, template: str) -
 
 def _split(constraints: str | Sequence[str], operands: int) -> tuple[list[str], list[str]]:
     """Constraints as one list per logical operand, and the clobbers; a string is cut at its commas."""
-    items = [item.strip() for item in constraints.split(",")] if isinstance(constraints, str) else [str(item) for item in constraints]
+    items = (
+        [item.strip() for item in constraints.split(",")]
+        if isinstance(constraints, str)
+        else [str(item) for item in constraints]
+    )
     items = [item for item in items if item]
     clobbers = [item for item in items if item.startswith("~")]
     items = [item for item in items if not item.startswith("~")]
     if not isinstance(constraints, str) and len(items) != operands:
-        raise OperandError(f"inline PTX: {len(items)} constraints {items} for {operands} operands (results first, then arguments)")
+        raise OperandError(
+            f"inline PTX: {len(items)} constraints {items} for {operands} operands (results first, then arguments)"
+        )
     return items, clobbers
 
 
@@ -242,20 +262,30 @@ def _references(counts: Iterable[int]) -> list[tuple[str, ...]]:
 
 
 @builtin
-def asm(template: Traced, constraints: Traced, args: Traced, result_types: Traced = (), is_pure: Traced = False, _semantic: Semantic = None) -> Traced:
+def asm(
+    template: Traced,
+    constraints: Traced,
+    args: Traced,
+    result_types: Traced = (),
+    is_pure: Traced = False,
+    _semantic: Semantic = None,
+) -> Traced:
     """One block of PTX, executed by every thread of the program or partition.
 
-    template      PTX with operand references $0, $1, ... (results first, then arguments), or a constexpr function of `(outputs, inputs)`
-                  that returns it; each of the two is a tuple of one tuple of references per operand.
-    constraints   LLVM's, as a string ("=r,r,l") or as a tuple with one entry per operand (repeated for every register of that operand;
-                  entries that start with "~" are clobbers).
-    args          scalars; in explicit kernels also register tiles and shared or tensor-memory descriptors ("r": the i32 address); lang
-                  objects, which provide one of these in their property `__asm_operand__`; a tuple of these is one operand of
-                  several registers, and None is an operand of no register.
-    result_types  () for none, a scalar dtype, in explicit kernels a tile type (`tile.type`), or a tuple of these (gives a tuple).
-    is_pure       True only where the block reads nothing but its operands: the compiler may then move, merge or drop it.
+    template      PTX with operand references $0, $1, ... (results first, then arguments), or a constexpr function of
+                  `(outputs, inputs)` that returns it; each of the two is a tuple of one tuple of references per
+                  operand.
+    constraints   LLVM's, as a string ("=r,r,l") or as a tuple with one entry per operand (repeated for every register
+                  of that operand; entries that start with "~" are clobbers).
+    args          scalars; in explicit kernels also register tiles and shared or tensor-memory descriptors ("r": the i32
+                  address); lang objects, which provide one of these in their property `__asm_operand__`; a tuple of
+                  these is one operand of several registers, and None is an operand of no register.
+    result_types  () for none, a scalar dtype, in explicit kernels a tile type (`tile.type`), or a tuple of these (gives
+    a tuple). is_pure       True only where the block reads nothing but its operands: the compiler may then move, merge
+    or drop it.
 
-    The compiler models nothing that the block does to memory or barriers. Scalar results count as uniform in the compiler's eyes.
+    The compiler models nothing that the block does to memory or barriers. Scalar results count as uniform in the
+    compiler's eyes.
     """
     semantic = _semantic_of(_semantic, "asm(...)")
     explicit = isinstance(semantic, GluonSemantic)
@@ -280,10 +310,12 @@ def asm(template: Traced, constraints: Traced, args: Traced, result_types: Trace
                 constraint = scalar_constraints[cursor if isinstance(constraints, str) else index]
             cursor += 1
             if isinstance(value, gl.shared_memory_descriptor) and explicit and in_cluster.get():
-                group.append(semantic.inline_asm(_OWN_WINDOW, "=r,r", [value], (tl.int32, ), False)[0])
+                group.append(semantic.inline_asm(_OWN_WINDOW, "=r,r", [value], (tl.int32,), False)[0])
             elif isinstance(value, _DESCRIPTORS):
                 if not explicit:
-                    raise OperandError(f"inline PTX: a memory descriptor is an operand in explicit kernels only: {shown}")
+                    raise OperandError(
+                        f"inline PTX: a memory descriptor is an operand in explicit kernels only: {shown}"
+                    )
                 group.append(value)
             else:
                 group.append(_scalar(value, constraint, semantic, shown))
@@ -295,12 +327,16 @@ def asm(template: Traced, constraints: Traced, args: Traced, result_types: Trace
         return 1
 
     counts = [registers(type_) for type_ in results]
-    counts += [sum(1 if isinstance(value, _DESCRIPTORS) else registers(value.type) for value in group) for group in operands]
+    counts += [
+        sum(1 if isinstance(value, _DESCRIPTORS) else registers(value.type) for value in group) for group in operands
+    ]
     if isinstance(template, ConstexprFunction):
         groups = _references(counts)
         template = template(tuple(groups[: len(results)]), tuple(groups[len(results) :]))
     if not isinstance(template, str):
-        raise OperandError(f"inline PTX: the template is a string or a constexpr function that returns one, not {template!r}")
+        raise OperandError(
+            f"inline PTX: the template is a string or a constexpr function that returns one, not {template!r}"
+        )
     if not isinstance(constraints, str):
         items = [item for item, count in zip(items, counts) for _ in range(count)]
     flat = [value for group in operands for value in group]
@@ -312,7 +348,9 @@ def asm(template: Traced, constraints: Traced, args: Traced, result_types: Trace
         types = results
         if not results:  # the element-wise operation insists on a result
             template, items, types = "mov.b32 $0, 0; " + _renumber(template, 1), ["=r"] + items, (tl.int32,)
-        out = tl.inline_asm_elementwise(template, ",".join(items + clobbers), flat, types, is_pure, 1, _semantic=semantic)
+        out = tl.inline_asm_elementwise(
+            template, ",".join(items + clobbers), flat, types, is_pure, 1, _semantic=semantic
+        )
         out = out if results else ()
     if single:
         return out[0]

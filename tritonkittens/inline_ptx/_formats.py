@@ -1,7 +1,8 @@
-"""Floating-point formats of PTX (PTX ISA 5.2 "Types", 9.7.9 `cvt`): bits from values and values from bits, in every rounding that PTX names.
+"""Floating-point formats of PTX (PTX ISA 5.2 "Types", 9.7.9 `cvt`): bits from values and values from bits, in every
+rounding that PTX names.
 
-Values are float64, which holds every finite number of these formats, and every sum or product of two float32, closely enough for one further rounding
-(`fma_to_odd` takes care of the last bit).
+Values are float64, which holds every finite number of these formats, and every sum or product of two float32, closely
+enough for one further rounding (`fma_to_odd` takes care of the last bit).
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ ROUNDINGS = ("rn", "rz", "rna", "rp", "rm", "rs")
 
 @dataclass(frozen=True)
 class Format:
-    """Sign, `exponent` bits with `bias`, `mantissa` bits. `special`: "ieee" has infinities and NaN, "nan" only one NaN (all ones), "none" neither."""
+    """Sign, `exponent` bits with `bias`, `mantissa` bits. `special`: "ieee" has infinities and NaN, "nan" only one NaN
+    (all ones), "none" neither."""
 
     exponent: int
     mantissa: int
@@ -63,10 +65,12 @@ def encode(
     random: np.ndarray | int = 0,
     random_bits: int = 16,
 ) -> np.ndarray:
-    """Bits of `values` (any float array), as unsigned words of `storage(name)` bits (fp4 and fp6 in the low bits of a byte).
+    """Bits of `values` (any float array), as unsigned words of `storage(name)` bits (fp4 and fp6 in the low bits of a
+    byte).
 
-    Numbers beyond the largest become it where `satfinite` (or where the rounding is toward zero), else infinity, or NaN in formats without one. NaN is the
-    canonical NaN, and the largest number in formats without. "rs" adds the `random_bits`-bit integers `random` below the last kept bit and truncates.
+    Numbers beyond the largest become it where `satfinite` (or where the rounding is toward zero), else infinity, or NaN
+    in formats without one. NaN is the canonical NaN, and the largest number in formats without. "rs" adds the
+    `random_bits`-bit integers `random` below the last kept bit and truncates.
     """
     values = np.asarray(values)
     if name == "f32" and rounding == "rn" and not satfinite:
@@ -100,11 +104,14 @@ def encode(
         kept = whole
     else:
         raise ValueError(f"rounding {rounding!r}: one of {', '.join(ROUNDINGS)}")
-    # a kept mantissa of 2**(mantissa + 1) carries into the exponent, one below 2**mantissa is a subnormal number: the sum says both
+    # a kept mantissa of 2**(mantissa + 1) carries into the exponent, one below 2**mantissa is a subnormal number: the
+    # sum says both
     bits = ((exponent.astype(np.int64) + f.bias) << f.mantissa) + kept.astype(np.int64) - (1 << f.mantissa)
     ones = (1 << (f.exponent + f.mantissa)) - 1
     infinity = {"ieee": ones - ((1 << f.mantissa) - 1), "nan": ones, "none": f.largest}[f.special]
-    toward_zero = (rounding == "rz") | (np.signbit(x) if rounding == "rp" else ~np.signbit(x) if rounding == "rm" else np.zeros(x.shape, bool))
+    toward_zero = (rounding == "rz") | (
+        np.signbit(x) if rounding == "rp" else ~np.signbit(x) if rounding == "rm" else np.zeros(x.shape, bool)
+    )
     bits = np.where(bits > f.largest, np.where(satfinite | toward_zero, f.largest, infinity), bits)
     bits = np.where(np.isinf(x), f.largest if satfinite else infinity, bits)
     bits = bits | (np.signbit(x).astype(np.int64) << (f.exponent + f.mantissa))
@@ -145,7 +152,10 @@ def _decode(name: str, bits: np.ndarray) -> np.ndarray:
         return np.where(whole == 255, np.nan, np.ldexp(1.0, np.minimum(whole, 254) - 127))
     f = FORMATS[name]
     field, mantissa = whole >> f.mantissa & ((1 << f.exponent) - 1), whole & ((1 << f.mantissa) - 1)
-    values = np.ldexp((mantissa + np.where(field > 0, 1 << f.mantissa, 0)).astype(np.float64), np.maximum(field, 1) - f.bias - f.mantissa)
+    values = np.ldexp(
+        (mantissa + np.where(field > 0, 1 << f.mantissa, 0)).astype(np.float64),
+        np.maximum(field, 1) - f.bias - f.mantissa,
+    )
     size = whole & ((1 << (f.exponent + f.mantissa)) - 1)
     values = np.where(size > f.largest, np.nan, values)
     if f.special == "ieee":
@@ -154,10 +164,12 @@ def _decode(name: str, bits: np.ndarray) -> np.ndarray:
 
 
 def fma_to_odd(a: np.ndarray, b: np.ndarray | np.float64, c: np.ndarray) -> np.ndarray:
-    """a b + c of float32 (or narrower) numbers, in float64 rounded to odd: rounding the result once more, to float32 or narrower, is exact.
+    """a b + c of float32 (or narrower) numbers, in float64 rounded to odd: rounding the result once more, to float32 or
+    narrower, is exact.
 
-    The product of two float32 is exact in float64. Where the sum is not (Knuth's two-sum finds the error), the last bit is made odd, which keeps
-    "above" and "below" apart for the second rounding (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums").
+    The product of two float32 is exact in float64. Where the sum is not (Knuth's two-sum finds the error), the last bit
+    is made odd, which keeps "above" and "below" apart for the second rounding (Boldo and Melquiond, "Emulation of FMA
+    and correctly rounded sums").
     """
     with np.errstate(all="ignore"):
         product = np.asarray(a, np.float64) * np.asarray(b, np.float64)

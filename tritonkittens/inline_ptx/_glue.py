@@ -1,4 +1,5 @@
-"""Meanings of the instructions between the interesting ones: moves, integers, bits, predicates, warp votes (PTX ISA 9.7.1, 9.7.2, 9.7.6 to 9.7.9, 9.7.13)."""
+"""Meanings of the instructions between the interesting ones: moves, integers, bits, predicates, warp votes (PTX ISA
+9.7.1, 9.7.2, 9.7.6 to 9.7.9, 9.7.13)."""
 
 import operator
 from collections.abc import Callable
@@ -6,7 +7,22 @@ from collections.abc import Callable
 import numpy as np
 
 from ._formats import decode, word
-from ._meaning import Bits, Instruction, Machine, NoMeaning, PtxFault, Register, Registered, join, meaning, signed, split, uniform, unsigned, warps
+from ._meaning import (
+    Bits,
+    Instruction,
+    Machine,
+    NoMeaning,
+    PtxFault,
+    Register,
+    Registered,
+    join,
+    meaning,
+    signed,
+    split,
+    uniform,
+    unsigned,
+    warps,
+)
 
 INTEGERS = "u16|u32|u64|s16|s32|s64"
 INTEGERS8 = "u8|s8|" + INTEGERS
@@ -74,7 +90,9 @@ for _pattern, _function in with_wrap.items():
 @meaning("and.pred", "or.pred", "xor.pred", "not.pred")
 def _logic(t: Machine, i: Instruction, *sources: Register) -> Register:
     a = [np.asarray(x, bool) for x in sources]
-    return {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "not": np.logical_not}[i.mnemonic.split(".")[0]](*a)
+    return {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor, "not": np.logical_not}[
+        i.mnemonic.split(".")[0]
+    ](*a)
 
 
 @meaning("mul.wide.{type:u16|u32|s16|s32}", "mad.wide.{type:u16|u32|s16|s32}")
@@ -88,7 +106,9 @@ def _mul_wide(t: Machine, i: Instruction, a: Register, b: Register, c: Register 
 @meaning("mul.hi.{type:u32|s32|u16|s16}")
 def _mul_hi(t: Machine, i: Instruction, a: Register, b: Register) -> Register:
     kind = i.fields["type"] or ""
-    return words((integer(a, kind).astype(np.int64 if kind[0] == "s" else np.uint64) * integer(b, kind)) >> width(kind), kind)
+    return words(
+        (integer(a, kind).astype(np.int64 if kind[0] == "s" else np.uint64) * integer(b, kind)) >> width(kind), kind
+    )
 
 
 @meaning(f"div.{{type:{INTEGERS}}}", f"rem.{{type:{INTEGERS}}}")
@@ -102,7 +122,10 @@ def _divide(t: Machine, i: Instruction, a: Register, b: Register) -> Register:
     if kind[0] == "s":
         up = (rest != 0) & ((a < 0) != (divisor < 0))
         quotient, rest = quotient + up, np.where(up, rest - divisor, rest)
-    return words(np.where(zero, -1 if kind[0] == "s" else ~b.dtype.type(0), quotient if i.mnemonic.startswith("div") else rest), kind)
+    return words(
+        np.where(zero, -1 if kind[0] == "s" else ~b.dtype.type(0), quotient if i.mnemonic.startswith("div") else rest),
+        kind,
+    )
 
 
 @meaning(f"shl.{{type:{BITS}}}", f"shr.{{type:{BITS}|{INTEGERS}}}")
@@ -118,7 +141,8 @@ def _shift(t: Machine, i: Instruction, a: Register, by: Register) -> Register:
 
 @meaning("prmt.b32")
 def _prmt(t: Machine, i: Instruction, a: Register, b: Register, selector: Register) -> Register:
-    """Byte k of the result is the byte of {b, a} that bits 4k … 4k + 2 of the selector name; bit 4k + 3 replicates its sign instead."""
+    """Byte k of the result is the byte of {b, a} that bits 4k … 4k + 2 of the selector name; bit 4k + 3 replicates its
+    sign instead."""
     both = unsigned(a, 32).astype(np.uint64) | unsigned(b, 32).astype(np.uint64) << np.uint64(32)
     selector = unsigned(selector, 32).astype(np.uint64)
     out = np.uint64(0)
@@ -171,7 +195,9 @@ def _compare(comparison: str, kind: str, a: Register, b: Register) -> Register:
     return result | unordered if either else result & ~unordered
 
 
-@meaning(f"setp.{{comparison}}.{{combine:and|or|xor}}?.{{ftz:ftz}}?.{{type:{INTEGERS}|b16|b32|b64|f16|bf16|f32|f64|f16x2|bf16x2}}")
+@meaning(
+    f"setp.{{comparison}}.{{combine:and|or|xor}}?.{{ftz:ftz}}?.{{type:{INTEGERS}|b16|b32|b64|f16|bf16|f32|f64|f16x2|bf16x2}}"
+)
 def _setp(t: Machine, i: Instruction, a: Register, b: Register, c: Register = None) -> Register:
     comparison, kind = i.fields["comparison"] or "", i.fields["type"] or ""
     if kind.endswith("x2"):
@@ -201,7 +227,8 @@ def _cvt(t: Machine, i: Instruction, a: Register) -> Register:
     return narrow.astype(np.int64).astype(np.uint64) if to[0] == "s" else narrow
 
 
-# --- control and warps ----------------------------------------------------------------------------------------------------------------
+# --- control and warps
+# ----------------------------------------------------------------------------------------------------------------
 
 
 @meaning("trap", destinations=0)
@@ -230,15 +257,20 @@ def _vote(t: Machine, i: Instruction, p: Register, mask: Register) -> Register:
     for warp in warps(t, i.active):
         votes = p[warp]
         if i.fields["mode"] == "ballot":
-            out[warp] = np.bitwise_or.reduce(np.where(votes, np.uint32(1) << t.lane[warp].astype(np.uint32), np.uint32(0)))
+            out[warp] = np.bitwise_or.reduce(
+                np.where(votes, np.uint32(1) << t.lane[warp].astype(np.uint32), np.uint32(0))
+            )
         else:
-            out[warp] = {"all": votes.all(), "any": votes.any(), "uni": votes.all() or not votes.any()}[i.fields["mode"] or ""]
+            out[warp] = {"all": votes.all(), "any": votes.any(), "uni": votes.all() or not votes.any()}[
+                i.fields["mode"] or ""
+            ]
     return out
 
 
 @meaning("shfl.sync.{mode:idx|up|down|bfly}.b32")
 def _shfl(t: Machine, i: Instruction, a: Register, b: Register, c: Register, mask: Register) -> Register:
-    """`c`: bits 0-4 clamp, 8-12 the mask of the segment (PTX ISA "shfl.sync"). Out of the segment, a thread keeps its own value."""
+    """`c`: bits 0-4 clamp, 8-12 the mask of the segment (PTX ISA "shfl.sync"). Out of the segment, a thread keeps its
+    own value."""
     a = np.broadcast_to(unsigned(a, 32), i.active.shape)
     lane: np.ndarray = t.lane.astype(np.int64)
     b, c = signed(b, 32).astype(np.int64) & 31, signed(c, 32).astype(np.int64)

@@ -27,7 +27,8 @@ from ._formats import word
 
 Bits = np.ndarray
 Wait = Any  # the machine's own type; a meaning only passes it on
-Register = Any  # a source or a result of an instruction, as described above: an array, a tuple of arrays, a Python number, or None
+# a source or a result of an instruction, as described above: an array, a tuple of arrays, a Python number, or None
+Register = Any
 Waits = Generator[Wait, None, Register]  # the result of a meaning that waits
 Registered = Callable[..., Any]
 
@@ -115,18 +116,25 @@ class Machine(Protocol):
     warp: np.ndarray  # int [T]: %tid.x // 32
 
     def special(self, name: str) -> Any:
-        """A special register, "%cluster_ctarank", "%globaltimer", "%clock64", "%ctaid.x", "%smid", …: an int or an array [T]."""
+        """A special register, "%cluster_ctarank", "%globaltimer", "%clock64", "%ctaid.x", "%smid", …: an int or an
+        array [T]."""
 
     def static_shared(self, name: str, nbytes: int, align: int) -> int:
         """Return the address of a `.shared` variable of the current block: one for each operation of the program, at
         every execution.
         """
 
-    def load(self, space: str, addresses: Bits, nbytes: int, active: np.ndarray, order: str = "weak", scope: str = "") -> np.ndarray:
-        """uint8 [*addresses.shape, nbytes]; addresses have T as their first axis. `order`: "weak", "relaxed", "acquire", "volatile"."""
+    def load(
+        self, space: str, addresses: Bits, nbytes: int, active: np.ndarray, order: str = "weak", scope: str = ""
+    ) -> np.ndarray:
+        """uint8 [*addresses.shape, nbytes]; addresses have T as their first axis. `order`: "weak", "relaxed",
+        "acquire", "volatile"."""
 
-    def store(self, space: str, addresses: Bits, data: np.ndarray, active: np.ndarray, order: str = "weak", scope: str = "") -> None:
-        """`data` uint8 [*addresses.shape, nbytes], in order of threads where they collide. `order`: "weak", "relaxed", "release", "volatile"."""
+    def store(
+        self, space: str, addresses: Bits, data: np.ndarray, active: np.ndarray, order: str = "weak", scope: str = ""
+    ) -> None:
+        """`data` uint8 [*addresses.shape, nbytes], in order of threads where they collide. `order`: "weak", "relaxed",
+        "release", "volatile"."""
 
     def atomic(
         self,
@@ -140,18 +148,23 @@ class Machine(Protocol):
         scope: str = "gpu",
         compare: Bits | None = None,
     ) -> Bits:
-        """One read-modify-write a thread (colliding threads one after the other); the old bits, in words of the width of `bits`.
+        """One read-modify-write a thread (colliding threads one after the other); the old bits, in words of the width
+        of `bits`.
 
-        `operation`: add, min, max, inc, dec, and, or, xor, exch, cas (with `compare`); `format`: u32 s32 u64 s64 f32 f64 b32 b64 b128 f16 bf16 f16x2 bf16x2.
+        `operation`: add, min, max, inc, dec, and, or, xor, exch, cas (with `compare`); `format`: u32 s32 u64 s64 f32
+        f64 b32 b64 b128 f16 bf16 f16x2 bf16x2.
         """
 
     def store_async(self, addresses: Bits, data: np.ndarray, barriers: Bits, active: np.ndarray) -> None:
-        """st.async: writes `data` (uint8 [T, nbytes]) to shared addresses, asynchronously, and completes nbytes on each thread's barrier of the same CTA."""
+        """st.async: writes `data` (uint8 [T, nbytes]) to shared addresses, asynchronously, and completes nbytes on each
+        thread's barrier of the same CTA."""
 
     def barrier(self, address: int) -> MBarrier:
         """The mbarrier at a shared address (rank in the bits from 24 up)."""
 
-    def named_barrier(self, number: int, threads: int | None, arriving: int, arrive_only: bool, votes: int = 0) -> Wait | None:
+    def named_barrier(
+        self, number: int, threads: int | None, arriving: int, arrive_only: bool, votes: int = 0
+    ) -> Wait | None:
         """bar.sync / bar.arrive / bar.red: `arriving` threads of this role arrive (whole warps), of `threads` in all
         (None: the whole CTA).
 
@@ -185,8 +198,9 @@ class Machine(Protocol):
         multicast: int | None = None,
         reduction: tuple[str, str] | None = None,
     ) -> None:
-        """cp.async.bulk of one thread, (space, address) to (space, address). With `barrier` (a shared address) it completes bytes there, else it belongs to
-        the thread's open bulk group. `multicast`: bit mask of CTAs. `reduction`: (operation, format), as in `atomic`, instead of overwriting."""
+        """cp.async.bulk of one thread, (space, address) to (space, address). With `barrier` (a shared address) it
+        completes bytes there, else it belongs to the thread's open bulk group. `multicast`: bit mask of CTAs.
+        `reduction`: (operation, format), as in `atomic`, instead of overwriting."""
 
     def tensor_copy(
         self,
@@ -200,20 +214,24 @@ class Machine(Protocol):
         multicast: int | None = None,
         reduction: str | None = None,
     ) -> None:
-        """cp.async.bulk.tensor (tiled) of one thread; `direction` "load" (counts bytes on `barrier`) or "store" (in the thread's open bulk group, `reduction`
-        an operation or None). `tensor_map` a generic address; coordinates in elements, signed, fastest first; `shared` the shared address."""
+        """cp.async.bulk.tensor (tiled) of one thread; `direction` "load" (counts bytes on `barrier`) or "store" (in the
+        thread's open bulk group, `reduction` an operation or None). `tensor_map` a generic address; coordinates in
+        elements, signed, fastest first; `shared` the shared address."""
 
     def commit_bulk_group(self, active: np.ndarray) -> None:
         """cp.async.bulk.commit_group of each active thread."""
 
     def wait_bulk_group(self, pending: int, read: bool, active: np.ndarray) -> Wait | None:
-        """Until at most `pending` of the active threads' groups are unfinished; `read`: until they have read their sources."""
+        """Until at most `pending` of the active threads' groups are unfinished; `read`: until they have read their
+        sources."""
 
     def replace_tensor_map(self, space: str, address: int, field: str, ordinal: int, value: int) -> None:
-        """tensormap.replace: `field` "global_address", "rank" (minus 1), "box_dim", "global_dim", "global_stride", "element_stride"."""
+        """tensormap.replace: `field` "global_address", "rank" (minus 1), "box_dim", "global_dim", "global_stride",
+        "element_stride"."""
 
     def wgmma(self, product: Any) -> np.ndarray:
-        """Issue a `wgmma.Product` of one warpgroup and return the accumulator's new words [64, n]: `product.compute(read)`."""
+        """Issue a `wgmma.Product` of one warpgroup and return the accumulator's new words [64, n]:
+        `product.compute(read)`."""
 
     def wgmma_fence(self) -> None: ...
 
@@ -240,7 +258,8 @@ class Machine(Protocol):
         """
 
     def tcgen05_commit(self, barriers: list[int], thread: int) -> None:
-        """One arrival at each of these barriers (shared addresses) when the thread's operations issued so far are done."""
+        """One arrival at each of these barriers (shared addresses) when the thread's operations issued so far are
+        done."""
 
     def clc_try_cancel(self, result: int, barrier: int, multicast: bool) -> None:
         """Request a cluster. `clc.encode_answer` is written to the 16 bytes at shared `result`, and 16 bytes complete
@@ -281,7 +300,13 @@ def _compile(pattern: str) -> "re.Pattern[str]":
             text += r"\." + re.escape(literal)
             continue
         one = "(?:" + "|".join(re.escape(c) for c in choices.split("|")) + ")" if choices else r"[\w:]+"
-        text += rf"\.(?P<{name}>{one})" if not repeat else rf"(?:\.(?P<{name}>{one}))?" if repeat == "?" else rf"(?P<{name}>(?:\.{one})*)"
+        text += (
+            rf"\.(?P<{name}>{one})"
+            if not repeat
+            else rf"(?:\.(?P<{name}>{one}))?"
+            if repeat == "?"
+            else rf"(?P<{name}>(?:\.{one})*)"
+        )
     return re.compile(text)
 
 
@@ -297,7 +322,9 @@ def meaning(*patterns: str, destinations: int = 1, updates: bool = False) -> Cal
 
     def register(function: Registered) -> Registered:
         for pattern in patterns:
-            _MEANINGS.setdefault(pattern.split(".")[0].split("{")[0], []).append(Meaning(pattern, function, destinations, updates, _compile(pattern)))
+            _MEANINGS.setdefault(pattern.split(".")[0].split("{")[0], []).append(
+                Meaning(pattern, function, destinations, updates, _compile(pattern))
+            )
         return function
 
     return register
@@ -305,7 +332,11 @@ def meaning(*patterns: str, destinations: int = 1, updates: bool = False) -> Cal
 
 def find(mnemonic: str) -> tuple[Meaning, dict[str, str | None]]:
     """Return the meaning of a mnemonic, and its fields. Errors: NoMeaning; LookupError for several meanings."""
-    found = [(m, match) for m in _MEANINGS.get(mnemonic.split(".")[0], ()) if (match := m.expression.fullmatch("." + mnemonic))]
+    found = [
+        (m, match)
+        for m in _MEANINGS.get(mnemonic.split(".")[0], ())
+        if (match := m.expression.fullmatch("." + mnemonic))
+    ]
     if not found:
         raise NoMeaning(f"{mnemonic} has no meaning on the CPU")
     if len({id(m.function) for m, _ in found}) > 1:
@@ -313,7 +344,8 @@ def find(mnemonic: str) -> tuple[Meaning, dict[str, str | None]]:
     return found[0][0], found[0][1].groupdict()
 
 
-# --- registers ------------------------------------------------------------------------------------------------------------------------
+# --- registers
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def unsigned(x: Any, bits: int) -> np.ndarray:
@@ -358,7 +390,9 @@ def uniform(x: Any, active: np.ndarray, what: str) -> int:
         return x
     values = np.broadcast_to(np.asarray(x), active.shape)[active]
     if values.size and not (values == values[0]).all():
-        raise PtxFault(f"{what} differs between the threads of one instruction: {values[0]} and {values[values != values[0]][0]}")
+        raise PtxFault(
+            f"{what} differs between the threads of one instruction: {values[0]} and {values[values != values[0]][0]}"
+        )
     return int(values[0])
 
 

@@ -1,4 +1,5 @@
-"""Register tiles as operands of an assembly block, for the shims that act on whole tiles (wgmma, tcgen05): explicit kernels only."""
+"""Register tiles as operands of an assembly block, for the shims that act on whole tiles (wgmma, tcgen05): explicit
+kernels only."""
 
 from collections.abc import Sequence
 
@@ -14,12 +15,14 @@ def explicit_only(semantic: Semantic, what: str) -> None:
     """Errors: TypeError in plain Triton, whose tiles have no register layout that an instruction could rely on."""
     if not isinstance(semantic, GluonSemantic):
         raise TypeError(
-            f"{what} takes register tiles, which only explicit kernels have: a plain Triton tile has no register layout to rely on"
+            f"{what} takes register tiles, which only explicit kernels have: a plain Triton tile has no register "
+            "layout to rely on"
         )
 
 
 def tiles_of(value: Traced) -> tuple[tuple[Traced, ...], bool]:
-    """(tuple of operands, is it a single one?) from a tile or descriptor, a tuple of them, or a lang object that wraps either."""
+    """(tuple of operands, is it a single one?) from a tile or descriptor, a tuple of them, or a lang object that wraps
+    either."""
     value = unwrap(value)
     if hasattr(value, "__asm_operand__"):
         value = unwrap(value.__asm_operand__)
@@ -49,7 +52,8 @@ def tied(tiles: Sequence[Traced], semantic: Semantic) -> tuple[list[str], list[s
 
 @builtin
 def pass_through(template: Traced, tiles: Traced, only: Traced, _semantic: Semantic = None) -> Traced:
-    """Emits `template` with `tiles` as operands that are read and written, so that the compiler keeps their uses on their side of it."""
+    """Emits `template` with `tiles` as operands that are read and written, so that the compiler keeps their uses on
+    their side of it."""
     template = unwrap(template)
     require(template.rstrip(";"), only=unwrap(only), _semantic=_semantic)
     tiles, single = tiles_of(tiles)

@@ -1,7 +1,7 @@
 """CTA barriers by number, warp barriers and fences (PTX ISA, "bar / barrier", "bar.warp.sync", "membar / fence").
 
-A CTA has 16 named barriers. Triton uses 0 for the whole program and 1 .. 1 + partitions for the warps of each partition, so take high
-numbers.
+A CTA has 16 named barriers. Triton uses 0 for the whole program and 1 .. 1 + partitions for the warps of each
+partition, so take high numbers.
 """
 
 import numpy as np
@@ -22,7 +22,8 @@ def named_text(verb: str, number: int, threads: int) -> str:
         raise OperandError(f"barrier.{verb}(number={number}): barriers are numbered 0 to 15")
     if not (32 <= threads <= 1024 and threads % 32 == 0):
         raise OperandError(
-            f"barrier.{verb}(threads={threads}): a multiple of 32 up to 1024, counting those that arrive and those that wait"
+            f"barrier.{verb}(threads={threads}): a multiple of 32 up to 1024, counting those that arrive and those "
+            "that wait"
         )
     return f"bar.{verb} {number}, {threads};"
 
@@ -45,7 +46,9 @@ def fence_text(semantics: str, scope: str, sm: int) -> str:
     if scope not in _SCOPES:
         raise OperandError(f"barrier.fence(scope={scope!r}): one of {', '.join(_SCOPES)}")
     if scope == "cluster" and sm < 90:
-        raise OperandError(f"barrier.fence(scope='cluster'): clusters need sm_90 or newer; this kernel is compiled for sm_{sm}")
+        raise OperandError(
+            f"barrier.fence(scope='cluster'): clusters need sm_90 or newer; this kernel is compiled for sm_{sm}"
+        )
     return f"fence.{semantics}.{scope};"
 
 
@@ -82,13 +85,15 @@ def reduce(vote, number: tl.constexpr, threads: tl.constexpr, operation: tl.cons
 
 @triton.jit
 def syncwarp(mask: tl.constexpr = 0xFFFFFFFF):
-    """`bar.warp.sync`: waits for the lanes in `mask` (32 bits) of this warp. Any architecture. PTX ISA "bar.warp.sync"."""
+    """`bar.warp.sync`: waits for the lanes in `mask` (32 bits) of this warp. Any architecture. PTX ISA
+    "bar.warp.sync"."""
     asm("bar.warp.sync $0;", "r", [mask])
 
 
 @triton.jit
 def fence(semantics: tl.constexpr = "acq_rel", scope: tl.constexpr = "gpu"):
-    """`fence.acq_rel` or `fence.sc` at `scope` "cta", "cluster" (sm_90), "gpu" or "sys". sm_80 here. PTX ISA "membar / fence"."""
+    """`fence.acq_rel` or `fence.sc` at `scope` "cta", "cluster" (sm_90), "gpu" or "sys". sm_80 here. PTX ISA "membar /
+    fence"."""
     require("fence", 80)
     asm(fence_text(semantics, scope, arch()), "", [])
 

@@ -1,6 +1,8 @@
-"""Cluster launch control: a running cluster takes over the work of one that has not started (PTX ISA, "clusterlaunchcontrol"). sm_100.
+"""Cluster launch control: a running cluster takes over the work of one that has not started (PTX ISA,
+"clusterlaunchcontrol"). sm_100.
 
-`result` is 16 bytes of shared memory, 16-byte aligned; the answer arrives there asynchronously and counts 16 bytes on an mbarrier.
+`result` is 16 bytes of shared memory, 16-byte aligned; the answer arrives there asynchronously and counts 16 bytes on
+an mbarrier.
 """
 
 import numpy as np
@@ -17,7 +19,11 @@ RESULT_BYTES = 16
 @constexpr_function
 def try_cancel_text(multicast: bool, issuer: str, sm: int) -> str:
     cluster = ".multicast::cluster::all" if multicast else ""
-    return issued(f"clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes{cluster}.b128 [$0], [$1];", issuer, sm)
+    return issued(
+        f"clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes{cluster}.b128 [$0], [$1];",
+        issuer,
+        sm,
+    )
 
 
 @constexpr_function
@@ -76,12 +82,15 @@ def first_ctaid(result, axis: tl.constexpr = 0):
 
 
 def encode_answer(first_ctaid: "tuple[int, int, int] | None") -> np.ndarray:
-    """uint8 [16]: the answer of a try_cancel as the simulator writes it (the hardware's format is not documented): x, y, z of the cancelled cluster's first CTA
-    and 1, or zeros."""
+    """uint8 [16]: the answer of a try_cancel as the simulator writes it (the hardware's format is not documented): x,
+    y, z of the cancelled cluster's first CTA and 1, or zeros."""
     return np.array([*first_ctaid, 1] if first_ctaid is not None else [0] * 4, np.uint32).view(np.uint8)
 
 
-@meaning("clusterlaunchcontrol.try_cancel.async.{space:shared::cta}?.mbarrier::complete_tx::bytes.{multicast:multicast::cluster::all}?.b128", destinations=0)
+@meaning(
+    "clusterlaunchcontrol.try_cancel.async.{space:shared::cta}?.mbarrier::complete_tx::bytes.{multicast:multicast::cluster::all}?.b128",
+    destinations=0,
+)
 def _try_cancel(t: Machine, i: Instruction, results: Register, barriers: Register) -> None:
     for result, bar in zip(lanes(results, i.active), lanes(barriers, i.active)):
         t.clc_try_cancel(result, bar, i.fields["multicast"] is not None)

@@ -47,7 +47,8 @@ def st_async_text(dtype: tl.dtype, issuer: str, sm: int) -> str:
 
 @constexpr_function
 def st_async_constraints(dtype: tl.dtype) -> str:
-    # st.async has bit types only; "f" and "d" registers are of another type but of the right width, which PTX allows for .b operands
+    # st.async has bit types only; "f" and "d" registers are of another type but of the right width, which PTX allows
+    # for .b operands
     return f"r,{register_class(dtype)[1]},r"
 
 
@@ -56,13 +57,21 @@ def _quads(instruction: str, registers: Sequence[str], address: str, bar: str = 
     if len(registers) % 4:
         raise OperandError(f"a tile of {len(registers)} registers a thread: 16 bytes at a time take a multiple of 4")
     four = [", ".join(registers[at : at + 4]) for at in range(0, len(registers), 4)]
-    return " ".join(instruction.format(registers=f"{{{r}}}", address=f"[{address} + {QUAD_STEP * quad}]", bar=bar) for quad, r in enumerate(four))
+    return " ".join(
+        instruction.format(registers=f"{{{r}}}", address=f"[{address} + {QUAD_STEP * quad}]", bar=bar)
+        for quad, r in enumerate(four)
+    )
 
 
 @constexpr_function
 def st_async_tile_text(outputs: References, inputs: References) -> str:
     (address,), registers, (bar,) = inputs
-    return _quads("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 {address}, {registers}, [{bar}];", registers, address, bar)
+    return _quads(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 {address}, {registers}, [{bar}];",
+        registers,
+        address,
+        bar,
+    )
 
 
 @constexpr_function
@@ -83,7 +92,8 @@ def arrive(semantics: tl.constexpr = "release", aligned: tl.constexpr = True):
 
 @triton.jit
 def wait(aligned: tl.constexpr = True):
-    """`barrier.cluster.wait.acquire`: waits for the arrival of all threads of the cluster. sm_90. PTX ISA "barrier.cluster"."""
+    """`barrier.cluster.wait.acquire`: waits for the arrival of all threads of the cluster. sm_90. PTX ISA
+    "barrier.cluster"."""
     require("barrier.cluster.wait", 90)
     asm(wait_text(aligned), "", [])
 
@@ -104,14 +114,16 @@ def nctarank():
 
 @triton.jit
 def ctaid(axis: tl.constexpr = 0):
-    """%cluster_ctaid -> i32: this CTA's coordinate in its cluster along `axis` (0 x, 1 y, 2 z). sm_90. PTX ISA "Special Registers"."""
+    """%cluster_ctaid -> i32: this CTA's coordinate in its cluster along `axis` (0 x, 1 y, 2 z). sm_90. PTX ISA "Special
+    Registers"."""
     require("%cluster_ctaid", 90)
     return asm(axis_text("ctaid", axis), "=r", [], tl.int32, is_pure=True)
 
 
 @triton.jit
 def nctaid(axis: tl.constexpr = 0):
-    """%cluster_nctaid -> i32: the cluster's extent along `axis` (0 x, 1 y, 2 z), in CTAs. sm_90. PTX ISA "Special Registers"."""
+    """%cluster_nctaid -> i32: the cluster's extent along `axis` (0 x, 1 y, 2 z), in CTAs. sm_90. PTX ISA "Special
+    Registers"."""
     require("%cluster_nctaid", 90)
     return asm(axis_text("nctaid", axis), "=r", [], tl.int32, is_pure=True)
 
@@ -129,14 +141,16 @@ def mapa(memory, cta):
 
 @triton.jit
 def ld(remote, dtype: tl.constexpr):
-    """`ld.shared::cluster`: the scalar `dtype` (32 or 64 bits) at a remote address, read by every thread. sm_90. PTX ISA "ld"."""
+    """`ld.shared::cluster`: the scalar `dtype` (32 or 64 bits) at a remote address, read by every thread. sm_90. PTX
+    ISA "ld"."""
     require("ld.shared::cluster", 90)
     return asm(load_text("shared::cluster", dtype), load_constraints(dtype), [remote], dtype)
 
 
 @triton.jit
 def st(remote, value, dtype: tl.constexpr, issuer: tl.constexpr = "warp"):
-    """`st.shared::cluster`: writes a scalar `dtype` (32 or 64 bits) to a remote address. Visible there after a cluster barrier. sm_90.
+    """`st.shared::cluster`: writes a scalar `dtype` (32 or 64 bits) to a remote address. Visible there after a cluster
+    barrier. sm_90.
 
     PTX ISA "st".
     """
@@ -203,7 +217,10 @@ def _getctarank(t: Machine, i: Instruction, address: Register) -> Register:
     return unsigned(address, 32) >> np.uint32(24)
 
 
-@meaning("st.async.{weak:weak}?.shared::cluster.mbarrier::complete_tx::bytes.{vector:v2|v4}?.{type:b32|b64|u32|u64|s32|s64|f32|f64}", destinations=0)
+@meaning(
+    "st.async.{weak:weak}?.shared::cluster.mbarrier::complete_tx::bytes.{vector:v2|v4}?.{type:b32|b64|u32|u64|s32|s64|f32|f64}",
+    destinations=0,
+)
 def _st_async(t: Machine, i: Instruction, addresses: Register, values: Register, barriers: Register) -> None:
     words = values if isinstance(values, tuple) else (values,)
     data = np.concatenate([data_bytes(word, int((i.fields["type"] or "")[1:]), i.active) for word in words], axis=1)

@@ -1,8 +1,8 @@
-"""Conversions between floating-point formats (PTX ISA 9.7.9 `cvt`), element by element on tiles of any shape, in plain Triton and explicit
-kernels.
+"""Conversions between floating-point formats (PTX ISA 9.7.9 `cvt`), element by element on tiles of any shape, in plain
+Triton and explicit kernels.
 
-Instructions that convert two values into one packed register are applied to neighbouring elements of one tile. e2m1 (fp4) has no tile
-type: two values share a byte, so `to_e2m1x2(low, high)` takes two tiles and returns one of bytes.
+Instructions that convert two values into one packed register are applied to neighbouring elements of one tile. e2m1
+(fp4) has no tile type: two values share a byte, so `to_e2m1x2(low, high)` takes two tiles and returns one of bytes.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,10 @@ def widen4_asm(mnemonic: str) -> str:
     """The four bytes of $4 into float16: low halves to the packed pairs $0, $1, high halves to $2, $3."""
     steps = " ".join(f"{mnemonic} w{i}, b{i};" for i in range(4))
     # Each w holds (low, high) of one byte; the permutations gather two low and two high halves.
-    gather = "prmt.b32 $0, w0, w1, 0x5410; prmt.b32 $1, w2, w3, 0x5410; prmt.b32 $2, w0, w1, 0x7632; prmt.b32 $3, w2, w3, 0x7632;"
+    gather = (
+        "prmt.b32 $0, w0, w1, 0x5410; prmt.b32 $1, w2, w3, 0x5410; prmt.b32 $2, w0, w1, 0x7632; prmt.b32 $3, "
+        "w2, w3, 0x7632;"
+    )
     return f"{{ .reg .b8 b0, b1, b2, b3; .reg .b32 w0, w1, w2, w3; mov.b32 {{b0, b1, b2, b3}}, $4; {steps} {gather} }}"
 
 
@@ -54,7 +57,8 @@ def stochastic16_asm(mnemonic: str) -> str:
 
 
 _GATHER_BYTES = (
-    ".reg .b32 bits, bits2; prmt.b32 bits, ${0}, ${1}, 0x0040; prmt.b32 bits2, ${2}, ${3}, 0x0040; prmt.b32 bits, bits, bits2, 0x5410;"
+    ".reg .b32 bits, bits2; prmt.b32 bits, ${0}, ${1}, 0x0040; prmt.b32 bits2, ${2}, ${3}, 0x0040; "
+    "prmt.b32 bits, bits, bits2, 0x5410;"
 )
 
 
@@ -64,11 +68,13 @@ def stochastic8_asm(mnemonic: str) -> str:
 
 
 def stochastic4_asm(mnemonic: str) -> str:
-    """Four bytes ($0) of e2m1 pairs: low halves from $1..$4, high halves from $5..$8; the low bytes of $9..$12 make one 32-bit random
-    word.
+    """Four bytes ($0) of e2m1 pairs: low halves from $1..$4, high halves from $5..$8; the low bytes of $9..$12 make one
+    32-bit random word.
     """
     pairs = f"{mnemonic} first, {{$6, $2, $5, $1}}, bits; {mnemonic} second, {{$8, $4, $7, $3}}, bits;"
-    return f"{{ {_GATHER_BYTES.format(9, 10, 11, 12)} .reg .b16 first, second; {pairs} mov.b32 $0, {{first, second}}; }}"
+    return (
+        f"{{ {_GATHER_BYTES.format(9, 10, 11, 12)} .reg .b16 first, second; {pairs} mov.b32 $0, {{first, second}}; }}"
+    )
 
 
 # form -> (template builder, LLVM constraints, elements a block). "narrow8_f16" and the like read packed pairs.
@@ -97,7 +103,8 @@ def _convert(
     only: Traced = None,
     _semantic: Semantic = None,
 ) -> Traced:
-    """Emits `mnemonic` in `form` over tiles whose element types are `sources`; `dtype` is the result's element type, or a tuple of them."""
+    """Emits `mnemonic` in `form` over tiles whose element types are `sources`; `dtype` is the result's element type, or
+    a tuple of them."""
     form, mnemonic, sources, dtype = unwrap(form), unwrap(mnemonic), unwrap(sources), unwrap(dtype)
     require(mnemonic, unwrap(minimum), unwrap(only), _semantic=_semantic)
     args = [_semantic.to_tensor(unwrap(arg)) for arg in args]
@@ -114,7 +121,9 @@ def _variant(mnemonic: Traced, what: Traced, value: Traced, allowed: Traced, _se
     """constexpr: `mnemonic` with its `{}` filled by `value`, which must be one of `allowed`."""
     mnemonic, value, allowed = unwrap(mnemonic), unwrap(value), unwrap(allowed)
     if value not in allowed:
-        raise ValueError(f"{mnemonic.replace('{}', '')}: {unwrap(what)} is {', '.join(map(repr, allowed))}, not {value!r}")
+        raise ValueError(
+            f"{mnemonic.replace('{}', '')}: {unwrap(what)} is {', '.join(map(repr, allowed))}, not {value!r}"
+        )
     modifier = {False: "", True: ".relu"}.get(value, f".{value}")
     return tl.constexpr(mnemonic.replace("{}", modifier, 1))
 
@@ -126,27 +135,34 @@ def _is_type(x: Traced, name: Traced, _semantic: Semantic = None) -> Traced:
 
 @triton.jit
 def to_bf16(x, rounding: tl.constexpr = "rn", relu: tl.constexpr = False):
-    """float32 to bfloat16, two at a time; rounding "rn" (nearest even) or "rz" (toward zero), relu sets negative values to 0. sm_80+.
+    """float32 to bfloat16, two at a time; rounding "rn" (nearest even) or "rz" (toward zero), relu sets negative values
+    to 0. sm_80+.
 
     PTX ISA 9.7.9 `cvt.rn.bf16x2.f32`.
     """
-    mnemonic: tl.constexpr = _variant(_variant("cvt{}{}.bf16x2.f32", "rounding", rounding, ("rn", "rz")), "relu", relu, (False, True))
+    mnemonic: tl.constexpr = _variant(
+        _variant("cvt{}{}.bf16x2.f32", "rounding", rounding, ("rn", "rz")), "relu", relu, (False, True)
+    )
     return _convert("narrow16", mnemonic, (x,), ("fp32",), tl.bfloat16, 80)
 
 
 @triton.jit
 def to_f16(x, rounding: tl.constexpr = "rn", relu: tl.constexpr = False):
-    """float32 to float16, two at a time; rounding "rn" (nearest even) or "rz" (toward zero), relu sets negative values to 0. sm_80+.
+    """float32 to float16, two at a time; rounding "rn" (nearest even) or "rz" (toward zero), relu sets negative values
+    to 0. sm_80+.
 
     PTX ISA 9.7.9 `cvt.rn.f16x2.f32`.
     """
-    mnemonic: tl.constexpr = _variant(_variant("cvt{}{}.f16x2.f32", "rounding", rounding, ("rn", "rz")), "relu", relu, (False, True))
+    mnemonic: tl.constexpr = _variant(
+        _variant("cvt{}{}.f16x2.f32", "rounding", rounding, ("rn", "rz")), "relu", relu, (False, True)
+    )
     return _convert("narrow16", mnemonic, (x,), ("fp32",), tl.float16, 80)
 
 
 @triton.jit
 def to_tf32(x, rounding: tl.constexpr = "rna", relu: tl.constexpr = False):
-    """float32 rounded to the 10-bit mantissa of tf32, kept as float32. rounding "rna" (nearest, ties away; sm_80+), "rn" or "rz" (sm_90+).
+    """float32 rounded to the 10-bit mantissa of tf32, kept as float32. rounding "rna" (nearest, ties away; sm_80+),
+    "rn" or "rz" (sm_90+).
 
     relu needs "rn" or "rz". PTX ISA 9.7.9 `cvt.rna.tf32.f32`.
     """
@@ -201,7 +217,8 @@ def e5m2_to_f16(x, relu: tl.constexpr = False):
 
 @triton.jit
 def to_e2m1x2(low, high, relu: tl.constexpr = False):
-    """Two float32 tiles to one uint8 tile of fp4 e2m1 pairs (`low` in bits 0-3), nearest even, finite values beyond ±6 become ±6.
+    """Two float32 tiles to one uint8 tile of fp4 e2m1 pairs (`low` in bits 0-3), nearest even, finite values beyond ±6
+    become ±6.
 
     sm_100a, sm_103a, sm_120a. PTX ISA 9.7.9 `cvt.rn.satfinite.e2m1x2.f32`.
     """
@@ -221,7 +238,8 @@ def e2m1x2_to_f16(pairs, relu: tl.constexpr = False):
 
 @triton.jit
 def to_ue8m0(x, rounding: tl.constexpr = "rz"):
-    """float32 to ue8m0, the power-of-two scale of MX formats, as uint8 (exponent plus 127). rounding "rz" (down) or "rp" (up).
+    """float32 to ue8m0, the power-of-two scale of MX formats, as uint8 (exponent plus 127). rounding "rz" (down) or
+    "rp" (up).
 
     sm_100a, sm_103a, sm_120a. PTX ISA 9.7.9 `cvt.rz.satfinite.ue8m0x2.f32`.
     """
@@ -231,14 +249,15 @@ def to_ue8m0(x, rounding: tl.constexpr = "rz"):
 
 @triton.jit
 def ue8m0_to_bf16(x):
-    """ue8m0 scales (uint8, exponent plus 127) to bfloat16. sm_100a, sm_103a, sm_120a. PTX ISA 9.7.9 `cvt.rn.bf16x2.ue8m0x2`."""
+    """ue8m0 scales (uint8, exponent plus 127) to bfloat16. sm_100a, sm_103a, sm_120a. PTX ISA 9.7.9
+    `cvt.rn.bf16x2.ue8m0x2`."""
     return _convert("widen8", "cvt.rn.bf16x2.ue8m0x2", (x,), ("uint8",), tl.bfloat16, None, (100, 103, 120))
 
 
 @triton.jit
 def to_bf16_stochastic(x, bits, relu: tl.constexpr = False):
-    """float32 to bfloat16, rounded up with the probability of the discarded fraction; `bits` is a uint32 tile of x's shape, its low 16
-    bits are used.
+    """float32 to bfloat16, rounded up with the probability of the discarded fraction; `bits` is a uint32 tile of x's
+    shape, its low 16 bits are used.
 
     sm_100a, sm_103a. PTX ISA 9.7.9 `cvt.rs.bf16x2.f32`.
     """
@@ -248,8 +267,8 @@ def to_bf16_stochastic(x, bits, relu: tl.constexpr = False):
 
 @triton.jit
 def to_f16_stochastic(x, bits, relu: tl.constexpr = False):
-    """float32 to float16, rounded up with the probability of the discarded fraction; `bits` is a uint32 tile of x's shape, its low 13 bits
-    are used.
+    """float32 to float16, rounded up with the probability of the discarded fraction; `bits` is a uint32 tile of x's
+    shape, its low 13 bits are used.
 
     sm_100a, sm_103a. PTX ISA 9.7.9 `cvt.rs.f16x2.f32`.
     """
@@ -259,7 +278,8 @@ def to_f16_stochastic(x, bits, relu: tl.constexpr = False):
 
 @triton.jit
 def to_e4m3_stochastic(x, bits, relu: tl.constexpr = False):
-    """float32 to fp8 e4m3 with stochastic rounding, saturating; `bits` is a uint32 tile of x's shape, its low 8 bits are used.
+    """float32 to fp8 e4m3 with stochastic rounding, saturating; `bits` is a uint32 tile of x's shape, its low 8 bits
+    are used.
 
     sm_100a, sm_103a. PTX ISA 9.7.9 `cvt.rs.satfinite.e4m3x4.f32`.
     """
@@ -269,7 +289,8 @@ def to_e4m3_stochastic(x, bits, relu: tl.constexpr = False):
 
 @triton.jit
 def to_e5m2_stochastic(x, bits, relu: tl.constexpr = False):
-    """float32 to fp8 e5m2 with stochastic rounding, saturating; `bits` is a uint32 tile of x's shape, its low 8 bits are used.
+    """float32 to fp8 e5m2 with stochastic rounding, saturating; `bits` is a uint32 tile of x's shape, its low 8 bits
+    are used.
 
     sm_100a, sm_103a. PTX ISA 9.7.9 `cvt.rs.satfinite.e5m2x4.f32`.
     """
@@ -279,8 +300,8 @@ def to_e5m2_stochastic(x, bits, relu: tl.constexpr = False):
 
 @triton.jit
 def to_e2m1x2_stochastic(low, high, bits, relu: tl.constexpr = False):
-    """Two float32 tiles to one uint8 tile of fp4 e2m1 pairs with stochastic rounding, saturating; the low 8 bits of the uint32 `bits` are
-    used.
+    """Two float32 tiles to one uint8 tile of fp4 e2m1 pairs with stochastic rounding, saturating; the low 8 bits of the
+    uint32 `bits` are used.
 
     sm_100a, sm_103a. PTX ISA 9.7.9 `cvt.rs.satfinite.e2m1x4.f32`.
     """
@@ -300,10 +321,13 @@ def _values(x: Register, kind: str) -> np.ndarray | np.float64:
 
 
 def _round(i: Instruction, x: np.ndarray | np.float64, to: str, random: Register = 0) -> Bits:
-    """The bits of values x in format `to`, with the instruction's rounding, `.relu` (negative becomes 0, NaN stays) and `.satfinite`."""
+    """The bits of values x in format `to`, with the instruction's rounding, `.relu` (negative becomes 0, NaN stays) and
+    `.satfinite`."""
     if i.fields.get("relu"):
         x = np.where(np.isnan(x) | (x > 0), x, 0.0)
-    return encode(to, x, i.fields["rounding"] or "rn", bool(i.fields.get("satfinite")), random, _RANDOM_BITS.get(to, 16))
+    return encode(
+        to, x, i.fields["rounding"] or "rn", bool(i.fields.get("satfinite")), random, _RANDOM_BITS.get(to, 16)
+    )
 
 
 _HOW = "{rounding:rn|rz|rp}.{satfinite:satfinite}?.{relu:relu}?"
@@ -329,7 +353,9 @@ def _cvt_packed(t: Machine, i: Instruction, pair: Register) -> Register:
 @meaning(f"cvt.{_HOW}.{{to:f16x2|bf16x2}}.{{source:{_NARROW.replace('|', 'x2|')}x2}}")
 def _cvt_widen(t: Machine, i: Instruction, pair: Register) -> Register:
     to, source = (i.fields["to"] or "").removesuffix("x2"), (i.fields["source"] or "").removesuffix("x2")
-    parts = split(pair, 16, 2) if source != "e2m1" else (unsigned(pair, 8) & np.uint8(15), unsigned(pair, 8) >> np.uint8(4))
+    parts = (
+        split(pair, 16, 2) if source != "e2m1" else (unsigned(pair, 8) & np.uint8(15), unsigned(pair, 8) >> np.uint8(4))
+    )
     return join([_round(i, decode(source, x), to) for x in parts], 32)
 
 
@@ -340,10 +366,14 @@ def _cvt_stochastic_pair(t: Machine, i: Instruction, high: Register, low: Regist
     """
     to = (i.fields["to"] or "").removesuffix("x2")
     mask = np.uint16((1 << _RANDOM_BITS[to]) - 1)
-    return join([_round(i, _values(x, "f32"), to, bits & mask) for x, bits in zip((low, high), split(random, 32, 2))], 32)
+    return join(
+        [_round(i, _values(x, "f32"), to, bits & mask) for x, bits in zip((low, high), split(random, 32, 2))], 32
+    )
 
 
-@meaning(f"cvt.{{rounding:rs}}.{{relu:relu}}?.{{satfinite:satfinite}}.{{to:{_NARROW.replace('|ue8m0', '').replace('|', 'x4|')}x4}}.f32")
+@meaning(
+    f"cvt.{{rounding:rs}}.{{relu:relu}}?.{{satfinite:satfinite}}.{{to:{_NARROW.replace('|ue8m0', '').replace('|', 'x4|')}x4}}.f32"  # noqa: E501
+)
 def _cvt_stochastic_four(t: Machine, i: Instruction, sources: Register, random: Register) -> Register:
     """The last of the four sources goes to the lowest place; byte k of `random` rounds the result in place k."""
     to = (i.fields["to"] or "").removesuffix("x4")
@@ -356,13 +386,20 @@ def _cvt_stochastic_four(t: Machine, i: Instruction, sources: Register, random: 
 
 @meaning("cvt.{rounding:rna|rn|rz}.{satfinite:satfinite}?.{relu:relu}?.tf32.f32")
 def _cvt_tf32(t: Machine, i: Instruction, x: Register) -> Register:
-    """With rna the H200 only cuts a NaN's low bits off, so that one without others becomes an infinity; rn and rz give the canonical NaN."""
+    """With rna the H200 only cuts a NaN's low bits off, so that one without others becomes an infinity; rn and rz give
+    the canonical NaN."""
     values = _values(x, "f32")
     bits = _round(i, values, "tf32")
-    return np.where(np.isnan(values), unsigned(x, 32) & np.uint32(0xFFFFE000), bits) if i.fields["rounding"] == "rna" else bits
+    return (
+        np.where(np.isnan(values), unsigned(x, 32) & np.uint32(0xFFFFE000), bits)
+        if i.fields["rounding"] == "rna"
+        else bits
+    )
 
 
-@meaning("cvt.{rounding:rn|rz|rm|rp}?.{ftz:ftz}?.{relu:relu}?.{satfinite:satfinite}?.{to:f16|bf16|f32|f64}.{source:f16|bf16|f32|f64}")
+@meaning(
+    "cvt.{rounding:rn|rz|rm|rp}?.{ftz:ftz}?.{relu:relu}?.{satfinite:satfinite}?.{to:f16|bf16|f32|f64}.{source:f16|bf16|f32|f64}"
+)
 def _cvt_float(t: Machine, i: Instruction, x: Register) -> Register:
     if i.fields["ftz"]:
         raise NoMeaning("cvt.ftz")
@@ -379,7 +416,9 @@ def _cvt_to_integer(t: Machine, i: Instruction, x: Register) -> Register:
     """Clamps to the type's range; NaN becomes 0."""
     to = i.fields["to"] or ""
     x = _values(x, i.fields["source"] or "")
-    whole = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[i.fields["rounding"] or ""](np.where(np.isnan(x), 0.0, x))
+    whole = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}[i.fields["rounding"] or ""](
+        np.where(np.isnan(x), 0.0, x)
+    )
     bits = width(to)
     low, high = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1) if to[0] == "s" else (0.0, 2.0**bits - 1)
     return np.clip(whole, low, high).astype(np.int64).astype(np.uint64)

@@ -11,16 +11,19 @@ from tritonkittens.inline_ptx._meaning import Instruction, Machine, Register, me
 
 @triton.jit
 def elect_one():
-    """`elect.sync` over the full warp -> i32: 1 in one lane of each warp (the same one each time), 0 in the others. sm_90.
+    """`elect.sync` over the full warp -> i32: 1 in one lane of each warp (the same one each time), 0 in the others.
+    sm_90.
 
-    The compiler takes a scalar for uniform and does not know that lanes disagree: use the result as an operand of further assembly (a
-    predicate), not in an `if` around operations of the compiler. Shims take `issuer="warp"` instead. PTX ISA "elect.sync".
+    The compiler takes a scalar for uniform and does not know that lanes disagree: use the result as an operand of
+    further assembly (a predicate), not in an `if` around operations of the compiler. Shims take `issuer="warp"`
+    instead. PTX ISA "elect.sync".
     """
     require("elect.sync", 90)
     return asm("{ .reg .pred chosen; elect.sync _|chosen, 0xffffffff; selp.b32 $0, 1, 0, chosen; }", "=r", [], tl.int32)
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: what each instruction does, on the CPU
+# -----------------------------------------------------------------------------------
 
 
 @meaning("elect.sync")

@@ -22,7 +22,8 @@ LIBRARY = str(Path(__file__).with_name("extern.ll"))
 
 
 def link_options(options: dict[str, Any] | None = None) -> dict[str, Any]:
-    """`options` (launch or compile options, None for none) with this library added to their `extern_libs`; the argument is not changed."""
+    """`options` (launch or compile options, None for none) with this library added to their `extern_libs`; the argument
+    is not changed."""
     merged = dict(options or {})
     merged["extern_libs"] = {**dict(merged.get("extern_libs") or {}), NAME: LIBRARY}
     return merged
@@ -45,10 +46,11 @@ def _time_and_place(_semantic: Semantic = None) -> Traced:
 
 @triton.jit
 def spin_try_wait(barrier, phase, limit):
-    """int32: how many `mbarrier.try_wait` it took until the phase with parity `phase` (0 or 1) was complete, or -1 after `limit` of them.
+    """int32: how many `mbarrier.try_wait` it took until the phase with parity `phase` (0 or 1) was complete, or -1
+    after `limit` of them.
 
-    barrier is a shared address (int32) or, in explicit kernels, a shared descriptor. One try suspends the thread for a time limit of the
-    hardware's choice. sm_90+. PTX ISA 9.7.13.15 `mbarrier.try_wait.parity`.
+    barrier is a shared address (int32) or, in explicit kernels, a shared descriptor. One try suspends the thread for a
+    time limit of the hardware's choice. sm_90+. PTX ISA 9.7.13.15 `mbarrier.try_wait.parity`.
     """
     if is_explicit():
         address = asm("mov.b32 $0, $1;", "=r,r", (barrier,), tl.int32)
@@ -59,22 +61,26 @@ def spin_try_wait(barrier, phase, limit):
 
 @triton.jit
 def time_and_place():
-    """int64: %globaltimer (nanoseconds) modulo 2**48 in bits 16 to 63, and %smid in bits 0 to 15: one word for a timeline. PTX ISA 10."""
+    """int64: %globaltimer (nanoseconds) modulo 2**48 in bits 16 to 63, and %smid in bits 0 to 15: one word for a
+    timeline. PTX ISA 10."""
     return _time_and_place()
 
 
 # --- meanings: the effect of each instruction, on the CPU
 # --------------------------------------------------------------------------------
 
-# What the functions of extern.ll do, as blocks with the same instructions: symbol -> (PTX, constraints: the result, then the arguments).
+# What the functions of extern.ll do, as blocks with the same instructions: symbol -> (PTX, constraints: the result,
+# then the arguments).
 PTX = {
     "tritonkittens_spin_try_wait": (
         "{ .reg .pred p; .reg .b32 n; mov.b32 n, 1; mov.b32 $0, -1; TRY: setp.gt.s32 p, n, $3; @p bra END; "
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @p mov.b32 $0, n; @p bra END; add.s32 n, n, 1; bra TRY; END: }",
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @p mov.b32 $0, n; @p bra END; add.s32 n, n, 1; bra "
+        "TRY; END: }",
         "=r,r,r,r",
     ),
     "tritonkittens_time_and_place": (
-        "{ .reg .b64 time, place; .reg .b32 sm; mov.u64 time, %globaltimer; mov.u32 sm, %smid; shl.b64 time, time, 16; cvt.u64.u32 place, sm; "
+        "{ .reg .b64 time, place; .reg .b32 sm; mov.u64 time, %globaltimer; mov.u32 sm, %smid; shl.b64 time, time, "
+        "16; cvt.u64.u32 place, sm; "
         "or.b64 $0, time, place; }",
         "=l",
     ),

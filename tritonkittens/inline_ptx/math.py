@@ -1,7 +1,9 @@
-"""Floating-point instructions (PTX ISA 9.7.3 to 9.7.5), element by element on tiles of any shape, in plain Triton and in explicit kernels.
+"""Floating-point instructions (PTX ISA 9.7.3 to 9.7.5), element by element on tiles of any shape, in plain Triton and
+in explicit kernels.
 
-16-bit tiles use the packed `x2` instruction, two elements each; one instruction runs where `tl.*` would emit a software sequence or a
-conversion to float32. All `approx` forms flush denormal float32 numbers to zero (`.ftz`) and have the error the PTX ISA states.
+16-bit tiles use the packed `x2` instruction, two elements each; one instruction runs where `tl.*` would emit a software
+sequence or a conversion to float32. All `approx` forms flush denormal float32 numbers to zero (`.ftz`) and have the
+error the PTX ISA states.
 """
 
 from collections.abc import Callable
@@ -17,7 +19,11 @@ from ._traced import Semantic, Traced
 
 # instruction -> element type -> (PTX mnemonic, lowest architecture). 16-bit types are packed two to a register.
 INSTRUCTIONS = {
-    "ex2": {"fp32": ("ex2.approx.ftz.f32", 80), "fp16": ("ex2.approx.f16x2", 80), "bf16": ("ex2.approx.ftz.bf16x2", 90)},
+    "ex2": {
+        "fp32": ("ex2.approx.ftz.f32", 80),
+        "fp16": ("ex2.approx.f16x2", 80),
+        "bf16": ("ex2.approx.ftz.bf16x2", 90),
+    },
     "lg2": {"fp32": ("lg2.approx.ftz.f32", 80)},
     "rcp": {"fp32": ("rcp.approx.ftz.f32", 80)},
     "rsqrt": {"fp32": ("rsqrt.approx.ftz.f32", 80)},
@@ -71,7 +77,8 @@ def _apply(name: Traced, args: Traced, _semantic: Semantic = None) -> Traced:
 
 @triton.jit
 def ex2(x):
-    """2**x. float32 (relative error 2**-22), float16 packed (2**-9.9), bfloat16 packed (2**-7, sm_90+). PTX ISA 9.7.3 / 9.7.4 `ex2`."""
+    """2**x. float32 (relative error 2**-22), float16 packed (2**-9.9), bfloat16 packed (2**-7, sm_90+). PTX ISA 9.7.3 /
+    9.7.4 `ex2`."""
     return _apply("ex2", (x,))
 
 
@@ -113,25 +120,29 @@ def cos(x):
 
 @triton.jit
 def tanh(x):
-    """tanh(x). float32 and float16 packed (relative error 2**-11), bfloat16 packed (2**-8, sm_90+). PTX ISA 9.7.3 / 9.7.4 `tanh.approx`."""
+    """tanh(x). float32 and float16 packed (relative error 2**-11), bfloat16 packed (2**-8, sm_90+). PTX ISA 9.7.3 /
+    9.7.4 `tanh.approx`."""
     return _apply("tanh", (x,))
 
 
 @triton.jit
 def add(a, b):
-    """a + b rounded to nearest even and never fused into an fma: float32, float16 packed, bfloat16 packed (sm_90+). PTX ISA `add.rn`."""
+    """a + b rounded to nearest even and never fused into an fma: float32, float16 packed, bfloat16 packed (sm_90+). PTX
+    ISA `add.rn`."""
     return _apply("add", (a, b))
 
 
 @triton.jit
 def sub(a, b):
-    """a - b rounded to nearest even and never fused into an fma: float32, float16 packed, bfloat16 packed (sm_90+). PTX ISA `sub.rn`."""
+    """a - b rounded to nearest even and never fused into an fma: float32, float16 packed, bfloat16 packed (sm_90+). PTX
+    ISA `sub.rn`."""
     return _apply("sub", (a, b))
 
 
 @triton.jit
 def mul(a, b):
-    """a * b rounded to nearest even and never fused into an fma: float32, float16 packed, bfloat16 packed (sm_90+). PTX ISA `mul.rn`."""
+    """a * b rounded to nearest even and never fused into an fma: float32, float16 packed, bfloat16 packed (sm_90+). PTX
+    ISA `mul.rn`."""
     return _apply("mul", (a, b))
 
 
@@ -143,7 +154,8 @@ def fma(a, b, c):
 
 @triton.jit
 def fma_relu(a, b, c):
-    """max(a * b + c, 0) with one rounding; NaN stays NaN: float16 and bfloat16 packed (sm_80+). PTX ISA 9.7.4 `fma.rn.relu`."""
+    """max(a * b + c, 0) with one rounding; NaN stays NaN: float16 and bfloat16 packed (sm_80+). PTX ISA 9.7.4
+    `fma.rn.relu`."""
     return _apply("fma_relu", (a, b, c))
 
 
@@ -167,13 +179,15 @@ def fma_f32x2(a, b, c):
 
 @triton.jit
 def max3(a, b, c):
-    """The largest of three float32 in one instruction (sm_100+); NaN inputs are ignored. PTX ISA 9.7.3 `max.f32` with three inputs."""
+    """The largest of three float32 in one instruction (sm_100+); NaN inputs are ignored. PTX ISA 9.7.3 `max.f32` with
+    three inputs."""
     return _apply("max3", (a, b, c))
 
 
 @triton.jit
 def min3(a, b, c):
-    """The smallest of three float32 in one instruction (sm_100+); NaN inputs are ignored. PTX ISA 9.7.3 `min.f32` with three inputs."""
+    """The smallest of three float32 in one instruction (sm_100+); NaN inputs are ignored. PTX ISA 9.7.3 `min.f32` with
+    three inputs."""
     return _apply("min3", (a, b, c))
 
 
@@ -223,7 +237,10 @@ def _elementwise(i: Instruction, function: Callable[..., np.ndarray], *sources: 
         exponent, sign = (0x7F800000, 1 << 31) if kind.startswith("f32") else (0x7F80, 1 << 15)
         count = 2 if kind.endswith("x2") else 1
         size = storage(kind.removesuffix("x2"))
-        parts = [np.where(part & part.dtype.type(exponent), part, part & part.dtype.type(sign)) for part in split(bits, size * count, count)]
+        parts = [
+            np.where(part & part.dtype.type(exponent), part, part & part.dtype.type(sign))
+            for part in split(bits, size * count, count)
+        ]
         return join(parts, size * count)
     return bits
 
@@ -255,7 +272,9 @@ def _mul(t: Machine, i: Instruction, a: Register, b: Register) -> Register:
     return _elementwise(i, np.multiply, a, b)
 
 
-@meaning(f"fma.{{rounding:rn|rz|rm|rp}}.{{ftz:ftz}}?.{{sat:sat}}?.{{relu:relu}}?.{{type:{_FLOATS.replace('f64|', '')}}}")
+@meaning(
+    f"fma.{{rounding:rn|rz|rm|rp}}.{{ftz:ftz}}?.{{sat:sat}}?.{{relu:relu}}?.{{type:{_FLOATS.replace('f64|', '')}}}"
+)
 def _fma(t: Machine, i: Instruction, a: Register, b: Register, c: Register) -> Register:
     return _elementwise(i, lambda x, y, z: _fused(i, x, y, z), a, b, c)
 
@@ -266,7 +285,8 @@ def _sign(t: Machine, i: Instruction, a: Register) -> Register:
 
 
 def _extreme(nan: bool, largest: bool) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """The larger or smaller of two; a zero is larger than minus zero; NaN where `nan`, else the operand that is none."""
+    """The larger or smaller of two; a zero is larger than minus zero; NaN where `nan`, else the operand that is
+    none."""
 
     def choose(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         first = np.where(a == b, np.signbit(a) != largest, (a > b) == largest)
@@ -286,8 +306,9 @@ def _max_min(t: Machine, i: Instruction, a: Register, b: Register, c: Register =
     return _elementwise(i, lambda x, y, z: choose(choose(x, y), z), a, b, c)
 
 
-# Approximations: computed in float64 and rounded once, so their error is half a unit in the last place; the hardware's is below the bound in the shim's
-# docstring (ex2 2**-22 relative, lg2 2**-22 absolute near 1, rcp 1 ulp, rsqrt 2**-22.9, sqrt 2**-23, sin and cos 2**-20.5 absolute, tanh 2**-11).
+# Approximations: computed in float64 and rounded once, so their error is half a unit in the last place; the hardware's
+# is below the bound in the shim's docstring (ex2 2**-22 relative, lg2 2**-22 absolute near 1, rcp 1 ulp, rsqrt
+# 2**-22.9, sqrt 2**-23, sin and cos 2**-20.5 absolute, tanh 2**-11).
 _FUNCTIONS = {
     "ex2": np.exp2,
     "lg2": np.log2,
@@ -308,12 +329,16 @@ def _approximate(t: Machine, i: Instruction, x: Register) -> Register:
     return _elementwise(i, _FUNCTIONS[i.mnemonic.split(".")[0]], x)
 
 
-@meaning("div.{approx:approx|full|rn}.{ftz:ftz}?.{type:f32}", "sqrt.rn.{ftz:ftz}?.{type:f32}", "rcp.rn.{ftz:ftz}?.{type:f32}")
+@meaning(
+    "div.{approx:approx|full|rn}.{ftz:ftz}?.{type:f32}", "sqrt.rn.{ftz:ftz}?.{type:f32}", "rcp.rn.{ftz:ftz}?.{type:f32}"
+)
 def _exact(t: Machine, i: Instruction, a: Register, b: Register = None) -> Register:
     """Round once more from float64. That is exact for quotients and roots of float32 (53 bits are more than twice
     24).
     """
-    return _elementwise(i, np.divide, a, b) if b is not None else _elementwise(i, _FUNCTIONS[i.mnemonic.split(".")[0]], a)
+    return (
+        _elementwise(i, np.divide, a, b) if b is not None else _elementwise(i, _FUNCTIONS[i.mnemonic.split(".")[0]], a)
+    )
 
 
 @meaning("copysign.{type:f32}")

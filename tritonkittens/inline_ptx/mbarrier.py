@@ -27,12 +27,15 @@ def arrive_text(count: int, issuer: str, sm: int) -> str:
     if not 1 <= count <= MAX_COUNT:
         raise OperandError(f"mbarrier.arrive(count={count}): 1 to {MAX_COUNT} arrivals")
     if count > 1 and sm < 90:
-        raise OperandError(f"mbarrier.arrive(count={count}): below sm_90 an arrive counts once; this kernel is compiled for sm_{sm}")
+        raise OperandError(
+            f"mbarrier.arrive(count={count}): below sm_90 an arrive counts once; this kernel is compiled for sm_{sm}"
+        )
     counted = f", {count}" if count > 1 else ""
     return issued(f"mbarrier.arrive.shared::cta.b64 _, [$0]{counted};", issuer, sm)
 
 
-# By every thread: under a predicate ptxas keeps what the register held before, in a loop one register more for each arrival
+# By every thread: under a predicate ptxas keeps what the register held before, in a loop one register more for each
+# arrival
 _REMOTE = ".reg .b32 remote; mapa.shared::cluster.u32 remote, $0, $1;"
 
 
@@ -42,7 +45,12 @@ def arrive_remote_text(count: int, issuer: str, sm: int, scope: str) -> str:
         raise OperandError(f"mbarrier.arrive_remote(count={count}): 1 to {MAX_COUNT} arrivals")
     if scope not in _SCOPES:
         raise OperandError(f"mbarrier.arrive_remote(scope={scope!r}): 'cta' or 'cluster'")
-    return issued(f"mbarrier.arrive{'.release.cluster' if scope == 'cluster' else ''}.shared::cluster.b64 _, [remote], {count};", issuer, sm, _REMOTE)
+    return issued(
+        f"mbarrier.arrive{'.release.cluster' if scope == 'cluster' else ''}.shared::cluster.b64 _, [remote], {count};",
+        issuer,
+        sm,
+        _REMOTE,
+    )
 
 
 @constexpr_function
@@ -56,7 +64,9 @@ def probe(kind: str, scope: str, sm: int) -> str:
     if scope not in _SCOPES:
         raise OperandError(f"mbarrier.{kind}(scope={scope!r}): 'cta' or 'cluster' (where threads of other CTAs arrive)")
     if sm < 90 and scope != "cta":
-        raise OperandError(f"mbarrier.{kind}(scope={scope!r}): clusters need sm_90 or newer; this kernel is compiled for sm_{sm}")
+        raise OperandError(
+            f"mbarrier.{kind}(scope={scope!r}): clusters need sm_90 or newer; this kernel is compiled for sm_{sm}"
+        )
     kind = kind if sm >= 90 else "test_wait"
     acquire = ".acquire.cluster" if scope == "cluster" else ""
     return f"mbarrier.{kind}.parity{acquire}.shared::cta.b64"
@@ -80,7 +90,8 @@ def wait_or_trap_text(limit_ns: int, scope: str, sm: int) -> str:
     return (
         "{ .reg .pred done; .reg .pred late; .reg .b64 start; .reg .b64 now; mov.u64 start, %globaltimer; "
         f"SPIN: {probe('try_wait', scope, sm)} done, [$0], $1; @done bra DONE; "
-        f"mov.u64 now, %globaltimer; sub.u64 now, now, start; setp.gt.u64 late, now, {limit_ns}; @late trap; bra SPIN; DONE: }}"
+        f"mov.u64 now, %globaltimer; sub.u64 now, now, start; setp.gt.u64 late, now, {limit_ns}; @late trap; bra "
+        "SPIN; DONE: }}"
     )
 
 
@@ -102,8 +113,12 @@ def init_all_text(counts: Iterable[tuple[int, int]]) -> str:
     of them: separate predicates take four times as many instructions, which delay a kernel's start (measured:
     docs/notes/launch.md). PTX ISA "mbarrier.init".
     """
-    made = " ".join(f"mbarrier.init.shared::cta.b64 [${i}+{8 * k}], {count};" for i, (number, count) in enumerate(counts) for k in range(number))
-    return f"{{ .reg .pred others; .reg .b32 thread; mov.u32 thread, %tid.x; setp.ne.u32 others, thread, 0; @others bra MADE; {made} MADE: }}"
+    made = " ".join(
+        f"mbarrier.init.shared::cta.b64 [${i}+{8 * k}], {count};"
+        for i, (number, count) in enumerate(counts)
+        for k in range(number)
+    )
+    return f"{{ .reg .pred others; .reg .b32 thread; mov.u32 thread, %tid.x; setp.ne.u32 others, thread, 0; @others bra MADE; {made} MADE: }}"  # noqa: E501
 
 
 @triton.jit
@@ -181,17 +196,20 @@ def wait(bar, phase, scope: tl.constexpr = "cta"):
 
 @triton.jit
 def wait_or_trap(bar, phase, limit_ns: tl.constexpr = 2_000_000_000, scope: tl.constexpr = "cta"):
-    """As `wait`, but executes `trap` (the launch fails with an error) after `limit_ns` nanoseconds of %globaltimer. sm_80."""
+    """As `wait`, but executes `trap` (the launch fails with an error) after `limit_ns` nanoseconds of %globaltimer.
+    sm_80."""
     require("mbarrier.wait_or_trap", 80)
     asm(wait_or_trap_text(limit_ns, scope, arch()), "r,r", [bar, phase])
 
 
 @triton.jit
 def arrive_remote(bar, cta, count: tl.constexpr = 1, issuer: tl.constexpr = "warp", scope: tl.constexpr = "cluster"):
-    """`mapa`, then `mbarrier.arrive`: arrives at the barrier at the same place in the CTA of rank `cta` (i32) of the cluster.
+    """`mapa`, then `mbarrier.arrive`: arrives at the barrier at the same place in the CTA of rank `cta` (i32) of the
+    cluster.
 
-    `scope` "cluster" orders this thread's memory accesses before the wait of the other CTA, which uses scope "cluster" too; on the H200 that
-    is a fence of the whole GPU (MEMBAR.ALL.GPU) and a flush of L1. "cta" only counts. sm_90. PTX ISA "mbarrier.arrive", "mapa".
+    `scope` "cluster" orders this thread's memory accesses before the wait of the other CTA, which uses scope "cluster"
+    too; on the H200 that is a fence of the whole GPU (MEMBAR.ALL.GPU) and a flush of L1. "cta" only counts. sm_90. PTX
+    ISA "mbarrier.arrive", "mapa".
     """
     require("mbarrier.arrive_remote", 90)
     asm(arrive_remote_text(count, issuer, arch(), scope), "r,r", [bar, cta])
@@ -208,7 +226,8 @@ def arrive_expect_tx_remote(bar, cta, nbytes, issuer: tl.constexpr = "warp"):
 
 @triton.jit
 def fence_init():
-    """`fence.mbarrier_init.release.cluster`: makes earlier `init`s of this thread visible to the cluster and to the copy engine. sm_90.
+    """`fence.mbarrier_init.release.cluster`: makes earlier `init`s of this thread visible to the cluster and to the
+    copy engine. sm_90.
 
     Every thread executes it; a CTA or cluster barrier follows. PTX ISA "membar / fence".
     """
@@ -223,7 +242,9 @@ def fence_init():
 TIME_LIMIT_NS = 10_000_000  # of a try_wait without a hint: the hardware's own limit, which the PTX ISA leaves open
 
 
-def _together(t: Machine, i: Instruction, addresses: Register, values: Register = 0) -> Iterator[tuple[MBarrier, int, int]]:
+def _together(
+    t: Machine, i: Instruction, addresses: Register, values: Register = 0
+) -> Iterator[tuple[MBarrier, int, int]]:
     """(barrier, number of threads, sum of their values) for each barrier that the active threads name."""
     totals: dict[int, list[int]] = {}
     for address, value in zip(lanes(addresses, i.active), lanes(values, i.active)):

@@ -33,16 +33,25 @@ def _one_of(what: str, value: str, allowed: Collection[str]) -> None:
 
 
 def access(
-    operation: str, bits: int, vec: int, cache: str = "", l1: str = "", l2: str = "", prefetch: str = "", policy: bool = False
+    operation: str,
+    bits: int,
+    vec: int,
+    cache: str = "",
+    l1: str = "",
+    l2: str = "",
+    prefetch: str = "",
+    policy: bool = False,
 ) -> str:
     """The mnemonic of a weak global access (`operation` is "load", "load_nc" or "store") of `vec` words of `bits` bits.
 
-    Errors: ValueError for an unknown hint, a cache operator together with an eviction priority, a vector that no instruction moves.
+    Errors: ValueError for an unknown hint, a cache operator together with an eviction priority, a vector that no
+        instruction moves.
     """
     widest = 256 if l2 or bits * vec == 256 else 128
     if bits not in (32, 64) or vec not in (1, 2, 4, 8) or bits * vec > widest:
         raise ValueError(
-            f"{operation} of {vec} words of {bits} bits: words have 32 or 64 bits, and one instruction moves 1, 2, 4 or 8 of them, "
+            f"{operation} of {vec} words of {bits} bits: words have 32 or 64 bits, and one instruction moves 1, 2, 4 "
+            "or 8 of them, "
             "together at most 128 bits (256 on sm_100 and newer)"
         )
     _one_of("cache", cache, CACHE[operation])
@@ -51,11 +60,13 @@ def access(
     _one_of("prefetch", prefetch, PREFETCH)
     if cache and (l1 or l2):
         raise ValueError(
-            f"{operation} with cache={cache!r} and l1={l1!r}, l2={l2!r}: a cache operator and an eviction priority exclude each other"
+            f"{operation} with cache={cache!r} and l1={l1!r}, l2={l2!r}: a cache operator and an eviction priority "
+            "exclude each other"
         )
     if l2 and bits * vec != 256:
         raise ValueError(
-            f"{operation} of {bits * vec} bits with l2={l2!r}: an L2 priority belongs to 256-bit accesses; use a policy (tma.create_policy)"
+            f"{operation} of {bits * vec} bits with l2={l2!r}: an L2 priority belongs to 256-bit accesses; use a "
+            "policy (tma.create_policy)"
         )
     if prefetch and operation == "store":
         raise ValueError(f"store with prefetch={prefetch!r}: only a load fetches ahead")
@@ -97,7 +108,8 @@ def _guarded(instruction: str, mask: int | None) -> str:
 def _letter(dtype: tl.dtype) -> str:
     if dtype.primitive_bitwidth not in (32, 64):
         raise TypeError(
-            f"global access to {dtype}: a word has 32 or 64 bits; cast the pointer, e.g. pointer.to(tl.pointer_type(tl.uint32))"
+            f"global access to {dtype}: a word has 32 or 64 bits; cast the pointer, e.g. "
+            "pointer.to(tl.pointer_type(tl.uint32))"
         )
     return {"fp32": "f", "fp64": "d"}.get(str(dtype), "r" if dtype.primitive_bitwidth == 32 else "l")
 
@@ -154,13 +166,23 @@ def _load(
 
 
 @builtin
-def _store(pointer: Traced, values: Traced, mask: Traced, cache: Traced, l1: Traced, l2: Traced, policy: Traced, _semantic: Semantic = None) -> None:
+def _store(
+    pointer: Traced,
+    values: Traced,
+    mask: Traced,
+    cache: Traced,
+    l1: Traced,
+    l2: Traced,
+    policy: Traced,
+    _semantic: Semantic = None,
+) -> None:
     mask, policy = unwrap(mask), unwrap(policy)
     require("store", 80, _semantic=_semantic)
     address, word = _address(pointer, _semantic, "store")
     letter, bits = _letter(word), word.primitive_bitwidth
     values = [
-        _semantic.cast(_semantic.to_tensor(value), word) for value in (values if isinstance(values, (tuple, tl.tuple)) else (values,))
+        _semantic.cast(_semantic.to_tensor(value), word)
+        for value in (values if isinstance(values, (tuple, tl.tuple)) else (values,))
     ]
     mnemonic = access("store", bits, len(values), unwrap(cache), unwrap(l1), unwrap(l2), "", policy is not None)
     if bits * len(values) == 256:
@@ -189,7 +211,8 @@ def load(
     prefetch: tl.constexpr = "",
     policy=None,
 ):
-    """`vec` consecutive words from each address: a tile for vec=1, else a tuple of `vec` tiles. sm_80+; 256 bits at once sm_100+.
+    """`vec` consecutive words from each address: a tile for vec=1, else a tuple of `vec` tiles. sm_80+; 256 bits at
+    once sm_100+.
 
     mask      where it is 0 nothing is read and the result is 0.
     cache     "ca", "cg", "cs", "lu" or "cv"; or else an eviction priority:
@@ -222,8 +245,11 @@ def load_nc(
 
 
 @triton.jit
-def store(pointer, values, mask=None, cache: tl.constexpr = "", l1: tl.constexpr = "", l2: tl.constexpr = "", policy=None):
-    """Writes one value, or a tuple of 2, 4 or 8 values as consecutive words, to each address. sm_80+; 256 bits at once sm_100+.
+def store(
+    pointer, values, mask=None, cache: tl.constexpr = "", l1: tl.constexpr = "", l2: tl.constexpr = "", policy=None
+):
+    """Writes one value, or a tuple of 2, 4 or 8 values as consecutive words, to each address. sm_80+; 256 bits at once
+    sm_100+.
 
     cache is "wb", "cg", "cs" or "wt"; the other options are those of `load`. PTX ISA 9.7.9 `st.global`.
     """
@@ -231,8 +257,17 @@ def store(pointer, values, mask=None, cache: tl.constexpr = "", l1: tl.constexpr
 
 
 @builtin
-def _scoped(mnemonic: Traced, scope: Traced, pointer: Traced, values: Traced, letters: Traced, issuer: Traced, _semantic: Semantic = None) -> None:
-    """A store-like instruction at `scope`: every thread of a tile's element executes it; on scalars the threads that `issuer` names do."""
+def _scoped(
+    mnemonic: Traced,
+    scope: Traced,
+    pointer: Traced,
+    values: Traced,
+    letters: Traced,
+    issuer: Traced,
+    _semantic: Semantic = None,
+) -> None:
+    """A store-like instruction at `scope`: every thread of a tile's element executes it; on scalars the threads that
+    `issuer` names do."""
     mnemonic, scope, letters, issuer = unwrap(mnemonic), unwrap(scope), unwrap(letters), unwrap(issuer)
     _one_of("scope", scope or "none", SCOPES)
     minimum = 90 if scope == "cluster" else 80
@@ -251,10 +286,17 @@ def _scoped(mnemonic: Traced, scope: Traced, pointer: Traced, values: Traced, le
         return
     if issuer != "thread":
         raise ValueError(
-            f"{mnemonic} on a tile with issuer={issuer!r}: the threads that hold the elements execute it; leave issuer='thread'"
+            f"{mnemonic} on a tile with issuer={issuer!r}: the threads that hold the elements execute it; leave "
+            "issuer='thread'"
         )
     tl.inline_asm_elementwise(
-        f"{instruction(1)} mov.b32 $0, 0;", ",".join(["=&r", "l", *letters]), [address, *values], tl.int32, False, 1, _semantic=_semantic
+        f"{instruction(1)} mov.b32 $0, 0;",
+        ",".join(["=&r", "l", *letters]),
+        [address, *values],
+        tl.int32,
+        False,
+        1,
+        _semantic=_semantic,
     )
 
 
@@ -283,7 +325,13 @@ def _store_release(pointer: Traced, value: Traced, scope: Traced, issuer: Traced
     word = _address(pointer, _semantic, "store_release")[1]
     value = _semantic.cast(_semantic.to_tensor(unwrap(value)), word)
     _scoped(
-        f"st.release.{{scope}}.global.b{word.primitive_bitwidth}", scope, pointer, (value,), (_letter(word),), issuer, _semantic=_semantic
+        f"st.release.{{scope}}.global.b{word.primitive_bitwidth}",
+        scope,
+        pointer,
+        (value,),
+        (_letter(word),),
+        issuer,
+        _semantic=_semantic,
     )
 
 
@@ -291,15 +339,16 @@ def _store_release(pointer: Traced, value: Traced, scope: Traced, issuer: Traced
 def store_release(pointer, value, scope: tl.constexpr = "gpu", issuer: tl.constexpr = "thread"):
     """Writes a flag (32 or 64 bits) after everything that its thread wrote, or saw through a barrier, before.
 
-    issuer: which threads write a scalar: "thread" (all), "warp", "warpgroup" or "cta" (one of each). scope as in `load_acquire`.
-    PTX ISA 9.7.9 `st.release`.
+    issuer: which threads write a scalar: "thread" (all), "warp", "warpgroup" or "cta" (one of each). scope as in
+    `load_acquire`. PTX ISA 9.7.9 `st.release`.
     """
     _store_release(pointer, value, scope, issuer)
 
 
 @triton.jit
 def prefetch(pointer, level: tl.constexpr = "L2", mask=None):
-    """Fetches the line of each address into "L1" or "L2", or into L2 with priority "L2::evict_last" or "L2::evict_normal"; where the mask is 0, none. sm_80+.
+    """Fetches the line of each address into "L1" or "L2", or into L2 with priority "L2::evict_last" or
+    "L2::evict_normal"; where the mask is 0, none. sm_80+.
 
     PTX ISA 9.7.9 `prefetch.global`.
     """
@@ -315,7 +364,9 @@ def _prefetch(pointer: Traced, level: Traced, mask: Traced, _semantic: Semantic 
     address, _ = _address(pointer, _semantic, "prefetch")
     args, letters = _options(mask, None, _semantic)
     text = _guarded(f"prefetch.global.{level} [$1];", None if mask is None else 2)
-    tl.inline_asm_elementwise(text, ",".join(["=&r", "l", *letters]), [address, *args], tl.int32, False, 1, _semantic=_semantic)
+    tl.inline_asm_elementwise(
+        text, ",".join(["=&r", "l", *letters]), [address, *args], tl.int32, False, 1, _semantic=_semantic
+    )
 
 
 RED_TYPES = {
@@ -329,14 +380,20 @@ RED_TYPES = {
 
 
 def red_mnemonic(kind: str, vec: int, order: str) -> str:
-    """`red…add` for `vec` operands of type `kind`, with `{scope}` left open. Errors: ValueError for what no instruction does."""
+    """`red…add` for `vec` operands of type `kind`, with `{scope}` left open. Errors: ValueError for what no instruction
+    does."""
     if kind not in RED_TYPES or vec not in (1, 2, 4) or vec > RED_TYPES[kind][2]:
         raise ValueError(
-            f"red_add of {vec} x {kind!r}: the type is one of {', '.join(RED_TYPES)}; f32, f16x2 and bf16x2 also in vectors of 2 or 4"
+            f"red_add of {vec} x {kind!r}: the type is one of {', '.join(RED_TYPES)}; f32, f16x2 and bf16x2 also in "
+            "vectors of 2 or 4"
         )
     if order not in ("relaxed", "release"):
         raise ValueError(f"red_add with order={order!r}: it is 'relaxed' or 'release'")
-    return f"red.{order}.{{scope}}.global.add{'.noftz' if kind.endswith('16x2') else ''}" + (f".v{vec}" if vec > 1 else "") + f".{kind}"
+    return (
+        f"red.{order}.{{scope}}.global.add{'.noftz' if kind.endswith('16x2') else ''}"
+        + (f".v{vec}" if vec > 1 else "")
+        + f".{kind}"
+    )
 
 
 @constexpr_function
@@ -359,13 +416,22 @@ def atom_cas(pointer, expected, value, order: tl.constexpr = "relaxed", scope: t
 
 
 def _held_once(tensor: Traced, semantic: Semantic) -> bool:
-    """Is each element held by one thread only? A layout that gives some register, lane or warp bit no element replicates the tile."""
+    """Is each element held by one thread only? A layout that gives some register, lane or warp bit no element
+    replicates the tile."""
     layout = unwrap(semantic.to_linear_layout(tensor.type.layout, tensor.type.shape))
     return all(any(basis) for bases in (layout.reg_bases, layout.lane_bases, layout.warp_bases) for basis in bases)
 
 
 @builtin
-def _red_add(pointer: Traced, values: Traced, kind: Traced, order: Traced, scope: Traced, issuer: Traced, _semantic: Semantic = None) -> None:
+def _red_add(
+    pointer: Traced,
+    values: Traced,
+    kind: Traced,
+    order: Traced,
+    scope: Traced,
+    issuer: Traced,
+    _semantic: Semantic = None,
+) -> None:
     values = tuple(values) if isinstance(values, (tuple, tl.tuple)) else (values,)
     values = [_semantic.to_tensor(unwrap(value)) for value in values]
     kind = unwrap(kind)
@@ -378,7 +444,8 @@ def _red_add(pointer: Traced, values: Traced, kind: Traced, order: Traced, scope
     for operand in [pointer, *values]:
         if operand.type.is_block() and not isinstance(_semantic, GluonSemantic):
             raise TypeError(
-                "red_add on a tile in a plain Triton kernel: several threads may hold one element, and each would add it; "
+                "red_add on a tile in a plain Triton kernel: several threads may hold one element, and each would add "
+                "it; "
                 "use tl.atomic_add, scalars with an issuer, or an explicit kernel"
             )
         if operand.type.is_block() and not _held_once(operand, _semantic):
@@ -401,10 +468,12 @@ def red_add(
     scope: tl.constexpr = "gpu",
     issuer: tl.constexpr = "thread",
 ):
-    """Adds one value, or a tuple of 2 or 4 consecutive values (sm_90+), to the memory at each address, without returning the old one.
+    """Adds one value, or a tuple of 2 or 4 consecutive values (sm_90+), to the memory at each address, without
+    returning the old one.
 
-    values  float32 for kind "f32"; a word of two packed halves (uint32) for "f16x2" and "bf16x2" (sm_90+); "s32", "u32", "u64".
-    order   "relaxed", or "release" (the thread's earlier writes are visible to a thread that acquires the sum).
+    values  float32 for kind "f32"; a word of two packed halves (uint32) for "f16x2" and "bf16x2" (sm_90+); "s32",
+    "u32", "u64". order   "relaxed", or "release" (the thread's earlier writes are visible to a thread that acquires the
+    sum).
     issuer  which threads add a scalar: "thread" (each of them!), "warp", "warpgroup" or "cta" (one of each).
     Tiles are for explicit kernels, in layouts that hold each element once. PTX ISA 9.7.14 `red.global.add`.
     """
@@ -418,7 +487,19 @@ def red_add(
 _SPACES = {"global": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "shared"}
 _ORDERS = ("weak", "relaxed", "acquire", "release", "volatile")
 # Cache hints: no effect on values.
-_HINTS = {"ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "mmio", "L2::cache_hint", *(f"L2::{size}" for size in PREFETCH)}
+_HINTS = {
+    "ca",
+    "cg",
+    "cs",
+    "lu",
+    "cv",
+    "wb",
+    "wt",
+    "nc",
+    "mmio",
+    "L2::cache_hint",
+    *(f"L2::{size}" for size in PREFETCH),
+}
 _HINTS |= {f"{level}::{how}" for level in ("L1", "L2") for how in PRIORITY}
 _WORDS = "{words:" + "|".join([*_SPACES, *_ORDERS, *SCOPES, *sorted(_HINTS), "v2", "v4", "v8"]) + "}*"
 
@@ -485,11 +566,26 @@ def _atomic(t: Machine, i: Instruction, addresses: Register, *values: Register) 
         words = from_bytes(data_bytes(part, bits, i.active), bits)
         expected = None if compare[0] is None else from_bytes(data_bytes(compare[0], bits, i.active), bits)
         place = addresses + addresses.dtype.type(n * bits // 8)
-        old.append(t.atomic(space, operation, kind, place, words, i.active, "relaxed" if order == "weak" else order, scope or "gpu", expected))
+        old.append(
+            t.atomic(
+                space,
+                operation,
+                kind,
+                place,
+                words,
+                i.active,
+                "relaxed" if order == "weak" else order,
+                scope or "gpu",
+                expected,
+            )
+        )
     return tuple(old) if isinstance(value, tuple) else old[0]
 
 
-@meaning(f"red.{_WORDS}.{{operation:{_OPERATIONS}}}.{{noftz:noftz}}?.{{vector:v2|v4|v8}}?.{{type:{_ATOMIC_TYPES}}}", destinations=0)
+@meaning(
+    f"red.{_WORDS}.{{operation:{_OPERATIONS}}}.{{noftz:noftz}}?.{{vector:v2|v4|v8}}?.{{type:{_ATOMIC_TYPES}}}",
+    destinations=0,
+)
 def _red(t: Machine, i: Instruction, addresses: Register, value: Register, policy: Register = None) -> None:
     _atomic(t, _with_vector(i), addresses, value)
 

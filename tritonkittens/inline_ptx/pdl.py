@@ -25,7 +25,8 @@ def launch_dependents():
     asm("griddepcontrol.launch_dependents;", "", [])
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: what each instruction does, on the CPU
+# -----------------------------------------------------------------------------------
 
 
 @meaning("griddepcontrol.{action:wait|launch_dependents}", destinations=0)

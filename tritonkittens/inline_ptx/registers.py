@@ -24,7 +24,8 @@ def setmaxnreg_text(direction: str, count: int) -> str:
 
 @triton.jit
 def inc(count: tl.constexpr):
-    """`setmaxnreg.inc`: raises this warpgroup's limit to `count` registers a thread; waits until the CTA's pool has them.
+    """`setmaxnreg.inc`: raises this warpgroup's limit to `count` registers a thread; waits until the CTA's pool has
+    them.
 
     All four warps of the warpgroup execute it. `count` is a multiple of 8 from 24 to 256. PTX ISA "setmaxnreg".
     """
@@ -43,7 +44,8 @@ def dec(count: tl.constexpr):
     asm(setmaxnreg_text("dec", count), "", [])
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: what each instruction does, on the CPU
+# -----------------------------------------------------------------------------------
 
 
 @meaning("setmaxnreg.{direction:inc|dec}.sync.aligned.u32", destinations=0)

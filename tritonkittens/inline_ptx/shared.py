@@ -32,14 +32,18 @@ def register_class(dtype: tl.dtype) -> tuple[str, str]:
     """(PTX type, constraint letter) of a 32- or 64-bit scalar dtype."""
     name = str(dtype)
     if name not in _REGISTER_CLASSES:
-        raise OperandError(f"dtype={name}: a single register of 32 or 64 bits is needed, one of {', '.join(_REGISTER_CLASSES)}")
+        raise OperandError(
+            f"dtype={name}: a single register of 32 or 64 bits is needed, one of {', '.join(_REGISTER_CLASSES)}"
+        )
     return _REGISTER_CLASSES[name]
 
 
 @constexpr_function
 def allocate_text(nbytes: int, align: int) -> str:
     if not 0 < nbytes <= STATIC_LIMIT:
-        raise OperandError(f"shared.allocate(nbytes={nbytes}): 1 to {STATIC_LIMIT} bytes; a kernel's static shared memory ends there")
+        raise OperandError(
+            f"shared.allocate(nbytes={nbytes}): 1 to {STATIC_LIMIT} bytes; a kernel's static shared memory ends there"
+        )
     if align <= 0 or align & (align - 1) or align > 1024:
         raise OperandError(f"shared.allocate(align={align}): a power of two up to 1024")
     whole = -(-nbytes // GRANULE) * GRANULE
@@ -87,7 +91,8 @@ def address(memory):
 
 @triton.jit
 def load(memory, dtype: tl.constexpr):
-    """`ld.shared`: the value at a shared address (bytes, i32), as the scalar `dtype` of 32 or 64 bits; every thread reads it.
+    """`ld.shared`: the value at a shared address (bytes, i32), as the scalar `dtype` of 32 or 64 bits; every thread
+    reads it.
 
     `memory` is naturally aligned. PTX ISA "ld"; any architecture.
     """
@@ -96,7 +101,8 @@ def load(memory, dtype: tl.constexpr):
 
 @triton.jit
 def store(memory, value, dtype: tl.constexpr, issuer: tl.constexpr = "warp"):
-    """`st.shared`: writes a scalar `dtype` of 32 or 64 bits to a shared address (bytes, i32), from the threads that `issuer` names.
+    """`st.shared`: writes a scalar `dtype` of 32 or 64 bits to a shared address (bytes, i32), from the threads that
+    `issuer` names.
 
     Visible to other threads after a barrier. PTX ISA "st"; any architecture.
     """

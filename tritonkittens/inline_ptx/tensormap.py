@@ -21,12 +21,26 @@ from tritonkittens.launch.encoding import check_tiled as check_tiled
 from tritonkittens.launch.encoding import driver as driver
 from tritonkittens.launch.encoding import encode_tiled as encode_tiled
 
-PARAMETER_WINDOW = 1 << 56  # where the simulator maps kernel parameters: parameter i is at i · NBYTES of it, above every real address
+# where the simulator maps kernel parameters: parameter i is at i · NBYTES of it, above every real address
+PARAMETER_WINDOW = 1 << 56
 
-# The names in PTX's order: `tensormap.replace.elemtype` and Triton's `ttng.tensormap_create` count by it. The driver's numbers, in _DTYPES, differ from 8 on.
+# The names in PTX's order: `tensormap.replace.elemtype` and Triton's `ttng.tensormap_create` count by it. The driver's
+# numbers, in _DTYPES, differ from 8 on.
 ELEMENT_TYPES = (
-    "uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float32_ftz", "float64", "bfloat16", "tfloat32", "tfloat32_ftz",
-)  # fmt: skip
+    "uint8",
+    "uint16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float32_ftz",
+    "float64",
+    "bfloat16",
+    "tfloat32",
+    "tfloat32_ftz",
+)
 TARGETS = tl.constexpr((90, 100, 103, 120))
 _FIELDS = {
     "global_address": ("b64", False),
@@ -58,13 +72,18 @@ def replace_constraints(field: str, space: str) -> str:
 
 @triton.jit
 def replace(
-    tensor_map, value, field: tl.constexpr, ordinal: tl.constexpr = 0, space: tl.constexpr = "global", issuer: tl.constexpr = "warp"
+    tensor_map,
+    value,
+    field: tl.constexpr,
+    ordinal: tl.constexpr = 0,
+    space: tl.constexpr = "global",
+    issuer: tl.constexpr = "warp",
 ):
     """`tensormap.replace.tile`: overwrites one field of a tensor map in memory. sm_90a, sm_100a, sm_103a, sm_120a.
 
-    tensor_map  a generic address (u64 or pointer), or with `space` "shared::cta" an i32 shared address; 128-byte aligned.
-    value       the new value.
-    field       "global_address" (bytes, u64), "rank" (i32, rank - 1), "box_dim", "global_dim", "element_stride" (i32,
+    tensor_map  a generic address (u64 or pointer), or with `space` "shared::cta" an i32 shared address; 128-byte
+    aligned. value       the new value. field       "global_address" (bytes, u64), "rank" (i32, rank - 1), "box_dim",
+    "global_dim", "element_stride" (i32,
                 elements) or "global_stride" (u64, bytes; ordinal 0 is dimension 1).
     ordinal     the dimension, fastest first.
 
@@ -77,7 +96,9 @@ def replace(
 @builtin
 def _parameter_text(index: Traced, _semantic: Semantic = None) -> Traced:
     name = f"{kernel_name.get()}_param_{int(unwrap(index))}"
-    return tl.constexpr(f"{{ .reg .b32 place; .reg .b64 wide; mov.b32 place, {name}; cvt.u64.u32 wide, place; cvta.param.u64 $0, wide; }}")
+    return tl.constexpr(
+        f"{{ .reg .b32 place; .reg .b64 wide; mov.b32 place, {name}; cvt.u64.u32 wide, place; cvta.param.u64 $0, wide; }}"  # noqa: E501
+    )
 
 
 @triton.jit
@@ -95,15 +116,23 @@ def parameter_address(index: tl.constexpr):
 # --------------------------------------------------------------------------------
 
 
-@meaning(f"tensormap.replace.tile.{{field:{'|'.join(_FIELDS)}}}.{{space:global|shared::cta}}.b1024.{{type:b32|b64}}", destinations=0)
+@meaning(
+    f"tensormap.replace.tile.{{field:{'|'.join(_FIELDS)}}}.{{space:global|shared::cta}}.b1024.{{type:b32|b64}}",
+    destinations=0,
+)
 def _replace(t: Machine, i: Instruction, addresses: Register, *operands: Register) -> None:
     *ordinal, value = operands
     for address, word in zip(lanes(addresses, i.active), lanes(value, i.active)):
         ordinal_of = uniform(ordinal[0], i.active, "the dimension of tensormap.replace") if ordinal else 0
-        t.replace_tensor_map((i.fields["space"] or "").split("::")[0], address, i.fields["field"] or "", ordinal_of, word)
+        t.replace_tensor_map(
+            (i.fields["space"] or "").split("::")[0], address, i.fields["field"] or "", ordinal_of, word
+        )
 
 
-@meaning("tensormap.replace.tile.{field:elemtype|interleave_layout|swizzle_mode|fill_mode}.{space:global|shared::cta}.b1024.b32", destinations=0)
+@meaning(
+    "tensormap.replace.tile.{field:elemtype|interleave_layout|swizzle_mode|fill_mode}.{space:global|shared::cta}.b1024.b32",
+    destinations=0,
+)
 def _replace_choice(t: Machine, i: Instruction, addresses: Register, number: Register) -> None:
     """Fields whose new value is an immediate."""
     for address in lanes(addresses, i.active):

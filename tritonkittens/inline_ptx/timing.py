@@ -1,8 +1,9 @@
-"""Clocks, places and pauses (PTX ISA 10 "Special registers" and 9.7.20 `nanosleep`); every target, plain Triton and explicit kernels.
+"""Clocks, places and pauses (PTX ISA 10 "Special registers" and 9.7.20 `nanosleep`); every target, plain Triton and
+explicit kernels.
 
-The registers differ between threads. Without an argument a function reads its own thread's register into a scalar, which the compiler
-counts as uniform (a scalar store writes what one thread saw). With a tile `like`, it returns a tile of that shape: for each element, the
-register of the thread that holds the element.
+The registers differ between threads. Without an argument a function reads its own thread's register into a scalar,
+which the compiler counts as uniform (a scalar store writes what one thread saw). With a tile `like`, it returns a tile
+of that shape: for each element, the register of the thread that holds the element.
 """
 
 import triton
@@ -20,8 +21,13 @@ def _read(register: Traced, dtype: Traced, like: Traced, _semantic: Semantic = N
     bits = dtype.primitive_bitwidth
     args, constraints = [], "=l" if bits == 64 else "=r"
     if like is not None:  # the element's own value only ties the block to the thread that holds it
-        args, constraints = [tl.cast(like.to(tl.int1, _semantic=_semantic), tl.int32, _semantic=_semantic)], constraints + ",r"
-    return tl.inline_asm_elementwise(f"mov.u{bits} $0, {register};", constraints, args, dtype, False, 1, _semantic=_semantic)
+        args, constraints = (
+            [tl.cast(like.to(tl.int1, _semantic=_semantic), tl.int32, _semantic=_semantic)],
+            constraints + ",r",
+        )
+    return tl.inline_asm_elementwise(
+        f"mov.u{bits} $0, {register};", constraints, args, dtype, False, 1, _semantic=_semantic
+    )
 
 
 @triton.jit
@@ -32,13 +38,15 @@ def clock(like=None):
 
 @triton.jit
 def clock64(like=None):
-    """int64: the multiprocessor's cycle counter. Counters of different multiprocessors are not synchronised. PTX ISA 10 `%clock64`."""
+    """int64: the multiprocessor's cycle counter. Counters of different multiprocessors are not synchronised. PTX ISA 10
+    `%clock64`."""
     return _read("%clock64", tl.int64, like)
 
 
 @triton.jit
 def globaltimer(like=None):
-    """int64: nanoseconds, one clock for the whole GPU; its resolution is about a microsecond. PTX ISA 10 `%globaltimer`."""
+    """int64: nanoseconds, one clock for the whole GPU; its resolution is about a microsecond. PTX ISA 10
+    `%globaltimer`."""
     return _read("%globaltimer", tl.int64, like)
 
 
@@ -62,11 +70,13 @@ def laneid(like=None):
 
 @triton.jit
 def nanosleep(nanoseconds):
-    """Suspends every thread that gets here for 0 to 2 * `nanoseconds` (uint32, at most 1_000_000). PTX ISA 9.7.20 `nanosleep.u32`."""
+    """Suspends every thread that gets here for 0 to 2 * `nanoseconds` (uint32, at most 1_000_000). PTX ISA 9.7.20
+    `nanosleep.u32`."""
     asm("nanosleep.u32 $0;", "r", (nanoseconds,))
 
 
-# --- meanings: what each instruction does, on the CPU -----------------------------------------------------------------------------------
+# --- meanings: what each instruction does, on the CPU
+# -----------------------------------------------------------------------------------
 
 
 @meaning("nanosleep.u32", destinations=0)

@@ -20,7 +20,9 @@ from triton.runtime.jit import constexpr_function
 
 from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
 from tritonkittens.inline_ptx._meaning import Instruction, Machine, Register, Waits, lanes, meaning
-from tritonkittens.inline_ptx.tensormap import encode_tiled as encode_tiled  # the host's half belongs to the same vocabulary
+
+# the host's half belongs to the same vocabulary
+from tritonkittens.inline_ptx.tensormap import encode_tiled as encode_tiled
 
 _REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 BULK_REDUCTIONS = {
@@ -66,7 +68,9 @@ def load_text(rank: int, multicast: bool, hinted: bool, issuer: str, sm: int) ->
     mnemonic = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
     mnemonic += (".multicast::cluster" if multicast else "") + (".L2::cache_hint" if hinted else "")
     operands = (
-        f"[$0], [$1, {coordinate_list(3, rank)}], [$2]" + (", ctas" if multicast else "") + (f", ${3 + rank + multicast}" if hinted else "")
+        f"[$0], [$1, {coordinate_list(3, rank)}], [$2]"
+        + (", ctas" if multicast else "")
+        + (f", ${3 + rank + multicast}" if hinted else "")
     )
     return issued(f"{mnemonic} {operands};", issuer, sm, mask_text(3 + rank) if multicast else "")
 
@@ -80,14 +84,20 @@ def store_text(rank: int, reduction: str | None, hinted: bool, issuer: str, sm: 
     operation = "" if reduction is None else f".{reduction}"
     hint = ".L2::cache_hint" if hinted else ""
     mnemonic = f"{head}.async.bulk.tensor.{rank}d.global.shared::cta{operation}.tile.bulk_group{hint}"
-    return issued(f"{mnemonic} [$0, {coordinate_list(2, rank)}], [$1]" + (f", ${2 + rank}" if hinted else "") + ";", issuer, sm)
+    return issued(
+        f"{mnemonic} [$0, {coordinate_list(2, rank)}], [$1]" + (f", ${2 + rank}" if hinted else "") + ";", issuer, sm
+    )
 
 
 @constexpr_function
 def prefetch_text(rank: int, hinted: bool, issuer: str, sm: int) -> str:
     hint = ".L2::cache_hint" if hinted else ""
     policy = f", ${1 + rank}" if hinted else ""
-    return issued(f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile{hint} [$0, {coordinate_list(1, rank)}]{policy};", issuer, sm)
+    return issued(
+        f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile{hint} [$0, {coordinate_list(1, rank)}]{policy};",
+        issuer,
+        sm,
+    )
 
 
 @constexpr_function
@@ -110,7 +120,9 @@ def reduction_suffix(operation: str, kind: str, table: Mapping[str, Collection[s
     if operation not in table:
         raise OperandError(f"tma.{name}(operation={operation!r}): one of {', '.join(table)}")
     if kind not in table[operation]:
-        raise OperandError(f"tma.{name}(operation={operation!r}, kind={kind!r}): {operation} takes {', '.join(table[operation])}")
+        raise OperandError(
+            f"tma.{name}(operation={operation!r}, kind={kind!r}): {operation} takes {', '.join(table[operation])}"
+        )
     return f"{operation}{'.noftz' if kind in ('f16', 'bf16') and operation == 'add' else ''}.{kind}"
 
 
@@ -118,14 +130,18 @@ def reduction_suffix(operation: str, kind: str, table: Mapping[str, Collection[s
 def reduce_bulk_text(operation: str, kind: str, hinted: bool, issuer: str, sm: int) -> str:
     suffix = reduction_suffix(operation, kind, BULK_REDUCTIONS, "reduce_bulk")
     hint, policy = (".L2::cache_hint", ", $3") if hinted else ("", "")
-    return issued(f"cp.reduce.async.bulk.global.shared::cta.bulk_group{hint}.{suffix} [$0], [$1], $2{policy};", issuer, sm)
+    return issued(
+        f"cp.reduce.async.bulk.global.shared::cta.bulk_group{hint}.{suffix} [$0], [$1], $2{policy};", issuer, sm
+    )
 
 
 @constexpr_function
 def reduce_bulk_cluster_text(operation: str, kind: str, issuer: str, sm: int) -> str:
     suffix = reduction_suffix(operation, kind, CLUSTER_REDUCTIONS, "reduce_bulk_cluster")
     return issued(
-        f"cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{suffix} [$0], [$1], $2, [$3];", issuer, sm
+        f"cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{suffix} [$0], [$1], $2, [$3];",
+        issuer,
+        sm,
     )
 
 
@@ -133,7 +149,8 @@ def reduce_bulk_cluster_text(operation: str, kind: str, issuer: str, sm: int) ->
 def wait_group_text(pending: int, read: bool) -> str:
     if pending < 0:
         raise OperandError(
-            f"tma.wait_group{'_read' if read else ''}({pending}): the number of groups that may still be in flight, 0 or more"
+            f"tma.wait_group{'_read' if read else ''}({pending}): the number of groups that may still be in flight, 0 "
+            "or more"
         )
     return f"cp.async.bulk.wait_group{'.read' if read else ''} {pending};"
 
@@ -141,7 +158,9 @@ def wait_group_text(pending: int, read: bool) -> str:
 @constexpr_function
 def proxy_text(space: str) -> str:
     if space not in ("", "shared::cta", "shared::cluster", "global"):
-        raise OperandError(f"tma.fence_proxy_async(space={space!r}): 'shared::cta', 'shared::cluster', 'global', or '' for all")
+        raise OperandError(
+            f"tma.fence_proxy_async(space={space!r}): 'shared::cta', 'shared::cluster', 'global', or '' for all"
+        )
     return f"fence.proxy.async{'.' if space else ''}{space};"
 
 
@@ -162,14 +181,16 @@ def policy_text(priority: str, fraction: float) -> str:
 
 
 @triton.jit
-def load_tensor(destination, tensor_map, coordinates, bar, multicast=None, cache_hint=None, issuer: tl.constexpr = "warp"):
-    """`cp.async.bulk.tensor` global -> shared: the box at `coordinates` (elements outside the tensor are filled), counted on `bar` in
-    bytes.
+def load_tensor(
+    destination, tensor_map, coordinates, bar, multicast=None, cache_hint=None, issuer: tl.constexpr = "warp"
+):
+    """`cp.async.bulk.tensor` global -> shared: the box at `coordinates` (elements outside the tensor are filled),
+    counted on `bar` in bytes.
 
-    The fastest coordinate times the element size must be a multiple of 16 bytes (otherwise: an illegal instruction; seen on the H200). The
-    whole box counts, its filled part too. `multicast` (i32, one bit a CTA of the cluster) writes the same box to the same place in
-    each of those CTAs and counts on the barrier at the same place there. `cache_hint` is a u64 of `create_policy`. One thread issues a
-    copy. sm_90. PTX ISA "cp.async.bulk.tensor".
+    The fastest coordinate times the element size must be a multiple of 16 bytes (otherwise: an illegal instruction;
+    seen on the H200). The whole box counts, its filled part too. `multicast` (i32, one bit a CTA of the cluster) writes
+    the same box to the same place in each of those CTAs and counts on the barrier at the same place there. `cache_hint`
+    is a u64 of `create_policy`. One thread issues a copy. sm_90. PTX ISA "cp.async.bulk.tensor".
     """
     require("cp.async.bulk.tensor", 90)
     asm(
@@ -181,10 +202,13 @@ def load_tensor(destination, tensor_map, coordinates, bar, multicast=None, cache
 
 @triton.jit
 def store_tensor(tensor_map, coordinates, source, cache_hint=None, issuer: tl.constexpr = "warp"):
-    """`cp.async.bulk.tensor` shared -> global: writes the box at `coordinates` (elements outside the tensor are dropped), in a bulk group.
+    """`cp.async.bulk.tensor` shared -> global: writes the box at `coordinates` (elements outside the tensor are
+    dropped), in a bulk group.
 
-    No coordinate may be negative, and the fastest one times the element size must be a multiple of 16 bytes (otherwise: an illegal instruction). Rows are
-    written in pieces of 16 bytes: where the tensor's row ends inside one, the rest of that piece is written too (seen on the H200).
+    No coordinate may be negative, and the fastest one times the element size must be a multiple of 16 bytes (otherwise:
+    an illegal instruction). Rows are
+    written in pieces of 16 bytes: where the tensor's row ends inside one, the rest of that piece is written too (seen
+        on the H200).
 
     sm_90. PTX ISA "cp.async.bulk.tensor".
     """
@@ -197,7 +221,9 @@ def store_tensor(tensor_map, coordinates, source, cache_hint=None, issuer: tl.co
 
 
 @triton.jit
-def reduce_tensor(tensor_map, coordinates, source, operation: tl.constexpr, cache_hint=None, issuer: tl.constexpr = "warp"):
+def reduce_tensor(
+    tensor_map, coordinates, source, operation: tl.constexpr, cache_hint=None, issuer: tl.constexpr = "warp"
+):
     """`cp.reduce.async.bulk.tensor` shared -> global: combines the box with the tensor, element by element and
     atomically. sm_90.
 
@@ -214,9 +240,14 @@ def reduce_tensor(tensor_map, coordinates, source, operation: tl.constexpr, cach
 
 @triton.jit
 def prefetch_tensor(tensor_map, coordinates, cache_hint=None, issuer: tl.constexpr = "warp"):
-    """`cp.async.bulk.prefetch.tensor`: brings the box at `coordinates` into L2. sm_90. PTX ISA "cp.async.bulk.prefetch.tensor"."""
+    """`cp.async.bulk.prefetch.tensor`: brings the box at `coordinates` into L2. sm_90. PTX ISA
+    "cp.async.bulk.prefetch.tensor"."""
     require("cp.async.bulk.prefetch.tensor", 90)
-    asm(prefetch_text(len(coordinates), cache_hint is not None, issuer, arch()), ("l", "r", "l"), [tensor_map, coordinates, cache_hint])
+    asm(
+        prefetch_text(len(coordinates), cache_hint is not None, issuer, arch()),
+        ("l", "r", "l"),
+        [tensor_map, coordinates, cache_hint],
+    )
 
 
 @triton.jit
@@ -228,7 +259,8 @@ def prefetch_tensormap(tensor_map, issuer: tl.constexpr = "warp"):
 
 @triton.jit
 def load_bulk(destination, source, nbytes, bar, multicast=None, cache_hint=None, issuer: tl.constexpr = "warp"):
-    """`cp.async.bulk` global -> shared: `nbytes` (i32) from the pointer `source` (16-byte aligned), counted on `bar` in bytes.
+    """`cp.async.bulk` global -> shared: `nbytes` (i32) from the pointer `source` (16-byte aligned), counted on `bar` in
+    bytes.
 
     `multicast` and `cache_hint` as in `load_tensor`. sm_90. PTX ISA "cp.async.bulk".
     """
@@ -242,34 +274,53 @@ def load_bulk(destination, source, nbytes, bar, multicast=None, cache_hint=None,
 
 @triton.jit
 def store_bulk(destination, source, nbytes, cache_hint=None, issuer: tl.constexpr = "warp"):
-    """`cp.async.bulk` shared -> global: `nbytes` (i32) to the pointer `destination` (16-byte aligned), in a bulk group. sm_90.
+    """`cp.async.bulk` shared -> global: `nbytes` (i32) to the pointer `destination` (16-byte aligned), in a bulk group.
+    sm_90.
 
     PTX ISA "cp.async.bulk".
     """
     require("cp.async.bulk", 90)
-    asm(store_bulk_text(cache_hint is not None, issuer, arch()), ("l", "r", "r", "l"), [destination, source, nbytes, cache_hint])
+    asm(
+        store_bulk_text(cache_hint is not None, issuer, arch()),
+        ("l", "r", "r", "l"),
+        [destination, source, nbytes, cache_hint],
+    )
 
 
 @triton.jit
 def copy_bulk_cluster(remote, source, nbytes, remote_bar, issuer: tl.constexpr = "warp"):
-    """`cp.async.bulk` shared::cta -> shared::cluster: `nbytes` (i32) into another CTA, counted in bytes on that CTA's `remote_bar`.
+    """`cp.async.bulk` shared::cta -> shared::cluster: `nbytes` (i32) into another CTA, counted in bytes on that CTA's
+    `remote_bar`.
 
     `remote` and `remote_bar` come from `cluster.mapa` with the same CTA. sm_90. PTX ISA "cp.async.bulk".
     """
     require("cp.async.bulk", 90)
     asm(
-        issued("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", issuer, arch()),
+        issued(
+            "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+            issuer,
+            arch(),
+        ),
         "r,r,r,r",
         [remote, source, nbytes, remote_bar],
     )
 
 
 @triton.jit
-def reduce_bulk(destination, source, nbytes, operation: tl.constexpr, kind: tl.constexpr, cache_hint=None, issuer: tl.constexpr = "warp"):
-    """`cp.reduce.async.bulk` shared -> global: combines an array with the one at the pointer `destination`, atomically, in a bulk group.
+def reduce_bulk(
+    destination,
+    source,
+    nbytes,
+    operation: tl.constexpr,
+    kind: tl.constexpr,
+    cache_hint=None,
+    issuer: tl.constexpr = "warp",
+):
+    """`cp.reduce.async.bulk` shared -> global: combines an array with the one at the pointer `destination`, atomically,
+    in a bulk group.
 
-    `operation` and the PTX element type `kind`: add (u32 s32 u64 f16 bf16 f32 f64), min and max (u32 s32 u64 s64 f16 bf16), inc and dec
-    (u32), and, or, xor (b32 b64). sm_90. PTX ISA "cp.reduce.async.bulk".
+    `operation` and the PTX element type `kind`: add (u32 s32 u64 f16 bf16 f32 f64), min and max (u32 s32 u64 s64 f16
+    bf16), inc and dec (u32), and, or, xor (b32 b64). sm_90. PTX ISA "cp.reduce.async.bulk".
     """
     require("cp.reduce.async.bulk", 90)
     asm(
@@ -280,7 +331,9 @@ def reduce_bulk(destination, source, nbytes, operation: tl.constexpr, kind: tl.c
 
 
 @triton.jit
-def reduce_bulk_cluster(remote, source, nbytes, remote_bar, operation: tl.constexpr, kind: tl.constexpr, issuer: tl.constexpr = "warp"):
+def reduce_bulk_cluster(
+    remote, source, nbytes, remote_bar, operation: tl.constexpr, kind: tl.constexpr, issuer: tl.constexpr = "warp"
+):
     """`cp.reduce.async.bulk` shared::cta -> shared::cluster: combines with the remote values; operands as in
     `copy_bulk_cluster`. sm_90.
 
@@ -292,7 +345,8 @@ def reduce_bulk_cluster(remote, source, nbytes, remote_bar, operation: tl.conste
 
 @triton.jit
 def prefetch_bulk(source, nbytes, issuer: tl.constexpr = "warp"):
-    """`cp.async.bulk.prefetch.L2`: brings `nbytes` (i32) from the pointer `source` into L2. sm_90. PTX ISA "cp.async.bulk.prefetch"."""
+    """`cp.async.bulk.prefetch.L2`: brings `nbytes` (i32) from the pointer `source` into L2. sm_90. PTX ISA
+    "cp.async.bulk.prefetch"."""
     require("cp.async.bulk.prefetch", 90)
     asm(issued("cp.async.bulk.prefetch.L2.global [$0], $1;", issuer, arch()), "l,r", [source, nbytes])
 
@@ -301,7 +355,8 @@ def prefetch_bulk(source, nbytes, issuer: tl.constexpr = "warp"):
 def commit_group():
     """`cp.async.bulk.commit_group`: closes each thread's group of the stores and reductions that it issued. sm_90.
 
-    Every thread executes it: groups belong to threads, and one without stores is complete at once. PTX ISA "cp.async.bulk.commit_group".
+    Every thread executes it: groups belong to threads, and one without stores is complete at once. PTX ISA
+        "cp.async.bulk.commit_group".
     """
     require("cp.async.bulk.commit_group", 90)
     asm("cp.async.bulk.commit_group;", "", [])
@@ -321,14 +376,16 @@ def wait_group(pending: tl.constexpr = 0):
 
 @triton.jit
 def wait_group_read(pending: tl.constexpr = 0):
-    """`cp.async.bulk.wait_group.read`: as `wait_group`, but only until the shared memory has been read and may be written again. sm_90."""
+    """`cp.async.bulk.wait_group.read`: as `wait_group`, but only until the shared memory has been read and may be
+    written again. sm_90."""
     require("cp.async.bulk.wait_group", 90)
     asm(wait_group_text(pending, True), "", [])
 
 
 @triton.jit
 def fence_proxy_async(space: tl.constexpr = "shared::cta"):
-    """`fence.proxy.async`: orders this thread's ordinary accesses before later ones by the copy engine and the tensor cores. sm_90.
+    """`fence.proxy.async`: orders this thread's ordinary accesses before later ones by the copy engine and the tensor
+    cores. sm_90.
 
     `space` is "shared::cta", "shared::cluster", "global" or "" (all). PTX ISA "membar / fence".
     """
@@ -350,7 +407,8 @@ def fence_tensormap_acquire(tensor_map, scope: tl.constexpr = "gpu"):
 
 @triton.jit
 def fence_tensormap_release(scope: tl.constexpr = "gpu"):
-    """`fence.proxy.tensormap::generic.release`: publishes this thread's writes to tensor maps. sm_90. PTX ISA "membar / fence"."""
+    """`fence.proxy.tensormap::generic.release`: publishes this thread's writes to tensor maps. sm_90. PTX ISA "membar /
+    fence"."""
     require("fence.proxy.tensormap", 90)
     asm(tensormap_fence_text("release", scope), "", [])
 
@@ -378,7 +436,12 @@ def _each(i: Instruction, *operands: Register | None) -> Iterator[tuple[int, ...
 
 def _coordinates(i: Instruction, coordinates: Iterable[Register]) -> list[tuple[int, ...]]:
     """One tuple of signed element offsets for each active thread."""
-    parts = [np.broadcast_to(np.asarray(x).astype(np.uint32) if not isinstance(x, int) else np.uint32(x & 0xFFFFFFFF), i.active.shape) for x in coordinates]
+    parts = [
+        np.broadcast_to(
+            np.asarray(x).astype(np.uint32) if not isinstance(x, int) else np.uint32(x & 0xFFFFFFFF), i.active.shape
+        )
+        for x in coordinates
+    ]
     return list(zip(*(part.view(np.int32)[i.active].tolist() for part in parts)))
 
 
@@ -393,7 +456,9 @@ _HINT = "{hint:L2::cache_hint}?"
 def _load_tensor(t: Machine, i: Instruction, shared: Register, place: Register, bar: Register, *rest: Register) -> None:
     tensor_maps, coordinates = place
     masks = rest[0] if i.fields["multicast"] else None
-    for (thread, address, tensor_map, at, mask), where in zip(_each(i, shared, tensor_maps, bar, masks), _coordinates(i, coordinates)):
+    for (thread, address, tensor_map, at, mask), where in zip(
+        _each(i, shared, tensor_maps, bar, masks), _coordinates(i, coordinates)
+    ):
         t.tensor_copy("load", tensor_map, where, address, thread=thread, barrier=at, multicast=mask)
 
 
@@ -409,14 +474,22 @@ def _store_tensor(t: Machine, i: Instruction, place: Register, shared: Register,
 
 
 @meaning(
-    f"cp.async.bulk.prefetch.tensor.{_RANK}.L2.global.{{mode:tile}}?.{_HINT}", f"cp.async.bulk.prefetch.L2.global.{_HINT}", "prefetch.tensormap", destinations=0
+    f"cp.async.bulk.prefetch.tensor.{_RANK}.L2.global.{{mode:tile}}?.{_HINT}",
+    f"cp.async.bulk.prefetch.L2.global.{_HINT}",
+    "prefetch.tensormap",
+    destinations=0,
 )
 def _prefetch(t: Machine, i: Instruction, *operands: Register) -> None:
     """Do nothing: caches do not affect results."""
 
 
-@meaning(f"cp.async.bulk.{{to:shared::cluster|shared::cta}}.global.mbarrier::complete_tx::bytes.{{multicast:multicast::cluster}}?.{_HINT}", destinations=0)
-def _load_bulk(t: Machine, i: Instruction, shared: Register, source: Register, nbytes: Register, bar: Register, *rest: Register) -> None:
+@meaning(
+    f"cp.async.bulk.{{to:shared::cluster|shared::cta}}.global.mbarrier::complete_tx::bytes.{{multicast:multicast::cluster}}?.{_HINT}",
+    destinations=0,
+)
+def _load_bulk(
+    t: Machine, i: Instruction, shared: Register, source: Register, nbytes: Register, bar: Register, *rest: Register
+) -> None:
     masks = rest[0] if i.fields["multicast"] else None
     for thread, to, start, size, at, mask in _each(i, shared, source, nbytes, bar, masks):
         t.bulk_copy(("shared", to), ("global", start), size, thread=thread, barrier=at, multicast=mask)
@@ -429,8 +502,14 @@ def _reduction(i: Instruction) -> tuple[str, str] | None:
 _REDUCTION = f"{{operation:{'|'.join(_REDUCTIONS)}}}.{{noftz:noftz}}?.{{type:u32|s32|u64|s64|f16|bf16|f32|f64|b32|b64}}"
 
 
-@meaning(f"cp.async.bulk.global.shared::cta.bulk_group.{_HINT}", f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{_HINT}.{_REDUCTION}", destinations=0)
-def _store_bulk(t: Machine, i: Instruction, destination: Register, shared: Register, nbytes: Register, policy: Register = None) -> None:
+@meaning(
+    f"cp.async.bulk.global.shared::cta.bulk_group.{_HINT}",
+    f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{_HINT}.{_REDUCTION}",
+    destinations=0,
+)
+def _store_bulk(
+    t: Machine, i: Instruction, destination: Register, shared: Register, nbytes: Register, policy: Register = None
+) -> None:
     for thread, to, start, size in _each(i, destination, shared, nbytes):
         t.bulk_copy(("global", to), ("shared", start), size, thread=thread, reduction=_reduction(i))
 
@@ -440,7 +519,9 @@ def _store_bulk(t: Machine, i: Instruction, destination: Register, shared: Regis
     f"cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.{_REDUCTION}",
     destinations=0,
 )
-def _copy_cluster(t: Machine, i: Instruction, remote: Register, shared: Register, nbytes: Register, bar: Register) -> None:
+def _copy_cluster(
+    t: Machine, i: Instruction, remote: Register, shared: Register, nbytes: Register, bar: Register
+) -> None:
     for thread, to, start, size, at in _each(i, remote, shared, nbytes, bar):
         t.bulk_copy(("shared", to), ("shared", start), size, thread=thread, barrier=at, reduction=_reduction(i))
 
@@ -457,7 +538,9 @@ def _wait_group(t: Machine, i: Instruction, pending: Register) -> Waits:
         yield wait
 
 
-@meaning(f"createpolicy.fractional.{{primary:{'|'.join('L2::' + name for name in _PRIORITIES)}}}.{{secondary:L2::evict_first|L2::evict_unchanged}}?.b64")
+@meaning(
+    f"createpolicy.fractional.{{primary:{'|'.join('L2::' + name for name in _PRIORITIES)}}}.{{secondary:L2::evict_first|L2::evict_unchanged}}?.b64"  # noqa: E501
+)
 def _createpolicy(t: Machine, i: Instruction, fraction: Register = 1.0) -> Register:
     """Return any number: a policy only reaches cache hints, which have no effect here."""
     return _PRIORITIES.index((i.fields["primary"] or "").removeprefix("L2::")) + 1

@@ -1,17 +1,19 @@
-"""Asynchronous warpgroup matrix multiply (PTX ISA 9.7.15 `wgmma`): D = A B + D for a warpgroup of four warps; sm_90a only.
+"""Asynchronous warpgroup matrix multiply (PTX ISA 9.7.15 `wgmma`): D = A B + D for a warpgroup of four warps; sm_90a
+only.
 
-The order of a multiplication is fence, mma_async (any number of them), commit_group, wait_group. Between mma_async and the wait the
-accumulator's registers belong to the tensor core: pass tiles through `fence` and `wait_group`, so that no use of them moves across.
+The order of a multiplication is fence, mma_async (any number of them), commit_group, wait_group. Between mma_async and
+the wait the accumulator's registers belong to the tensor core: pass tiles through `fence` and `wait_group`, so that no
+use of them moves across.
 
 Register tiles (explicit kernels only: a plain Triton tile has no layout that a kernel may rely on)
- - An accumulator is one tile, or a tuple of tiles whose columns follow each other: 64 rows, N columns together, N any multiple of 8 up to
-   256, each piece a power of two columns in `gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns,
-   16])`.
-   float32 or int32; float16 accumulators are tiles of packed pairs (`pack`, 64 x N/2 int32), since unpacking them is only allowed after
-   the wait.
+ - An accumulator is one tile, or a tuple of tiles whose columns follow each other: 64 rows, N columns together, N any
+   multiple of 8 up to 256, each piece a power of two columns in `gl.NVMMADistributedLayout(version=[3, 0],
+   warps_per_cta=[4, 1], instr_shape=[16, columns, 16])`. float32 or int32; float16 accumulators are tiles of packed
+   pairs (`pack`, 64 x N/2 int32), since unpacking them is only allowed after the wait.
  - A in registers is a tile of 64 x K in `gl.DotOperandLayout(0, that layout, k_width=32 // bits)`, or `pack` of it.
 
-Shared operands are 64-bit matrix descriptors (PTX ISA 9.7.15.5.1): `shared_descriptor` from an address, `operand_descriptor` from a tile.
+Shared operands are 64-bit matrix descriptors (PTX ISA 9.7.15.5.1): `shared_descriptor` from an address,
+`operand_descriptor` from a tile.
 """
 
 import re
@@ -27,12 +29,33 @@ from triton.runtime.jit import constexpr_function
 
 from ._asm import asm, builtin, require, unwrap
 from ._formats import decode, encode
-from ._meaning import Instruction, Machine, NoMeaning, PtxFault, Register, Waits, from_bytes, join, meaning, split, uniform, unsigned
+from ._meaning import (
+    Instruction,
+    Machine,
+    NoMeaning,
+    PtxFault,
+    Register,
+    Waits,
+    from_bytes,
+    join,
+    meaning,
+    split,
+    uniform,
+    unsigned,
+)
 from ._tile_operands import explicit_only, is_tile, letter, pass_through, registers, tied, tiles_of
 from ._traced import Semantic, Traced
 
 # Triton's element type -> PTX's. float32 operands are read as tf32 (the low 13 mantissa bits are ignored).
-PTX_TYPES = {"fp16": "f16", "bf16": "bf16", "fp32": "tf32", "fp8e4nv": "e4m3", "fp8e5": "e5m2", "int8": "s8", "uint8": "u8"}
+PTX_TYPES = {
+    "fp16": "f16",
+    "bf16": "bf16",
+    "fp32": "tf32",
+    "fp8e4nv": "e4m3",
+    "fp8e5": "e5m2",
+    "int8": "s8",
+    "uint8": "u8",
+}
 # PTX operand type -> (bits, accumulator types); the two operands' types must come from one row of GROUPS.
 OPERANDS = {
     "f16": (16, ("f32", "f16")),
@@ -48,7 +71,8 @@ SWIZZLES = {0: 0, 128: 1, 64: 2, 32: 3}  # bytes -> the descriptor's bits 62-63
 
 
 class Multiply(NamedTuple):
-    """One wgmma.mma_async: 64 x `n` accumulator of PTX type `d`, operands of PTX types `a` and `b`, and the immediates."""
+    """One wgmma.mma_async: 64 x `n` accumulator of PTX type `d`, operands of PTX types `a` and `b`, and the
+    immediates."""
 
     n: int
     d: str
@@ -78,8 +102,8 @@ class Multiply(NamedTuple):
 
 
 def valid_n(a: str) -> tuple[int, ...]:
-    """The N that PTX ISA 9.7.15.2 allows for operand type `a`: every multiple of 8 up to 256; for integers multiples of 16 above 24, and 8
-    and 24.
+    """The N that PTX ISA 9.7.15.2 allows for operand type `a`: every multiple of 8 up to 256; for integers multiples of
+    16 above 24, and 8 and 24.
     """
     return tuple(n for n in range(8, 257, 8) if a not in ("s8", "u8") or n % 16 == 0 or n in (8, 24))
 
@@ -98,7 +122,8 @@ def check(multiply: Multiply) -> Multiply:
         raise ValueError(f"{given}: N is {rule}, not {m.n}")
     if (m.trans_a or m.trans_b) and OPERANDS[m.a][0] != 16:
         raise ValueError(
-            f"{given} with trans_a={m.trans_a}, trans_b={m.trans_b}: only 16-bit operands may be MN-major; {m.a} must be contiguous in K"
+            f"{given} with trans_a={m.trans_a}, trans_b={m.trans_b}: only 16-bit operands may be MN-major; {m.a} must "
+            "be contiguous in K"
         )
     if m.trans_a and m.a_in_registers:
         raise ValueError(f"{given} with trans_a: a register operand has no major-ness")
@@ -111,9 +136,11 @@ def check(multiply: Multiply) -> Multiply:
     return m
 
 
-def mma_async_asm(multiply: Multiply, accumulators: Sequence[str], a: str | Sequence[str], b: str, predicate: str) -> str:
-    """The instruction: 32-bit accumulator registers, A (a descriptor register, or four fragment registers), B's descriptor, scale-d
-    predicate.
+def mma_async_asm(
+    multiply: Multiply, accumulators: Sequence[str], a: str | Sequence[str], b: str, predicate: str
+) -> str:
+    """The instruction: 32-bit accumulator registers, A (a descriptor register, or four fragment registers), B's
+    descriptor, scale-d predicate.
     """
     m = check(multiply)
     operand_a = a if isinstance(a, str) else "{" + ", ".join(a) + "}"
@@ -127,7 +154,8 @@ def mma_async_asm(multiply: Multiply, accumulators: Sequence[str], a: str | Sequ
 
 
 def pack_asm(word: str, elements: Sequence[str], scratch: str) -> str:
-    """One 32-bit `word` from two 16-bit or four 8-bit elements in 16-bit registers; `scratch` prefixes two 32-bit registers."""
+    """One 32-bit `word` from two 16-bit or four 8-bit elements in 16-bit registers; `scratch` prefixes two 32-bit
+    registers."""
     if len(elements) == 2:
         return f"mov.b32 {word}, {{{elements[0]}, {elements[1]}}};"
     low, high = (f"mov.b32 {scratch}{i}, {{{elements[2 * i]}, {elements[2 * i + 1]}}};" for i in range(2))
@@ -135,18 +163,20 @@ def pack_asm(word: str, elements: Sequence[str], scratch: str) -> str:
 
 
 def operand_strides(rows: int, columns: int, element_bytes: int, swizzle: int, k_major: bool) -> tuple[int, int]:
-    """(leading, stride) byte offsets of a `rows` x `columns` operand, columns contiguous, in a swizzled NVMMASharedLayout or
-    `core_matrix_layout`.
+    """(leading, stride) byte offsets of a `rows` x `columns` operand, columns contiguous, in a swizzled
+    NVMMASharedLayout or `core_matrix_layout`.
 
-    These layouts cut the tile into panels of `swizzle` bytes of columns (16 bytes without swizzling), each with all rows, one row after the
-    other, panel after panel. Groups of 8 rows of a panel are the core matrices of PTX ISA 9.7.15.5.1. `k_major`: the columns are K.
+    These layouts cut the tile into panels of `swizzle` bytes of columns (16 bytes without swizzling), each with all
+    rows, one row after the other, panel after panel. Groups of 8 rows of a panel are the core matrices of PTX ISA
+    9.7.15.5.1. `k_major`: the columns are K.
     """
     panel = swizzle or 16
     if swizzle not in SWIZZLES:
         raise ValueError(f"swizzle={swizzle}: it is 0, 32, 64 or 128 bytes")
     if rows % 8 or columns * element_bytes % panel:
         raise ValueError(
-            f"a {rows} x {columns} operand of {element_bytes}-byte elements: rows come in eights and a row in panels of {panel} bytes"
+            f"a {rows} x {columns} operand of {element_bytes}-byte elements: rows come in eights and a row in panels "
+            f"of {panel} bytes"
         )
     next_panel, next_group = rows * panel, 8 * panel
     if swizzle == 0 and not k_major:  # without swizzling, MN-major descriptors name the two the other way round
@@ -155,7 +185,8 @@ def operand_strides(rows: int, columns: int, element_bytes: int, swizzle: int, k
 
 
 def operand_offset(step: int, rows: int, element_bytes: int, swizzle: int, k_major: bool) -> int:
-    """Bytes from the operand's first element to its `step`-th K step (32 bytes of K), in the storage that `operand_strides` describes."""
+    """Bytes from the operand's first element to its `step`-th K step (32 bytes of K), in the storage that
+    `operand_strides` describes."""
     panel = swizzle or 16
     if k_major:  # along the columns: through the panel, then to the next one
         column = 32 * step
@@ -164,7 +195,8 @@ def operand_offset(step: int, rows: int, element_bytes: int, swizzle: int, k_maj
 
 
 def descriptor_constant(leading: int, stride: int, swizzle: int) -> int:
-    """The matrix descriptor without its address: leading >> 4 in bits 16-29, stride >> 4 in bits 32-45, the swizzle mode in bits 62-63."""
+    """The matrix descriptor without its address: leading >> 4 in bits 16-29, stride >> 4 in bits 32-45, the swizzle
+    mode in bits 62-63."""
     if swizzle not in SWIZZLES:
         raise ValueError(f"swizzle={swizzle}: it is 0, 32, 64 or 128 bytes")
     for name, value in (("leading_bytes", leading), ("stride_bytes", stride)):
@@ -181,21 +213,26 @@ def descriptor_asm(target: str, address: str, constant: int, scratch: str) -> st
 
 @constexpr_function
 def core_matrix_layout(shape: tuple[int, ...], element_bytes: int, contiguous: int = 1) -> gl.SharedLinearLayout:
-    """The unswizzled shared layout that wgmma reads: panels of 16 bytes along axis `contiguous`, all of the other axis in each.
+    """The unswizzled shared layout that wgmma reads: panels of 16 bytes along axis `contiguous`, all of the other axis
+    in each.
 
-    Gluon's NVMMASharedLayout(0, ...) is row-major instead, which wgmma reads only where a row has 16 bytes. Swizzled layouts have fewer
-    bank conflicts.
+    Gluon's NVMMASharedLayout(0, ...) is row-major instead, which wgmma reads only where a row has 16 bytes. Swizzled
+    layouts have fewer bank conflicts.
     """
     rows, columns = shape[1 - contiguous], shape[contiguous]
     unit = 16 // element_bytes
-    order = [(1, 1 << i) for i in range((unit - 1).bit_length())] + [(0, 1 << i) for i in range((rows - 1).bit_length())]
+    order = [(1, 1 << i) for i in range((unit - 1).bit_length())] + [
+        (0, 1 << i) for i in range((rows - 1).bit_length())
+    ]
     order += [(1, unit << i) for i in range((columns // unit - 1).bit_length())]
-    return gl.SharedLinearLayout([[0, step] if (axis == 1) == (contiguous == 1) else [step, 0] for axis, step in order], alignment=128)
+    return gl.SharedLinearLayout(
+        [[0, step] if (axis == 1) == (contiguous == 1) else [step, 0] for axis, step in order], alignment=128
+    )
 
 
 class Operand(NamedTuple):
-    """A shared tile as a wgmma operand: its descriptor without the address, the extent along the other axis, K, the type, and K-major or
-    not.
+    """A shared tile as a wgmma operand: its descriptor without the address, the extent along the other axis, K, the
+    type, and K-major or not.
     """
 
     constant: int
@@ -212,7 +249,8 @@ class Operand(NamedTuple):
 
 
 def _storage(tile: Traced) -> tuple[int, int]:
-    """(swizzle in bytes, contiguous axis) of a 2-D shared tile. Errors: TypeError for a layout that no matrix descriptor describes."""
+    """(swizzle in bytes, contiguous axis) of a 2-D shared tile. Errors: TypeError for a layout that no matrix
+    descriptor describes."""
     layout, shape = tile.layout, [unwrap(size) for size in tile.shape]
     size = tile.dtype.primitive_bitwidth // 8
     if isinstance(layout, gl.NVMMASharedLayout):
@@ -224,7 +262,8 @@ def _storage(tile: Traced) -> tuple[int, int]:
             if layout.offset_bases == core_matrix_layout(shape, size, contiguous).offset_bases:
                 return 0, contiguous
     raise TypeError(
-        f"wgmma operand {tile.type}: it is a 2-D shared tile in an NVMMASharedLayout with swizzling, or in core_matrix_layout without"
+        f"wgmma operand {tile.type}: it is a 2-D shared tile in an NVMMASharedLayout with swizzling, or in "
+        "core_matrix_layout without"
     )
 
 
@@ -238,29 +277,35 @@ def shared_operand(tile: Traced, k_axis: int) -> Operand:
     kind = PTX_TYPES.get(str(tile.dtype))
     if kind is None or len(shape) != 2 or k_axis not in (0, 1):
         raise TypeError(
-            f"wgmma operand {tile.type} with k_axis={k_axis}: it has two axes, K along 0 or 1, and one of the types {', '.join(PTX_TYPES)}"
+            f"wgmma operand {tile.type} with k_axis={k_axis}: it has two axes, K along 0 or 1, and one of the types "
+            f"{', '.join(PTX_TYPES)}"
         )
     swizzle, contiguous = _storage(tile)
     size, k_major = OPERANDS[kind][0] // 8, contiguous == k_axis
     if not k_major and size != 2:
         raise ValueError(
-            f"wgmma operand {kind} {shape} with K along axis {k_axis}: only 16-bit operands may be MN-major; store it contiguous in K"
+            f"wgmma operand {kind} {shape} with K along axis {k_axis}: only 16-bit operands may be MN-major; store it "
+            "contiguous in K"
         )
     if shape[k_axis] * size % 32:
-        raise ValueError(f"wgmma operand {kind} {shape}: K={shape[k_axis]} must be a multiple of {32 // size} (32 bytes)")
+        raise ValueError(
+            f"wgmma operand {kind} {shape}: K={shape[k_axis]} must be a multiple of {32 // size} (32 bytes)"
+        )
     rows = allocated[1 - contiguous]
     constant = descriptor_constant(*operand_strides(rows, allocated[contiguous], size, swizzle, k_major), swizzle)
     return Operand(constant, shape[1 - k_axis], shape[k_axis], kind, k_major, rows, size, swizzle)
 
 
 def packed_layout(layout: gl.DistributedLinearLayout, factor: int) -> gl.DistributedLinearLayout:
-    """The layout of int32 words that hold `factor` neighbouring columns of a tile in `layout` (a DistributedLinearLayout), register by
-    register.
+    """The layout of int32 words that hold `factor` neighbouring columns of a tile in `layout` (a
+    DistributedLinearLayout), register by register.
     """
     bits = factor.bit_length() - 1
     reg = [list(basis) for basis in layout.reg_bases]
     if reg[:bits] != [[0, 1 << i] for i in range(bits)]:
-        raise ValueError(f"pack by {factor}: the first registers of a thread must hold neighbouring columns; {layout} does not")
+        raise ValueError(
+            f"pack by {factor}: the first registers of a thread must hold neighbouring columns; {layout} does not"
+        )
 
     def shrink(bases: Iterable[list[int]]) -> list[list[int]]:
         return [[row, column // factor] for row, column in bases]
@@ -273,24 +318,29 @@ def packed_layout(layout: gl.DistributedLinearLayout, factor: int) -> gl.Distrib
 
 @triton.jit
 def fence(tiles=()):
-    """Orders earlier accesses to the registers of `tiles` (accumulators, A fragments) before the wgmma that follow. Returns the tiles.
+    """Orders earlier accesses to the registers of `tiles` (accumulators, A fragments) before the wgmma that follow.
+    Returns the tiles.
 
-    Needed before the first mma_async, and again after other code touched its registers. PTX ISA 9.7.15.7.1 `wgmma.fence.sync.aligned`.
+    Needed before the first mma_async, and again after other code touched its registers. PTX ISA 9.7.15.7.1
+    `wgmma.fence.sync.aligned`.
     """
     return pass_through("wgmma.fence.sync.aligned;", tiles, (90,))
 
 
 @triton.jit
 def commit_group():
-    """Closes a group of the warpgroup's mma_async issued so far. PTX ISA 9.7.15.7.2 `wgmma.commit_group.sync.aligned`."""
+    """Closes a group of the warpgroup's mma_async issued so far. PTX ISA 9.7.15.7.2
+    `wgmma.commit_group.sync.aligned`."""
     pass_through("wgmma.commit_group.sync.aligned;", (), (90,))
 
 
 @triton.jit
 def wait_group(pending: tl.constexpr, tiles=()):
-    """Waits until at most `pending` (0 to 7) of the latest groups are unfinished. Returns `tiles`, which may be used from here on.
+    """Waits until at most `pending` (0 to 7) of the latest groups are unfinished. Returns `tiles`, which may be used
+    from here on.
 
-    `tiles`: the accumulators, and the A fragments, of the groups that are now done. PTX ISA 9.7.15.7.3 `wgmma.wait_group.sync.aligned`.
+    `tiles`: the accumulators, and the A fragments, of the groups that are now done. PTX ISA 9.7.15.7.3
+    `wgmma.wait_group.sync.aligned`.
     """
     return pass_through(_wait_template(pending), tiles, (90,))
 
@@ -304,7 +354,9 @@ def _wait_template(pending: Traced, _semantic: Semantic = None) -> Traced:
 
 
 @builtin
-def _descriptor(address: Traced, leading: Traced, stride: Traced, swizzle: Traced, _semantic: Semantic = None) -> Traced:
+def _descriptor(
+    address: Traced, leading: Traced, stride: Traced, swizzle: Traced, _semantic: Semantic = None
+) -> Traced:
     require("wgmma matrix descriptor", only=(90,), _semantic=_semantic)
     constant = descriptor_constant(unwrap(leading), unwrap(stride), unwrap(swizzle))
     template = "{ .reg .b32 t; " + descriptor_asm("$0", "$1", constant, "t") + " }"
@@ -313,12 +365,12 @@ def _descriptor(address: Traced, leading: Traced, stride: Traced, swizzle: Trace
 
 @triton.jit
 def shared_descriptor(address, leading_bytes: tl.constexpr, stride_bytes: tl.constexpr, swizzle: tl.constexpr):
-    """uint64 matrix descriptor of a shared operand (PTX ISA 9.7.15.5.1): address an int32 shared address or a descriptor, swizzle 0, 32,
-    64, 128.
+    """uint64 matrix descriptor of a shared operand (PTX ISA 9.7.15.5.1): address an int32 shared address or a
+    descriptor, swizzle 0, 32, 64, 128.
 
-    `operand_strides` computes the two strides for tiles in Gluon's layouts. The tile must start at a multiple of 8 * swizzle bytes (its
-    base
-    offset field is 0); a K step inside it may be added to the address in bytes, or to the descriptor in units of 16 bytes.
+    `operand_strides` computes the two strides for tiles in Gluon's layouts. The tile must start at a multiple of 8 *
+    swizzle bytes (its base offset field is 0); a K step inside it may be added to the address in bytes, or to the
+    descriptor in units of 16 bytes.
     """
     return _descriptor(address, leading_bytes, stride_bytes, swizzle)
 
@@ -331,8 +383,15 @@ def _operand_descriptor(tile: Traced, k_axis: Traced, step: Traced, _semantic: S
     operand = shared_operand(tile, unwrap(k_axis))
     step = unwrap(step)
     if not 0 <= step < operand.k * operand.element_bytes // 32:
-        raise ValueError(f"operand_descriptor step={step}: K={operand.k} has {operand.k * operand.element_bytes // 32} steps of 32 bytes")
-    template = "{ .reg .b32 t; " + descriptor_asm("$0", "$1", operand.constant, "t") + f" add.s64 $0, $0, {operand.offset(step) >> 4}; }}"
+        raise ValueError(
+            f"operand_descriptor step={step}: K={operand.k} has {operand.k * operand.element_bytes // 32} steps of 32 "
+            "bytes"
+        )
+    template = (
+        "{ .reg .b32 t; "
+        + descriptor_asm("$0", "$1", operand.constant, "t")
+        + f" add.s64 $0, $0, {operand.offset(step) >> 4}; }}"
+    )
     return asm(template, "=&l,r", (tile,), tl.uint64, _semantic=_semantic)
 
 
@@ -341,18 +400,20 @@ def operand_descriptor(tile, k_axis: tl.constexpr, step: tl.constexpr = 0):
     """uint64 matrix descriptor of a shared tile's `step`-th K step (32 bytes of K): explicit kernels, a swizzled
     NVMMASharedLayout or core_matrix_layout.
 
-    k_axis is the axis of K: 1 for A of [M, K], 0 for B of [K, N], 1 for B of [N, K]. Where it is not the contiguous axis the operand is
-    MN-major: pass trans_a or trans_b to mma_async (16-bit types only).
+    k_axis is the axis of K: 1 for A of [M, K], 0 for B of [K, N], 1 for B of [N, K]. Where it is not the contiguous
+    axis the operand is MN-major: pass trans_a or trans_b to mma_async (16-bit types only).
     """
     return _operand_descriptor(tile, k_axis, step)
 
 
 def _accumulator(tiles: Sequence[Traced], integer: bool) -> tuple[int, str]:
-    """(N, PTX accumulator type) of checked accumulator pieces; int32 tiles are packed float16 pairs unless the operands are integers."""
+    """(N, PTX accumulator type) of checked accumulator pieces; int32 tiles are packed float16 pairs unless the operands
+    are integers."""
     kinds = {str(tile.dtype) for tile in tiles}
     if kinds not in ({"fp32"}, {"int32"}):
         raise TypeError(
-            f"wgmma accumulator of {', '.join(sorted(kinds))}: float32, int32 for 8-bit integers, or float16 pairs packed to int32 (pack)"
+            f"wgmma accumulator of {', '.join(sorted(kinds))}: float32, int32 for 8-bit integers, or float16 pairs "
+            "packed to int32 (pack)"
         )
     d = "f32" if kinds == {"fp32"} else "s32" if integer else "f16"
     n = 0
@@ -360,22 +421,26 @@ def _accumulator(tiles: Sequence[Traced], integer: bool) -> tuple[int, str]:
         rows, columns = (unwrap(size) for size in tile.type.shape)
         n += columns * (2 if d == "f16" else 1)
         layout = tile.type.layout
-        fits = list(getattr(layout, "warps_per_cta", [4, 1])) == [4, 1] and list(getattr(layout, "version", [3, 0])) == [3, 0]
+        fits = list(getattr(layout, "warps_per_cta", [4, 1])) == [4, 1] and list(
+            getattr(layout, "version", [3, 0])
+        ) == [3, 0]
         if rows != 64 or not fits or not isinstance(layout, (gl.NVMMADistributedLayout, gl.DistributedLinearLayout)):
             raise ValueError(
-                f"wgmma accumulator {tile.type}: a piece has 64 rows in NVMMADistributedLayout([3, 0], [4, 1], [16, columns, K]), "
+                f"wgmma accumulator {tile.type}: a piece has 64 rows in NVMMADistributedLayout([3, 0], [4, 1], [16, "
+                "columns, K]), "
                 "or is the packed form of one"
             )
         if isinstance(layout, gl.NVMMADistributedLayout) and unwrap(layout.instr_shape)[1] > columns:
             raise ValueError(
-                f"wgmma accumulator {tile.type}: instr_shape names {unwrap(layout.instr_shape)[1]} columns, the piece has {columns}"
+                f"wgmma accumulator {tile.type}: instr_shape names {unwrap(layout.instr_shape)[1]} columns, the piece "
+                f"has {columns}"
             )
     return n, d
 
 
 def fragment_asm(first: int, per_word: int, step: int, prefix: str) -> tuple[list[str], list[str]]:
-    """(PTX lines, the four 32-bit registers) of K step `step` of a register operand whose elements are the references $`first`…,
-    `per_word` a word.
+    """(PTX lines, the four 32-bit registers) of K step `step` of a register operand whose elements are the references
+    $`first`…, `per_word` a word.
     """
     words, lines = [], []
     for i in range(4):
@@ -387,16 +452,22 @@ def fragment_asm(first: int, per_word: int, step: int, prefix: str) -> tuple[lis
 
 
 def _fragment(tile: Traced, kind: str, semantic: Semantic) -> tuple[int, int]:
-    """(elements a word, K steps) of the register operand `tile`, checked: a fragment of PTX type `kind`, or int32 words that `pack` made
-    of one.
+    """(elements a word, K steps) of the register operand `tile`, checked: a fragment of PTX type `kind`, or int32 words
+    that `pack` made of one.
     """
     layout, per_word = tile.type.layout, 32 // tile.dtype.primitive_bitwidth
     wanted = 32 // OPERANDS[kind][0]
-    plain = isinstance(layout, gl.DotOperandLayout) and layout.operand_index == 0 and layout.k_width == wanted and per_word == wanted
+    plain = (
+        isinstance(layout, gl.DotOperandLayout)
+        and layout.operand_index == 0
+        and layout.k_width == wanted
+        and per_word == wanted
+    )
     packed = isinstance(layout, gl.DistributedLinearLayout) and per_word == 1
     if not (plain or packed) or unwrap(tile.type.shape[0]) != 64 or registers(tile.type, semantic) % (4 * per_word):
         raise ValueError(
-            f"wgmma A fragment {tile.type} as {kind}: it is 64 x K in DotOperandLayout(0, accumulator layout, k_width={wanted}), "
+            f"wgmma A fragment {tile.type} as {kind}: it is 64 x K in DotOperandLayout(0, accumulator layout, "
+            f"k_width={wanted}), "
             "or pack of such a tile"
         )
     return per_word, registers(tile.type, semantic) // (4 * per_word)
@@ -406,12 +477,16 @@ def _operand_types(a: Traced, a_type: Traced, b_type: Traced) -> tuple[str, str]
     """PTX operand types from what the caller names, else from the element type of a register tile A, else B as A."""
     if a_type is None and is_tile(a):
         a_type = a.dtype
-    names: dict[str, Traced] = {"a_type": PTX_TYPES.get(str(a_type), a_type), "b_type": PTX_TYPES.get(str(b_type), b_type)}
+    names: dict[str, Traced] = {
+        "a_type": PTX_TYPES.get(str(a_type), a_type),
+        "b_type": PTX_TYPES.get(str(b_type), b_type),
+    }
     names["b_type"] = names["b_type"] or names["a_type"]
     for name, kind in names.items():
         if kind not in OPERANDS:
             raise ValueError(
-                f"wgmma {name}={kind}: name one of {', '.join(OPERANDS)} or a Triton type; a descriptor or a packed tile does not tell"
+                f"wgmma {name}={kind}: name one of {', '.join(OPERANDS)} or a Triton type; a descriptor or a packed "
+                "tile does not tell"
             )
     return names["a_type"], names["b_type"]
 
@@ -474,7 +549,11 @@ def _mma_async(
     instruction = mma_async_asm(multiply, names, operand_a, f"${first + count}", "p")
     template = "\n".join(["{ .reg .pred p;", *lines, f"setp.ne.b32 p, ${first + count + 1}, 0;", instruction, "}"])
     out = _semantic.inline_asm(
-        template, ",".join(outputs + ties + letters + ["l", "r"]), (*tiles, a, b, scale), tuple(tile.type for tile in tiles), False
+        template,
+        ",".join(outputs + ties + letters + ["l", "r"]),
+        (*tiles, a, b, scale),
+        tuple(tile.type for tile in tiles),
+        False,
     )
     return out[0] if single else tl.tuple(out)
 
@@ -498,15 +577,16 @@ def mma_async(
 
     Returns the accumulator, which is not ready before the wait.
 
-    accumulator  a register tile or a tuple of them (see the module), N columns together. It fixes D: float32, int32, or packed float16.
-    a            uint64 matrix descriptor of 64 x K, or a register fragment tile; b: uint64 matrix descriptor. K is 32 bytes: 16 for 16-bit
+    accumulator  a register tile or a tuple of them (see the module), N columns together. It fixes D: float32, int32, or
+    packed float16. a            uint64 matrix descriptor of 64 x K, or a register fragment tile; b: uint64 matrix
+    descriptor. K is 32 bytes: 16 for 16-bit
                  types, 8 for tf32, 32 for 8-bit types. A fragment wider than K supplies its columns of K step `step`.
-    a_type       "f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8" or the Triton type; needed unless A is a register tile of that type.
-                 b_type: likewise, default a_type.
-    scale_d      int32 or constant; scale_a, scale_b: 1 or -1 (not for integers).
-    trans_a/b    True for an MN-major shared operand (16-bit types). saturate: int32 accumulators clamp instead of wrapping.
-    A 16- or 8-bit fragment is packed inside, with moves and a second fence in each call. In a loop, call `pack` once.
-    PTX ISA 9.7.15.5.2 `wgmma.mma_async`.
+    a_type       "f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8" or the Triton type; needed unless A is a register
+                 tile of that type. b_type: likewise, default a_type.
+    scale_d      int32 or constant; scale_a, scale_b: 1 or -1 (not for integers). trans_a/b    True for an MN-major
+    shared operand (16-bit types). saturate: int32 accumulators clamp instead of wrapping. A 16- or 8-bit fragment is
+    packed inside, with moves and a second fence in each call. In a loop, call `pack` once. PTX ISA 9.7.15.5.2
+    `wgmma.mma_async`.
     """
     return _mma_async(accumulator, a, b, a_type, b_type, scale_d, scale_a, scale_b, trans_a, trans_b, saturate, step)
 
@@ -536,7 +616,11 @@ def _mma_sync(
     if kind_a is None:
         raise TypeError(f"wgmma.mma_sync of a register tile of {a.dtype}: the types are {', '.join(PTX_TYPES)}")
     halves = {str(tile.dtype) for tile in tiles} == {"fp16"}
-    n, d = (sum(unwrap(tile.type.shape[1]) for tile in tiles), "f16") if halves else _accumulator(tiles, kind_a in ("s8", "u8"))
+    n, d = (
+        (sum(unwrap(tile.type.shape[1]) for tile in tiles), "f16")
+        if halves
+        else _accumulator(tiles, kind_a in ("s8", "u8"))
+    )
     multiply = check(
         Multiply(
             n,
@@ -553,7 +637,8 @@ def _mma_sync(
     )
     if operand_b.extent < n or (operand_a and operand_a.extent != 64):
         raise ValueError(
-            f"wgmma.mma_sync with an accumulator of {n} columns, A {a.type}, B {b.type}: A has 64 rows and B at least N columns"
+            f"wgmma.mma_sync with an accumulator of {n} columns, A {a.type}, B {b.type}: A has 64 rows and B at least "
+            "N columns"
         )
     per_word, steps = (0, operand_a.k // multiply.k) if operand_a else _fragment(a, kind_a, _semantic)
     if steps * multiply.k != operand_b.k:
@@ -595,7 +680,11 @@ def _mma_sync(
     letters = [letter(a.dtype)] * count if in_registers else ["r"]
     scale = _semantic.cast(_semantic.to_tensor(unwrap(scale_d)), tl.int32)
     out = _semantic.inline_asm(
-        "\n".join(lines), ",".join(outputs + ties + letters + ["r", "r"]), (*tiles, a, b, scale), tuple(tile.type for tile in tiles), False
+        "\n".join(lines),
+        ",".join(outputs + ties + letters + ["r", "r"]),
+        (*tiles, a, b, scale),
+        tuple(tile.type for tile in tiles),
+        False,
     )
     return out[0] if single else tl.tuple(out)
 
@@ -612,16 +701,17 @@ def mma_sync(
     scale_b: tl.constexpr = 1,
     saturate: tl.constexpr = False,
 ):
-    """accumulator = A B + (accumulator if scale_d else 0) over whole tiles, finished on return: fence, all K steps, commit and wait in one
-    block.
+    """accumulator = A B + (accumulator if scale_d else 0) over whole tiles, finished on return: fence, all K steps,
+    commit and wait in one block.
 
     accumulator  a register tile or a tuple of them (see the module): float32, int32, or here also plain float16 tiles.
-    a            shared tile with 64 rows, or a register fragment 64 x K; b: shared tile with at least N columns, of which the first N are
+    a            shared tile with 64 rows, or a register fragment 64 x K; b: shared tile with at least N columns, of
+    which the first N are
                  used.
-    a_k_axis     the axis of K in a shared A: 1 for [M, K]. b_k_axis: 0 for B of [K, N], 1 for [N, K].
-    Shared tiles are in a swizzled NVMMASharedLayout or in core_matrix_layout; which operands are MN-major follows from it. Writes to them
-    by ordinary stores must be
-    made visible first (barrier, fence.proxy.async). Explicit kernels, sm_90a. PTX ISA 9.7.15.5.2.
+    a_k_axis     the axis of K in a shared A: 1 for [M, K]. b_k_axis: 0 for B of [K, N], 1 for [N, K]. Shared tiles are
+    in a swizzled NVMMASharedLayout or in core_matrix_layout; which operands are MN-major follows from it. Writes to
+    them by ordinary stores must be made visible first (barrier, fence.proxy.async). Explicit kernels, sm_90a. PTX ISA
+    9.7.15.5.2.
     """
     return _mma_sync(accumulator, a, b, a_k_axis, b_k_axis, scale_d, scale_a, scale_b, saturate)
 
@@ -639,7 +729,9 @@ def _pack(tile: Traced, _semantic: Semantic = None) -> Traced:
     count = registers(type_, _semantic)
     words = [pack_asm(f"${i}", [f"${count + factor * i + j}" for j in range(factor)], "t") for i in range(count)]
     constraints = ["=&r"] * count + ["h"] * (count * factor)
-    return _semantic.inline_asm("{ .reg .b32 t0, t1; " + " ".join(words) + " }", ",".join(constraints), (tile,), type_, True)
+    return _semantic.inline_asm(
+        "{ .reg .b32 t0, t1; " + " ".join(words) + " }", ",".join(constraints), (tile,), type_, True
+    )
 
 
 @builtin
@@ -653,7 +745,9 @@ def _unpack(words: Traced, dtype: Traced, layout: Traced, _semantic: Semantic = 
     type_ = gl.distributed_type(dtype, [rows, 2 * columns], unwrap(layout))
     given = unwrap(_semantic.to_linear_layout(words.type.layout, [rows, columns]))
     if packed_layout(unwrap(_semantic.to_linear_layout(unwrap(layout), [rows, 2 * columns])), 2) != given:
-        raise ValueError(f"wgmma.unpack({words.type}) to {unwrap(layout)}: its packed form is another layout than that of the words")
+        raise ValueError(
+            f"wgmma.unpack({words.type}) to {unwrap(layout)}: its packed form is another layout than that of the words"
+        )
     count = registers(words.type, _semantic)
     moves = " ".join(f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, ${2 * count + i};" for i in range(count))
     return _semantic.inline_asm(moves, ",".join(["=&h"] * (2 * count) + ["r"] * count), (words,), type_, True)
@@ -661,17 +755,19 @@ def _unpack(words: Traced, dtype: Traced, layout: Traced, _semantic: Semantic = 
 
 @triton.jit
 def pack(tile):
-    """int32 tile of 32-bit words, each of 2 (4) neighbouring columns of a 16-bit (8-bit) register tile: an A fragment or a float16
-    accumulator.
+    """int32 tile of 32-bit words, each of 2 (4) neighbouring columns of a 16-bit (8-bit) register tile: an A fragment
+    or a float16 accumulator.
 
-    The words stay in the threads that hold the elements, so nothing moves. Explicit kernels. PTX ISA 9.7.9 `mov.b32` (pack), `prmt`.
+    The words stay in the threads that hold the elements, so nothing moves. Explicit kernels. PTX ISA 9.7.9 `mov.b32`
+    (pack), `prmt`.
     """
     return _pack(tile)
 
 
 @triton.jit
 def unpack(words, dtype: tl.constexpr, layout: tl.constexpr):
-    """The 16-bit tile of type `dtype` in `layout` whose `pack` is `words`, e.g. a float16 accumulator after the wait. Explicit kernels."""
+    """The 16-bit tile of type `dtype` in `layout` whose `pack` is `words`, e.g. a float16 accumulator after the wait.
+    Explicit kernels."""
     return _unpack(words, dtype, layout)
 
 
@@ -681,7 +777,8 @@ def unpack(words, dtype: tl.constexpr, layout: tl.constexpr):
 
 @dataclass(frozen=True)
 class MatrixDescriptor:
-    """Where an operand lies in shared memory: byte address in the CTA's window, byte offsets, swizzle width in bytes, base offset in rows of 128 bytes."""
+    """Where an operand lies in shared memory: byte address in the CTA's window, byte offsets, swizzle width in bytes,
+    base offset in rows of 128 bytes."""
 
     start: int
     leading: int
@@ -690,12 +787,14 @@ class MatrixDescriptor:
     base_offset: int
 
     def addresses(self, rows: int, k: int, element_bytes: int, k_major: bool) -> np.ndarray:
-        """int64 [rows, k]: the byte address in the CTA's shared window of each element (`rows`: the axis that is not K).
+        """int64 [rows, k]: the byte address in the CTA's shared window of each element (`rows`: the axis that is not
+        K).
 
-        The canonical layouts of PTX ISA 9.7.15.5.1: groups of 8 rows of 16, 32, 64 or 128 contiguous bytes. K-major: `stride` leads to the next 8 rows, and
-        without swizzling `leading` to the next 16 bytes of K. MN-major with swizzling: a row is `swizzle` bytes along MN, `leading` apart from the next such,
-        and K runs over the rows, 8 of them `stride` apart; without swizzling the two change their parts. The swizzle exchanges 16-byte units by the address
-        bits 7 to 9.
+        The canonical layouts of PTX ISA 9.7.15.5.1: groups of 8 rows of 16, 32, 64 or 128 contiguous bytes. K-major:
+        `stride` leads to the next 8 rows, and without swizzling `leading` to the next 16 bytes of K. MN-major with
+        swizzling: a row is `swizzle` bytes along MN, `leading` apart from the next such, and K runs over the rows, 8 of
+        them `stride` apart; without swizzling the two change their parts. The swizzle exchanges 16-byte units by the
+        address bits 7 to 9.
         """
         row: np.ndarray = np.arange(rows, dtype=np.int64)[:, None]
         column: np.ndarray = np.arange(k, dtype=np.int64)[None, :]
@@ -703,7 +802,11 @@ class MatrixDescriptor:
         width = self.swizzle or 16
         if k_major:
             along = column * element_bytes
-            offsets = row % 8 * width + row // 8 * self.stride + (along if self.swizzle else along // 16 * self.leading + along % 16)
+            offsets = (
+                row % 8 * width
+                + row // 8 * self.stride
+                + (along if self.swizzle else along // 16 * self.leading + along % 16)
+            )
         else:
             along = row * element_bytes
             panel, group = (self.leading, self.stride) if self.swizzle else (self.stride, self.leading)
@@ -716,19 +819,31 @@ class MatrixDescriptor:
 def decode_descriptor(descriptor: int) -> MatrixDescriptor:
     """wgmma's 64-bit matrix descriptor (PTX ISA 9.7.15.5.1)."""
     swizzle = {code: size for size, code in SWIZZLES.items()}[descriptor >> 62 & 3]
-    return MatrixDescriptor((descriptor & 0x3FFF) << 4, (descriptor >> 16 & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4, swizzle, descriptor >> 49 & 7)
+    return MatrixDescriptor(
+        (descriptor & 0x3FFF) << 4,
+        (descriptor >> 16 & 0x3FFF) << 4,
+        (descriptor >> 32 & 0x3FFF) << 4,
+        swizzle,
+        descriptor >> 49 & 7,
+    )
 
 
 def accumulator_places(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """(row, column) [128, n / 2]: which element of the 64 x n accumulator each thread's i-th element is (PTX ISA 9.7.15.5.2, "Register fragments")."""
+    """(row, column) [128, n / 2]: which element of the 64 x n accumulator each thread's i-th element is (PTX ISA
+    9.7.15.5.2, "Register fragments")."""
     thread, i = np.arange(128)[:, None], np.arange(n // 2)[None, :]
     row = 16 * (thread // 32) + thread % 32 // 4 + 8 * (i // 2 % 2)
     return row + 0 * i, 8 * (i // 4) + 2 * (thread % 4) + i % 2
 
 
 def fragment_places(per_word: int) -> tuple[np.ndarray, np.ndarray]:
-    """(row, column) [128, 4, per_word] of the elements of A in the four registers of each thread: 64 rows, 8 per_word columns."""
-    thread, register, element = np.arange(128)[:, None, None], np.arange(4)[None, :, None], np.arange(per_word)[None, None, :]
+    """(row, column) [128, 4, per_word] of the elements of A in the four registers of each thread: 64 rows, 8 per_word
+    columns."""
+    thread, register, element = (
+        np.arange(128)[:, None, None],
+        np.arange(4)[None, :, None],
+        np.arange(per_word)[None, None, :],
+    )
     row = 16 * (thread // 32) + thread % 32 // 4 + 8 * (register % 2) + 0 * element
     return row, per_word * (thread % 4) + 4 * per_word * (register // 2) + element
 
@@ -741,11 +856,14 @@ def operand_values(name: str, bits: np.ndarray) -> np.ndarray:
     return unsigned(bits, 8).view(_INTEGER[name]).astype(np.int64) if name in _INTEGER else decode(name, bits)
 
 
-def multiply_add(a: np.ndarray, b: np.ndarray, c: "np.ndarray | None", d_type: str, saturate: bool = False) -> np.ndarray:
+def multiply_add(
+    a: np.ndarray, b: np.ndarray, c: "np.ndarray | None", d_type: str, saturate: bool = False
+) -> np.ndarray:
     """Bits of a [m, k] b [n, k]ᵀ + c in the accumulator's type `d_type`; c: values, or None for 0.
 
-    Floats: the sum of the exact products and c, in float64, rounded once to nearest. The tensor core aligns and truncates its partial sums, by an amount that
-    the PTX ISA does not state; the difference is of the order of one unit in the last place of the largest term. Integers: exact, wrapped or clamped.
+    Floats: the sum of the exact products and c, in float64, rounded once to nearest. The tensor core aligns and
+    truncates its partial sums, by an amount that the PTX ISA does not state; the difference is of the order of one unit
+    in the last place of the largest term. Integers: exact, wrapped or clamped.
     """
     total = a @ b.T
     if d_type == "s32":
@@ -783,7 +901,8 @@ class Product:
         return OPERANDS[self.multiply.a][0] // 8
 
     def compute(self, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """[64, n] words of D. `read(addresses)` gives uint8 [*addresses.shape, element_bytes] of the CTA's shared memory."""
+        """[64, n] words of D. `read(addresses)` gives uint8 [*addresses.shape, element_bytes] of the CTA's shared
+        memory."""
         m = self.multiply
 
         def operand(addresses: np.ndarray) -> np.ndarray:
@@ -817,8 +936,13 @@ def _stack(registers: Iterable[Register], i: Instruction, threads: slice) -> np.
     return np.stack([np.broadcast_to(unsigned(x, 32), i.active.shape)[threads] for x in registers], axis=1)
 
 
-@meaning(f"wgmma.mma_async.sync.aligned.{{shape}}.{{saturate:satfinite}}?.{{d:f16|f32|s32}}.{{a:{_TYPES}}}.{{b:{_TYPES}}}", updates=True)
-def _mma_async_meaning(t: Machine, i: Instruction, accumulators: Register, a: Register, b: Register, scale_d: Register, *rest: Register) -> Register:
+@meaning(
+    f"wgmma.mma_async.sync.aligned.{{shape}}.{{saturate:satfinite}}?.{{d:f16|f32|s32}}.{{a:{_TYPES}}}.{{b:{_TYPES}}}",
+    updates=True,
+)
+def _mma_async_meaning(
+    t: Machine, i: Instruction, accumulators: Register, a: Register, b: Register, scale_d: Register, *rest: Register
+) -> Register:
     f = {name: value or "" for name, value in i.fields.items()}
     shape = re.fullmatch(r"m64n(\d+)k(\d+)", f["shape"])
     if shape is None:
@@ -828,9 +952,24 @@ def _mma_async_meaning(t: Machine, i: Instruction, accumulators: Register, a: Re
     scale_a, scale_b = (flags.pop(0), flags.pop(0)) if f["d"] != "s32" else (1, 1)
     transposed = (flags if not in_registers else [0, *flags]) if OPERANDS[f["a"]][0] == 16 else [0, 0]
     transposed_a, transposed_b = (bool(flag) for flag in transposed)
-    m = check(Multiply(int(shape[1]), f["d"], f["a"], f["b"], in_registers, transposed_a, transposed_b, scale_a, scale_b, bool(f["saturate"])))
+    m = check(
+        Multiply(
+            int(shape[1]),
+            f["d"],
+            f["a"],
+            f["b"],
+            in_registers,
+            transposed_a,
+            transposed_b,
+            scale_a,
+            scale_b,
+            bool(f["saturate"]),
+        )
+    )
     if m.k != int(shape[2]) or len(accumulators) != m.accumulators:
-        raise PtxFault(f"{f['shape']} with {len(accumulators)} accumulator registers: K is {m.k}, and there are {m.accumulators}")
+        raise PtxFault(
+            f"{f['shape']} with {len(accumulators)} accumulator registers: K is {m.k}, and there are {m.accumulators}"
+        )
     out: np.ndarray = np.zeros((len(accumulators), len(i.active)), np.uint32)
     size = OPERANDS[m.a][0] // 8
     places = accumulator_places(m.n)

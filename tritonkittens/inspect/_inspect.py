@@ -14,9 +14,31 @@ from .report import Buffer, Loop, Report, Role
 
 # Counted in addition to the tensor-core instructions, in this order.
 _COUNTED = (
-    "UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED", "LDTM", "STTM", "UTCCP", "LDS", "STS", "LDSM", "STSM", "ATOMS",
-    "LDGSTS", "LDG", "STG", "LDL", "STL", "SHFL", "MUFU", "BAR", "SYNCS", "WARPGROUP.ARRIVE", "WARPGROUP.DEPBAR",
-)  # fmt: skip
+    "UTMALDG",
+    "UTMASTG",
+    "UTMAREDG",
+    "UBLKCP",
+    "UBLKRED",
+    "LDTM",
+    "STTM",
+    "UTCCP",
+    "LDS",
+    "STS",
+    "LDSM",
+    "STSM",
+    "ATOMS",
+    "LDGSTS",
+    "LDG",
+    "STG",
+    "LDL",
+    "STL",
+    "SHFL",
+    "MUFU",
+    "BAR",
+    "SYNCS",
+    "WARPGROUP.ARRIVE",
+    "WARPGROUP.DEPBAR",
+)
 # By the ends of their folders, because a kernel from Triton's cache can name the files of another installation.
 _LIBRARIES = ("/tritonkittens/lang/", "/triton/language/", "/triton/experimental/")
 
@@ -49,13 +71,18 @@ def inspect(compiled: Any, roles: Sequence[str] | None = None, buffers: Sequence
     asm = getattr(compiled, "asm", None)
     missing = [stage for stage in ("ttgir", "ptx", "cubin") if asm is None or stage not in asm]
     if missing:
-        raise TypeError(f"inspect: {compiled!r} has no {', '.join(missing)}; it takes the CompiledKernel of an NVIDIA target")
+        raise TypeError(
+            f"inspect: {compiled!r} has no {', '.join(missing)}; it takes the CompiledKernel of an NVIDIA target"
+        )
     assert asm is not None
     metadata = compiled.metadata
     module = _ttgir.parse(asm["ttgir"], asm.get("source", ""))
     names = _role_names(module, roles)
     if buffers is not None and len(buffers) != len(module.allocations):
-        raise ValueError(f"inspect: buffers={tuple(buffers)!r} names {len(buffers)} buffers; {module.kernel} has {len(module.allocations)}")
+        raise ValueError(
+            f"inspect: buffers={tuple(buffers)!r} names {len(buffers)} buffers; {module.kernel} has "
+            f"{len(module.allocations)}"
+        )
     graph = _sass.Graph(*_sass.parse(*_tools.disassemble(asm["cubin"])))
     log = _tools.assemble(asm["ptx"], metadata)
     blocks = _roles.assign(graph, module)
@@ -78,7 +105,9 @@ def inspect(compiled: Any, roles: Sequence[str] | None = None, buffers: Sequence
         shared_bytes=metadata.shared,
         tensor_columns=metadata.tmem_size or 0,
         wgmma_serialized=any("serialized" in r for r in log.remarks) if "wgmma.mma_async" in asm["ptx"] else None,
-        roles=tuple(_role(name, p, graph, blocks.get(k), log.registers) for k, (name, p) in enumerate(zip(names, partitions))),
+        roles=tuple(
+            _role(name, p, graph, blocks.get(k), log.registers) for k, (name, p) in enumerate(zip(names, partitions))
+        ),
         buffers=tuple(_buffer(a, buffers[k] if buffers else a.name) for k, a in enumerate(module.allocations)),
         loops=tuple(_loop(loop, graph, blocks, names) for loop in graph.main_loops),
         mma=mma,
@@ -91,7 +120,9 @@ def _role_names(module: _ttgir.Module, given: Sequence[str] | None) -> list[str]
     number = 1 + len(module.workers)
     if given is not None:
         if len(given) != number:
-            raise ValueError(f"inspect: roles={tuple(given)!r} names {len(given)} roles; {module.kernel} has {number}, default first")
+            raise ValueError(
+                f"inspect: roles={tuple(given)!r} names {len(given)} roles; {module.kernel} has {number}, default first"
+            )
         return list(given)
     if not module.specialized:
         return ["kernel"]
@@ -111,14 +142,25 @@ def _count(instructions: Iterable[_sass.Instruction]) -> tuple[dict[str, int], d
     return dict(sorted(mma.items())), {name: counts[name] for name in _COUNTED if counts[name]}
 
 
-def _role(name: str, partition: _ttgir.Partition, graph: _sass.Graph, blocks: set[int] | None, compiled: int | None) -> Role:
+def _role(
+    name: str, partition: _ttgir.Partition, graph: _sass.Graph, blocks: set[int] | None, compiled: int | None
+) -> Role:
     if blocks is None:
         return Role(name, partition.warps, partition.requested_registers, None, None, None, None, None)
     instructions = [i for n in blocks for i in graph.blocks[n]]
     mma, counts = _count(instructions)
     live = [i.live for i in instructions if i.live is not None]
     registers = _roles.registers_in_force(graph, blocks, compiled) if compiled is not None else None
-    return Role(name, partition.warps, partition.requested_registers, registers, max(live, default=None), len(instructions), mma, counts)
+    return Role(
+        name,
+        partition.warps,
+        partition.requested_registers,
+        registers,
+        max(live, default=None),
+        len(instructions),
+        mma,
+        counts,
+    )
 
 
 def _loop(loop: _sass.Loop, graph: _sass.Graph, blocks: dict[int, set[int]], names: list[str]) -> Loop:
@@ -152,7 +194,13 @@ def _buffer(a: _ttgir.Allocation, name: str | None) -> Buffer:
     barrier = a.space == "shared" and a.dtype == "i64" and a.shape[-1] == 1
     padded = layout is not None and layout.kind == "padded_shared"
     columns = None
-    if a.space == "tensor" and layout is not None and layout.integer("blockM") == 128 and bits is not None and len(a.shape) >= 2:
+    if (
+        a.space == "tensor"
+        and layout is not None
+        and layout.integer("blockM") == 128
+        and bits is not None
+        and len(a.shape) >= 2
+    ):
         columns = elements // 128 * bits // 32  # 128 lanes by 32-bit columns
     slots = a.shape[0] if a.indexed else None
     return Buffer(
@@ -165,7 +213,9 @@ def _buffer(a: _ttgir.Allocation, name: str | None) -> Buffer:
         stages=slots if a.indexed_at_run_time else None,
         columns=columns,
         layout=None if barrier else _layout_text(layout),
-        bank_conflicts=_tiles.bank_conflicts(layout, a.shape, bits) if a.space == "shared" and not barrier and bits else None,
+        bank_conflicts=_tiles.bank_conflicts(layout, a.shape, bits)
+        if a.space == "shared" and not barrier and bits
+        else None,
         source=_source(a.frames),
     )
 

@@ -22,14 +22,20 @@ def distinct(functions: Sequence[str]) -> list[str]:
 
 
 def _starts_partition(instruction: Instruction) -> bool:
-    return instruction.base == "USETMAXREG" or (instruction.base == "BAR" and instruction.operands.split(",")[0].strip() in {"0x1", "1"})
+    return instruction.base == "USETMAXREG" or (
+        instruction.base == "BAR" and instruction.operands.split(",")[0].strip() in {"0x1", "1"}
+    )
 
 
 def _dispatch(graph: Graph) -> int | None:
     """Return the block where worker warps read their state: the one nearest the entry that reads a byte of shared
     memory after barrier 1.
     """
-    reads = [n for n, block in enumerate(graph.blocks) if n in graph.predecessors and any(i.opcode.startswith("LDS.U8") for i in block)]
+    reads = [
+        n
+        for n, block in enumerate(graph.blocks)
+        if n in graph.predecessors and any(i.opcode.startswith("LDS.U8") for i in block)
+    ]
     behind = [n for n in reads if any(_starts_partition(i) for d in graph.dominators(n)[:3] for i in graph.blocks[d])]
     return min(behind, key=lambda n: len(graph.dominators(n)), default=None)
 

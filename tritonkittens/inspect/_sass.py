@@ -12,8 +12,10 @@ MMA = re.compile(r"^(?:[HIQDBO]MMA|[HIQB]GMMA|UTC\w*MMA)$")
 
 _FRAME = re.compile(r'//## File "(?P<file>[^"]*)", line (?P<line>\d+)')
 _LABEL = re.compile(r"^(?P<label>\.L_\w+|[\w.$]+):")
-_INSTRUCTION = re.compile(r"/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:\{\s*)?(?P<guard>@!?U?P\w+\s+)?"
-                          r"(?P<opcode>[A-Z][\w.]*)\s*(?P<operands>[^;]*);")
+_INSTRUCTION = re.compile(
+    r"/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:\{\s*)?(?P<guard>@!?U?P\w+\s+)?"
+    r"(?P<opcode>[A-Z][\w.]*)\s*(?P<operands>[^;]*);"
+)
 _TARGET = re.compile(r"`\((?P<label>[^)]+)\)")
 _BRANCH_TABLE = re.compile(r"BRANCH_TARGETS (?P<labels>[^\"]+)")
 _LIVE = re.compile(r"//\s*\|\s*(?P<live>\d*)\s*\|")
@@ -45,7 +47,8 @@ class Instruction:
         if self.base in {"BRX", "BRXU", "JMX"}:
             return False
         if self.base in {"BRA", "JMP"} and re.match(r"[!~]?U?[PR]", self.operands):
-            return True  # `BRA P0, label`, `BRA.U UP0, label` and `BRA.DIV UR4, label` branch on an operand instead of a guard
+            # `BRA P0, label`, `BRA.U UP0, label` and `BRA.DIV UR4, label` branch on an operand instead of a guard
+            return True
         return self.base not in _ENDS or self.guarded or (self.base == "BSYNC" and not self.targets)
 
 
@@ -81,14 +84,17 @@ def parse(lines: str, lives: str) -> tuple[list[Instruction], dict[str, int]]:
             table = _BRANCH_TABLE.search(line)
             opcode, operands = found["opcode"], found["operands"].strip()
             targets = tuple(table["labels"].strip().split(",")) if table else tuple(_TARGET.findall(operands))
-            if opcode.startswith("BSSY"):  # names the target of the BSYNC of the same barrier register, and does not branch itself
+            # names the target of the BSYNC of the same barrier register, and does not branch itself
+            if opcode.startswith("BSSY"):
                 rejoins[operands.split(",")[0]], targets = targets, ()
             elif opcode.startswith("BSYNC"):
                 targets = rejoins.get(operands, ())
             elif opcode.startswith("RET"):  # names the function that it leaves, not its target
                 targets = ()
             address = int(found["address"], 16)
-            instructions.append(Instruction(address, opcode, operands, bool(found["guard"]), targets, tuple(frames), live.get(address)))
+            instructions.append(
+                Instruction(address, opcode, operands, bool(found["guard"]), targets, tuple(frames), live.get(address))
+            )
     return instructions, labels
 
 
@@ -99,7 +105,8 @@ class Loop:
 
 
 class Graph:
-    """The control flow of one kernel: `blocks[i]` is a list of instructions, `successors[i]` the blocks that may follow, 0 the entry."""
+    """The control flow of one kernel: `blocks[i]` is a list of instructions, `successors[i]` the blocks that may
+    follow, 0 the entry."""
 
     def __init__(self, instructions: list[Instruction], labels: dict[str, int]):
         starts = {0} | {i for i in labels.values() if i < len(instructions)}

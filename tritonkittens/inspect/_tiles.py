@@ -22,14 +22,19 @@ def bank_conflicts(layout: Layout | None, shape: tuple[int, ...], bits: int) -> 
     place = _nvmma if layout.kind == "nvmma_shared" else _swizzled if layout.kind == "swizzled_shared" else None
     if place is None or (layout.kind == "swizzled_shared" and len(_order(layout)) < 2):
         return None
-    transposed = layout.fields.get("transposed") == "true" or (layout.kind == "swizzled_shared" and _order(layout)[0] == 0)
+    transposed = layout.fields.get("transposed") == "true" or (
+        layout.kind == "swizzled_shared" and _order(layout)[0] == 0
+    )
     rows, columns = shape[-2:][::-1] if transposed else shape[-2:]
     size = bits // 8
     vector = min(max(16 // size, 1), columns)
 
     def worst(height: int, width: int) -> int:
         """Return the worst degree over every column, for `height` rows of `width` elements each, at once."""
-        at = [[(place(layout, r, c, columns, size), width * size) for r in range(min(rows, height))] for c in range(0, columns, width)]
+        at = [
+            [(place(layout, r, c, columns, size), width * size) for r in range(min(rows, height))]
+            for c in range(0, columns, width)
+        ]
         return max(map(_ways, at))
 
     return BankConflicts(fragment=worst(8, vector), column=worst(32, 1))
@@ -43,7 +48,8 @@ def _ways(accesses: list[tuple[int, int]]) -> int:
 
 
 def _nvmma(layout: Layout, row: int, column: int, columns: int, size: int) -> int:
-    """TMA's and wgmma's layout: panels as wide as the swizzle, in which 16-byte chunks are exchanged by row (PTX ISA, Swizzling modes)."""
+    """TMA's and wgmma's layout: panels as wide as the swizzle, in which 16-byte chunks are exchanged by row (PTX ISA,
+    Swizzling modes)."""
     width = layout.integer("swizzlingByteWidth") or 0
     if not width:  # rows as they are; a box of TMA is at most 256 elements wide
         return row * min(columns, 256) * size + column % 256 * size

@@ -19,14 +19,21 @@ def disassemble(cubin: bytes) -> tuple[str, str]:
     try:
         tool = knobs.nvidia.nvdisasm.path
     except RuntimeError as error:
-        raise RuntimeError("inspect: nvdisasm is not there; it comes with Triton's wheel and with the CUDA toolkit (put it on PATH, or set "
-                           "TRITON_NVDISASM_PATH)") from error
+        raise RuntimeError(
+            "inspect: nvdisasm is not there; it comes with Triton's wheel and with the CUDA toolkit (put it on PATH, "
+            "or set "
+            "TRITON_NVDISASM_PATH)"
+        ) from error
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin)
-        return _run(tool, "-c", "-gi", str(file)).stdout, _run(tool, "-c", "-plr", "-lrm", "count", str(file), refusals=NO_LIVE_RANGES).stdout
+        return _run(tool, "-c", "-gi", str(file)).stdout, _run(
+            tool, "-c", "-plr", "-lrm", "count", str(file), refusals=NO_LIVE_RANGES
+        ).stdout
 
-NO_LIVE_RANGES = ("Invalid register count", "flow analysis is disabled")  # nvdisasm's errors for a kernel that starts with 255 registers, and below sm_90
+
+# nvdisasm's errors for a kernel that starts with 255 registers, and below sm_90
+NO_LIVE_RANGES = ("Invalid register count", "flow analysis is disabled")
 
 
 def _run(*command: str, refusals: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
@@ -56,8 +63,14 @@ def assemble(ptx: str, metadata: Any) -> PtxasLog:
         if not metadata.enable_fp_fusion:
             options.append("--fmad=false")
         options += (metadata.ptx_options or "").split()
-        done = _run(get_ptxas(capability).path, *options, f"--gpu-name={sm_arch_from_capability(capability)}", str(file),
-                    "-o", str(Path(folder) / "kernel.cubin"))
+        done = _run(
+            get_ptxas(capability).path,
+            *options,
+            f"--gpu-name={sm_arch_from_capability(capability)}",
+            str(file),
+            "-o",
+            str(Path(folder) / "kernel.cubin"),
+        )
     return read_ptxas_log(done.stderr + done.stdout)
 
 

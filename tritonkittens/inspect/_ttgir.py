@@ -12,13 +12,16 @@ _FILE = re.compile(r'^"([^"]*)":(\d+):\d+')
 _NAMED = re.compile(r'^"([^"]*)"\((.*)\)$')
 _LAYOUT = re.compile(r"^#(\w+) = #(ttn?g)\.(\w+)<(.*)>$")
 _TRAILING_LOC = re.compile(r"loc\((#loc\d*|unknown)\)\s*$")
-_ALLOC = re.compile(r"^\s*%([\w.-]+)(?::\d+)? = (ttg\.local_alloc|ttng\.tmem_alloc)\b.*?!ttg\.memdesc<((?:\d+x)+)([A-Za-z]\w*), #(\w+)")
+_ALLOC = re.compile(
+    r"^\s*%([\w.-]+)(?::\d+)? = (ttg\.local_alloc|ttng\.tmem_alloc)\b.*?!ttg\.memdesc<((?:\d+x)+)([A-Za-z]\w*), #(\w+)"
+)
 _CONSTANT = re.compile(r"^\s*%([\w.-]+) = arith\.constant ")
 _INDEX = re.compile(r"ttg\.memdesc_index %([\w.-]+)\[%([\w.-]+)\]")
 _SPECIALIZE = re.compile(r"^(\s*)ttg\.warp_specialize\((.*?)\)(?: attributes \{(.*)\})?")
 _DEFAULT = re.compile(r"^\s*default \{")
 _PARTITION = re.compile(r"^\s*partition(\d+)\((.*)\) num_warps\((\d+)\)")
-_CALL = re.compile(r'^\s*(?:%[^=]* = )?tt\.call @"?(?:(?:\w+|<locals>)\.)*?(_*[A-Za-z]\w*?)__(?!\.)')  # module.function__types of its arguments
+# module.function__types of its arguments
+_CALL = re.compile(r'^\s*(?:%[^=]* = )?tt\.call @"?(?:(?:\w+|<locals>)\.)*?(_*[A-Za-z]\w*?)__(?!\.)')
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class _Locations:
         if body in self.alias:
             return self(self.alias[body])
         if found := _FILE.match(body):
-            return None, ((found[1], int(found[2])), )
+            return None, ((found[1], int(found[2])),)
         if found := _NAMED.match(body):
             return found[1], self(found[2])[1]
         if body.startswith("callsite(") and (found := re.match(r"^callsite\((.*) at (.*)\)$", body)):
@@ -108,7 +111,9 @@ def _split(arguments: str) -> list[str]:
 
 def _layouts(text: str) -> dict[str, Layout]:
     found = (_LAYOUT.match(line) for line in text.splitlines())
-    return {m[1]: Layout(m[3], dict(f.split(" = ", 1) for f in _split(m[4].strip("{}")) if " = " in f)) for m in found if m}
+    return {
+        m[1]: Layout(m[3], dict(f.split(" = ", 1) for f in _split(m[4].strip("{}")) if " = " in f)) for m in found if m
+    }
 
 
 def _called(source: str) -> tuple[list[str | None], list[str | None]]:
@@ -138,7 +143,7 @@ def parse(text: str, source: str) -> Module:
     heads = (re.search(r"tt\.func public @([\w$.]+)", line) for line in lines)
     kernel_at, kernel = next(((i, m[1]) for i, m in enumerate(heads) if m), (0, ""))
     indent = len(lines[kernel_at]) - len(lines[kernel_at].lstrip())
-    closing = next((line for line in lines[kernel_at + 1:] if line.startswith(" " * indent + "}")), "")
+    closing = next((line for line in lines[kernel_at + 1 :] if line.startswith(" " * indent + "}")), "")
     end = _TRAILING_LOC.search(closing)
     own = locate(end[1])[1] if end else ()
 
@@ -190,16 +195,18 @@ def parse(text: str, source: str) -> Module:
         slots[ssa] = slots.get(ssa, False) or at_run_time
     for found, name, frames in raw:
         ssa, operation, dims, dtype, layout = found.groups()
-        module.allocations.append(Allocation(
-            name=name or (None if ssa.isdigit() else ssa),
-            space="shared" if operation == "ttg.local_alloc" else "tensor",
-            shape=tuple(int(d) for d in dims.split("x") if d),
-            dtype=dtype,
-            layout=layouts.get(layout),
-            frames=frames,
-            indexed=ssa in slots,
-            indexed_at_run_time=slots.get(ssa, False),
-        ))
+        module.allocations.append(
+            Allocation(
+                name=name or (None if ssa.isdigit() else ssa),
+                space="shared" if operation == "ttg.local_alloc" else "tensor",
+                shape=tuple(int(d) for d in dims.split("x") if d),
+                dtype=dtype,
+                layout=layouts.get(layout),
+                frames=frames,
+                indexed=ssa in slots,
+                indexed_at_run_time=slots.get(ssa, False),
+            )
+        )
     defaults, called = _called(source)
     if len(called) == len(workers):
         for partition, function in zip([default, *workers], [*defaults[:1], *called]):

@@ -33,7 +33,10 @@ def registry(package: ModuleType | None = None) -> dict[str, Callable[[str], Any
         for name, function in getattr(module, "inspectable", {}).items():
             # a package may re-export its modules' dictionary
             if name in found and found[name] is not function:
-                raise ValueError(f"inspectable kernel {name!r} is in {owner[name]} and in {module.__name__}; a name stands for one kernel")
+                raise ValueError(
+                    f"inspectable kernel {name!r} is in {owner[name]} and in {module.__name__}; a name stands for one "
+                    "kernel"
+                )
             found[name], owner[name] = function, module.__name__
     return dict(sorted(found.items()))
 
@@ -41,7 +44,9 @@ def registry(package: ModuleType | None = None) -> dict[str, Callable[[str], Any
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("kernel", nargs="?", metavar="KERNEL", help="a kernel's name; without it, the names are listed")
-    parser.add_argument("--arch", default="sm_90a", metavar="ARCH", help=f"{', '.join(ARCHITECTURES)} (default: sm_90a)")
+    parser.add_argument(
+        "--arch", default="sm_90a", metavar="ARCH", help=f"{', '.join(ARCHITECTURES)} (default: sm_90a)"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 

@@ -30,7 +30,8 @@ class Role:
 
     name: str
     warps: int
-    requested_registers: int | None  # of a thread; None for the default partition, which receives the remaining registers
+    # of a thread; None for the default partition, which receives the remaining registers
+    requested_registers: int | None
     registers: int | None  # the register limit of its code: setmaxnreg's, or the kernel's
     live_registers: int | None  # the most registers that hold values at once
     instructions: int | None
@@ -48,7 +49,8 @@ class Buffer:
     shape: tuple[int, ...]
     bytes: int | None
     slots: int | None  # the leading dimension, where the kernel picks one of several by index
-    stages: int | None  # pipeline stages: `slots` where the index is a run-time value. None for a fixed index (one slot per consumer)
+    # pipeline stages: `slots` where the index is a run-time value. None for a fixed index (one slot per consumer)
+    stages: int | None
     columns: int | None  # columns of tensor memory
     layout: str | None
     bank_conflicts: BankConflicts | None
@@ -110,14 +112,34 @@ class Report:
 
     def table(self) -> str:
         """Return the report as text, one section a topic."""
-        return "\n".join([*self._summary(), "", *self._roles(), *self._buffers(), *self._loops(), *(f"ptxas: {r}" for r in self.remarks)])
+        return "\n".join(
+            [
+                *self._summary(),
+                "",
+                *self._roles(),
+                *self._buffers(),
+                *self._loops(),
+                *(f"ptxas: {r}" for r in self.remarks),
+            ]
+        )
 
     def _summary(self) -> Iterable[str]:
         yield f"{self.kernel} for {self.arch}: {self.warps} warps"
-        took_effect = "took effect" if self.reallocated else "DID NOT TAKE EFFECT" if self.reallocation_requested else "not requested"
-        yield f"  registers       {_text(self.registers)} a thread at the start (cap {self.register_cap}); reallocation {took_effect}"
-        yield (f"  spills          {self.spill_instructions} LDL/STL; {_text(self.spill_store_bytes)} bytes stored, "
-               f"{_text(self.spill_load_bytes)} loaded; stack {_text(self.stack_bytes)} bytes")
+        took_effect = (
+            "took effect"
+            if self.reallocated
+            else "DID NOT TAKE EFFECT"
+            if self.reallocation_requested
+            else "not requested"
+        )
+        yield (
+            f"  registers       {_text(self.registers)} a thread at the start (cap {self.register_cap}); "
+            f"reallocation {took_effect}"
+        )
+        yield (
+            f"  spills          {self.spill_instructions} LDL/STL; {_text(self.spill_store_bytes)} bytes stored, "
+            f"{_text(self.spill_load_bytes)} loaded; stack {_text(self.stack_bytes)} bytes"
+        )
         in_buffers = sum(b.bytes or 0 for b in self.buffers if b.space != "tensor")
         yield f"  shared memory   {self.shared_bytes} bytes; the buffers below: {in_buffers}"
         if self.tensor_columns:
@@ -128,8 +150,19 @@ class Report:
             yield f"  wgmma           {'SERIALIZED by ptxas' if self.wgmma_serialized else 'asynchronous'}"
 
     def _roles(self) -> Iterable[str]:
-        rows = [(r.name, r.warps, r.requested_registers, r.registers, r.live_registers, r.instructions, _counts(r.mma), _counts(r.counts))
-                for r in self.roles]
+        rows = [
+            (
+                r.name,
+                r.warps,
+                r.requested_registers,
+                r.registers,
+                r.live_registers,
+                r.instructions,
+                _counts(r.mma),
+                _counts(r.counts),
+            )
+            for r in self.roles
+        ]
         return _columns(("role", "warps", "asked", "registers", "live", "instructions", "tensor cores", "other"), rows)
 
     def _buffers(self) -> Iterable[str]:
@@ -137,12 +170,28 @@ class Report:
         for b in self.buffers:
             conflicts = f"{b.bank_conflicts.fragment} / {b.bank_conflicts.column}" if b.bank_conflicts else None
             size = b.columns if b.space == "tensor" else b.bytes
-            rows.append((b.name, b.space, f"{'x'.join(map(str, b.shape))} {b.dtype}", size, b.stages, b.layout, conflicts, b.source))
-        return _columns(("buffer", "in", "shape", "bytes/columns", "stages", "layout", "conflicts fragment / column", "source"), rows)
+            rows.append(
+                (
+                    b.name,
+                    b.space,
+                    f"{'x'.join(map(str, b.shape))} {b.dtype}",
+                    size,
+                    b.stages,
+                    b.layout,
+                    conflicts,
+                    b.source,
+                )
+            )
+        return _columns(
+            ("buffer", "in", "shape", "bytes/columns", "stages", "layout", "conflicts fragment / column", "source"),
+            rows,
+        )
 
     def _loops(self) -> Iterable[str]:
-        rows = [(", ".join(loop.roles) or None, loop.source, loop.instructions, _counts(loop.mma), _counts(loop.counts))
-                for loop in self.loops]
+        rows = [
+            (", ".join(loop.roles) or None, loop.source, loop.instructions, _counts(loop.mma), _counts(loop.counts))
+            for loop in self.loops
+        ]
         return _columns(("main loop of", "source", "instructions", "tensor cores", "other"), rows)
 
 

@@ -1,5 +1,18 @@
 """The device vocabulary: `import tritonkittens.lang as tk`."""
-from tritonkittens.lang.core.dtypes import bf16, fp8e4m3, fp8e5m2, fp16, fp32, from_torch, int8, int32, int64, to_torch, uint8
+
+from tritonkittens.lang.core.dtypes import (
+    bf16,
+    fp8e4m3,
+    fp8e5m2,
+    fp16,
+    fp32,
+    from_torch,
+    int8,
+    int32,
+    int64,
+    to_torch,
+    uint8,
+)
 from tritonkittens.lang.core.errors import ArchitectureError, KernelError, TileError
 from tritonkittens.lang.core.records import field, shape, struct, with_field
 from tritonkittens.lang.debug import Event, mark, print, timeline
@@ -10,7 +23,14 @@ from tritonkittens.lang.memory.first_store_reduce import is_initialized, mark_in
 from tritonkittens.lang.memory.gather import gather_rows, scatter_rows
 from tritonkittens.lang.memory.global_access import load, load_into, load_scalar, pointer_to, store
 from tritonkittens.lang.memory.im2col import im2col, load_im2col_async
-from tritonkittens.lang.memory.shared_tiles import allocate, bank_conflicts, load_elements, store_elements, subtile, subvector
+from tritonkittens.lang.memory.shared_tiles import (
+    allocate,
+    bank_conflicts,
+    load_elements,
+    store_elements,
+    subtile,
+    subvector,
+)
 from tritonkittens.lang.memory.tensor_memory import load_max, tensor_allocator
 from tritonkittens.lang.memory.tma import (
     fence_async,
@@ -25,7 +45,20 @@ from tritonkittens.lang.memory.tma import (
     store_wait,
 )
 from tritonkittens.lang.mma.fp8_a_operand import byte_operand, byte_operand_column
-from tritonkittens.lang.mma.mma import mm_AB, mm_ABt, mm_AtB, mm_AtBt, mma_AB, mma_ABt, mma_AtB, mma_AtBt, mma_begin, mma_retire, mma_wait, mma_zero
+from tritonkittens.lang.mma.mma import (
+    mm_AB,
+    mm_ABt,
+    mm_AtB,
+    mm_AtBt,
+    mma_AB,
+    mma_ABt,
+    mma_AtB,
+    mma_AtBt,
+    mma_begin,
+    mma_retire,
+    mma_wait,
+    mma_zero,
+)
 from tritonkittens.lang.register.broadcast import (
     add_col,
     add_row,
@@ -173,9 +206,23 @@ from tritonkittens.lang.schedule.split import SplitK, SplitRest, SplitTail, Stre
 from tritonkittens.lang.schedule.tile_scheduler import OnePerBlock, Persistent, Schedule, task
 from tritonkittens.lang.sync.cluster import cluster_rank, cluster_sync, dependency_wait, dependents_launch
 from tritonkittens.lang.sync.named_barriers import named_arrive, named_sync
-from tritonkittens.lang.sync.pipeline import advance, consumer_release, consumer_wait, pipeline, pipeline_state, producer_acquire, producer_commit
+from tritonkittens.lang.sync.pipeline import (
+    advance,
+    consumer_release,
+    consumer_wait,
+    pipeline,
+    pipeline_state,
+    producer_acquire,
+    producer_commit,
+)
 from tritonkittens.lang.sync.semaphores import arrive, careful_wait, expect, semaphores, sync, wait
-from tritonkittens.lang.sync.warp_specialize import consumer_registers, decrease_registers, increase_registers, producer_registers, specialize
+from tritonkittens.lang.sync.warp_specialize import (
+    consumer_registers,
+    decrease_registers,
+    increase_registers,
+    producer_registers,
+    specialize,
+)
 from tritonkittens.lang.template.call import Call
 from tritonkittens.lang.template.compute import release, wait_for
 from tritonkittens.lang.template.consumer_barriers import (

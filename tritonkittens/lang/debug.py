@@ -1,4 +1,5 @@
 """Debugging a running kernel: prints, and a timeline of marks."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -88,8 +89,10 @@ def mark(t: Trace, g: Traced, index: Traced, label: Traced = 0) -> None:
     t.require_explicit("mark")
     check_global(g, "mark")
     if rank_of(g) != 2 or g.pointer.dtype.element_ty != tl.int64:
-        raise TileError(f"mark: needs a global layout of shape (records, {MARK_WORDS}) and int64, got {rank_of(g)} dimensions of "
-                        f"{name_of(g.pointer.dtype.element_ty)}")
+        raise TileError(
+            f"mark: needs a global layout of shape (records, {MARK_WORDS}) and int64, got {rank_of(g)} dimensions of "
+            f"{name_of(g.pointer.dtype.element_ty)}"
+        )
     index, stride = t.scalar(index), strides_of(g)
     row = t.method(g.pointer, "__add__", t.method(t.method(index, "to", tl.int64), "__mul__", stride[0]))
     inside = t.method(t.method(index, "__ge__", 0), "__and__", t.method(index, "__lt__", extents_of(g)[0]))
@@ -120,7 +123,9 @@ def timeline(buffer: torch.Tensor, labels: Sequence[str] = ()) -> list[Event]:
         TileError: for another tensor.
     """
     if buffer.ndim != 2 or buffer.shape[1] != MARK_WORDS or buffer.dtype != torch.int64:
-        raise TileError(f"timeline of shape {tuple(buffer.shape)}, {buffer.dtype}: needs (records, {MARK_WORDS}) of torch.int64")
+        raise TileError(
+            f"timeline of shape {tuple(buffer.shape)}, {buffer.dtype}: needs (records, {MARK_WORDS}) of torch.int64"
+        )
     rows = sorted((*row, i) for i, row in enumerate(buffer.tolist()) if row[0] > 0)
     start = rows[0][0] if rows else 0
     names = dict(enumerate(labels))

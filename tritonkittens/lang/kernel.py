@@ -1,4 +1,6 @@
-"""`@tk.kernel`: a `@triton.jit` function compiled as an explicit-tile kernel, with a launch path and a compile path that needs no GPU."""
+"""`@tk.kernel`: a `@triton.jit` function compiled as an explicit-tile kernel, with a launch path and a compile path
+that needs no GPU."""
+
 from __future__ import annotations
 
 import functools
@@ -15,7 +17,13 @@ from triton.backends.compiler import GPUTarget
 from tritonkittens.arch import capability_of, chip_of, names_of_chips_with
 from tritonkittens.inline_ptx._asm import in_cluster, kernel_name
 from tritonkittens.inline_ptx.extern import link_options
-from tritonkittens.lang.core.backend import ExplicitSource, GluonJITFunction, InterpretedFunction, JITFunction, library_hash
+from tritonkittens.lang.core.backend import (
+    ExplicitSource,
+    GluonJITFunction,
+    InterpretedFunction,
+    JITFunction,
+    library_hash,
+)
 from tritonkittens.lang.core.configuration import Configuration
 from tritonkittens.lang.core.dtypes import from_torch
 from tritonkittens.lang.core.errors import REFUSALS, ArchitectureError, TileError
@@ -24,17 +32,28 @@ from tritonkittens.lang.memory.shared_tiles import piece_shared_layout
 from tritonkittens.lang.sync.semaphores import REPORT
 from tritonkittens.lang.types.global_layout import GlobalLayout, even_rows, gl
 from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, capability, check_tensor_map, simulator
-from tritonkittens.launch.arguments import Args, ArgType, Path, Types, argument_types, name_at, names_inside, signature_of
+from tritonkittens.launch.arguments import (
+    Args,
+    ArgType,
+    Path,
+    Types,
+    argument_types,
+    name_at,
+    names_inside,
+    signature_of,
+)
 from tritonkittens.launch.launcher import Grid
 from tritonkittens.launch.tensormap import MapSpec
 
 OPTIONS = {"num_warps", "debug", "maxnreg", "minnctapersm", "cluster_size", "launch_pdl", "launch_cooperative_grid"}
 CLUSTER_SIZES = (1, 2, 4, 8, 16)  # 16 is not portable; the launcher requests it explicitly
 
-Fixed = tuple[tuple[int | None, ...], tuple[int | None, ...]]  # extents and strides of a tensor; run-time values are None
+# extents and strides of a tensor; run-time values are None
+Fixed = tuple[tuple[int | None, ...], tuple[int | None, ...]]
 Static = tuple[tuple[Path, Fixed], ...]  # the fixed values of all arguments that have any
 Options = tuple[tuple[str, Any], ...]
-Key = tuple[tuple[tuple[Any, ...], Static], Options]  # ((constants, static layouts), options): the compile key, without types
+# ((constants, static layouts), options): the compile key, without types
+Key = tuple[tuple[tuple[Any, ...], Static], Options]
 
 
 class Kernel:
@@ -58,8 +77,10 @@ class Kernel:
 
     def __init__(self, fn: Any, num_warps: int = 4):
         self.name: str = getattr(fn, "__name__", str(fn))
-        self.fn, self.arg_names = fn, getattr(fn, "arg_names", [])  # triton.autotune and triton.heuristics read these, and call `run` and `warmup`
-        if isinstance(fn, InterpretedFunction):  # refused at its use, so that a module that defines explicit kernels can be imported
+        # triton.autotune and triton.heuristics read these, and call `run` and `warmup`
+        self.fn, self.arg_names = fn, getattr(fn, "arg_names", [])
+        # refused at its use, so that a module that defines explicit kernels can be imported
+        if isinstance(fn, InterpretedFunction):
             return
         if not isinstance(fn, JITFunction):
             raise TileError(f"@tk.kernel {getattr(fn, '__name__', fn)!r}: put it over an @triton.jit function")
@@ -89,13 +110,25 @@ class Kernel:
         if "num_stages" not in named:
             kwargs.pop("num_stages", None)
         if "num_ctas" not in named and (ctas := kwargs.pop("num_ctas", 1)) != 1:
-            raise TileError(f"{self.name}(num_ctas={ctas!r}): an explicit kernel forms clusters by cluster_size={ctas!r}")
+            raise TileError(
+                f"{self.name}(num_ctas={ctas!r}): an explicit kernel forms clusters by cluster_size={ctas!r}"
+            )
         runtime, constants, options = self._bind(args, kwargs)
         prepared, key = self._prepared(runtime), (constants, options)
         if warmup:
-            return self.launcher.compiled(prepared, key) if simulator.get() is None else self.launcher.compile(prepared, key, -1)
+            return (
+                self.launcher.compiled(prepared, key)
+                if simulator.get() is None
+                else self.launcher.compile(prepared, key, -1)
+            )
         if callable(grid):
-            values = dict(zip([self.parameters[i].name for i in (*self.runtime, *self.constants)], (*runtime, *constants[0]), strict=True))
+            values = dict(
+                zip(
+                    [self.parameters[i].name for i in (*self.runtime, *self.constants)],
+                    (*runtime, *constants[0]),
+                    strict=True,
+                )
+            )
             grid = grid({p.name: values[p.name] for p in self.parameters})
         self.launcher(grid, prepared, key)
         return None
@@ -146,18 +179,26 @@ class Kernel:
             raise TileError(f"{self.parameters[self.runtime[len(prepared)]].name}: {error}") from None
         return tuple(prepared)
 
-    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], tuple[tuple[Any, ...], Static], Options]:
+    def _bind(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], tuple[tuple[Any, ...], Static], Options]:
         if not hasattr(self, "jit"):
-            raise TileError(f"@tk.kernel {self.name}: explicit tiles do not run in Triton's interpreter (TRITON_INTERPRET=1)")
+            raise TileError(
+                f"@tk.kernel {self.name}: explicit tiles do not run in Triton's interpreter (TRITON_INTERPRET=1)"
+            )
         options = {k: kwargs.pop(k) for k in list(kwargs) if k in OPTIONS and k not in self.jit.signature.parameters}
         cluster = options.get("cluster_size", 1)
         if cluster not in CLUSTER_SIZES:
-            raise TileError(f"{self.name}(cluster_size={cluster!r}): a cluster has {', '.join(map(str, CLUSTER_SIZES[:-1]))} or "
-                            f"{CLUSTER_SIZES[-1]} blocks")
+            raise TileError(
+                f"{self.name}(cluster_size={cluster!r}): a cluster has {', '.join(map(str, CLUSTER_SIZES[:-1]))} or "
+                f"{CLUSTER_SIZES[-1]} blocks"
+            )
         try:
             bound = self.jit.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self.name}: {error}; its parameters are ({', '.join(p.name for p in self.parameters)})") from None
+            raise TypeError(
+                f"{self.name}: {error}; its parameters are ({', '.join(p.name for p in self.parameters)})"
+            ) from None
         bound.apply_defaults()
         values = list(bound.arguments.values())
         runtime = [values[i] for i in self.runtime]
@@ -202,24 +243,40 @@ class Kernel:
             constexprs[(i,)] = value
         kinds = dict(zip(self.runtime, types, strict=True))
         for i, parameter in enumerate(self.parameters):
-            signature[parameter.name] = "constexpr" if i in self.constants else signature_of(kinds[i], (i,), attributes, constexprs, _descriptor)
+            signature[parameter.name] = (
+                "constexpr"
+                if i in self.constants
+                else signature_of(kinds[i], (i,), attributes, constexprs, _descriptor)
+            )
         descriptors = [kinds[i] if i in kinds else "constexpr" for i in range(len(self.parameters))]
         constexprs.update(_parameter_numbers(descriptors))
         for (i, *inner), fixed in static:
             path = (self.runtime[i], *inner, GlobalLayout._fields.index("fixed"))
             constexprs[path] = fixed
         if arch < 89 and any("fp8e4nv" in kind for kind in _flat(tuple(signature.values()))):
-            raise ArchitectureError(f"{self.name}: the 8-bit float e4m3 (fp8e4m3) needs sm_89 or newer; this kernel is compiled for "
-                                    f"sm_{arch}")
+            raise ArchitectureError(
+                f"{self.name}: the 8-bit float e4m3 (fp8e4m3) needs sm_89 or newer; this kernel is compiled for "
+                f"sm_{arch}"
+            )
         # Triton's overflow checks call an assert, and ptxas serialises wgmma at calls, so only debug="report" has them
         overflow = dict(options).get("debug") == REPORT
-        settings = {"num_warps": self.num_warps, "enable_fp_fusion": True, "sanitize_overflow": overflow, **link_options(), **dict(options)}
+        settings = {
+            "num_warps": self.num_warps,
+            "enable_fp_fusion": True,
+            "sanitize_overflow": overflow,
+            **link_options(),
+            **dict(options),
+        }
         if blocks := settings.pop("minnctapersm", None):
-            settings["ptx_options"] = " ".join([*filter(None, [knobs.nvidia.ptxas_options]), f"--minnctapersm={blocks}"])
+            settings["ptx_options"] = " ".join(
+                [*filter(None, [knobs.nvidia.ptxas_options]), f"--minnctapersm={blocks}"]
+            )
         cluster = settings.pop("cluster_size", 1)
         if cluster > 1 and not 90 <= arch < 120:
-            raise ArchitectureError(f"{self.name}(cluster_size={cluster}): clusters need {names_of_chips_with('tma')}; this kernel is "
-                                    f"compiled for sm_{arch}")
+            raise ArchitectureError(
+                f"{self.name}(cluster_size={cluster}): clusters need {names_of_chips_with('tma')}; this kernel is "
+                f"compiled for sm_{arch}"
+            )
         source = ExplicitSource(self.jit, signature, constexprs, attributes, cluster)
         token, named = in_cluster.set(cluster > 1), kernel_name.set(self.jit.fn.__name__)
         try:
@@ -254,7 +311,11 @@ def _parameter_numbers(kinds: Sequence[Any]) -> dict[Path, int]:
             position += sum(1 + 2 * rank for rank in ranks) if kind.kind == "descriptor" else kind.kind != "constexpr"
             return
         fields = getattr(kind, "_fields", ())
-        if "parameter" in fields and kind.parameter is not None and getattr(kind.parameter, "kind", None) == "constexpr":
+        if (
+            "parameter" in fields
+            and kind.parameter is not None
+            and getattr(kind.parameter, "kind", None) == "constexpr"
+        ):
             numbers[path + (fields.index("parameter"),)] = position
         for i, inner in enumerate(kind):
             visit(inner, (*path, i))
@@ -271,8 +332,15 @@ def _flat(kinds: Sequence[Any]) -> Iterator[str]:
 
 
 _ELEMENT = {
-    "bf16": tl.bfloat16, "fp16": tl.float16, "fp32": tl.float32, "fp8e4nv": tl.float8e4nv, "fp8e5": tl.float8e5, "i8": tl.int8,
-    "u8": tl.uint8, "i32": tl.int32, "i64": tl.int64,
+    "bf16": tl.bfloat16,
+    "fp16": tl.float16,
+    "fp32": tl.float32,
+    "fp8e4nv": tl.float8e4nv,
+    "fp8e5": tl.float8e5,
+    "i8": tl.int8,
+    "u8": tl.uint8,
+    "i32": tl.int32,
+    "i64": tl.int64,
 }
 
 
@@ -320,9 +388,13 @@ def prepare(argument: Any) -> Any:
         even: Any = None if even_rows(tensor) else ()
         fixed: Any = None if argument.static else ()
         if argument.specs:
-            return GlobalLayout(GlobalArg(tensor, argument.specs), tensor, (), (), even, None, fixed, None if argument.ragged else ())
+            return GlobalLayout(
+                GlobalArg(tensor, argument.specs), tensor, (), (), even, None, fixed, None if argument.ragged else ()
+            )
         strides = tensor.stride()
-        return GlobalLayout((), tensor, tuple(tensor.shape), (*strides[:-1], None if strides[-1] == 1 else strides[-1]), even, (), fixed)
+        return GlobalLayout(
+            (), tensor, tuple(tensor.shape), (*strides[:-1], None if strides[-1] == 1 else strides[-1]), even, (), fixed
+        )
     if isinstance(argument, torch.Tensor):
         from_torch(argument.dtype)
         return argument

@@ -1,4 +1,5 @@
-"""Kernel launches: cached TMA descriptors, and launches that take microseconds, also for plain `@triton.jit` kernels."""
+"""Kernel launches: cached TMA descriptors, and launches that take microseconds, also for plain `@triton.jit`
+kernels."""
 
 from .arguments import ArgType, GlobalArg
 from .device import Device, capability, device_facts, l2_bytes, multiprocessor_count, shared_memory_per_block

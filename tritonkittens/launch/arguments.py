@@ -142,12 +142,19 @@ def argument_types(args: Sequence[Any], names: Names = ()) -> Types:
             out.append(ArgType("pointer", "*" + element_type(value, name), value.data_ptr() % POINTER_ALIGNMENT == 0))
         elif isinstance(value, GlobalArg):
             if not isinstance(value.tensor, torch.Tensor):
-                raise TypeError(f"{name}: GlobalArg({type(value.tensor).__name__}, ...); its first field is a torch tensor")
+                raise TypeError(
+                    f"{name}: GlobalArg({type(value.tensor).__name__}, ...); its first field is a torch tensor"
+                )
             if not isinstance(value.specs, tuple) or not value.specs:
-                raise TypeError(f"{name}: GlobalArg(..., specs={value.specs!r}); specs is a tuple of at least one TensorMapSpec")
+                raise TypeError(
+                    f"{name}: GlobalArg(..., specs={value.specs!r}); specs is a tuple of at least one TensorMapSpec"
+                )
             for spec in value.specs:
                 if not isinstance(spec, MapSpec) or not isinstance(spec.box, tuple):
-                    raise TypeError(f"{name}: {spec!r}; a tile is described by a TensorMapSpec or an Im2colSpec; the box is a tuple of ints")
+                    raise TypeError(
+                        f"{name}: {spec!r}; a tile is described by a TensorMapSpec or an Im2colSpec; the box is a "
+                        "tuple of ints"
+                    )
             out.append(ArgType("descriptor", element_type(value.tensor, name), specs=value.specs))
         elif isinstance(value, (int, float)):
             scalar = scalar_type(value)
@@ -156,12 +163,14 @@ def argument_types(args: Sequence[Any], names: Names = ()) -> Types:
             out.append(ArgType("scalar", scalar))
         elif isinstance(value, tuple):
             nested = argument_types(value, names_inside(name, value))
-            out.append(type(value)(*nested) if hasattr(value, "_fields") else nested)  # kernels read a named tuple by its names
+            # kernels read a named tuple by its names
+            out.append(type(value)(*nested) if hasattr(value, "_fields") else nested)
         elif value is None or isinstance(value, constexpr):
             out.append(CONSTEXPR)
         else:
             raise TypeError(
-                f"{name}: {type(value).__name__} {value!r}; a kernel takes torch tensors, GlobalArg, int, float, bool, None, constexpr "
+                f"{name}: {type(value).__name__} {value!r}; a kernel takes torch tensors, GlobalArg, int, float, "
+                "bool, None, constexpr "
                 "and tuples of these"
             )
     return tuple(out)
@@ -182,7 +191,9 @@ def signature_of(
     maps.
     """
     if not isinstance(kind, ArgType):
-        nested = tuple(signature_of(inner, (*path, i), attributes, constexprs, descriptor) for i, inner in enumerate(kind))
+        nested = tuple(
+            signature_of(inner, (*path, i), attributes, constexprs, descriptor) for i, inner in enumerate(kind)
+        )
         return type(kind)(*nested) if hasattr(kind, "_fields") else nested
     if kind.kind == "descriptor" and descriptor is not None:
         return tuple(descriptor(kind.type, spec) for spec in kind.specs)
@@ -209,14 +220,21 @@ def check_devices(args: Sequence[Any], names: Names, device_type: str) -> None:
         if not isinstance(tensor, torch.Tensor):
             continue
         if tensor.device.type != device_type:
-            simulated = ", or on the CPU in the simulator (`with tritonkittens.sim.device():`)" if (tensor.device.type, device_type) == ("cpu", "cuda") else ""
+            simulated = (
+                ", or on the CPU in the simulator (`with tritonkittens.sim.device():`)"
+                if (tensor.device.type, device_type) == ("cpu", "cuda")
+                else ""
+            )
             raise ValueError(
-                f"{name}: a tensor on {tensor.device} (shape {tuple(tensor.shape)}, {tensor.dtype}); kernels take tensors on {device_type}{simulated}"
+                f"{name}: a tensor on {tensor.device} (shape {tuple(tensor.shape)}, {tensor.dtype}); kernels take "
+                f"tensors on {device_type}{simulated}"
             )
         if first is None:
             first = name, tensor.device
         elif tensor.device != first[1]:
-            raise ValueError(f"{name} is on {tensor.device}, {first[0]} on {first[1]}; one kernel's tensors lie on one device")
+            raise ValueError(
+                f"{name} is on {tensor.device}, {first[0]} on {first[1]}; one kernel's tensors lie on one device"
+            )
 
 
 def tensor_device(args: Sequence[Any]) -> int | None:
@@ -293,7 +311,9 @@ class ParameterBlock:
         tensor = arg.tensor
         for extent in tensor.shape:
             if extent >= 1 << 31:
-                raise ValueError(f"{name}: shape {tuple(tensor.shape)}; a kernel receives extents as int32, below 2**31")
+                raise ValueError(
+                    f"{name}: shape {tuple(tensor.shape)}; a kernel receives extents as int32, below 2**31"
+                )
         for tensor_map, spec in zip(maps, arg.specs, strict=True):
             shape, strides = mapped(tensor, spec)
             strides = addressable_strides(shape, strides, tensor.itemsize)
@@ -308,7 +328,9 @@ class ParameterBlock:
     def finish(self, scratch_pointers: int) -> Parameters:
         for _ in range(scratch_pointers):
             self.add("scratch", bytes(8))
-        return Parameters(bytes(self.data), tuple(self.offsets), tuple(self.slots), tuple(self.places), tuple(self.addresses))
+        return Parameters(
+            bytes(self.data), tuple(self.offsets), tuple(self.slots), tuple(self.places), tuple(self.addresses)
+        )
 
 
 def pack(
@@ -338,7 +360,8 @@ def pack(
     # A pointer to const is "*k..." in a Triton signature.
     if [expect.replace("*k", "*", 1) for expect in expected] != block.types:
         raise RuntimeError(
-            f"{kernel} was compiled for parameters ({', '.join(expected)}), but its arguments are ({', '.join(block.types)}); the compile "
+            f"{kernel} was compiled for parameters ({', '.join(expected)}), but its arguments are "
+            f"({', '.join(block.types)}); the compile "
             "callback must build its signature from the argument types it was given"
         )
     return block.finish(scratch_pointers=2)

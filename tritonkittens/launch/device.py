@@ -15,8 +15,8 @@ from .target import simulator
 class Device:
     """Facts about one GPU.
 
-    ``shared_memory_per_block`` and ``l2_bytes`` are bytes (the former with the opt-in above 48 KiB); ``registers_per_multiprocessor``
-    counts 32-bit registers.
+    ``shared_memory_per_block`` and ``l2_bytes`` are bytes (the former with the opt-in above 48 KiB);
+    ``registers_per_multiprocessor`` counts 32-bit registers.
     """
 
     index: int
@@ -73,7 +73,9 @@ def device_facts(device: int | torch.device | None = None) -> Device:
         RuntimeError: without a GPU.
     """
     simulated = simulator.get()
-    if simulated is not None and (device is None or device == -1 or (isinstance(device, torch.device) and device.type == "cpu")):
+    if simulated is not None and (
+        device is None or device == -1 or (isinstance(device, torch.device) and device.type == "cpu")
+    ):
         return simulated.facts
     if isinstance(device, torch.device):
         if device.type != "cuda":

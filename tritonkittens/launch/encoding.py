@@ -58,7 +58,9 @@ def dtype_name(dtype: Dtype) -> str:
     name = str(dtype).removeprefix("torch.").removeprefix("tl.")
     name = _ALIASES.get(name, name)
     if name not in _DTYPES:
-        raise ValueError(f"encode_tiled(dtype={dtype}): a tensor map holds one of {', '.join(_DTYPES)} or an 8-bit float")
+        raise ValueError(
+            f"encode_tiled(dtype={dtype}): a tensor map holds one of {', '.join(_DTYPES)} or an 8-bit float"
+        )
     return name
 
 
@@ -95,24 +97,33 @@ def check_tiled(
     if not 1 <= rank <= 5:
         raise ValueError(f"encode_tiled(shape={tuple(shape)}): {rank} dimensions; a tensor map has 1 to 5")
     if interleave and rank < 3:
-        raise ValueError(f"encode_tiled(interleave={interleave}, shape={tuple(shape)}): an interleaved tensor has at least 3 dimensions")
+        raise ValueError(
+            f"encode_tiled(interleave={interleave}, shape={tuple(shape)}): an interleaved tensor has at least 3 "
+            "dimensions"
+        )
     if len(strides) != rank - 1:
         raise ValueError(
-            f"encode_tiled(strides={tuple(strides)}): {rank - 1} strides in bytes for {rank} dimensions; the fastest one is "
+            f"encode_tiled(strides={tuple(strides)}): {rank - 1} strides in bytes for {rank} dimensions; the fastest "
+            "one is "
             "contiguous and has none"
         )
     if len(box) != rank:
-        raise ValueError(f"encode_tiled(box={tuple(box)}): {rank} extents for the {rank} dimensions of shape {tuple(shape)}")
+        raise ValueError(
+            f"encode_tiled(box={tuple(box)}): {rank} extents for the {rank} dimensions of shape {tuple(shape)}"
+        )
     alignment = 32 if interleave == 32 else 16
     if address % alignment:
-        raise ValueError(f"encode_tiled(address={address:#x}): the tensor's address must be a multiple of {alignment} bytes")
+        raise ValueError(
+            f"encode_tiled(address={address:#x}): the tensor's address must be a multiple of {alignment} bytes"
+        )
     for extent in shape:
         if not 0 < extent <= 1 << 32:
             raise ValueError(f"encode_tiled(shape={tuple(shape)}): every extent is 1 to 2**32")
     for stride in strides:
         if stride % alignment or not 0 <= stride < 1 << 40:
             raise ValueError(
-                f"encode_tiled(strides={tuple(strides)}): {stride} bytes; every stride is a multiple of {alignment} bytes and below 2**40"
+                f"encode_tiled(strides={tuple(strides)}): {stride} bytes; every stride is a multiple of {alignment} "
+                "bytes and below 2**40"
             )
     for extent in box:
         if not 0 < extent <= 256:
@@ -128,7 +139,8 @@ def check_tiled(
         )
     if not interleave and swizzle and row > swizzle:
         raise ValueError(
-            f"encode_tiled(box={tuple(box)}, swizzle={swizzle}): {box[0]} elements of {itemsize} bytes are {row} bytes; "
+            f"encode_tiled(box={tuple(box)}, swizzle={swizzle}): {box[0]} elements of {itemsize} bytes are {row} "
+            "bytes; "
             f"a {swizzle}-byte swizzle spans at most {swizzle}"
         )
     if interleave == 32 and swizzle != 32:
@@ -143,7 +155,9 @@ def driver() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise RuntimeError(f"encode_tiled needs NVIDIA's driver library libcuda.so.1, which this machine does not have ({error})") from None
+        raise RuntimeError(
+            f"encode_tiled needs NVIDIA's driver library libcuda.so.1, which this machine does not have ({error})"
+        ) from None
 
 
 def encode_tiled(
@@ -160,26 +174,27 @@ def encode_tiled(
 ) -> bytes:
     """The 128 bytes of a tensor map (tiled mode), by the driver's `cuTensorMapEncodeTiled`.
 
-    address          of the tensor in global memory, a multiple of 16 bytes
-    dtype            a name ("bfloat16", "bf16"), `tl.dtype` or `torch.dtype`; 8-bit floats travel as bytes
-    shape            extents in elements, fastest dimension first (`tensor.shape[::-1]`), rank 1 to 5
-    strides          in bytes, of all dimensions but the fastest (which is contiguous): multiples of 16, below 2**40
-    box              extents of the tile in elements, each at most 256; the fastest one a multiple of 16 bytes, at most the swizzle's span
-    swizzle          0, 32, 64 or 128 bytes
-    interleave       0, 16 or 32 bytes
-    fill             the value outside the tensor: "zero" or "nan"
+    address          of the tensor in global memory, a multiple of 16 bytes dtype            a name ("bfloat16",
+    "bf16"), `tl.dtype` or `torch.dtype`; 8-bit floats travel as bytes shape            extents in elements, fastest
+    dimension first (`tensor.shape[::-1]`), rank 1 to 5 strides          in bytes, of all dimensions but the fastest
+    (which is contiguous): multiples of 16, below 2**40 box              extents of the tile in elements, each at most
+    256; the fastest one a multiple of 16 bytes, at most the swizzle's span swizzle          0, 32, 64 or 128 bytes
+    interleave       0, 16 or 32 bytes fill             the value outside the tensor: "zero" or "nan"
     l2_promotion     0, 64, 128 or 256 bytes: the granularity of L2 fetches
     element_strides  step between elements along each dimension, 1 to 8
 
-    A kernel argument cannot carry it here: put it in global memory (128 bytes, 128-byte aligned) and let each CTA that uses it execute
-    `tma.fence_tensormap_acquire` once. ValueError: a rule is broken; RuntimeError: no driver, or the driver refuses.
+    A kernel argument cannot carry it here: put it in global memory (128 bytes, 128-byte aligned) and let each CTA that
+    uses it execute `tma.fence_tensormap_acquire` once. ValueError: a rule is broken; RuntimeError: no driver, or the
+    driver refuses.
     """
     check_tiled(address, dtype, shape, strides, box, swizzle, interleave, fill, l2_promotion, element_strides)
     rank = len(shape)
     simulated = simulator.get()
     if simulated is not None:
         if interleave or any(step != 1 for step in element_strides or ()):
-            raise NotImplementedError(f"encode_tiled(interleave={interleave}, element_strides={element_strides}): the simulator knows neither")
+            raise NotImplementedError(
+                f"encode_tiled(interleave={interleave}, element_strides={element_strides}): the simulator knows neither"
+            )
         return simulated.encode_tiled(address, dtype_name(dtype), shape, strides, box, swizzle, fill)
     storage = ctypes.create_string_buffer(NBYTES + 64)
     start = -ctypes.addressof(storage) % 64

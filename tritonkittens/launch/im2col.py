@@ -46,22 +46,30 @@ def check_im2col(spec: Im2colSpec, rank: int, name: str, shape: Sequence[int] | 
     for field, least, most in (("lower", low, high), ("upper", low, high), ("element_strides", 1, MAX_ELEMENT_STRIDE)):
         values = getattr(spec, field)
         if len(values) != rank - 2:
-            raise ValueError(f"{name}: {field} {values} has {len(values)} values; one for each of the {rank - 2} spatial dimensions")
+            raise ValueError(
+                f"{name}: {field} {values} has {len(values)} values; one for each of the {rank - 2} spatial dimensions"
+            )
         for value in values:
             if not isinstance(value, int):
                 raise TypeError(f"{name}: {field} {values} holds a {type(value).__name__}; its values are ints")
             if not least <= value <= most:
-                raise ValueError(f"{name}: {field} {values}: {value} must lie in {least} to {most} for a tensor of {rank} dimensions")
+                raise ValueError(
+                    f"{name}: {field} {values}: {value} must lie in {least} to {most} for a tensor of {rank} dimensions"
+                )
     if len(spec.box) != 2:
         raise ValueError(f"{name}: box {spec.box}; an im2col tile has two extents, pixels and channels")
     pixels, channels = spec.box
     if pixels > MAX_PIXELS:
         raise ValueError(f"{name}: box {spec.box} has {pixels} pixels; an im2col copy has at most {MAX_PIXELS}")
     if not spec.swizzle and channels > MAX_CHANNELS:
-        raise ValueError(f"{name}: box {spec.box} has {channels} channels; an im2col copy without a swizzle has at most {MAX_CHANNELS}")
+        raise ValueError(
+            f"{name}: box {spec.box} has {channels} channels; an im2col copy without a swizzle has at most "
+            f"{MAX_CHANNELS}"
+        )
     for extent, first, last in zip((shape or ())[1:-1], spec.lower, spec.upper):
         if extent + last - first < 1:
             raise ValueError(
-                f"{name}: shape {tuple(shape or ())}, lower {spec.lower}, upper {spec.upper}: the pixel box runs from {first} to "
+                f"{name}: shape {tuple(shape or ())}, lower {spec.lower}, upper {spec.upper}: the pixel box runs from "
+                f"{first} to "
                 f"{extent - 1 + last}; it must hold at least one pixel"
             )

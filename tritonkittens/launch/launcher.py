@@ -64,17 +64,23 @@ class Code:
         self.profile_scratch: tuple[int, int] = metadata.profile_scratch_size, metadata.profile_scratch_align
         self.needs_scratch = bool(self.global_scratch[0] or self.profile_scratch[0])
         if "gsan" in (getattr(metadata, "instrumentation_mode", "") or ""):
-            raise RuntimeError(f"{self.name}: Triton's global sanitizer adds parameters that this launcher does not pass; turn it off")
+            raise RuntimeError(
+                f"{self.name}: Triton's global sanitizer adds parameters that this launcher does not pass; turn it off"
+            )
         attributes = []  # the same attributes, in the same order, as Triton's own launcher (driver.c, _launch)
         if self.shared > 228 * 1024:
-            attributes.append(cuda.launch_attribute(cuda.ATTRIBUTE_SHARED_MEMORY_MODE, cuda.SHARED_MEMORY_MODE_ALLOW_OVERSIZED))
+            attributes.append(
+                cuda.launch_attribute(cuda.ATTRIBUTE_SHARED_MEMORY_MODE, cuda.SHARED_MEMORY_MODE_ALLOW_OVERSIZED)
+            )
         if metadata.launch_pdl:
             attributes.append(cuda.launch_attribute(cuda.ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, 1))
         if metadata.launch_cooperative_grid:
             attributes.append(cuda.launch_attribute(cuda.ATTRIBUTE_COOPERATIVE, 1))
         if self.num_ctas != 1:
             attributes.append(cuda.launch_attribute(cuda.ATTRIBUTE_CLUSTER_DIMENSION, self.num_ctas, 1, 1))
-            attributes.append(cuda.launch_attribute(cuda.ATTRIBUTE_CLUSTER_SCHEDULING_POLICY, cuda.CLUSTER_POLICY_SPREAD))
+            attributes.append(
+                cuda.launch_attribute(cuda.ATTRIBUTE_CLUSTER_SCHEDULING_POLICY, cuda.CLUSTER_POLICY_SPREAD)
+            )
         if self.num_ctas == 16:
             driver.allow_large_clusters(self.function)
         self.attributes, self.num_attributes = b"".join(attributes), len(attributes)
@@ -85,7 +91,8 @@ class Code:
         """Return the tensor map of the ``position``-th descriptor, with the box of this kernel's copies."""
         if position >= len(self.descriptors):
             raise RuntimeError(
-                f"{name}: descriptor {position}, but {self.name} was compiled with {len(self.descriptors)} tensor descriptors; the compile "
+                f"{name}: descriptor {position}, but {self.name} was compiled with {len(self.descriptors)} tensor "
+                "descriptors; the compile "
                 "callback must declare one 'tensordesc' per spec"
             )
         compiled = self.descriptors[position]
@@ -94,14 +101,22 @@ class Code:
             kind = "a padded fp4" if compiled["fp4_padded"] else "an im2col" if is_im2col else "a tiled"
             raise RuntimeError(f"{name}: {spec}, but {self.name} was compiled with {kind} descriptor")
         box, swizzle = tuple(compiled["block_size"]), _SWIZZLE_BYTES[compiled["swizzle"]]
-        if swizzle != spec.swizzle or len(box) != len(spec.box) or any(tile % copy for tile, copy in zip(spec.box, box)):
+        if (
+            swizzle != spec.swizzle
+            or len(box) != len(spec.box)
+            or any(tile % copy for tile, copy in zip(spec.box, box))
+        ):
             raise RuntimeError(
-                f"{name}: {spec}, but {self.name} copies boxes of {box} with a {swizzle}-byte swizzle; a kernel is launched with the tiles "
+                f"{name}: {spec}, but {self.name} copies boxes of {box} with a {swizzle}-byte swizzle; a kernel is "
+                "launched with the tiles "
                 "it was compiled for"
             )
         if compiled["elem_size"] != tensor.itemsize:
-            raise RuntimeError(f"{name}: {tensor.dtype}, but {self.name} copies elements of {compiled['elem_size']} bytes")
-        with self.driver.on_context(self.context):  # the driver encodes for the current context; a fresh thread has none
+            raise RuntimeError(
+                f"{name}: {tensor.dtype}, but {self.name} copies elements of {compiled['elem_size']} bytes"
+            )
+        # the driver encodes for the current context; a fresh thread has none
+        with self.driver.on_context(self.context):
             return encode(tensor, spec, name=name, box=box, driver=self.driver)
 
     def scratch(self, grid: tuple[int, int, int], stream: int) -> tuple[Any, Any]:
@@ -155,7 +170,12 @@ class Binding:
                     pointer = 0 if buffer is None else buffer.data_ptr()
                     ctypes.memmove(start + offset, struct.pack("<Q", pointer), 8)
         config = cuda.launch_config(
-            (grid[0] * code.num_ctas, grid[1], grid[2]), code.threads, code.shared, stream, code.attributes_address, code.num_attributes
+            (grid[0] * code.num_ctas, grid[1], grid[2]),
+            code.threads,
+            code.shared,
+            stream,
+            code.attributes_address,
+            code.num_attributes,
         )
         result = code.driver.launch(code.context, config, code.function, addresses)
         del storage, keep  # the driver has copied the parameters; scratch is freed in stream order
@@ -253,7 +273,9 @@ class Launcher:
             except self._refusals as error:
                 raise error.with_traceback(None) from error.__cause__
 
-    def bind(self, grid: Grid, args: Args, key: Hashable, owners: tuple[int, ...], fallback: Callable[..., None]) -> Callable[..., None]:
+    def bind(
+        self, grid: Grid, args: Args, key: Hashable, owners: tuple[int, ...], fallback: Callable[..., None]
+    ) -> Callable[..., None]:
         """Compile the launch now, and return it as a function of tensors alone.
 
         Tensor number ``owners[i]`` of a call replaces the i-th of ``args``. Only addresses of a call's tensors are
@@ -345,7 +367,8 @@ class Launcher:
         binding.used = True
         if extents[0] * binding.code.num_ctas > GRID_LIMITS[0]:
             raise ValueError(
-                f"{self._name(key)}: grid {grid!r} of clusters of {binding.code.num_ctas} blocks; a launch has at most {GRID_LIMITS[0]} blocks "
+                f"{self._name(key)}: grid {grid!r} of clusters of {binding.code.num_ctas} blocks; a launch has at "
+                f"most {GRID_LIMITS[0]} blocks "
                 "along x"
             )
         stream = driver.current_stream(device)
@@ -367,8 +390,13 @@ class Launcher:
                 code = self._code(args, key, device)
                 binding = Binding(code, pack(args, self.names(key), code.types, code.encode_map, self._name(key)))
                 self._bindings.insert(binding_key, binding)
-            if native_key is not None and native_key not in self._native_bindings.table and not binding.code.needs_scratch:
-                # The native key holds the addresses of the specs tuples: keep exactly these tuples (and never a tensor).
+            if (
+                native_key is not None
+                and native_key not in self._native_bindings.table
+                and not binding.code.needs_scratch
+            ):
+                # The native key holds the addresses of the specs tuples: keep exactly these tuples (and never a
+                # tensor).
                 owner = (binding.code, [value.specs for value in _globals(args)])
                 self._native_bindings.insert(native_key, binding.native(self._module, owner))
             return binding
@@ -384,7 +412,8 @@ class Launcher:
                 for other in self._codes.values():
                     if other.compiled is compiled and other.device != device:
                         raise RuntimeError(
-                            f"{self._name(key)}: one CompiledKernel for devices {other.device} and {device}; Triton loads it on one device, so "
+                            f"{self._name(key)}: one CompiledKernel for devices {other.device} and {device}; Triton "
+                            "loads it on one device, so "
                             "the compile callback must return a new one for each"
                         )
                 code = Code(compiled, driver, device)
@@ -408,7 +437,10 @@ class Launcher:
             try:
                 extent = operator.index(extent)
             except TypeError:
-                raise TypeError(f"{self._name(key)}: grid {grid!r}; its extent along {axis} is a {type(extent).__name__}, not an int") from None
+                raise TypeError(
+                    f"{self._name(key)}: grid {grid!r}; its extent along {axis} is a {type(extent).__name__}, not an "
+                    "int"
+                ) from None
             if not 0 <= extent <= limit:
                 raise ValueError(f"{self._name(key)}: grid {grid!r}; its extent along {axis} must lie in 0 to {limit}")
             extents.append(extent)

@@ -30,7 +30,9 @@ def launch_attribute(kind: int, *values: int) -> bytes:
     return _ATTRIBUTE.pack(kind, struct.pack(f"<{len(values)}I", *values))
 
 
-def launch_config(grid: tuple[int, int, int], threads: int, shared: int, stream: int, attributes: int, count: int) -> bytes:
+def launch_config(
+    grid: tuple[int, int, int], threads: int, shared: int, stream: int, attributes: int, count: int
+) -> bytes:
     """Return one CUlaunchConfig (56 bytes). ``grid`` in blocks, ``shared`` in bytes, ``stream`` and ``attributes`` as
     addresses.
     """
@@ -51,7 +53,12 @@ class CudaDriver:
         self.context_set = self._function("cuCtxSetCurrent", ctypes.c_void_p)
         self.replace_address = self._function("cuTensorMapReplaceAddress", ctypes.c_void_p, ctypes.c_void_p)
         self._encode_tiled = self._function(
-            "cuTensorMapEncodeTiled", ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, *[ctypes.c_void_p] * 5, *[ctypes.c_int] * 4
+            "cuTensorMapEncodeTiled",
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_uint32,
+            *[ctypes.c_void_p] * 5,
+            *[ctypes.c_int] * 4,
         )
         self._encode_im2col = self._function(
             "cuTensorMapEncodeIm2col",
@@ -67,7 +74,9 @@ class CudaDriver:
         self._contexts: dict[int, int] = {}
         self._lock = threading.Lock()
         # torch's current stream by device index: an integer handle, without a Stream object.
-        self.current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream if device_type == "cuda" else _default_stream
+        self.current_stream: Callable[[int], int] = (
+            torch._C._cuda_getCurrentRawStream if device_type == "cuda" else _default_stream
+        )
 
     def _function(self, name: str, *argtypes: Any) -> Callable[..., int]:
         function = getattr(self._library, name)
@@ -88,7 +97,9 @@ class CudaDriver:
         texts = []
         for function in (self._error_name, self._error_string):
             text = ctypes.c_char_p()
-            texts.append(text.value.decode() if function(code, ctypes.byref(text)) == 0 and text.value else "unknown error")
+            texts.append(
+                text.value.decode() if function(code, ctypes.byref(text)) == 0 and text.value else "unknown error"
+            )
         raise RuntimeError(f"{call} failed: {texts[0]} ({code}): {texts[1]}")
 
     @functools.cached_property
@@ -147,7 +158,15 @@ class CudaDriver:
         self.check(self._set_attribute(function, FUNCTION_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1), "cuFuncSetAttribute")
 
     def encode_tiled(
-        self, dtype: int, address: int, dims: list[int], strides: list[int], box: list[int], swizzle: int, l2_promotion: int, fill: int
+        self,
+        dtype: int,
+        address: int,
+        dims: list[int],
+        strides: list[int],
+        box: list[int],
+        swizzle: int,
+        l2_promotion: int,
+        fill: int,
     ) -> bytes:
         """Call cuTensorMapEncodeTiled; return a 128-byte tensor map. Lists run from the innermost dimension; strides
         in bytes, one fewer than dims.
@@ -168,7 +187,9 @@ class CudaDriver:
             l2_promotion,
             fill,
         )
-        self.check(code, f"cuTensorMapEncodeTiled(dims={dims}, strides={strides}, box={box}, swizzle={swizzle}, dtype={dtype})")
+        self.check(
+            code, f"cuTensorMapEncodeTiled(dims={dims}, strides={strides}, box={box}, swizzle={swizzle}, dtype={dtype})"
+        )
         return ctypes.string_at(tensor_map, TENSOR_MAP_BYTES)
 
     def encode_im2col(
@@ -210,7 +231,8 @@ class CudaDriver:
         )
         self.check(
             code,
-            f"cuTensorMapEncodeIm2col(dims={dims}, strides={strides}, lower={lower}, upper={upper}, channels={channels}, pixels={pixels}, "
+            f"cuTensorMapEncodeIm2col(dims={dims}, strides={strides}, lower={lower}, upper={upper}, "
+            f"channels={channels}, pixels={pixels}, "
             f"element_strides={element_strides}, swizzle={swizzle}, dtype={dtype})",
         )
         return ctypes.string_at(tensor_map, TENSOR_MAP_BYTES)

@@ -34,10 +34,14 @@ def _load() -> tuple[Any, tuple[int, ...]] | None:
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
         functions = tuple(address(getattr(library, f"aoti_torch_get_{name}")) for name in _TENSOR_FUNCTIONS)
-        module = compile_module_from_file(str(_SOURCE), "tritonkittens_launch", library_dirs=[], include_dirs=[], libraries=[])
+        module = compile_module_from_file(
+            str(_SOURCE), "tritonkittens_launch", library_dirs=[], include_dirs=[], libraries=[]
+        )
         _check(module, functions)
     except Exception as error:  # a missing compiler, header or symbol must not stop a kernel
-        _log.warning("launching through Python, a few microseconds slower per kernel: %s: %s", type(error).__name__, error)
+        _log.warning(
+            "launching through Python, a few microseconds slower per kernel: %s: %s", type(error).__name__, error
+        )
         return None
     return module, functions
 
@@ -61,7 +65,12 @@ def address(function: Any) -> int:
 def new_dispatcher(module: Any, functions: tuple[int, ...], driver: CudaDriver, table: dict[Any, Any]) -> Any:
     """A native ``Dispatcher`` that looks prebuilt launches up in ``table``."""
     return module.Dispatcher(
-        (address(driver.launch_kernel), address(driver.context_get), address(driver.context_set), address(driver.replace_address)),
+        (
+            address(driver.launch_kernel),
+            address(driver.context_get),
+            address(driver.context_set),
+            address(driver.replace_address),
+        ),
         functions,
         _DEVICE_TYPE[driver.device_type],
         (_TENSOR_TYPES, GlobalArg, constexpr),
@@ -76,7 +85,9 @@ def new_dispatcher(module: Any, functions: tuple[int, ...], driver: CudaDriver, 
 def _reader(module: Any, functions: tuple[int, ...], device_type: str) -> Any:
     """A dispatcher that only reads tensors: it has no driver and no stream look-up."""
     types = (_TENSOR_TYPES, GlobalArg, constexpr)
-    return module.Dispatcher((0, 0, 0, 0), functions, _DEVICE_TYPE[device_type], types, id, knobs.runtime, knobs.HookChain, id, {})
+    return module.Dispatcher(
+        (0, 0, 0, 0), functions, _DEVICE_TYPE[device_type], types, id, knobs.runtime, knobs.HookChain, id, {}
+    )
 
 
 @functools.cache
@@ -98,4 +109,7 @@ def _check(module: Any, functions: tuple[int, ...]) -> None:
     words = reader.read((GlobalArg(tensor, specs),))  # type: ignore[arg-type]
     expected = (id(specs), 3, *(x for pair in zip(tensor.shape, tensor.stride()) for x in pair), tensor.data_ptr())
     if words is None or words[1:] != expected:
-        raise RuntimeError(f"native.c misreads tensors of torch {torch.__version__} (Triton {triton.__version__}): {words} != {expected}")
+        raise RuntimeError(
+            f"native.c misreads tensors of torch {torch.__version__} (Triton {triton.__version__}): {words} != "
+            f"{expected}"
+        )

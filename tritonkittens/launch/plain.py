@@ -1,6 +1,7 @@
 """Plain `@triton.jit` kernels on this library's launch path, which takes a third of the host time of Triton's own
 (measured: docs/notes/launch.md).
 """
+
 from __future__ import annotations
 
 import functools
@@ -18,7 +19,8 @@ from .arguments import Args, Types, signature_of
 from .device import capability
 from .launcher import Launcher
 
-MULTIPLE = 16  # Triton specialises integers that are multiples of 16: such a row length is a multiple of any vector access
+# Triton specialises integers that are multiples of 16: such a row length is a multiple of any vector access
+MULTIPLE = 16
 ONE, A_MULTIPLE, ANY = "one", "multiple", "any"  # specialisations of an argument that is no constant
 
 
@@ -29,7 +31,12 @@ class Specialization:
     Compiled kernels are found by its identity, so `specialization` returns one object for equal values.
     """
 
-    def __init__(self, constants: tuple[tuple[str, Any], ...], multiples: tuple[tuple[str, int], ...], options: tuple[tuple[str, Any], ...]):
+    def __init__(
+        self,
+        constants: tuple[tuple[str, Any], ...],
+        multiples: tuple[tuple[str, int], ...],
+        options: tuple[tuple[str, Any], ...],
+    ):
         self.constants, self.multiples, self.options = dict(constants), dict(multiples), dict(options)
 
 
@@ -52,7 +59,9 @@ class PlainKernel:
             self.names = fn.arg_names
             self._is_constant = [p.is_constexpr for p in fn.params]
             self.runtime = [name for name, constant in zip(self.names, self._is_constant, strict=True) if not constant]
-            self.launcher = Launcher(self._compile_for_launch, name=fn.__name__, described=lambda key: (fn.__name__, self._names(key)))
+            self.launcher = Launcher(
+                self._compile_for_launch, name=fn.__name__, described=lambda key: (fn.__name__, self._names(key))
+            )
             self._found: dict[tuple[Any, ...], Specialization] = {}
 
     def _names(self, key: Specialization) -> list[str]:
@@ -80,12 +89,17 @@ class PlainKernel:
             return lambda *given: interpreted(*given, *rest)
         runtime, key = self._specialized(args)
         launcher, numbers = self.launcher, runtime[tensors:]
-        return launcher.bind(grid, runtime, key, tuple(range(tensors)), lambda *given: launcher(grid, given + numbers, key))
+        return launcher.bind(
+            grid, runtime, key, tuple(range(tensors)), lambda *given: launcher(grid, given + numbers, key)
+        )
 
     def _specialized(self, args: Args) -> tuple[Args, Specialization]:
         """Return (arguments that the code does not contain, the specialisation)."""
         if len(args) != len(self._is_constant):
-            raise TypeError(f"{self.fn.__name__}: {len(args)} arguments; it takes {len(self._is_constant)} ({', '.join(self.names)})")
+            raise TypeError(
+                f"{self.fn.__name__}: {len(args)} arguments; it takes {len(self._is_constant)} "
+                f"({', '.join(self.names)})"
+            )
         runtime: list[Any] = []
         kinds: list[Any] = []
         for value, constant in zip(args, self._is_constant, strict=True):
@@ -124,11 +138,17 @@ class PlainKernel:
         place = {name: i for i, name in enumerate(self.names)}
         signature: dict[str, Any] = dict.fromkeys(self.names, "constexpr")
         constexprs: dict[tuple[int, ...], Any] = {(place[name],): value for name, value in key.constants.items()}
-        attributes: dict[tuple[int, ...], Any] = {(place[name],): [["tt.divisibility", n]] for name, n in key.multiples.items()}
+        attributes: dict[tuple[int, ...], Any] = {
+            (place[name],): [["tt.divisibility", n]] for name, n in key.multiples.items()
+        }
 
         for name, kind in zip(self._names(key), types, strict=True):
             signature[name] = signature_of(kind, (place[name],), attributes, constexprs)
-        return triton.compile(ASTSource(self.fn, signature, constexprs, attributes), target=GPUTarget("cuda", arch, 32), options=key.options)
+        return triton.compile(
+            ASTSource(self.fn, signature, constexprs, attributes),
+            target=GPUTarget("cuda", arch, 32),
+            options=key.options,
+        )
 
 
 def plain_kernel(fn: Any = None, **options: Any) -> Any:

@@ -1,4 +1,5 @@
 """A device that records launches instead of running them. So an operator's kernels can be compiled on any machine."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -51,13 +52,23 @@ class Recorder:
     def launch(self, launcher: Any, grid: tuple[int, int, int], args: Args, key: Any) -> None:
         self.launches.append(RecordedLaunch(launcher, args, key, self.facts))
 
-    def encode_tiled(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, fill: str) -> bytes:
+    def encode_tiled(
+        self,
+        address: int,
+        dtype: str,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        box: Sequence[int],
+        swizzle: int,
+        fill: str,
+    ) -> bytes:
         """Return an empty tensor map: no kernel reads it."""
         return bytes(TENSOR_MAP_BYTES)
 
 
 def recorded(call: Callable[[], Any], facts: Device) -> list[RecordedLaunch]:
-    """Return the launches of `call()`, whose tensors are on the CPU, on a device with these facts. None of them runs."""
+    """Return the launches of `call()`, whose tensors are on the CPU, on a device with these facts. None of them
+    runs."""
     recorder = Recorder(facts)
     recorder.run(call)
     return recorder.launches

@@ -1,4 +1,5 @@
 """The target of launches: a GPU, or, within `tritonkittens.sim.device(...)`, CPU tensors in the simulator."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,7 +21,16 @@ class Simulator(Protocol):
     def launch(self, launcher: Any, grid: tuple[int, int, int], args: Args, key: Any) -> None:
         """Run one launch of a `Launcher` to its end."""
 
-    def encode_tiled(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, fill: str) -> bytes:
+    def encode_tiled(
+        self,
+        address: int,
+        dtype: str,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        box: Sequence[int],
+        swizzle: int,
+        fill: str,
+    ) -> bytes:
         """Return the bytes of a tensor map, dimensions from the fastest (`launch.encoding.encode_tiled`)."""
 
 

@@ -155,37 +155,49 @@ def check_tensor_map(
     if isinstance(spec, Im2colSpec):
         check_im2col(spec, rank, name, shape)
     elif len(spec.box) != rank:
-        raise ValueError(f"{tile}: the box has {len(spec.box)} dimensions, the tensor {rank} (shape {tuple(shape)}); they must agree")
+        raise ValueError(
+            f"{tile}: the box has {len(spec.box)} dimensions, the tensor {rank} (shape {tuple(shape)}); they must agree"
+        )
     for i, extent in enumerate(spec.box):
         if not isinstance(extent, int):
             raise TypeError(f"{tile}: extent {i} of the box is a {type(extent).__name__}; box extents are ints")
         if extent < 1:
-            raise ValueError(f"{tile}: extent {extent} of dimension {i}; a box has at least one element along every dimension")
+            raise ValueError(
+                f"{tile}: extent {extent} of dimension {i}; a box has at least one element along every dimension"
+            )
     if spec.swizzle not in SWIZZLES:
         raise ValueError(f"{tile}: the swizzle must be one of {SWIZZLES} bytes")
     if spec.fill not in _FILL_CODE:
         raise ValueError(f"{name}: fill {spec.fill!r}; a read outside the tensor gives 'zero' or 'nan'")
     if spec.fill == "nan" and dtype is not None and (not dtype.is_floating_point or itemsize < 2):
-        raise ValueError(f"{name}: fill 'nan' with {dtype}; TMA fills NaN only for floating-point types of 2, 4 or 8 bytes")
+        raise ValueError(
+            f"{name}: fill 'nan' with {dtype}; TMA fills NaN only for floating-point types of 2, 4 or 8 bytes"
+        )
     row_bytes = spec.box[-1] * itemsize
     if row_bytes % ALIGNMENT:
         raise ValueError(f"{tile}: a row of the box is {row_bytes} bytes; TMA needs a multiple of {ALIGNMENT} bytes")
     if spec.swizzle and row_bytes % spec.swizzle:
         raise ValueError(
-            f"{tile}: a row of the box is {row_bytes} bytes; with a {spec.swizzle}-byte swizzle it must be a multiple of {spec.swizzle}"
+            f"{tile}: a row of the box is {row_bytes} bytes; with a {spec.swizzle}-byte swizzle it must be a multiple "
+            f"of {spec.swizzle}"
         )
     if address is not None and address % ALIGNMENT:
-        raise ValueError(f"{what}: address {address:#x} is not a multiple of {ALIGNMENT} bytes, as TMA needs (a sliced tensor?)")
+        raise ValueError(
+            f"{what}: address {address:#x} is not a multiple of {ALIGNMENT} bytes, as TMA needs (a sliced tensor?)"
+        )
     for i, extent in enumerate(shape):
         if not 1 <= extent <= MAX_EXTENT:
-            raise ValueError(f"{what}: extent {extent} of dimension {i}; TMA addresses 1 to 2**32 elements along a dimension")
+            raise ValueError(
+                f"{what}: extent {extent} of dimension {i}; TMA addresses 1 to 2**32 elements along a dimension"
+            )
     strides = addressable_strides(shape, strides, itemsize)
     if strides[-1] != 1:
         raise ValueError(f"{what}: the last dimension has stride {strides[-1]}; TMA needs it contiguous (stride 1)")
     for i, stride in enumerate(strides[:-1]):
         if stride * itemsize % ALIGNMENT:
             raise ValueError(
-                f"{what}: stride {stride} of dimension {i} is {stride * itemsize} bytes; TMA needs a multiple of {ALIGNMENT} bytes"
+                f"{what}: stride {stride} of dimension {i} is {stride * itemsize} bytes; TMA needs a multiple of "
+                f"{ALIGNMENT} bytes"
             )
         if not 0 <= stride * itemsize < MAX_STRIDE_BYTES:
             raise ValueError(f"{what}: stride {stride} of dimension {i}; TMA needs 0 <= stride < 2**40 bytes")
@@ -265,7 +277,10 @@ def _encode(driver: CudaDriver, tensor: torch.Tensor, spec: MapSpec, name: str, 
     where = type_code(tensor.dtype, name), address, list(reversed(shape)), list(reversed(strides))
     modes = _SWIZZLE_CODE[spec.swizzle], _L2_PROMOTION_CODE[l2_promotion(tensor)], _FILL_CODE[spec.fill]
     if isinstance(spec, Im2colSpec):
-        corners, apart = (list(reversed(spec.lower)), list(reversed(spec.upper))), [1, *reversed(spec.element_strides), 1]
+        corners, apart = (
+            (list(reversed(spec.lower)), list(reversed(spec.upper))),
+            [1, *reversed(spec.element_strides), 1],
+        )
         data = driver.encode_im2col(*where, *corners, copied[0], copied[1], apart, *modes)
     else:
         data = driver.encode_tiled(*where, copied, *modes)

@@ -1,4 +1,5 @@
 """Global memory for thread blocks that share a task: partial sums, and counters that are zero between launches."""
+
 from __future__ import annotations
 
 import threading
@@ -26,15 +27,24 @@ def workspace(device: torch.device, floats: int, counters: int) -> tuple[torch.T
     concurrently with any launch, so it gets its own memory, and zeroes it in the graph.
     """
     if simulator.get() is not None or device.type != "cuda":
-        return torch.full((floats,), float("nan"), dtype=torch.float32, device=device), torch.zeros(counters, dtype=torch.int32, device=device)
+        return torch.full((floats,), float("nan"), dtype=torch.float32, device=device), torch.zeros(
+            counters, dtype=torch.int32, device=device
+        )
     if torch.cuda.is_current_stream_capturing():
-        return torch.empty(floats, dtype=torch.float32, device=device), torch.zeros(counters, dtype=torch.int32, device=device)
+        return torch.empty(floats, dtype=torch.float32, device=device), torch.zeros(
+            counters, dtype=torch.int32, device=device
+        )
     index = torch.cuda.current_device() if device.index is None else device.index
     key = (index, torch._C._cuda_getCurrentRawStream(index))
     found = _buffers.get(key)
     if found is None or found[0].numel() < floats or found[1].numel() < counters:
         with _lock:
             have = (0, 0) if found is None else (found[0].numel(), found[1].numel())
-            room, zeros = (old if wanted <= old else max(wanted, 2 * old) for wanted, old in zip((floats, counters), have))
-            found = _buffers[key] = torch.empty(room, dtype=torch.float32, device=device), torch.zeros(zeros, dtype=torch.int32, device=device)
+            room, zeros = (
+                old if wanted <= old else max(wanted, 2 * old) for wanted, old in zip((floats, counters), have)
+            )
+            found = _buffers[key] = (
+                torch.empty(room, dtype=torch.float32, device=device),
+                torch.zeros(zeros, dtype=torch.int32, device=device),
+            )
     return found

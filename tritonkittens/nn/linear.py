@@ -1,6 +1,7 @@
 """`torch.nn.Linear` on `tritonkittens.kernels.gemm`: bias and activation in the product's epilogue, gradients,
 torch.compile.
 """
+
 from __future__ import annotations
 
 import copy
@@ -52,9 +53,14 @@ class Linear(nn.Linear):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None,
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
         activation: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         self.activation = _known(activation)
 
@@ -68,12 +74,15 @@ class Linear(nn.Linear):
         if not isinstance(module, nn.Linear):
             raise TypeError(f"Linear.from_torch({type(module).__name__}): it takes a torch.nn.Linear")
         new = cls.__new__(cls)
-        new.__dict__ = {name: copy.copy(value) if isinstance(value, dict) else value for name, value in module.__dict__.items()}
+        new.__dict__ = {
+            name: copy.copy(value) if isinstance(value, dict) else value for name, value in module.__dict__.items()
+        }
         new.activation = _known(activation)
         return new
 
     def forward(self, input: Tensor) -> Tensor:
-        if isinstance(input, NestedTensor) and input._ragged_idx == 1 and input._lengths is None:  # its rows form one matrix
+        # its rows form one matrix
+        if isinstance(input, NestedTensor) and input._ragged_idx == 1 and input._lengths is None:
             lengths = dict(min_seqlen=input._maybe_min_seqlen, max_seqlen=input._maybe_max_seqlen)
             return torch.nested.nested_tensor_from_jagged(self.forward(input.values()), input.offsets(), **lengths)
         y = self._by_kernel(input)
@@ -87,7 +96,14 @@ class Linear(nn.Linear):
         if torch.is_autocast_enabled(device.type):
             x, weight, bias = self._operands(input)
         dtype, rank = x.dtype, x.ndim
-        fits = dtype in HALF_TYPES and weight.dtype is dtype and weight.device == device and rank > 0 and is_ordinary(x) and is_ordinary(weight)
+        fits = (
+            dtype in HALF_TYPES
+            and weight.dtype is dtype
+            and weight.device == device
+            and rank > 0
+            and is_ordinary(x)
+            and is_ordinary(weight)
+        )
         if not (fits and _has_kernels(device)):
             return None
         y = gemm(x if rank > 1 else x.unsqueeze(0), weight.T, bias=bias, activation=self.activation)
@@ -102,8 +118,11 @@ class Linear(nn.Linear):
         return x, weight, bias
 
     def __prepare_scriptable__(self) -> None:
-        raise NotImplementedError(f"torch.jit.script({type(self).__name__}): TorchScript cannot compile it; use torch.compile or torch.export, or keep "
-                                  "torch.nn.Linear in what is scripted")
+        raise NotImplementedError(
+            f"torch.jit.script({type(self).__name__}): TorchScript cannot compile it; use torch.compile or "
+            "torch.export, or keep "
+            "torch.nn.Linear in what is scripted"
+        )
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", activation={self.activation!r}" if self.activation else "")
@@ -131,8 +150,13 @@ def replace_linears(model: nn.Module, filter: Callable[[str, nn.Linear], bool] |
     of them.
     """
     if type(model) is nn.Linear:
-        raise ValueError("replace_linears(Linear): a model that is one Linear has nothing to hold another; use Linear.from_torch(model)")
-    wanted = [(name, m) for name, m in model.named_modules() if type(m) is nn.Linear and (filter is None or filter(name, m))]
+        raise ValueError(
+            "replace_linears(Linear): a model that is one Linear has nothing to hold another; use "
+            "Linear.from_torch(model)"
+        )
+    wanted = [
+        (name, m) for name, m in model.named_modules() if type(m) is nn.Linear and (filter is None or filter(name, m))
+    ]
     new = {id(module): Linear.from_torch(module) for _, module in wanted}
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):

@@ -1,4 +1,5 @@
 """Scaled dot-product attention with PyTorch's signature and semantics."""
+
 from __future__ import annotations
 
 import math
@@ -29,9 +30,17 @@ class Unsupported(ValueError):
 
 
 def scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, *, fallback: bool = False,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    fallback: bool = False,
+) -> Tensor:
     """Compute `torch.nn.functional.scaled_dot_product_attention` by `kernels.attention`. Differentiable; traced by
     torch.compile.
 
@@ -60,12 +69,18 @@ def scaled_dot_product_attention(
         scale = float(scale)  # a numpy number, or a tensor without dimensions
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
-        query, key, value = (x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
+        query, key, value = (
+            x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value)
+        )
     if attn_mask is None and not dropout_p and is_plain(query, key, value):
         plan = find_plan(query, key, value, None, is_causal, None, scale, None)
         # Operands of an earlier call need no further checks, except for those that the kernels take and PyTorch
         # refuses.
-        if plan.scores is not None and (enable_gqa or query.shape[1] == key.shape[1]) and not (is_causal and query.shape[2] != key.shape[2]):
+        if (
+            plan.scores is not None
+            and (enable_gqa or query.shape[1] == key.shape[1])
+            and not (is_causal and query.shape[2] != key.shape[2])
+        ):
             return attend(query, key, value, plan)
     try:
         if isinstance(query, NestedTensor):
@@ -75,7 +90,8 @@ def scaled_dot_product_attention(
         if not fallback:
             raise
         return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if window is not None and window[1] is not None and window[1] < 0:  # aligned at the top left, no query sees the last keys
+    # aligned at the top left, no query sees the last keys
+    if window is not None and window[1] is not None and window[1] < 0:
         key, value, window = key[..., : query.shape[-2], :], value[..., : query.shape[-2], :], (None, 0)
     if _fits(query, key, value):  # skips views, which cost as much host time as the call, and again in the backward
         causal = window == (None, 0)
@@ -95,8 +111,15 @@ def _fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _window(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool,
-) -> tuple[int | None, int | None] | None:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> tuple[int | None, int | None] | None:
     """Return the window of `attention`. Raises `Unsupported` for arguments beyond the kernels, ValueError for
     arguments that PyTorch refuses too.
     """
@@ -104,24 +127,49 @@ def _window(
         raise Unsupported(_text(reason))
     heads, kv_heads = query.shape[-3], key.shape[-3]
     if heads != kv_heads and not (enable_gqa and kv_heads and heads % kv_heads == 0):
-        raise ValueError(_text(f"{heads} query heads and {kv_heads} key heads; they must be equal, or with enable_gqa the first a multiple of the second"))
+        raise ValueError(
+            _text(
+                f"{heads} query heads and {kv_heads} key heads; they must be equal, or with enable_gqa the first a "
+                "multiple of the second"
+            )
+        )
     length, keys = query.shape[-2], key.shape[-2]
     if (keys, kv_heads, query.shape[-1]) != (value.shape[-2], value.shape[-3], key.shape[-1]):
-        raise Unsupported(_text(f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}; heads, lengths and dimensions must fit"))
+        raise Unsupported(
+            _text(
+                f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}; heads, lengths "
+                "and dimensions must fit"
+            )
+        )
     try:
         torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     except RuntimeError:
-        raise ValueError(_text(f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}; they do not broadcast")) from None
+        raise ValueError(
+            _text(
+                f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}; they do not "
+                "broadcast"
+            )
+        ) from None
     if attn_mask is None:
         upper_left, lower_right = is_causal, False
     elif is_causal:
         raise ValueError(_text("attn_mask and is_causal exclude each other"))
     elif isinstance(attn_mask, CausalBias):
-        upper_left, lower_right = attn_mask.variant == CausalVariant.UPPER_LEFT, attn_mask.variant == CausalVariant.LOWER_RIGHT
+        upper_left, lower_right = (
+            attn_mask.variant == CausalVariant.UPPER_LEFT,
+            attn_mask.variant == CausalVariant.LOWER_RIGHT,
+        )
         if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != (length, keys):
-            raise ValueError(_text(f"a causal bias of {attn_mask.seq_len_q} × {attn_mask.seq_len_kv} for {length} queries and {keys} keys"))
+            raise ValueError(
+                _text(
+                    f"a causal bias of {attn_mask.seq_len_q} × {attn_mask.seq_len_kv} for {length} queries and {keys} "
+                    "keys"
+                )
+            )
     else:
-        raise Unsupported(_text("attn_mask is a tensor; it must be None, causal_lower_right(L, S) or causal_upper_left(L, S)"))
+        raise Unsupported(
+            _text("attn_mask is a tensor; it must be None, causal_lower_right(L, S) or causal_upper_left(L, S)")
+        )
     if lower_right:
         return None, 0
     return (None, length - keys) if upper_left else None
@@ -152,31 +200,61 @@ def reason_against(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, 
 
 
 def _jagged(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
     """Compute attention of jagged nested tensors (batch, heads, ragged length, E) on their packed values. Raises
     `Unsupported`.
     """
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, NestedTensor) or x.ndim != 4 or x._ragged_idx != 2 or x._lengths is not None:
-            raise Unsupported(_text(f"{name} is not jagged as query is: (batch, heads, ragged length, E), without holes"))
+            raise Unsupported(
+                _text(f"{name} is not jagged as query is: (batch, heads, ragged length, E), without holes")
+            )
     if attn_mask is not None:
         raise Unsupported(_text("attn_mask is given for nested tensors; it must be None"))
     if key.shape[2] != value.shape[2] or (is_causal and query.shape[2] != key.shape[2]):
-        raise Unsupported(_text("nested tensors have other lengths; those of key and value, with is_causal those of query too, must be of one jagged layout"))
+        raise Unsupported(
+            _text(
+                "nested tensors have other lengths; those of key and value, with is_causal those of query too, must "
+                "be of one jagged layout"
+            )
+        )
     q, k, v = (x.values() for x in (query, key, value))  # (heads, rows of all sequences, E)
     if reason := reason_against(q, k, v, dropout_p, scale):
         raise Unsupported(_text(reason))
     heads, kv_heads = q.shape[0], k.shape[0]
     if kv_heads != v.shape[0] or heads % kv_heads or (heads != kv_heads and not enable_gqa):
-        raise Unsupported(_text(f"{heads} query heads and {kv_heads} key heads; they must be equal, or with enable_gqa the first a multiple of the second"))
+        raise Unsupported(
+            _text(
+                f"{heads} query heads and {kv_heads} key heads; they must be equal, or with enable_gqa the first a "
+                "multiple of the second"
+            )
+        )
     starts = query.offsets().int()
     starts_k = starts if query.shape[2] == key.shape[2] else key.offsets().int()
     q, k, v = (padded(x.transpose(0, 1)) for x in (q, k, v))
-    out = attention_varlen(q, k, v, starts, starts_k, max_seqlen_q=query._maybe_max_seqlen,
-                           max_seqlen_k=key._maybe_max_seqlen, causal=is_causal, scale=query.shape[-1] ** -0.5 if scale is None else scale)
+    out = attention_varlen(
+        q,
+        k,
+        v,
+        starts,
+        starts_k,
+        max_seqlen_q=query._maybe_max_seqlen,
+        max_seqlen_k=key._maybe_max_seqlen,
+        causal=is_causal,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+    )
     packed = out[..., : value.shape[-1]]  # type: ignore[call-overload]
-    result = torch.nested.nested_tensor_from_jagged(packed, query.offsets(), min_seqlen=query._maybe_min_seqlen, max_seqlen=query._maybe_max_seqlen)
+    result = torch.nested.nested_tensor_from_jagged(
+        packed, query.offsets(), min_seqlen=query._maybe_min_seqlen, max_seqlen=query._maybe_max_seqlen
+    )
     return result.transpose(1, 2)
 
 
@@ -204,8 +282,11 @@ class use_attention(TorchFunctionMode):
             y = model(x)
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is _torch_attention:
             return scaled_dot_product_attention(*args, **{**kwargs, "fallback": True})
-        return (torch.unflatten if func is Tensor.unflatten else func)(*args, **kwargs)  # torch.compile cannot trace that method in a mode
+        # torch.compile cannot trace that method in a mode
+        return (torch.unflatten if func is Tensor.unflatten else func)(*args, **kwargs)

@@ -5,6 +5,7 @@ code identifies it, and its cells hold its parameters. Both give a range of visi
 mask of queries × keys.
 `ranges_of` returns None for an unknown function, or one whose visible keys are no range for some query.
 """
+
 from __future__ import annotations
 
 import functools
@@ -89,7 +90,11 @@ def _sliding(queries: Queries, sliding_window: Any) -> Ranges | None:
 
 
 def _sliding_bidirectional(queries: Queries, sliding_window: Any) -> Ranges | None:
-    return Ranges(queries.at - sliding_window, queries.at + sliding_window + 1) if isinstance(sliding_window, int) else None
+    return (
+        Ranges(queries.at - sliding_window, queries.at + sliding_window + 1)
+        if isinstance(sliding_window, int)
+        else None
+    )
 
 
 def _chunked(queries: Queries, chunk_size: Any, left_padding: Any) -> Ranges | None:
@@ -160,7 +165,9 @@ def _all_of(queries: Queries, mask_functions: Any) -> Ranges | None:
     since, until = _maximum(x.since for x in found if x is not None), _minimum(x.until for x in found if x is not None)
     if ((since <= begin) & (end <= until) | (end <= begin)).all():
         since, until = -FAR, FAR
-    return Ranges(_maximum(x.begin for x in found if x is not None), _minimum(x.end for x in found if x is not None), since, until)
+    return Ranges(
+        _maximum(x.begin for x in found if x is not None), _minimum(x.end for x in found if x is not None), since, until
+    )
 
 
 def _any_of(queries: Queries, mask_functions: Any) -> Ranges | None:
@@ -210,14 +217,18 @@ def _readers() -> dict[CodeType, Reader]:
     samples = torch.tensor([[0, 0, 1, 1, 1, 2, 2], [3, 3, 3, 3, 4, 5, 5]], device="cpu")
     blocks = torch.tensor([[-1, -1, 0, 0, 0, -1, 1], [2, 2, -1, -1, -1, -1, -1]], device="cpu")
     candidates: dict[str, tuple[tuple[Any, ...], Reader]] = {
-        "sliding_window_overlay": ((3,), _sliding), "sliding_window_bidirectional_overlay": ((2,), _sliding_bidirectional),
-        "chunked_overlay": ((3, torch.tensor([0, 2], device="cpu")), _chunked), "packed_sequence_mask_function": ((samples,), _packed),
+        "sliding_window_overlay": ((3,), _sliding),
+        "sliding_window_bidirectional_overlay": ((2,), _sliding_bidirectional),
+        "chunked_overlay": ((3, torch.tensor([0, 2], device="cpu")), _chunked),
+        "packed_sequence_mask_function": ((samples,), _packed),
         "blockwise_overlay": ((blocks,), _blockwise),
-    }  # fmt: skip
+    }
     known = {masking_utils.causal_mask_function: _causal, masking_utils.bidirectional_mask_function: _bidirectional}
     for name, (parameters, reader) in candidates.items():
         known[getattr(masking_utils, name)(*parameters)] = reader
-    readers: dict[CodeType, Reader] = {function.__code__: reader for function, reader in known.items() if _agrees(function, reader, samples)}
+    readers: dict[CodeType, Reader] = {
+        function.__code__: reader for function, reader in known.items() if _agrees(function, reader, samples)
+    }
     causal = masking_utils.causal_mask_function
     readers[masking_utils.and_masks(causal).__code__] = _all_of
     readers[masking_utils.or_masks(causal).__code__] = _any_of

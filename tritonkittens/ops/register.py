@@ -1,4 +1,5 @@
 """Registration of the shipped kernels as an attention implementation of other libraries."""
+
 from __future__ import annotations
 
 import functools

@@ -9,6 +9,7 @@ transformers recognises a finished mask by its four dimensions. The mask is on t
 one query it is on the GPU, where the decode kernel reads it.
 Source of the interface: transformers 5.17, masking_utils.py.
 """
+
 from __future__ import annotations
 
 import warnings
@@ -38,10 +39,21 @@ CHOSEN = ("indices", "block_indices")  # arguments that select keys
 
 
 def attention_mask(
-    batch_size: int, q_length: int, kv_length: int, q_offset: int | Tensor = 0, kv_offset: int = 0, *, mask_function: Callable[..., Tensor],
-    attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: bool | None = None, use_vmap: bool = False,
-    device: torch.device | str = "cpu", strict: bool = True, **others: Any,
-) -> Tensor | None:  # fmt: skip
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    *,
+    mask_function: Callable[..., Tensor],
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    strict: bool = True,
+    **others: Any,
+) -> Tensor | None:
     """Return the mask of a model's layers in this module's form. The arguments are those of transformers'
     `sdpa_mask`.
 
@@ -52,8 +64,16 @@ def attention_mask(
     refuses it.
     """
     call: dict[str, Any] = dict(
-        batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
-        attention_mask=attention_mask, use_vmap=use_vmap, device=device)  # fmt: skip
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        q_offset=q_offset,
+        kv_offset=kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        use_vmap=use_vmap,
+        device=device,
+    )
     causal = allow_is_bidirectional_skip is None  # transformers passes it for bidirectional attention only
     may_skip = bool(allow_is_causal_skip if causal else allow_is_bidirectional_skip)
     if is_tracing(torch.empty(0, dtype=torch.bool, device=device) if attention_mask is None else attention_mask):
@@ -78,7 +98,9 @@ def _of_one_query(call: dict[str, Any], may_skip: bool) -> tuple[bool, Tensor | 
     return bool(whole), None if may_skip and needless else _ranges(begin, end)
 
 
-def _of_many_queries(call: dict[str, Any], seen: Tensor | None, causal: bool, may_skip: bool) -> tuple[bool, Tensor | None]:
+def _of_many_queries(
+    call: dict[str, Any], seen: Tensor | None, causal: bool, may_skip: bool
+) -> tuple[bool, Tensor | None]:
     """Return (whether there are ranges, the mask). `seen` (batch, keys) marks tokens."""
     batch, queries, keys, offset = (call[name] for name in ("batch_size", "q_length", "kv_length", "kv_offset"))
     place: np.ndarray = np.arange(queries) + int(call["q_offset"])
@@ -101,11 +123,15 @@ def _of_many_queries(call: dict[str, Any], seen: Tensor | None, causal: bool, ma
     last = not causal or queries < 2 or own[-1] == keys - 1
     if may_skip and last and ((begin == plain[0]) & (end == plain[1])).all():
         return True, None
-    ranges = torch.from_numpy(np.stack(np.broadcast_arrays(begin, end), -1).astype(np.int32)).expand(batch, queries, 2)[:, None]
+    ranges = torch.from_numpy(np.stack(np.broadcast_arrays(begin, end), -1).astype(np.int32)).expand(batch, queries, 2)[
+        :, None
+    ]
     return True, ranges.to(call["device"]) if queries == 1 else ranges
 
 
-def _among_tokens(begin: np.ndarray, end: np.ndarray, tokens: np.ndarray, asked: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _among_tokens(
+    begin: np.ndarray, end: np.ndarray, tokens: np.ndarray, asked: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (begin, end, exact) of the tokens in ranges (batch or 1, queries).
 
     `exact`: begin … end covers all of the range's tokens and nothing else. `tokens` is (batch, keys). A query outside
@@ -114,9 +140,11 @@ def _among_tokens(begin: np.ndarray, end: np.ndarray, tokens: np.ndarray, asked:
     batch, keys = tokens.shape
     place = np.arange(keys)
     so_far = np.pad(tokens.cumsum(1), ((0, 0), (1, 0)))
-    first = np.pad(np.where(tokens, place, keys), ((0, 0), (0, 1)), constant_values=keys)  # first token from a position on
+    # first token from a position on
+    first = np.pad(np.where(tokens, place, keys), ((0, 0), (0, 1)), constant_values=keys)
     first = np.minimum.accumulate(first[:, ::-1], 1)[:, ::-1]
-    behind = np.maximum.accumulate(np.pad(np.where(tokens, place + 1, 0), ((0, 0), (1, 0))), 1)  # the last token before a position
+    # the last token before a position
+    behind = np.maximum.accumulate(np.pad(np.where(tokens, place + 1, 0), ((0, 0), (1, 0))), 1)
     begin, end = (np.broadcast_to(x, (batch, x.shape[1])) for x in (begin, end))
     count = np.take_along_axis(so_far, end, 1) - np.take_along_axis(so_far, begin, 1)
     low, high = np.take_along_axis(first, begin, 1), np.take_along_axis(behind, end, 1)
@@ -129,7 +157,10 @@ def _evaluated(call: dict[str, Any]) -> tuple[Tensor, ...]:
     """Apply `_of_dense` to all queries, some at a time."""
     queries, keys = call["q_length"], call["batch_size"] * call["kv_length"]
     rows = max(1, EVALUATED // max(1, keys))
-    parts = [_of_dense({**call, "q_offset": call["q_offset"] + first, "q_length": min(rows, queries - first)}) for first in range(0, max(queries, 1), rows)]
+    parts = [
+        _of_dense({**call, "q_offset": call["q_offset"] + first, "q_length": min(rows, queries - first)})
+        for first in range(0, max(queries, 1), rows)
+    ]
     return parts[0] if len(parts) == 1 else tuple(torch.cat(x, 1) for x in zip(*parts, strict=True))
 
 
@@ -148,7 +179,9 @@ def _traced(call: dict[str, Any], causal: bool, may_skip: bool) -> Tensor | None
     dense mask.
     """
     batch, queries, keys, offset = (call[name] for name in ("batch_size", "q_length", "kv_length", "kv_offset"))
-    plain = call["mask_function"] is (masking_utils.causal_mask_function if causal else masking_utils.bidirectional_mask_function)
+    plain = call["mask_function"] is (
+        masking_utils.causal_mask_function if causal else masking_utils.bidirectional_mask_function
+    )
     last = not causal or (not isinstance(call["q_offset"], Tensor) and call["q_offset"] + queries == offset + keys)
     if may_skip and plain and last and call["attention_mask"] is None:
         return None
@@ -157,7 +190,11 @@ def _traced(call: dict[str, Any], causal: bool, may_skip: bool) -> Tensor | None
         torch._assert_async(whole.all(), _text(HOLES))
         return _ranges(begin, end)
     padding = prepare_padding_mask(call["attention_mask"], keys, offset)
-    seen = torch.ones(batch, keys, dtype=torch.bool, device=call["device"]) if padding is None else padding[:, offset : offset + keys]
+    seen = (
+        torch.ones(batch, keys, dtype=torch.bool, device=call["device"])
+        if padding is None
+        else padding[:, offset : offset + keys]
+    )
     own = torch.arange(queries, device=call["device"]) + (call["q_offset"] - offset)
     begin, end, whole = _of_plain(seen, own, causal) if plain else _of_dense(call)[:3]
     if causal and padding is not None:  # a query whose own key is hidden is padding
@@ -188,9 +225,19 @@ def _ranges(begin: Tensor, end: Tensor) -> Tensor:
 
 @unseen_by_function_modes
 def attention_forward(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
-    softcap: float | None = None, is_causal: bool | None = None, *, strict: bool = True, **others: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    *,
+    strict: bool = True,
+    **others: Any,
+) -> tuple[Tensor, None]:
     """Compute a layer's attention.
 
     Args:
@@ -223,21 +270,30 @@ def attention_forward(
     _warn(reason)
     sinks = others.get("s_aux", others.get("sinks"))
     by_sdpa = softcap is None and sinks is None
-    mask = attention_mask if dense else _dense(attention_mask, query.shape[2], key.shape[2], causal, by_sdpa, query.device)
+    mask = (
+        attention_mask if dense else _dense(attention_mask, query.shape[2], key.shape[2], causal, by_sdpa, query.device)
+    )
     if by_sdpa:
-        return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal, **others)
+        return sdpa_attention_forward(
+            module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal, **others
+        )
     bias = others.get("position_bias")
     return _in_torch(query, key, value, mask, dropout, scaling, softcap, sinks, bias).transpose(1, 2).contiguous(), None
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, ranges: Tensor | None, scale: float, softcap: float | None, causal: bool) -> Tensor:
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, ranges: Tensor | None, scale: float, softcap: float | None, causal: bool
+) -> Tensor:
     """Return (batch, heads, queries, D_v up to a multiple of 16) for operands that the kernels take."""
     queries = query.shape[2]
     differentiable = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    few = queries <= ROWS and not differentiable  # then never slower, with a group of heads up to 10 times faster (measured: docs/notes/attention_decode.md)
+    # then never slower, with a group of heads up to 10 times faster (measured: docs/notes/attention_decode.md)
+    few = queries <= ROWS and not differentiable
     q, k, v = (padded(x) for x in (query, key, value))
     if few and (ranges is None or queries == 1):
-        starts, lengths = (None, None) if ranges is None else (x.contiguous() for x in ranges[:, 0, 0].to(q.device).unbind(1))
+        starts, lengths = (
+            (None, None) if ranges is None else (x.contiguous() for x in ranges[:, 0, 0].to(q.device).unbind(1))
+        )
         return attention_decode(q, k, v, lengths=lengths, starts=starts, causal=causal, scale=scale, softcap=softcap)
     if ranges is not None:
         return attention_ranges(q, k, v, ranges, scale=scale, softcap=softcap)
@@ -248,7 +304,7 @@ def _reason_of(dense: bool, others: dict[str, Any]) -> str | None:
     if dense:
         return DENSE
     if others.get("output_attentions"):
-        return "output_attentions=True; the kernels keep no weights (\"eager\" does)"
+        return 'output_attentions=True; the kernels keep no weights ("eager" does)'
     for name in ADDED:
         if others.get(name) is not None:
             return f"{name} is given; the kernels add nothing to scores"
@@ -258,7 +314,9 @@ def _reason_of(dense: bool, others: dict[str, Any]) -> str | None:
     return None
 
 
-def _dense(ranges: Tensor | None, queries: int, keys: int, causal: bool, may_skip: bool, device: torch.device | str) -> Tensor | None:
+def _dense(
+    ranges: Tensor | None, queries: int, keys: int, causal: bool, may_skip: bool, device: torch.device | str
+) -> Tensor | None:
     """Return a mask as a boolean one, (batch or 1, 1, queries, keys).
 
     None where every query sees all keys or, with `may_skip`, where PyTorch's `is_causal` is enough.
@@ -273,9 +331,16 @@ def _dense(ranges: Tensor | None, queries: int, keys: int, causal: bool, may_ski
 
 
 def _in_torch(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float | None, softcap: float | None, sinks: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
     bias: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Return (batch, heads, queries, D_v) with soft-caps and sinks, (heads,) or (batch, heads, queries, 1), which
     PyTorch's function lacks. The softmax is in fp32.
     """
@@ -284,7 +349,9 @@ def _in_torch(
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
     scores = scores if bias is None else scores + bias
     if mask is not None:
-        scores = scores.masked_fill(~mask, torch.finfo(torch.float32).min) if mask.dtype == torch.bool else scores + mask
+        scores = (
+            scores.masked_fill(~mask, torch.finfo(torch.float32).min) if mask.dtype == torch.bool else scores + mask
+        )
     if sinks is not None:
         sinks = sinks[:, None, None] if sinks.ndim == 1 else sinks
         scores = torch.cat((scores, sinks.float().expand(*scores.shape[:3], 1)), -1)
@@ -302,7 +369,12 @@ def _warn(reason: str) -> None:
     """Warn once in a process that PyTorch's attention runs, with the reason."""
     if reason not in _warned:
         _warned.add(reason)
-        warnings.warn(_text(f"{reason}. PyTorch's attention runs instead; register_transformers(strict=True) makes this an error"), stacklevel=3)
+        warnings.warn(
+            _text(
+                f"{reason}. PyTorch's attention runs instead; register_transformers(strict=True) makes this an error"
+            ),
+            stacklevel=3,
+        )
 
 
 def _text(reason: str) -> str:

@@ -13,6 +13,19 @@ from .schedule import Schedule
 from .timeline import Timeline
 
 __all__ = [
-    "ARCHITECTURES", "KINDS", "Exploration", "Finding", "Launch", "ReadOnlyError", "Schedule", "SharedAccess", "SimulatedDevice", "SimulationError", "Timeline",
-    "bank_conflicts", "device", "explore", "run",
-]  # fmt: skip
+    "ARCHITECTURES",
+    "KINDS",
+    "Exploration",
+    "Finding",
+    "Launch",
+    "ReadOnlyError",
+    "Schedule",
+    "SharedAccess",
+    "SimulatedDevice",
+    "SimulationError",
+    "Timeline",
+    "bank_conflicts",
+    "device",
+    "explore",
+    "run",
+]

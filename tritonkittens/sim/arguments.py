@@ -1,6 +1,7 @@
 """A launch's arguments as values of the lowered kernel's parameters: addresses, numbers, and tensor maps with their
 extents and strides.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -22,10 +23,23 @@ from .ttgir import Descriptor, Pointer, Scalar
 from .values import TensorMap
 
 _ELEMENTS = {
-    torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32", torch.float64: "f64", torch.float8_e4m3fn: "f8E4M3FN", torch.float8_e5m2: "f8E5M2",
-    torch.uint8: "i8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.bool: "i8", torch.float8_e8m0fnu: "i8",
-    torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",  # TMA reductions depend on the sign
-}  # fmt: skip
+    torch.bfloat16: "bf16",
+    torch.float16: "f16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float8_e4m3fn: "f8E4M3FN",
+    torch.float8_e5m2: "f8E5M2",
+    torch.uint8: "i8",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.bool: "i8",
+    torch.float8_e8m0fnu: "i8",
+    torch.uint16: "u16",
+    torch.uint32: "u32",
+    torch.uint64: "u64",  # TMA reductions depend on the sign
+}
 
 
 class ArgumentError(TypeError):
@@ -42,7 +56,10 @@ def as_tensor(value: Any) -> Any:
     if value.flags.writeable or not value.size:
         return torch.from_numpy(value if value.flags.writeable else value.copy())
     spans = [(n - 1) * step for n, step in zip(value.shape, value.strides)]
-    low, high = value.ctypes.data + sum(min(0, s) for s in spans), value.ctypes.data + sum(max(0, s) for s in spans) + value.itemsize
+    low, high = (
+        value.ctypes.data + sum(min(0, s) for s in spans),
+        value.ctypes.data + sum(max(0, s) for s in spans) + value.itemsize,
+    )
     memory = (ctypes.c_uint8 * (high - low)).from_address(low)
     tensor = torch.from_numpy(np.ndarray(value.shape, value.dtype, memory, value.ctypes.data - low, value.strides))
     setattr(tensor, READ_ONLY, value)  # torch has no read-only tensors; the attribute also keeps the memory alive
@@ -59,7 +76,9 @@ def tensor_map(tensor: torch.Tensor, spec: Any, name: str) -> TensorMap:
         im2col = dict(lower=spec.lower, upper=spec.upper, element_strides=spec.element_strides)
     shape, steps = mapped(tensor, spec)
     strides = tuple(s * size for s in steps)
-    return TensorMap(tensor.data_ptr(), element, size, shape, strides, tuple(spec.box), fill, name, im2col, tensor, spec=spec)
+    return TensorMap(
+        tensor.data_ptr(), element, size, shape, strides, tuple(spec.box), fill, name, im2col, tensor, spec=spec
+    )
 
 
 def _descriptor_values(value: Any, name: str, memory: Global) -> Iterator[Any]:
@@ -71,10 +90,14 @@ def _descriptor_values(value: Any, name: str, memory: Global) -> Iterator[Any]:
     im2col = None
     if hasattr(value, "pixel_box_lower_corner"):
         steps = tuple(value.element_strides or (1,) * len(value.shape))[1:-1]
-        im2col = dict(lower=tuple(value.pixel_box_lower_corner), upper=tuple(value.pixel_box_upper_corner), element_strides=steps)
+        im2col = dict(
+            lower=tuple(value.pixel_box_lower_corner), upper=tuple(value.pixel_box_upper_corner), element_strides=steps
+        )
     shape, strides = tuple(int(n) for n in value.shape), tuple(int(s) for s in value.strides)
     element, apart = _ELEMENTS[tensor.dtype], tuple(s * size for s in strides)
-    yield TensorMap(tensor.data_ptr(), element, size, shape, apart, tuple(value.block_shape), fill, name, im2col, tensor)
+    yield TensorMap(
+        tensor.data_ptr(), element, size, shape, apart, tuple(value.block_shape), fill, name, im2col, tensor
+    )
     yield from shape
     yield from strides
 
@@ -95,14 +118,18 @@ def flatten(values: Sequence[Any], kinds: Sequence[Any], names: Names, memory: G
             memory.add_tensor(value.tensor, name)
             for spec in value.specs:
                 tensor = value.tensor
-                check_tensor_map(tuple(tensor.shape), tensor.stride(), tensor.itemsize, tensor.data_ptr(), spec, name, tensor.dtype)
+                check_tensor_map(
+                    tuple(tensor.shape), tensor.stride(), tensor.itemsize, tensor.data_ptr(), spec, name, tensor.dtype
+                )
                 yield tensor_map(value.tensor, spec, name)
                 shape, strides = mapped(tensor, spec)
                 yield from shape
                 yield from (s if n > 1 else 1 for n, s in zip(shape, strides))
         elif isinstance(value, torch.Tensor):
             if value.device.type != "cpu":
-                raise ArgumentError(f"{name}: a tensor on {value.device}; the simulator takes CPU tensors and numpy arrays")
+                raise ArgumentError(
+                    f"{name}: a tensor on {value.device}; the simulator takes CPU tensors and numpy arrays"
+                )
             memory.add_tensor(value, name)
             yield value.data_ptr()
         elif hasattr(value, "block_shape"):
@@ -114,7 +141,9 @@ def flatten(values: Sequence[Any], kinds: Sequence[Any], names: Names, memory: G
         elif value is None:
             yield 0
         else:
-            raise ArgumentError(f"{name}: {type(value).__name__} {value!r}; a kernel takes tensors, numbers and tuples of these")
+            raise ArgumentError(
+                f"{name}: {type(value).__name__} {value!r}; a kernel takes tensors, numbers and tuples of these"
+            )
 
 
 def convert(flat: Sequence[Any], types: Sequence[Any], kernel: str) -> list[Any]:

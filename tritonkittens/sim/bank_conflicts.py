@@ -6,6 +6,7 @@ Not included: TMA, wgmma and tcgen05, which access shared memory without threads
 conversions, which the compiler lays out; addresses in inline PTX. Addresses of a gather or scatter are known only at
 run time (`degree` is None).
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -39,9 +40,19 @@ class SharedAccess:
 
     def __str__(self) -> str:
         if self.degree is None:
-            return f"{self.line}\n    {self.role}: {self.access} of {self.buffer}: the degree depends on indices known only at run time"
-        how = "no conflicts" if self.degree == 1 else f"{self.degree}-way conflicts, {self.wavefronts} wavefronts where {self.ideal} would do"
-        return f"{self.line}\n    {self.role}: {self.access} of {self.buffer}, {self.width} bytes a lane: {how}\n    {self.layout}"
+            return (
+                f"{self.line}\n    {self.role}: {self.access} of {self.buffer}: the degree depends on indices "
+                "known only at run time"
+            )
+        how = (
+            "no conflicts"
+            if self.degree == 1
+            else f"{self.degree}-way conflicts, {self.wavefronts} wavefronts where {self.ideal} would do"
+        )
+        return (
+            f"{self.line}\n    {self.role}: {self.access} of {self.buffer}, {self.width} bytes a lane: {how}\n    "
+            f"{self.layout}"
+        )
 
 
 def bank_conflicts(kernel: Any) -> list[SharedAccess]:
@@ -85,7 +96,6 @@ def bank_conflicts(kernel: Any) -> list[SharedAccess]:
     return out
 
 
-
 # ---- where in the kernel
 
 
@@ -100,12 +110,14 @@ def _program(kernel: Any) -> Any:
     if text is not None:
         return load_ttgir(text)
     raise TypeError(
-        f"bank_conflicts takes a result of sim.run, a compiled kernel or TTGIR text, not {type(kernel).__name__}: a kernel's layouts exist once it is compiled"
+        f"bank_conflicts takes a result of sim.run, a compiled kernel or TTGIR text, not {type(kernel).__name__}: a "
+        "kernel's layouts exist once it is compiled"
     )
 
 
 def _walk(program: Any) -> Iterator[tuple[str, int, Op]]:
     """Yield every operation with its role and the role's warps."""
+
     def blocks(some: list[Block], role: str, warps: int) -> Iterator[tuple[str, int, Op]]:
         for block in some:
             for op in block.operations:
@@ -114,7 +126,9 @@ def _walk(program: Any) -> Iterator[tuple[str, int, Op]]:
                     yield from blocks(op.regions[0].blocks, role, warps)
                     first = program.first_partition[id(op)]
                     for k, region in enumerate(partitions(op)):
-                        yield from blocks(region.blocks, program.role_names[first + k], op.attributes["partitionNumWarps"][k])
+                        yield from blocks(
+                            region.blocks, program.role_names[first + k], op.attributes["partitionNumWarps"][k]
+                        )
 
     for function in program.module.functions.values():
         yield from blocks(function.regions[0].blocks, program.role_names[0], program.num_warps)

@@ -5,6 +5,7 @@ A phase completes when no arrival is pending and the tx-count is zero. The next 
 count. A barrier also records the arrivals and the expected and delivered bytes of the current phase, so that a report
 can explain an incomplete phase.
 """
+
 from __future__ import annotations
 
 from typing import Any

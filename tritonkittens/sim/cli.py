@@ -1,6 +1,7 @@
 """`python -m tritonkittens check FILE:NAME`: run a file's kernel in the simulator, under many schedules, and print
 the findings.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -19,14 +20,31 @@ from .explore import explore
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
-        "target", metavar="FILE:NAME",
-        help="a Python file and in it a kernel, a template or its class, whose example arguments the function example_NAME() gives as "
-        "(grid, arguments) or (grid, arguments, keywords); or a function without parameters that launches kernels on CPU tensors",
-    )  # fmt: skip
-    parser.add_argument("--arch", default="sm_90a", metavar="ARCH", help=f"{', '.join(ARCHITECTURES)} (default: sm_90a)")
-    parser.add_argument("--schedules", type=int, default=20, metavar="N", help="how many interleavings to run (default: 20)")
-    parser.add_argument("--step-limit", type=int, default=20_000_000, metavar="N", help="operations after which a launch counts as endless")
-    parser.add_argument("--timeline", metavar="FILE", help="save a run as a Chrome/Perfetto trace (.json) or a picture (.svg): modelled time, not measured")
+        "target",
+        metavar="FILE:NAME",
+        help="a Python file and in it a kernel, a template or its class, whose example arguments the function "
+        "example_NAME() gives as "
+        "(grid, arguments) or (grid, arguments, keywords); or a function without parameters that launches kernels on "
+        "CPU tensors",
+    )
+    parser.add_argument(
+        "--arch", default="sm_90a", metavar="ARCH", help=f"{', '.join(ARCHITECTURES)} (default: sm_90a)"
+    )
+    parser.add_argument(
+        "--schedules", type=int, default=20, metavar="N", help="how many interleavings to run (default: 20)"
+    )
+    parser.add_argument(
+        "--step-limit",
+        type=int,
+        default=20_000_000,
+        metavar="N",
+        help="operations after which a launch counts as endless",
+    )
+    parser.add_argument(
+        "--timeline",
+        metavar="FILE",
+        help="save a run as a Chrome/Perfetto trace (.json) or a picture (.svg): modelled time, not measured",
+    )
 
 
 def load(path: str) -> ModuleType:
@@ -58,9 +76,14 @@ def example(module: ModuleType, name: str) -> tuple[Any, Any, tuple[Any, ...], d
         made = given()
         grid, args, *rest = made if isinstance(made, tuple) else (None, made)
         return kernel, grid, tuple(args), dict(rest[0]) if rest else {}
-    if inspect.isfunction(kernel) and all(p.default is not p.empty for p in inspect.signature(kernel).parameters.values()):
+    if inspect.isfunction(kernel) and all(
+        p.default is not p.empty for p in inspect.signature(kernel).parameters.values()
+    ):
         return kernel, None, (), {}
-    raise LookupError(f"{name} takes arguments: write a function example_{name}() beside it that returns (grid, arguments) or (grid, arguments, keywords)")
+    raise LookupError(
+        f"{name} takes arguments: write a function example_{name}() beside it that returns (grid, arguments) or "
+        "(grid, arguments, keywords)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,7 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
         kernel, grid, args, keywords = example(load(path), name)
     except (LookupError, FileNotFoundError) as error:
         return _refuse(str(error))
-    keywords |= dict(schedules=arguments.schedules, arch=arguments.arch, raise_findings=False, step_limit=arguments.step_limit)
+    keywords |= dict(
+        schedules=arguments.schedules, arch=arguments.arch, raise_findings=False, step_limit=arguments.step_limit
+    )
     try:
         result = explore(kernel, grid, *args, **keywords)
     except ArchitectureError as error:  # the kernel's own refusal of an architecture

@@ -9,6 +9,7 @@ Loads and stores of tensor memory by threads are operations too, complete at tcg
 tensor core follow them only through tcgen05.fence::before_thread_sync, a barrier and ::after_thread_sync (PTX ISA,
 "tcgen05 Memory Consistency Model").
 """
+
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -28,8 +29,10 @@ class Clock:
         self.operations = 0
         self.fenced = [0] * number_of_roles  # like `roles`, for ordinary accesses visible to the asynchronous proxy
         self.fenced_operations = 0
-        self.before_sync = 0  # tcgen05.ld and .st before a fence::before_thread_sync of their threads; barriers pass it on
-        self.after_sync = 0  # … after which these threads executed fence::after_thread_sync: their later tcgen05 operations follow
+        # tcgen05.ld and .st before a fence::before_thread_sync of their threads; barriers pass it on
+        self.before_sync = 0
+        # … after which these threads executed fence::after_thread_sync: their later tcgen05 operations follow
+        self.after_sync = 0
 
     def copy(self) -> Clock:
         new = Clock.__new__(Clock)
@@ -136,8 +139,17 @@ class Shadow:
                 whole.end, whole.write, whole.reads = end, access, ()
             else:
                 for segment in self.segments[first:last]:
-                    if not any(r.role == access.role and r.epoch == access.epoch and r.bit == access.bit and r.proxy == access.proxy for r in segment.reads):
-                        segment.reads = (*(r for r in segment.reads if r.proxy != access.proxy or not clock.covers(r)), access)
+                    if not any(
+                        r.role == access.role
+                        and r.epoch == access.epoch
+                        and r.bit == access.bit
+                        and r.proxy == access.proxy
+                        for r in segment.reads
+                    ):
+                        segment.reads = (
+                            *(r for r in segment.reads if r.proxy != access.proxy or not clock.covers(r)),
+                            access,
+                        )
         return found
 
     @staticmethod

@@ -16,6 +16,7 @@ The model omits: the start of clusters (each has its own multiprocessors); other
 even share; wgmma's reads of shared memory; instruction caches, register banks, warp skew, and fused multiply-add. A
 load from global memory blocks its role until the data arrives; hardware blocks at the first use.
 """
+
 from __future__ import annotations
 
 import functools
@@ -33,7 +34,8 @@ from .ttgir import MemDesc, Op, Tensor, Type
 
 CLOCK_GHZ = 1.7  # under load; converts cycles to the microseconds of a trace
 
-# latencies, cycles: after Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture" (arXiv:2402.13499) and its successor (arXiv:2501.12084)
+# latencies, cycles: after Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture"
+# (arXiv:2402.13499) and its successor (arXiv:2501.12084)
 GLOBAL_LATENCY = 480.0  # a load that misses L2 (L2 hit: about 260)
 TMA_LATENCY = 650.0  # about 170 over an ordinary load: issue, descriptor, boxes, complete_tx
 SHARED_LATENCY = 29.0
@@ -43,16 +45,21 @@ TENSOR_MEMORY_LATENCY = 30.0
 SHUFFLE_LATENCY = 23.0  # one round of shfl and the operation after it
 BARRIER = 20.0  # bar.sync, a fence, or one try_wait that succeeds
 # bytes a cycle, of one multiprocessor
-L2_BYTES = 53.0  # 12 TB/s of L2 ("GPUs Go Brrr", hazyresearch.stanford.edu, 2024) shared by 132 at 1.7 GHz. For TMA: its tiles are taken to be in L2, as all
+# 12 TB/s of L2 ("GPUs Go Brrr", hazyresearch.stanford.edu, 2024) shared by 132 at 1.7 GHz. For TMA: its tiles are taken
+# to be in L2, as all
+L2_BYTES = 53.0
 #                  but the first load of each tile is in a GEMM or attention whose blocks share them
-HBM_BYTES = 21.4  # 4.8 TB/s (H200 data sheet) shared by 132 at 1.7 GHz: loads and stores of threads, which mostly stream
+# 4.8 TB/s (H200 data sheet) shared by 132 at 1.7 GHz: loads and stores of threads, which mostly stream
+HBM_BYTES = 21.4
 SHARED_BYTES = 128.0  # 32 banks of 4 bytes
 TENSOR_MEMORY_BYTES = 512.0  # tcgen05.ld: 128 lanes of 4 bytes
 # multiply-adds of 16-bit numbers a cycle, of one multiprocessor
-WGMMA_RATE = 2048.0  # 989.4 TFLOP/s dense / 2 / 132 / 1.83 GHz (H100 SXM data sheet and boost clock): m64n256k16 in 128 cycles
+# 989.4 TFLOP/s dense / 2 / 132 / 1.83 GHz (H100 SXM data sheet and boost clock): m64n256k16 in 128 cycles
+WGMMA_RATE = 2048.0
 TCGEN05_RATE = 4096.0  # 2.25 PFLOP/s dense / 2 / 148 / 1.85 GHz (B200)
 MMA_SYNC_RATE = 1024.0  # an A100's mma.sync; on Hopper it reaches 62% of wgmma's (arXiv:2402.13499), 1270
-# results a cycle, of one multiprocessor (CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", compute capability 9.0)
+# results a cycle, of one multiprocessor (CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions",
+# compute capability 9.0)
 FMA_RESULTS = 128.0  # 32-bit float add, multiply, fused multiply-add
 ALU_RESULTS = 64.0  # integers, comparisons, minimum and maximum, selects, conversions; 64-bit floats
 SPECIAL_RESULTS = 16.0  # exp2, log2, reciprocal, (reciprocal) square root, sine, cosine
@@ -63,14 +70,45 @@ TMA_ISSUE = 12.0  # elect one thread, coordinates, the instruction
 WGMMA_ISSUE = 4.0  # one m64nNk16: descriptors and the instruction
 
 _FREE = {
-    "arith.constant", "tt.splat", "tt.expand_dims", "tt.broadcast", "tt.reshape", "tt.trans", "tt.make_range", "cf.br", "cf.cond_br", "tt.return", "tt.call",
-    "ub.poison", "ttg.warp_yield", "ttg.warp_return", "tt.bitcast", "arith.bitcast", "tt.unsplat", "tt.join", "tt.split", "tt.cat", "tt.assume",
-    "llvm.intr.assume", "ttg.local_dealloc",
-}  # fmt: skip
+    "arith.constant",
+    "tt.splat",
+    "tt.expand_dims",
+    "tt.broadcast",
+    "tt.reshape",
+    "tt.trans",
+    "tt.make_range",
+    "cf.br",
+    "cf.cond_br",
+    "tt.return",
+    "tt.call",
+    "ub.poison",
+    "ttg.warp_yield",
+    "ttg.warp_return",
+    "tt.bitcast",
+    "arith.bitcast",
+    "tt.unsplat",
+    "tt.join",
+    "tt.split",
+    "tt.cat",
+    "tt.assume",
+    "llvm.intr.assume",
+    "ttg.local_dealloc",
+}
 _SPECIAL_OPERATIONS = {
-    "math.exp2": 1, "math.exp": 1, "math.log2": 1, "math.log": 1, "math.sin": 1, "math.cos": 1, "math.sqrt": 1, "math.rsqrt": 1, "arith.divf": 1,
-    "tt.precise_sqrt": 2, "tt.precise_divf": 2, "math.tanh": 2, "math.erf": 1,
-}  # fmt: skip
+    "math.exp2": 1,
+    "math.exp": 1,
+    "math.log2": 1,
+    "math.log": 1,
+    "math.sin": 1,
+    "math.cos": 1,
+    "math.sqrt": 1,
+    "math.rsqrt": 1,
+    "arith.divf": 1,
+    "tt.precise_sqrt": 2,
+    "tt.precise_divf": 2,
+    "math.tanh": 2,
+    "math.erf": 1,
+}
 _FMA_OPERATIONS = {"arith.addf", "arith.subf", "arith.mulf", "math.fma", "arith.negf", "math.absf"}
 _SPECIAL_MNEMONICS = re.compile(r"\b(ex2|lg2|rcp|sqrt|rsqrt|tanh|sin|cos|div)\.")
 _INSTRUCTION = re.compile(r"^\s*(?:[\w$]+:\s*)?(?:@!?[\w$%{}]+\s+)?([a-z][a-z0-9]*(?:[.:]+[a-z0-9]+)+)", re.M)
@@ -169,15 +207,29 @@ def operation_cost(op: Op, warps: int) -> Cost:
         return FREE
     tensor = _largest((*op.result_types, *op.operand_types))
     size = elements(tensor)
-    if name in ("ttg.local_load", "ttg.local_store", "ttg.local_gather", "ttg.local_scatter") or name == "ttg.local_alloc" and op.operands:
+    if (
+        name in ("ttg.local_load", "ttg.local_store", "ttg.local_gather", "ttg.local_scatter")
+        or name == "ttg.local_alloc"
+        and op.operands
+    ):
         return _shared(op, warps)
     if name in ("tt.load", "tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_gather"):
         values = _largest((*op.result_types, *op.operand_types[1:]))
         nbytes = elements(values) * (values.element.nbytes if values is not None else 4)
-        return Cost((0.0 if name == "tt.store" else GLOBAL_LATENCY) + nbytes / HBM_BYTES, "global memory", "HBM", nbytes / HBM_BYTES)
+        return Cost(
+            (0.0 if name == "tt.store" else GLOBAL_LATENCY) + nbytes / HBM_BYTES,
+            "global memory",
+            "HBM",
+            nbytes / HBM_BYTES,
+        )
     if name in ("ttng.tmem_load", "ttng.tmem_store") or name == "ttng.tmem_alloc" and tensor is not None:
         nbytes = size * 4
-        return Cost(TENSOR_MEMORY_LATENCY + nbytes / TENSOR_MEMORY_BYTES, "tensor memory", "tensor memory", nbytes / TENSOR_MEMORY_BYTES)
+        return Cost(
+            TENSOR_MEMORY_LATENCY + nbytes / TENSOR_MEMORY_BYTES,
+            "tensor memory",
+            "tensor memory",
+            nbytes / TENSOR_MEMORY_BYTES,
+        )
     if name == "ttng.warp_group_dot":
         m, n = op.result_types[0].shape[-2:]  # type: ignore[union-attr]
         a = op.operand_types[0]
@@ -187,11 +239,21 @@ def operation_cost(op: Op, warps: int) -> Cost:
         return Cost(TMA_ISSUE, "issue")
     if name == "ttg.async_copy_global_to_local":
         assert tensor is not None
-        return _work(size / max(1, 16 // op.operand_types[1].element.nbytes), SHUFFLE_RESULTS, warps, "issue", "shared memory")  # type: ignore[union-attr]
-    if name in ("ttng.init_barrier", "ttng.inval_barrier", "ttng.barrier_expect", "ttng.arrive_barrier", "ttng.async_copy_mbarrier_arrive"):
+        width = op.operand_types[1].element.nbytes  # type: ignore[union-attr]
+        return _work(size / max(1, 16 // width), SHUFFLE_RESULTS, warps, "issue", "shared memory")
+    if name in (
+        "ttng.init_barrier",
+        "ttng.inval_barrier",
+        "ttng.barrier_expect",
+        "ttng.arrive_barrier",
+        "ttng.async_copy_mbarrier_arrive",
+    ):
         return Cost(2 * ISSUE, "synchronisation")  # a message to shared memory without a reply
     if name == "ttg.warp_specialize" or any(word in name for word in ("barrier", "fence", "wait", "cluster")):
-        return Cost(0.0 if name in ("ttng.warp_group_dot_wait", "ttg.async_wait", "ttng.async_tma_store_wait") else BARRIER, "synchronisation")
+        return Cost(
+            0.0 if name in ("ttng.warp_group_dot_wait", "ttg.async_wait", "ttng.async_tma_store_wait") else BARRIER,
+            "synchronisation",
+        )
     if name in ("tt.elementwise_inline_asm", "ttg.inline_asm"):
         return _assembly(op, warps, size)
     if name == "tt.dot":
@@ -214,7 +276,8 @@ def _shared(op: Op, warps: int) -> Cost:
     found = tensor_and_memory(op)
     assert found is not None, op.name
     cost = access_cost(op, warps)
-    wavefronts = cost.wavefronts if cost is not None else elements(found[0]) * 4 / SHARED_BYTES  # indices known only at run time count as free of conflicts
+    # indices known only at run time count as free of conflicts
+    wavefronts = cost.wavefronts if cost is not None else elements(found[0]) * 4 / SHARED_BYTES
     return Cost(SHARED_LATENCY + wavefronts, "shared memory", "shared memory", wavefronts)
 
 
@@ -223,7 +286,10 @@ def _assembly(op: Op, warps: int, size: int) -> Cost:
     text = str(op.attributes.get("asm_string", ""))
     instructions = _INSTRUCTION.findall(re.sub(r"[;{}]", "\n", text))
     if "mbarrier" in text or "barrier" in text or "fence" in text:
-        return Cost(ISSUE * len(instructions) + (BARRIER if "wait" in text or "bar." in text or "fence" in text else 0.0), "synchronisation")
+        return Cost(
+            ISSUE * len(instructions) + (BARRIER if "wait" in text or "bar." in text or "fence" in text else 0.0),
+            "synchronisation",
+        )
     if op.name == "ttg.inline_asm" or _largest((*op.result_types, *op.operand_types)) is None:
         return Cost(ISSUE * len(instructions), "issue" if "cp." in text or "tcgen05" in text else "arithmetic")
     packed = max(1, int(op.attributes.get("packed_element", 1)))
@@ -232,7 +298,11 @@ def _assembly(op: Op, warps: int, size: int) -> Cost:
     arithmetic = _work(size / packed * others, FMA_RESULTS, warps, "arithmetic", "arithmetic")
     if not special:
         return arithmetic
-    return max(arithmetic, _work(size / packed * special, SPECIAL_RESULTS, warps, "special functions", "special functions"), key=lambda c: c.load)
+    return max(
+        arithmetic,
+        _work(size / packed * special, SPECIAL_RESULTS, warps, "special functions", "special functions"),
+        key=lambda c: c.load,
+    )
 
 
 def _reduction(op: Op, warps: int) -> Cost:
@@ -240,7 +310,13 @@ def _reduction(op: Op, warps: int) -> Cost:
     shared memory where warps divide the axis.
     """
     kind = next(t for t in op.operand_types if isinstance(t, Tensor))
-    combines = [inner.name for region in op.regions for block in region.blocks for inner in block.operations if not inner.name.endswith(".return")]
+    combines = [
+        inner.name
+        for region in op.regions
+        for block in region.blocks
+        for inner in block.operations
+        if not inner.name.endswith(".return")
+    ]
     rate = FMA_RESULTS if combines and all(c in _FMA_OPERATIONS for c in combines) else ALU_RESULTS
     size = elements(kind) * max(1, len(combines))
     if kind.layout is None:

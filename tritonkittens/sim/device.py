@@ -1,4 +1,6 @@
-"""A simulated GPU: within `device(...)` every launch, of Triton, Gluon or tritonkittens, runs on CPU tensors in the simulator."""
+"""A simulated GPU: within `device(...)` every launch, of Triton, Gluon or tritonkittens, runs on CPU tensors in the
+simulator."""
+
 from __future__ import annotations
 
 import contextlib
@@ -31,7 +33,13 @@ from .values import TensorMap
 def facts(capability: int, multiprocessors: int | None = None) -> Facts:
     """Return the device facts of the simulated device, for kernels' configurations."""
     chip = chip_of(capability)
-    return Facts.of_chip(chip, f"simulated sm_{capability}", multiprocessors or chip.multiprocessors, l2_bytes=50 << 20, memory_bytes=80 << 30)
+    return Facts.of_chip(
+        chip,
+        f"simulated sm_{capability}",
+        multiprocessors or chip.multiprocessors,
+        l2_bytes=50 << 20,
+        memory_bytes=80 << 30,
+    )
 
 
 class Launch:
@@ -39,8 +47,23 @@ class Launch:
     another schedule.
     """
 
-    def __init__(self, program: Program, grid: tuple[int, int, int], values: list[Any], memory: Global, cluster: int, multiprocessors: int | None = None):
-        self.program, self.grid, self.values, self.memory, self.cluster, self.multiprocessors = program, grid, values, memory, cluster, multiprocessors
+    def __init__(
+        self,
+        program: Program,
+        grid: tuple[int, int, int],
+        values: list[Any],
+        memory: Global,
+        cluster: int,
+        multiprocessors: int | None = None,
+    ):
+        self.program, self.grid, self.values, self.memory, self.cluster, self.multiprocessors = (
+            program,
+            grid,
+            values,
+            memory,
+            cluster,
+            multiprocessors,
+        )
         self.simulation: Simulation | None = None
         self.recorder: Any = None
         self.seconds = 0.0
@@ -48,9 +71,16 @@ class Launch:
     def run(self, schedule: Schedule, step_limit: int = STEP_LIMIT, recorder: Any = None) -> Simulation:
         started = time.perf_counter()
         self.simulation = Simulation(
-            self.program, self.grid, self.values, self.memory, cluster=self.cluster, schedule=schedule, step_limit=step_limit, recorder=recorder,
+            self.program,
+            self.grid,
+            self.values,
+            self.memory,
+            cluster=self.cluster,
+            schedule=schedule,
+            step_limit=step_limit,
+            recorder=recorder,
             multiprocessors=self.multiprocessors,
-        )  # fmt: skip
+        )
         self.simulation.run()
         self.seconds = time.perf_counter() - started
         return self.simulation
@@ -75,12 +105,24 @@ class SimulatedDevice:
     """
 
     def __init__(
-        self, arch: str | int = "sm_90a", *, schedule: Schedule | int | Callable[[], Schedule] | None = None, multiprocessors: int | None = None,
-        step_limit: int = STEP_LIMIT, raise_findings: bool = True, recorder: Any = None, memory: Sequence[Any] = (),
-    ):  # fmt: skip
+        self,
+        arch: str | int = "sm_90a",
+        *,
+        schedule: Schedule | int | Callable[[], Schedule] | None = None,
+        multiprocessors: int | None = None,
+        step_limit: int = STEP_LIMIT,
+        raise_findings: bool = True,
+        recorder: Any = None,
+        memory: Sequence[Any] = (),
+    ):
         self.arch, self.capability = arch, capability_of(arch)
         self.facts = facts(self.capability, multiprocessors)
-        self.schedule, self.step_limit, self.raise_findings, self.recorder = schedule, step_limit, raise_findings, recorder
+        self.schedule, self.step_limit, self.raise_findings, self.recorder = (
+            schedule,
+            step_limit,
+            raise_findings,
+            recorder,
+        )
         self.launches: list[Launch] = []
         self.memory = [as_tensor(m) for m in memory]
         self.compiled: dict[Any, Any] = {}
@@ -106,7 +148,9 @@ class SimulatedDevice:
         finally:
             self.trying = before
 
-    def start(self, program: Program, grid: tuple[int, int, int], flat: Callable[[Global], list[Any]], cluster: int) -> None:
+    def start(
+        self, program: Program, grid: tuple[int, int, int], flat: Callable[[Global], list[Any]], cluster: int
+    ) -> None:
         """Run a program. `flat(memory)` returns its parameters' values and registers the tensors. A grid with a 0 in
         it launches nothing.
         """
@@ -133,19 +177,48 @@ class SimulatedDevice:
         if found is None:
             with compiling_for_simulation():
                 compiled = launcher.compile(args, key, -1)
-            found = self.compiled[id(launcher), key, types] = (load_lowered(compiled.asm["cubin"].decode()), compiled.metadata.num_ctas, launcher)
+            found = self.compiled[id(launcher), key, types] = (
+                load_lowered(compiled.asm["cubin"].decode()),
+                compiled.metadata.num_ctas,
+                launcher,
+            )
         program, cluster, _ = found
         kinds = _kinds(types)
         x, y, z = grid
-        self.start(program, (x * cluster, y, z), lambda memory: list(flatten(args, kinds, launcher.names(key), memory)), cluster)
+        self.start(
+            program,
+            (x * cluster, y, z),
+            lambda memory: list(flatten(args, kinds, launcher.names(key), memory)),
+            cluster,
+        )
 
-    def encode_tiled(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int, fill: str) -> bytes:
+    def encode_tiled(
+        self,
+        address: int,
+        dtype: str,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        box: Sequence[int],
+        swizzle: int,
+        fill: str,
+    ) -> bytes:
         """Return a tensor map in the simulator's form. Dimensions start from the fastest, as in
         cuTensorMapEncodeTiled.
         """
         element, size = tensormaps.FORMATS[dtype]
         nan = math.nan if fill == "nan" else 0.0
-        return tensormaps.pack(TensorMap(address, element, size, tuple(shape[::-1]), (*strides[::-1], size), tuple(box[::-1]), nan, swizzle=swizzle))
+        return tensormaps.pack(
+            TensorMap(
+                address,
+                element,
+                size,
+                tuple(shape[::-1]),
+                (*strides[::-1], size),
+                tuple(box[::-1]),
+                nan,
+                swizzle=swizzle,
+            )
+        )
 
     # ---- Triton's driver interface
 
@@ -174,7 +247,13 @@ class _Utilities:
     def load_binary(self, name: str, kernel: bytes, shared: int, device: Any) -> tuple[None, Program, int, int, int]:
         program = load_lowered(kernel.decode())
         # the most registers of a thread, for hosts that compute an occupancy from them
-        return None, program, min(255, self.device.facts.registers_per_multiprocessor // (32 * program.total_warps)), 0, 1024
+        return (
+            None,
+            program,
+            min(255, self.device.facts.registers_per_multiprocessor // (32 * program.total_warps)),
+            0,
+            1024,
+        )
 
     def unload_module(self, module: Any) -> None:
         """Do nothing: no module was loaded."""
@@ -182,9 +261,14 @@ class _Utilities:
     def get_device_properties(self, device: Any) -> dict[str, Any]:
         known = self.device.facts
         return dict(
-            max_shared_mem=known.shared_memory_per_block, max_num_regs=known.registers_per_multiprocessor, multiprocessor_count=known.multiprocessors,
-            warpSize=32, sm_clock_rate=1_700_000, mem_clock_rate=2_600_000, mem_bus_width=5120,
-        )  # fmt: skip
+            max_shared_mem=known.shared_memory_per_block,
+            max_num_regs=known.registers_per_multiprocessor,
+            multiprocessor_count=known.multiprocessors,
+            warpSize=32,
+            sm_clock_rate=1_700_000,
+            mem_clock_rate=2_600_000,
+            mem_bus_width=5120,
+        )
 
 
 class _Driver:
@@ -273,7 +357,9 @@ def start_kernel(simulated: SimulatedDevice, kernel: Any, grid: Any, args: Args,
         program = load_ttgir(kernel, simulated.capability)
         x, y, z = (*grid, 1, 1)[:3]
         kinds = ["value"] * len(args)
-        simulated.start(program, (x, y, z), lambda memory: list(flatten(args, kinds, (), memory)), options.pop("cluster_size", 1))
+        simulated.start(
+            program, (x, y, z), lambda memory: list(flatten(args, kinds, (), memory)), options.pop("cluster_size", 1)
+        )
     elif hasattr(kernel, "__getitem__"):
         kernel[grid](*args, **options)
     else:
@@ -302,7 +388,11 @@ def run(kernel: Any, grid: Any, *args: Any, arch: str | int = "sm_90a", **option
 
         sim.run(kernel, (4,), x, y, arch="sm_90a")
     """
-    own = {k: options.pop(k) for k in ("schedule", "multiprocessors", "step_limit", "raise_findings", "recorder", "memory") if k in options}
+    own = {
+        k: options.pop(k)
+        for k in ("schedule", "multiprocessors", "step_limit", "raise_findings", "recorder", "memory")
+        if k in options
+    }
     with device(arch, **own) as simulated:
         start_kernel(simulated, kernel, grid, args, options)
     return simulated.launches[-1] if simulated.launches else NoLaunch()

@@ -4,6 +4,7 @@ A block of inline PTX can give each thread another scalar, although the compiler
 parts run as roles of their own, with the same clock component. They rejoin at the block where every path from the
 branch meets (its immediate post-dominator). Operations of whole roles are refused inside a part.
 """
+
 from __future__ import annotations
 
 import weakref
@@ -100,17 +101,25 @@ def check(role: Role, op: Op) -> None:
     if any(isinstance(kind, Tensor) for kind in op.operand_types) or not role.mask[0]:
         place = Place(role.machine.where(role), op.name, op.location)
         some = f"only some threads take ({int(role.mask.sum())} of {role.mask.size})"
-        raise Stop(Finding("unknown", f"{op.name} in a branch that {some}; the simulator does it for whole roles", (place,)))
+        raise Stop(
+            Finding("unknown", f"{op.name} in a branch that {some}; the simulator does it for whole roles", (place,))
+        )
 
 
 def part_of(role: Role, mask: np.ndarray, meets: Block | None) -> Role:
     """Return a part of a role: some of its threads."""
-    part = Role(role.machine, role.rank, role.index, role.name, role.warps, role.start_warp, list(role.environment), role.block)
+    part = Role(
+        role.machine, role.rank, role.index, role.name, role.warps, role.start_warp, list(role.environment), role.block
+    )
     part.clock, part.time, part.op = role.clock.copy(), role.time, role.op
     part.seen_phase, part.mask, part.meets = dict(role.seen_phase), mask, meets
     part.tensor_accesses = {what: list(accesses) for what, accesses in role.tensor_accesses.items()}
     part.products, part.copy_groups, part.copy_open = list(role.products), list(role.copy_groups), list(role.copy_open)
-    part.bulk_groups, part.bulk_open, part.bulk_writes = list(role.bulk_groups), list(role.bulk_open), list(role.bulk_writes)
+    part.bulk_groups, part.bulk_open, part.bulk_writes = (
+        list(role.bulk_groups),
+        list(role.bulk_open),
+        list(role.bulk_writes),
+    )
     return part
 
 
@@ -123,7 +132,8 @@ def rejoin(role: Role, parts: list[Role]) -> None:
         role.steps += part.steps
     for name in ("products", "bulk_groups", "bulk_open", "bulk_writes", "copy_groups", "copy_open"):
         before = getattr(role, name)
-        kept = [x for x in before if all(any(x is y for y in getattr(part, name)) for part in parts)]  # removes the operations for which a part has waited
+        # removes the operations for which a part has waited
+        kept = [x for x in before if all(any(x is y for y in getattr(part, name)) for part in parts)]
         for part in parts:
             kept += [x for x in getattr(part, name) if not any(x is y for y in before)]
         setattr(role, name, kept)
@@ -155,7 +165,9 @@ def merged(role: Role, op: Op, kind: Any, parts: list[Role], values: list[Any]) 
     return np.where(parts[1].mask, b, a)
 
 
-def diverge(simulation: Simulation, role: Role, op: Op, condition: np.ndarray, ways: list[tuple[Block, tuple[int, ...]]]) -> Generator[Wait, None, None]:
+def diverge(
+    simulation: Simulation, role: Role, op: Op, condition: np.ndarray, ways: list[tuple[Block, tuple[int, ...]]]
+) -> Generator[Wait, None, None]:
     """Take both ways of a branch. The role continues at the meeting."""
     machine = role.machine
     everyone = np.ones(condition.size, bool) if role.mask is None else role.mask
@@ -163,7 +175,9 @@ def diverge(simulation: Simulation, role: Role, op: Op, condition: np.ndarray, w
     meets = meeting(role.block)
     if meets is None and role.frames:
         place = Place(machine.where(role), op.name, op.location)
-        raise Stop(Finding("unknown", "a return in a branch that only some threads of a called function take", (place,)))
+        raise Stop(
+            Finding("unknown", "a return in a branch that only some threads of a called function take", (place,))
+        )
     parts = []
     for mask, (block, operands) in zip((taken, everyone & ~taken), ways):
         part = part_of(role, mask, meets)
@@ -171,7 +185,9 @@ def diverge(simulation: Simulation, role: Role, op: Op, condition: np.ndarray, w
         parts.append(part)
     machine.roles.extend(part for part in parts if not part.done)
     yield Wait(
-        lambda: all(part.done for part in parts), lambda: "its threads on the other way of a branch", time=lambda: max(part.time for part in parts)
+        lambda: all(part.done for part in parts),
+        lambda: "its threads on the other way of a branch",
+        time=lambda: max(part.time for part in parts),
     )
     machine.roles = [r for r in machine.roles if not any(r is part for part in parts)]
     rejoin(role, parts)
@@ -181,6 +197,8 @@ def diverge(simulation: Simulation, role: Role, op: Op, condition: np.ndarray, w
     for slot, kind in [*zip(meets.arguments, meets.argument_types), *between(role.block, meets)]:
         values = [part.environment[slot] for part in parts]
         known = [v for v in values if v is not None]  # values of only one part are unused after the meeting
-        role.environment[slot] = merged(role, op, kind, parts, values) if len(known) == 2 else known[0] if known else None
+        role.environment[slot] = (
+            merged(role, op, kind, parts, values) if len(known) == 2 else known[0] if known else None
+        )
     role.block, role.at = meets, 0
     role.done = meets is role.meets

@@ -1,6 +1,7 @@
 """Exploration of many legal interleavings of one launch. A failing interleaving is shrunk, so that a person can read
 and replay it.
 """
+
 from __future__ import annotations
 
 import time
@@ -58,7 +59,10 @@ class Exploration:
             lines.append("  it fails under every schedule that lets the role started first go first")
             return "\n".join(lines)
         moves = sum(c is not None for c in self.choices)
-        lines.append(f"  shrunk to {moves} choices of {len(self.choices)}; every other step goes to the role that was started first:")
+        lines.append(
+            f"  shrunk to {moves} choices of {len(self.choices)}; every other step goes to the role that was started "
+            "first:"
+        )
         shown = self.trace[-CHECKED_STEPS:]
         if len(self.trace) > len(shown):
             lines.append(f"    … {len(self.trace) - len(shown)} before")
@@ -74,7 +78,10 @@ class _Traced(Replay):
         chosen = super().choose(machine, roles, operations)
         if self.at > before and before < len(self.choices) and self.choices[before] is not None:
             if isinstance(chosen, Async):
-                self.trace.append(f"{machine.name}: {chosen.kind} started by {chosen.role.name} completes ({source_line(chosen.op.location)})")
+                self.trace.append(
+                    f"{machine.name}: {chosen.kind} started by {chosen.role.name} completes "
+                    f"({source_line(chosen.op.location)})"
+                )
             else:
                 where = source_line(chosen.op.location) if chosen.op is not None else "its start"
                 self.trace.append(f"{machine.name}: {chosen.name} goes on from {where}")
@@ -96,10 +103,19 @@ class _Snapshot:
         return [data.copy() for data, _ in self.parts]
 
 
-def explore_launch(launch: Launch, schedules: int, snapshot: _Snapshot, step_limit: int = STEP_LIMIT, seeds: Sequence[int] | None = None) -> Exploration:
+def explore_launch(
+    launch: Launch,
+    schedules: int,
+    snapshot: _Snapshot,
+    step_limit: int = STEP_LIMIT,
+    seeds: Sequence[int] | None = None,
+) -> Exploration:
     """Run a launch under many schedules, each from the contents of `snapshot`. Stop at the first with findings."""
     started = time.perf_counter()
-    compare = not any(op.name in ORDER_DEPENDENT or "red." in str(op.attributes.get("asm_string", "")) for op in launch.program.module.walk())
+    compare = not any(
+        op.name in ORDER_DEPENDENT or "red." in str(op.attributes.get("asm_string", ""))
+        for op in launch.program.module.walk()
+    )
     reference: list[np.ndarray] | None = None
 
     def run(schedule: Any) -> list[Finding]:
@@ -118,7 +134,9 @@ def explore_launch(launch: Launch, schedules: int, snapshot: _Snapshot, step_lim
             elif any(not np.array_equal(a, b) for a, b in zip(reference, contents)):
                 op = launch.program.module.kernel
                 place = Place(launch.program.name, "kernel", op.location)
-                findings = [Finding("nondeterministic", f"schedule {seed} gives another result than schedule 0", (place,))]
+                findings = [
+                    Finding("nondeterministic", f"schedule {seed} gives another result than schedule 0", (place,))
+                ]
                 launch.findings.extend(findings)
         if findings:
             result.failing_seed, result.schedule, result.findings = seed, recorded.name, list(findings)
@@ -129,7 +147,9 @@ def explore_launch(launch: Launch, schedules: int, snapshot: _Snapshot, step_lim
     return result
 
 
-def _shrink(result: Exploration, run: Callable[[Any], list[Finding]], compare: bool, reference: Any, snapshot: _Snapshot) -> None:
+def _shrink(
+    result: Exploration, run: Callable[[Any], list[Finding]], compare: bool, reference: Any, snapshot: _Snapshot
+) -> None:
     """Shrink the choices by delta debugging (Zeller and Hildebrandt, 2002): reset as many to the default as the
     failure does not need.
     """
@@ -139,7 +159,11 @@ def _shrink(result: Exploration, run: Callable[[Any], list[Finding]], compare: b
     def fails(choices: list[int | None]) -> bool:
         findings = run(Replay(choices))
         if wanted == "nondeterministic":
-            return not findings and reference is not None and any(not np.array_equal(a, b) for a, b in zip(reference, snapshot.contents()))
+            return (
+                not findings
+                and reference is not None
+                and any(not np.array_equal(a, b) for a, b in zip(reference, snapshot.contents()))
+            )
         return any(f.kind == wanted for f in findings)
 
     choices: list[int | None] = [c if c else None for c in result.choices]
@@ -167,9 +191,16 @@ def _shrink(result: Exploration, run: Callable[[Any], list[Finding]], compare: b
 
 
 def explore(
-    kernel: Any, grid: Any = None, *args: Any, schedules: int = 50, arch: str | int = "sm_90a", raise_findings: bool = True, step_limit: int = STEP_LIMIT,
-    multiprocessors: int | None = None, **options: Any,
-) -> Exploration:  # fmt: skip
+    kernel: Any,
+    grid: Any = None,
+    *args: Any,
+    schedules: int = 50,
+    arch: str | int = "sm_90a",
+    raise_findings: bool = True,
+    step_limit: int = STEP_LIMIT,
+    multiprocessors: int | None = None,
+    **options: Any,
+) -> Exploration:
     """Run a launch under different legal interleavings, with delays on every asynchronous completion. Adversarial
     schedules run first.
 

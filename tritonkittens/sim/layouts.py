@@ -5,6 +5,7 @@ A linear layout maps the bits of a position (register, lane, warp, block; or off
 tensor memory) to coordinates, by XOR of basis vectors.
 Source: "Linear Layouts", arXiv:2505.23819.
 """
+
 from __future__ import annotations
 
 import functools
@@ -19,7 +20,8 @@ from triton._C.libtriton import gluon_ir, ir, nvidia
 
 from .ttgir import Descriptor, MemDesc, Tensor, Type
 
-SHARED_STRIDE = 1 << 24  # distance of the shared addresses of neighbouring CTAs in a cluster, as in the hardware's shared window
+# distance of the shared addresses of neighbouring CTAs in a cluster, as in the hardware's shared window
+SHARED_STRIDE = 1 << 24
 TENSOR_LANE_BYTES = 2048  # a lane of tensor memory: 512 columns of 32 bits
 LANES = 128
 
@@ -57,7 +59,8 @@ def gluon_layout(text: str, kind: str, shape: tuple[int, ...], bits: int = 32) -
     for group in re.findall(r"CGALayout = (\[\[.*?\]\])|block = (\[\[.*?\]\])", text):
         ctas = max(ctas, 2 ** len(re.findall(r"\[[\d, ]+\]", group[0] or group[1])))
     module = (
-        f'module attributes {{"ttg.num-ctas" = {ctas} : i32, "ttg.num-warps" = 4 : i32, "ttg.threads-per-warp" = 32 : i32, ttg.target = "cuda:100"}} {{\n'
+        "module attributes "
+        f'{{"ttg.num-ctas" = {ctas} : i32, "ttg.num-warps" = 4 : i32, "ttg.threads-per-warp" = 32 : i32, ttg.target = "cuda:100"}} {{\n'  # noqa: E501
         f"tt.func public @f(%a: {types[kind]}) {{ tt.return }}\n}}"
     )
     handle, path = tempfile.mkstemp(suffix=".mlir")
@@ -67,7 +70,9 @@ def gluon_layout(text: str, kind: str, shape: tuple[int, ...], bits: int = 32) -
         parsed = ir.parse_mlir_module(path, _context())
         value = parsed.get_function("f").args(0)
         builder = gluon_ir.GluonOpBuilder(_context())
-        return (builder.get_gluon_layout_from_tensor if kind == "tensor" else builder.get_gluon_layout_from_memdesc)(value)
+        return (builder.get_gluon_layout_from_tensor if kind == "tensor" else builder.get_gluon_layout_from_memdesc)(
+            value
+        )
     finally:
         os.unlink(path)
 
@@ -101,16 +106,27 @@ def bases(text: str, kind: str, shape: tuple[int, ...], bits: int = 32) -> Bases
     builder = gluon_ir.GluonOpBuilder(_context())
     if kind == "shared":
         blocks = [list(b) for b in getattr(layout, "cga_layout", [])]
-        if int(np.prod(shape)) == 1 << sum(any(b) for b in blocks):  # one element in each CTA: such a layout has no linear form of its own
+        # one element in each CTA: such a layout has no linear form of its own
+        if int(np.prod(shape)) == 1 << sum(any(b) for b in blocks):
             return Bases(shape, {"offset": [], "block": blocks})
     try:
         made = builder.to_linear_layout(layout._to_ir(builder), list(shape))
     except (AssertionError, RuntimeError, ValueError) as error:
         raise LayoutError(f"layout {text} of a tile {shape}: {error}") from None
     names = {
-        "reg_bases": "register", "lane_bases": "lane", "warp_bases": "warp", "block_bases": "block", "offset_bases": "offset", "rows": "row", "cols": "column",
-    }  # fmt: skip
-    found = {name: [list(b) for b in getattr(made, attribute)] for attribute, name in names.items() if hasattr(made, attribute)}
+        "reg_bases": "register",
+        "lane_bases": "lane",
+        "warp_bases": "warp",
+        "block_bases": "block",
+        "offset_bases": "offset",
+        "rows": "row",
+        "cols": "column",
+    }
+    found = {
+        name: [list(b) for b in getattr(made, attribute)]
+        for attribute, name in names.items()
+        if hasattr(made, attribute)
+    }
     if kind == "tmem" and not found.get("block"):  # Gluon's form omits the CTAs, because each holds its own tile
         cga = [list(b) for b in getattr(layout, "cga_layout", ())]
         tile = [n >> sum(bool(b[d]) for b in cga) for d, n in enumerate(shape)]
@@ -119,7 +135,8 @@ def bases(text: str, kind: str, shape: tuple[int, ...], bits: int = 32) -> Bases
 
 
 def evaluate(vectors: list[list[int]], rank: int) -> np.ndarray:
-    """Return the coordinates (2**len(vectors), rank) of every input: the XOR of the basis vectors whose bits are set."""
+    """Return the coordinates (2**len(vectors), rank) of every input: the XOR of the basis vectors whose bits are
+    set."""
     out: np.ndarray = np.zeros((1, rank), np.int64)
     for vector in vectors:
         out = np.concatenate([out, out ^ np.array(vector, np.int64)])
@@ -127,7 +144,9 @@ def evaluate(vectors: list[list[int]], rank: int) -> np.ndarray:
 
 
 def _flat(coordinates: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    return np.asarray(np.ravel_multi_index(tuple(coordinates.T), shape)) if shape else np.zeros(len(coordinates), np.int64)
+    return (
+        np.asarray(np.ravel_multi_index(tuple(coordinates.T), shape)) if shape else np.zeros(len(coordinates), np.int64)
+    )
 
 
 @functools.cache
@@ -208,7 +227,10 @@ def tensor_offsets(text: str, shape: tuple[int, ...], bits: int) -> tuple[np.nda
     across = evaluate(columns, rank)
     down = evaluate(rows, rank)
     coordinates = (down[:, None, :] ^ across[None, :, :]).reshape(-1, rank)
-    places = (np.arange(len(down), dtype=np.int64)[:, None] * TENSOR_LANE_BYTES + np.arange(len(across), dtype=np.int64)[None, :] * bits // 8).reshape(-1)
+    places = (
+        np.arange(len(down), dtype=np.int64)[:, None] * TENSOR_LANE_BYTES
+        + np.arange(len(across), dtype=np.int64)[None, :] * bits // 8
+    ).reshape(-1)
     if blocks:
         ranks = evaluate(blocks, rank)
         coordinates = (ranks[:, None, :] ^ coordinates[None, :, :]).reshape(-1, rank)
@@ -230,7 +252,9 @@ def free_ranks(kind: MemDesc) -> int:
     copies.
     """
     rank = min(layout_rank(kind), len(kind.shape))
-    blocks = bases(kind.layout, "shared", kind.alloc_shape[len(kind.alloc_shape) - rank :], kind.element.bits).inputs.get("block", [])
+    blocks = bases(
+        kind.layout, "shared", kind.alloc_shape[len(kind.alloc_shape) - rank :], kind.element.bits
+    ).inputs.get("block", [])
     return sum(1 << i for i, vector in enumerate(blocks) if not any(vector))
 
 

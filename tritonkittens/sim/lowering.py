@@ -6,6 +6,7 @@ NVIDIA backend), and the export of generic text.
 Triton has no printer for that, but MLIR prints every operation generically once a module does not verify. So an
 operation is added after a terminator.
 """
+
 from __future__ import annotations
 
 import functools
@@ -23,7 +24,8 @@ from .program import Program, prepare
 from .ttgir import Module, parse
 
 PTX_VERSION = 88  # an argument of the allocation passes; in Triton 3.9 it does not affect TTGIR
-_SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # part of the cache key, because other passes give another text
+# part of the cache key, because other passes give another text
+_SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 _MARK = 0x7461696C  # the value of the constant that makes the module invalid
 
 
@@ -94,7 +96,13 @@ def load_lowered(text: str) -> Program:
 # ---- compiling for the simulator: Triton's pipeline with other last stages
 
 
-def stages(backend: Any = None, table: dict[str, Any] | None = None, options: Any = None, language: Any = None, capability: Any = None) -> Any:
+def stages(
+    backend: Any = None,
+    table: dict[str, Any] | None = None,
+    options: Any = None,
+    language: Any = None,
+    capability: Any = None,
+) -> Any:
     """Replace all stages after TTGIR by one that lowers for the simulator. No ptxas, no GPU.
 
     It is Triton's hook `knobs.runtime.add_stages_inspection_hook`.
@@ -131,7 +139,8 @@ def _with_file(key_of: Any) -> Any:
 
 
 class compiling_for_simulation:
-    """Make `triton.compile` stop at TTGIR and store the simulator's text in place of the binary, inside this context."""
+    """Make `triton.compile` stop at TTGIR and store the simulator's text in place of the binary, inside this
+    context."""
 
     def __enter__(self) -> None:
         self.before = knobs.runtime.add_stages_inspection_hook, compiler.get_cache_key

@@ -5,6 +5,7 @@ This module contains no TTGIR operation; `operations/` defines each in terms of 
 operation touches shared state. Then the schedule chooses the next event: a role that can run, or an asynchronous
 operation that completes.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 MASK = SHARED_STRIDE - 1
 WAITED_FOR = {"TMA load", "TMA gather", "wgmma", "tcgen05.mma", "tcgen05.cp", "cp.async"}
-BULK_STORES = ("TMA store", "TMA reduce", "TMA scatter")  # work in flight at a CTA's end that must no longer read its shared memory
+# work in flight at a CTA's end that must no longer read its shared memory
+BULK_STORES = ("TMA store", "TMA reduce", "TMA scatter")
 
 
 def needs_wait(kind: str) -> bool:
@@ -48,7 +50,12 @@ class Wait:
     __slots__ = ("ready", "describe", "barrier", "parity", "phase", "time", "outside")
 
     def __init__(
-        self, ready: Callable[[], bool], describe: Callable[[], str], barrier: Barrier | None = None, parity: int = 0, time: Callable[[], float] | None = None
+        self,
+        ready: Callable[[], bool],
+        describe: Callable[[], str],
+        barrier: Barrier | None = None,
+        parity: int = 0,
+        time: Callable[[], float] | None = None,
     ):
         self.ready, self.describe, self.barrier, self.parity, self.time = ready, describe, barrier, parity, time
         self.phase = barrier.phase if barrier is not None else 0
@@ -62,11 +69,45 @@ class Async:
     in-order unit that completes first.
     """
 
-    __slots__ = ("kind", "role", "op", "clock", "bit", "effect", "after", "done", "started", "finish", "who", "number", "barrier", "phase",
-                 "unit", "gate", "registers")  # fmt: skip
+    __slots__ = (
+        "kind",
+        "role",
+        "op",
+        "clock",
+        "bit",
+        "effect",
+        "after",
+        "done",
+        "started",
+        "finish",
+        "who",
+        "number",
+        "barrier",
+        "phase",
+        "unit",
+        "gate",
+        "registers",
+    )
 
-    def __init__(self, kind: str, role: Role, op: Op, effect: Callable[[Async], None], after: Async | None, unit: str, number: int):
-        self.kind, self.role, self.op, self.effect, self.after, self.unit, self.number = kind, role, op, effect, after, unit, number
+    def __init__(
+        self,
+        kind: str,
+        role: Role,
+        op: Op,
+        effect: Callable[[Async], None],
+        after: Async | None,
+        unit: str,
+        number: int,
+    ):
+        self.kind, self.role, self.op, self.effect, self.after, self.unit, self.number = (
+            kind,
+            role,
+            op,
+            effect,
+            after,
+            unit,
+            number,
+        )
         self.clock: Clock = role.clock.copy()
         self.bit = 1 << number
         self.done = False
@@ -76,7 +117,8 @@ class Async:
         self.barrier: Barrier | None = None  # the barrier to signal
         self.phase = 0  # the barrier's phase at the start
         self.gate: Callable[[], bool] | None = None
-        self.registers: Any = None  # a matrix operand in registers, which must stay unchanged until the wait for the product
+        # a matrix operand in registers, which must stay unchanged until the wait for the product
+        self.registers: Any = None
 
     def can_complete(self) -> bool:
         return (self.after is None or self.after.done) and (self.gate is None or self.gate())
@@ -87,8 +129,25 @@ class Role:
     between operations.
     """
 
-    def __init__(self, machine: Machine, rank: int, index: int, name: str, warps: int, start_warp: int, environment: list[Any], block: Block):
-        self.machine, self.rank, self.index, self.name, self.warps, self.start_warp = machine, rank, index, name, warps, start_warp
+    def __init__(
+        self,
+        machine: Machine,
+        rank: int,
+        index: int,
+        name: str,
+        warps: int,
+        start_warp: int,
+        environment: list[Any],
+        block: Block,
+    ):
+        self.machine, self.rank, self.index, self.name, self.warps, self.start_warp = (
+            machine,
+            rank,
+            index,
+            name,
+            warps,
+            start_warp,
+        )
         self.environment, self.block, self.at = environment, block, 0
         self.clock: Clock = Clock(machine.number_of_roles)
         self.clock.roles[index] = 1
@@ -106,13 +165,15 @@ class Role:
         self.bulk_writes: list[tuple[Async, Spans]] = []  # writes to global memory without a wait of this role so far
         self.copy_groups: list[list[Async]] = []
         self.copy_open: list[Async] = []
-        self.tensor_accesses: dict[str, list[Async]] = {"ld": [], "st": []}  # accesses of tensor memory by its threads, until tcgen05.wait
+        # accesses of tensor memory by its threads, until tcgen05.wait
+        self.tensor_accesses: dict[str, list[Async]] = {"ld": [], "st": []}
         self.seen_phase: dict[int, int] = {}
         self.children: list[Role] = []
         self.looks = False  # whether the operation in progress only reads (`spinning`)
         self.watch: Any = None  # for loops that only read
         self.watching: list[Any] = []  # watches of the role's reads
-        self.mask: Any = None  # bool for each thread: the threads in this part of a divided role (`divergence`); None is all
+        # bool for each thread: the threads in this part of a divided role (`divergence`); None is all
+        self.mask: Any = None
         self.meets: Block | None = None  # where a part of a divided role ends
 
     @property
@@ -147,10 +208,13 @@ class Machine:
         self.simulation, self.index, self.name = simulation, index, name
         module = simulation.program
         self.number_of_roles = simulation.roles_per_cta * len(programs)
-        self.ctas = [Cta(rank, program, module.shared_bytes, module.uses_tensor_memory) for rank, program in enumerate(programs)]
+        self.ctas = [
+            Cta(rank, program, module.shared_bytes, module.uses_tensor_memory) for rank, program in enumerate(programs)
+        ]
         self.roles: list[Role] = []
         self.flying: list[Async] = []
-        self.completed: list[tuple[int, Role, Op, str]] = []  # operations that need a wait of some role before the CTA ends
+        # operations that need a wait of some role before the CTA ends
+        self.completed: list[tuple[int, Role, Op, str]] = []
         self.barriers: dict[int, Barrier] = {}
         self.dead_barriers: dict[int, Op] = {}
         self.operations = 0
@@ -177,9 +241,20 @@ class Machine:
     def where(self, role: Role) -> str:
         return f"{self.name if len(self.ctas) == 1 else f'{self.name} rank {role.rank}'}, {role.name}"
 
-    def report(self, kind: str, message: str, role: Role | None, op: Op, what: str = "", more: tuple[Place, ...] = (), **details: Any) -> None:
+    def report(
+        self,
+        kind: str,
+        message: str,
+        role: Role | None,
+        op: Op,
+        what: str = "",
+        more: tuple[Place, ...] = (),
+        **details: Any,
+    ) -> None:
         place = Place(self.where(role) if role else self.name, what or op.name, op.location)
-        self.simulation.found(Finding(kind, message, (*more, place), {k: v for k, v in details.items() if v is not None}))
+        self.simulation.found(
+            Finding(kind, message, (*more, place), {k: v for k, v in details.items() if v is not None})
+        )
 
     def stop(self, kind: str, message: str, role: Role | None, op: Op, what: str = "", **details: Any) -> None:
         place = Place(self.where(role) if role else self.name, what or op.name, op.location)
@@ -220,16 +295,29 @@ class Machine:
             if rank >= len(self.ctas):
                 self.stop("out-of-bounds", f"{view.name}: rank {rank} of a cluster of {len(self.ctas)}", role, op)
             if view.space == "shared" and self.has_ended(rank, role):
-                self.report("out-of-bounds", f"{view.name}: the shared memory of rank {rank}, whose threads have all ended", role, op, buffer=view.name)
+                self.report(
+                    "out-of-bounds",
+                    f"{view.name}: the shared memory of rank {rank}, whose threads have all ended",
+                    role,
+                    op,
+                    buffer=view.name,
+                )
             memory = self.memory(view.space, rank)
             if runs and base + runs[-1][1] > memory.size:
-                self.stop("out-of-bounds", f"{view.name} ends at byte {base + runs[-1][1]} of {memory.size} of {view.space} memory", role, op)
+                self.stop(
+                    "out-of-bounds",
+                    f"{view.name} ends at byte {base + runs[-1][1]} of {memory.size} of {view.space} memory",
+                    role,
+                    op,
+                )
             conflict = memory.shadow.access(runs, base, access, agent.clock)
             if conflict is not None:
                 self._conflict(conflict, access, view, rank)
             if write and view.space == "shared" and self.barriers and not atomic:
                 for address, barrier in self.barriers.items():
-                    if address >> 24 == rank and any(base + s < (address & MASK) + 8 and (address & MASK) < base + e for s, e in runs):
+                    if address >> 24 == rank and any(
+                        base + s < (address & MASK) + 8 and (address & MASK) < base + e for s, e in runs
+                    ):
                         self.report("barrier-life", f"{barrier.name} is overwritten while it is in use", role, op)
 
     def _conflict(self, conflict: Any, access: Access, view: View, rank: int) -> None:
@@ -247,12 +335,14 @@ class Machine:
             message = f"{name} {how}"
         elif conflict.kind == "thread-sync":
             message = (
-                f"{name}: the {before.who.rsplit(', ', 1)[-1]} is over, but accesses on the other side of a barrier are ordered after it only between "
+                f"{name}: the {before.who.rsplit(', ', 1)[-1]} is over, but accesses on the other side of a barrier "
+                "are ordered after it only between "
                 "tcgen05.fence::before_thread_sync and tcgen05.fence::after_thread_sync"
             )
         else:
             message = (
-                f"{name}: the {'store' if before.write else 'load'} and the {access.who.rsplit(', ', 1)[-1]} after it are ordered, but the asynchronous proxy "
+                f"{name}: the {'store' if before.write else 'load'} and the {access.who.rsplit(', ', 1)[-1]} after it "
+                "are ordered, but the asynchronous proxy "
                 "sees ordinary accesses only across fence.proxy.async"
             )
         details = {"buffer": name, "bytes": f"{conflict.start} to {conflict.end} of the CTA's {view.space} memory"}
@@ -284,7 +374,9 @@ class Machine:
             for rank in np.unique(places >> 24):
                 here = (places >> 24) == rank
                 memory = self.memory(view.space, int(rank))
-                memory.bytes[: memory.size // nbytes * nbytes].view(bits.dtype)[(places[here] & MASK) // nbytes] = np.broadcast_to(bits, places.shape)[here]
+                memory.bytes[: memory.size // nbytes * nbytes].view(bits.dtype)[(places[here] & MASK) // nbytes] = (
+                    np.broadcast_to(bits, places.shape)[here]
+                )
         for rank, base, runs in self._pieces(view.base, view.map):
             memory = self.memory(view.space, rank)
             for start, end in runs:
@@ -323,14 +415,31 @@ class Machine:
     # ---- asynchronous operations
 
     def start(
-        self, kind: str, role: Role, op: Op, effect: Callable[[Async], None], *, queue: Any = None, unit: str = "", cost: float = 0.0, latency: float = 0.0
+        self,
+        kind: str,
+        role: Role,
+        op: Op,
+        effect: Callable[[Async], None],
+        *,
+        queue: Any = None,
+        unit: str = "",
+        cost: float = 0.0,
+        latency: float = 0.0,
     ) -> Async:
         """Start an operation. Operations of one `queue` complete in order. `unit`, `cost` and `latency` give the
         modelled time, in cycles.
         """
         self.version += kind != "timer"
         after = self.queues.get(queue) if queue is not None else None
-        operation = Async(kind, role, op, effect, after if after is not None and not after.done else None, unit or kind, self.operations)
+        operation = Async(
+            kind,
+            role,
+            op,
+            effect,
+            after if after is not None and not after.done else None,
+            unit or kind,
+            self.operations,
+        )
         self.operations += 1
         if after is not None:
             operation.clock.operations |= after.clock.operations | after.bit
@@ -414,17 +523,30 @@ class Machine:
             if written.meets(spans):
                 name = self.simulation.memory.name(int(spans.starts[0]))
                 message = (
-                    f"{name} is read while a {operation.after.kind if operation.after else operation.kind} of the same role may still write it: only "
+                    f"{name} is read while a {operation.after.kind if operation.after else operation.kind} of the "
+                    "same role may still write it: only "
                     "cp.async.bulk.wait_group without .read waits for its writes"
                 )
-                self.report("race", message, role, op, f"{what} reads it", (Place(self.where(role), "writes it", operation.op.location),))
+                self.report(
+                    "race",
+                    message,
+                    role,
+                    op,
+                    f"{what} reads it",
+                    (Place(self.where(role), "writes it", operation.op.location),),
+                )
                 return
 
     def idle_but_for(self, timer: Async) -> bool:
         """Whether only a timer can run out next. Of several timers, the first does."""
         if any(role.ready for role in self.roles):
             return False
-        return all(o is timer or (o.kind == "timer" and o.finish >= timer.finish) or (o.kind != "timer" and not o.can_complete()) for o in self.flying)
+        return all(
+            o is timer
+            or (o.kind == "timer" and o.finish >= timer.finish)
+            or (o.kind != "timer" and not o.can_complete())
+            for o in self.flying
+        )
 
     # ---- barriers
 
@@ -475,7 +597,14 @@ class Machine:
         if address in self.barriers:
             old = self.barriers[address]
             before = Place("before", "mbarrier.init", old.init_op.location)
-            self.report("barrier-life", f"{name}: initialised again without mbarrier.inval", role, op, "mbarrier.init", (before,))
+            self.report(
+                "barrier-life",
+                f"{name}: initialised again without mbarrier.inval",
+                role,
+                op,
+                "mbarrier.init",
+                (before,),
+            )
         access = Access(role.index, role.clock.roles[role.index], 0, GENERIC, True, op, self.where(role), True)
         role.clock.roles[role.index] += 1
         self.ctas[address >> 24].shared.written[(address & MASK) : (address & MASK) + 8] = True
@@ -490,11 +619,26 @@ class Machine:
         for other in waiting:
             self.report("barrier-life", f"{barrier.name}: invalidated while {other.name} waits for it", role, op)
         if barrier.tx > 0:
-            self.report("bytes", f"{barrier.name}: invalidated while it expects {barrier.tx} more bytes", role, op, buffer=barrier.name)
+            self.report(
+                "bytes",
+                f"{barrier.name}: invalidated while it expects {barrier.tx} more bytes",
+                role,
+                op,
+                buffer=barrier.name,
+            )
         del self.barriers[address]
         self.dead_barriers[address] = op
 
-    def arrive(self, role: Role, barrier: Barrier, count: int, op: Op, what: str = "arrives", clock: Clock | None = None, who: str | None = None) -> None:
+    def arrive(
+        self,
+        role: Role,
+        barrier: Barrier,
+        count: int,
+        op: Op,
+        what: str = "arrives",
+        clock: Clock | None = None,
+        who: str | None = None,
+    ) -> None:
         """Subtract `count` from the pending arrivals, and release `clock` (or the role's)."""
         if count <= 0:
             return
@@ -505,10 +649,16 @@ class Machine:
         if count > barrier.pending:
             others = ", ".join(barrier.arrived) or "no role"
             self.report(
-                "arrivals", f"{barrier.name}: {count} arrivals at a phase that misses {barrier.pending} of {barrier.count} "
-                f"(phase {barrier.phase}; arrived before: {others})", role, op, what,
-                (Place("initialised", f"count {barrier.count}", barrier.init_op.location),), buffer=barrier.name, phase=barrier.phase,
-            )  # fmt: skip
+                "arrivals",
+                f"{barrier.name}: {count} arrivals at a phase that misses {barrier.pending} of {barrier.count} "
+                f"(phase {barrier.phase}; arrived before: {others})",
+                role,
+                op,
+                what,
+                (Place("initialised", f"count {barrier.count}", barrier.init_op.location),),
+                buffer=barrier.name,
+                phase=barrier.phase,
+            )
             count = barrier.pending
         barrier.pending -= count
         barrier.arrived.append(f"{who} ×{count}" if count > 1 else who)
@@ -519,7 +669,13 @@ class Machine:
         barrier.expected += nbytes
         barrier.history[f"{role.name} (bytes)"] = (f"expects {nbytes} bytes", op)
         if not -MAX_COUNT <= barrier.tx <= MAX_COUNT:
-            self.report("bytes", f"{barrier.name}: a tx-count of {barrier.tx}; the hardware counts to {MAX_COUNT}", role, op, buffer=barrier.name)
+            self.report(
+                "bytes",
+                f"{barrier.name}: a tx-count of {barrier.tx}; the hardware counts to {MAX_COUNT}",
+                role,
+                op,
+                buffer=barrier.name,
+            )
         self._advance(barrier)
 
     def complete_bytes(self, role: Role, barrier: Barrier, nbytes: int, op: Op) -> None:
@@ -539,16 +695,33 @@ class Machine:
         """Execute complete_tx of a copy that started in `phase`."""
         role = operation.role
         if self.barriers.get(barrier.address) is not barrier:
-            self.report("barrier-life", f"{barrier.name}: a copy delivers {nbytes} bytes after mbarrier.inval", role, operation.op, "copy", buffer=barrier.name)
+            self.report(
+                "barrier-life",
+                f"{barrier.name}: a copy delivers {nbytes} bytes after mbarrier.inval",
+                role,
+                operation.op,
+                "copy",
+                buffer=barrier.name,
+            )
             return
         barrier.history[f"{role.name} ({operation.kind})"] = (f"delivers {nbytes} bytes", operation.op)
         if barrier.phase != phase:
             self.report(
-                "bytes", f"{barrier.name}: a copy started in phase {phase} delivers its {nbytes} bytes in phase {barrier.phase}: phase "
-                f"{phase} completed without them, because fewer bytes were expected than its copies deliver", role, operation.op, f"copies {nbytes} bytes",
-                tuple(Place(who, what, place.location) for who, (what, place) in barrier.history.items() if "expects" in what),
-                buffer=barrier.name, phase=phase,
-            )  # fmt: skip
+                "bytes",
+                f"{barrier.name}: a copy started in phase {phase} delivers its {nbytes} bytes in phase "
+                f"{barrier.phase}: phase "
+                f"{phase} completed without them, because fewer bytes were expected than its copies deliver",
+                role,
+                operation.op,
+                f"copies {nbytes} bytes",
+                tuple(
+                    Place(who, what, place.location)
+                    for who, (what, place) in barrier.history.items()
+                    if "expects" in what
+                ),
+                buffer=barrier.name,
+                phase=phase,
+            )
         clock = operation.clock.copy()
         clock.operations |= operation.bit
         clock.fenced_operations |= operation.bit
@@ -568,10 +741,16 @@ class Machine:
                 op = role.op
                 assert op is not None
                 self.report(
-                    "phase-wrap", f"{barrier.name}: phases {wait.phase} and {before} both completed while {role.name} waited for phase "
-                    f"{wait.phase}; its parity cannot distinguish two completed phases from none", role, op,
-                    f"waits for parity {wait.parity}", buffer=barrier.name, phase=wait.phase,
-                )  # fmt: skip
+                    "phase-wrap",
+                    f"{barrier.name}: phases {wait.phase} and {before} both completed while {role.name} waited for "
+                    "phase "
+                    f"{wait.phase}; its parity cannot distinguish two completed phases from none",
+                    role,
+                    op,
+                    f"waits for parity {wait.parity}",
+                    buffer=barrier.name,
+                    phase=wait.phase,
+                )
 
     def wait_for(self, role: Role, barrier: Barrier, parity: int, op: Op) -> Wait:
         """Return the wait that a role yields for the phase of that parity. Afterwards the role calls `passed`."""
@@ -629,8 +808,14 @@ class ClusterBarrier:
         def missing() -> str:
             total = self.machine.simulation.program.total_warps
             late = [r for r in range(len(self.machine.ctas)) if self.arrived.get(r, 0) < total]
-            parts = [f"rank {r} ({self.arrived.get(r, 0)} of {total} warps have arrived; {self._absent(r)})" for r in late]
-            counted = ", which counts the warps of roles that are not running too" if any("not running" in part for part in parts) else ""
+            parts = [
+                f"rank {r} ({self.arrived.get(r, 0)} of {total} warps have arrived; {self._absent(r)})" for r in late
+            ]
+            counted = (
+                ", which counts the warps of roles that are not running too"
+                if any("not running" in part for part in parts)
+                else ""
+            )
             return f"the cluster barrier{counted}; missing: {', '.join(parts)}"
 
         return Wait(lambda: self.generation >= generation, missing, time=lambda: self.time)
@@ -646,7 +831,9 @@ class ClusterBarrier:
             why = "not running" if role is None else "ended" if role.done else "still on its way"
             if name not in came:
                 absent.setdefault(why, []).append(f"{name} ({warps})")
-        return "; ".join(f"{why}: {', '.join(names)}" for why, names in absent.items()) or "some of every role are missing"
+        return (
+            "; ".join(f"{why}: {', '.join(names)}" for why, names in absent.items()) or "some of every role are missing"
+        )
 
     def passed(self, role: Role) -> None:
         role.clock.join(self.released)
@@ -656,7 +843,14 @@ def used_in_flight(role: Role, op: Op, operation: Async, what: str) -> None:
     """Report the use of a result that is still in flight."""
     result = "values of a tcgen05.ld are" if operation.kind == "tcgen05.ld" else "accumulator of a wgmma is"
     places = (Place(role.machine.where(role), operation.kind, operation.op.location),)
-    role.machine.report("in-flight", f"the {result} used before a wait for {'them' if result.endswith('are') else 'it'}", role, op, what, places)
+    role.machine.report(
+        "in-flight",
+        f"the {result} used before a wait for {'them' if result.endswith('are') else 'it'}",
+        role,
+        op,
+        what,
+        places,
+    )
 
 
 def poisoned(*values: Any) -> Poison | None:

@@ -1,4 +1,5 @@
 """Bytes: a CTA's shared and tensor memory, poisoned until written, and global memory as the tensors of a launch."""
+
 from __future__ import annotations
 
 import ctypes
@@ -85,7 +86,8 @@ class Global:
         self.last: tuple[int, int, np.ndarray] = (0, 0, np.empty(0, np.uint8))
         self.read_only: set[int] = set()  # the starts of ranges that no kernel may write
         self.watching: list[Any] = []  # observers of reads (`spinning.Watch`)
-        self.discovers = False  # whether an address may name a tensor that is no argument, as in kernels that make pointers of numbers
+        # whether an address may name a tensor that is no argument, as in kernels that make pointers of numbers
+        self.discovers = False
 
     def add(self, address: int, size: int, name: str, owner: Any = None) -> None:
         """Register `size` bytes at `address`, and keep `owner` alive."""
@@ -115,7 +117,9 @@ class Global:
     def check_writable(self, start: int) -> None:
         """Raise ReadOnlyError for a store to the range that begins there, if it is read-only."""
         if start in self.read_only:
-            raise ReadOnlyError(f"{self.ranges[start][2]}: the kernel writes it, and the array is read-only; pass a copy")
+            raise ReadOnlyError(
+                f"{self.ranges[start][2]}: the kernel writes it, and the array is read-only; pass a copy"
+            )
 
     def find(self, address: int) -> tuple[int, int, np.ndarray] | None:
         """Return (start, size, bytes) of the tensor that contains an address."""

@@ -4,6 +4,7 @@ Values of every float format but f64 are float32 arrays that hold numbers of the
 only on request, as PTX `cvt.satfinite`.
 Sources: 8-bit formats, "OFP8 Formats for Deep Learning"; 4-bit and scale formats, "OCP Microscaling Formats (MX)".
 """
+
 from __future__ import annotations
 
 import functools
@@ -12,11 +13,27 @@ from dataclasses import dataclass
 import numpy as np
 
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_ALIASES = {"f4E2M1FN": "e2m1", "f6E2M3FN": "e2m3", "f6E3M2FN": "e3m2", "f8E8M0FNU": "ue8m0", "e4m3": "f8E4M3FN", "e5m2": "f8E5M2"}
+_ALIASES = {
+    "f4E2M1FN": "e2m1",
+    "f6E2M3FN": "e2m3",
+    "f6E3M2FN": "e3m2",
+    "f8E8M0FNU": "ue8m0",
+    "e4m3": "f8E4M3FN",
+    "e5m2": "f8E5M2",
+}
 _INTEGERS = {
-    "i1": np.int8, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64, "index": np.int64,
-    "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,  # for elements of tensor maps; MLIR's types have no signs
-}  # fmt: skip
+    "i1": np.int8,
+    "i8": np.int8,
+    "i16": np.int16,
+    "i32": np.int32,
+    "i64": np.int64,
+    "index": np.int64,
+    # for elements of tensor maps; MLIR's types have no signs
+    "u8": np.uint8,
+    "u16": np.uint16,
+    "u32": np.uint32,
+    "u64": np.uint64,
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +61,9 @@ SMALL = {
 def table(name: str) -> np.ndarray:
     """Return the value of every encoding of a small format. ue8m0 is 2 to the (encoding − 127); 255 is NaN."""
     if name == "ue8m0":
-        values: np.ndarray = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan)).astype(np.float32)
+        values: np.ndarray = np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan)).astype(
+            np.float32
+        )
         return values
     form = SMALL[name]
     bits = 1 + form.exponent + form.mantissa
@@ -75,7 +94,8 @@ def narrow(values: np.ndarray) -> np.ndarray:
     near = np.atleast_1d(x.astype(np.float32))
     bits = near.view(np.int32)
     wide = near.astype(np.float64)
-    # an inexact result with an even significand is replaced by its odd neighbour on the other side of the exact value; NaN compares false
+    # an inexact result with an even significand is replaced by its odd neighbour on the other side of the exact value;
+    # NaN compares false
     step = np.where(np.abs(wide) > np.abs(x), -1, np.where(np.abs(wide) < np.abs(x), 1, 0)).astype(np.int32)
     return (bits + step * ((bits & 1) == 0)).view(np.float32).reshape(x.shape)
 
@@ -98,18 +118,27 @@ def encode_small(name: str, values: np.ndarray, saturate: bool = False, toward_z
     shift, sign_at = 23 - form.mantissa, form.exponent + form.mantissa
     # normal numbers: the exponent rebiased, then the significand rounded by an addition that carries into the exponent
     rebias = np.uint32(((form.bias - 127) << 23) & 0xFFFFFFFF)
-    half = np.uint32(0) if toward_zero else np.uint32((1 << (shift - 1)) - 1) + ((magnitude >> np.uint32(shift)) & np.uint32(1))
+    half = (
+        np.uint32(0)
+        if toward_zero
+        else np.uint32((1 << (shift - 1)) - 1) + ((magnitude >> np.uint32(shift)) & np.uint32(1))
+    )
     code = (magnitude + rebias + half) >> np.uint32(shift)
     # subnormal ones are multiples of 2^(1 - bias - mantissa): an addition in float32 rounds to them
     small = magnitude < np.uint32((128 - form.bias) << 23)
     if small.any():
         quantum = np.float32(2.0 ** (1 - form.bias - form.mantissa))
         absolute = magnitude.view(np.float32)
-        low = np.trunc(absolute / quantum) if toward_zero else (absolute + quantum * np.float32(1 << 23)) - quantum * np.float32(1 << 23)
+        low = (
+            np.trunc(absolute / quantum)
+            if toward_zero
+            else (absolute + quantum * np.float32(1 << 23)) - quantum * np.float32(1 << 23)
+        )
         code = np.where(small, (low if toward_zero else low / quantum).astype(np.uint32), code)
     infinite, missing = magnitude == np.uint32(0x7F800000), magnitude > np.uint32(0x7F800000)
     encodings = 1 << sign_at
-    overflow = {True: encodings - (1 << form.mantissa), False: encodings - 1}[form.infinities]  # infinity, or the only NaN
+    # infinity, or the only NaN
+    overflow = {True: encodings - (1 << form.mantissa), False: encodings - 1}[form.infinities]
     largest = overflow - 1 if form.infinities or form.nan else encodings - 1
     over = infinite | missing | (code > np.uint32(largest)) | (magnitude >= np.uint32((255 - form.bias) << 23))
     if over.any():
@@ -188,7 +217,9 @@ def decode(name: str, bits: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(bits, np.uint64).view(np.float64).reshape(bits.shape)
     if name in SMALL or name == "ue8m0":
         values = table(name)
-        return values.take(bits if len(values) == 256 and bits.dtype == np.uint8 else bits.astype(np.int64) & (len(values) - 1))
+        return values.take(
+            bits if len(values) == 256 and bits.dtype == np.uint8 else bits.astype(np.int64) & (len(values) - 1)
+        )
     if name == "i1":
         return bits.astype(bool)
     if name in _INTEGERS:
@@ -220,7 +251,12 @@ def round_to(name: str, values: np.ndarray, toward_zero: bool = False) -> np.nda
 def to_bytes(name: str, values: np.ndarray) -> np.ndarray:
     """Return the little-endian bytes of values in memory: shape S → uint8 of shape S + (bytes of an element,)."""
     words = np.ascontiguousarray(encode(name, values))
-    return words.reshape(-1).astype(words.dtype.newbyteorder("<"), copy=False).view(np.uint8).reshape(*np.shape(values), words.dtype.itemsize)
+    return (
+        words.reshape(-1)
+        .astype(words.dtype.newbyteorder("<"), copy=False)
+        .view(np.uint8)
+        .reshape(*np.shape(values), words.dtype.itemsize)
+    )
 
 
 def from_bytes(name: str, data: np.ndarray) -> np.ndarray:

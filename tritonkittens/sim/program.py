@@ -1,6 +1,7 @@
 """A lowered kernel prepared to run: every operation with its meaning and its modelled cost, and the roles of a CTA
 with their names.
 """
+
 from __future__ import annotations
 
 import ast
@@ -26,8 +27,16 @@ from .ttgir import Block, Module, Op
 PURE_KIND, VIEW_KIND, EFFECT_KIND, GENERATOR_KIND, CONTROL_KIND, UNKNOWN_KIND = range(6)
 BETWEEN_ROLES = "tritonkittens/lang/sync/warp_specialize.py"  # its code is in every role
 CONTROL = {
-    "cf.br", "cf.cond_br", "cf.switch", "tt.return", "tt.call", "ttg.warp_specialize", "ttg.warp_yield", "ttg.warp_return", "ub.poison",
-}  # fmt: skip
+    "cf.br",
+    "cf.cond_br",
+    "cf.switch",
+    "tt.return",
+    "tt.call",
+    "ttg.warp_specialize",
+    "ttg.warp_yield",
+    "ttg.warp_return",
+    "ub.poison",
+}
 
 
 @dataclass(eq=False)
@@ -58,7 +67,9 @@ class Program:
 
     def role_warps(self) -> list[int]:
         """The warps of each role, in the order of `role_names`."""
-        partitions = [op.attributes["partitionNumWarps"] for op in self.module.walk() if op.name == "ttg.warp_specialize"]
+        partitions = [
+            op.attributes["partitionNumWarps"] for op in self.module.walk() if op.name == "ttg.warp_specialize"
+        ]
         return [self.num_warps, *(warps for each in partitions for warps in each)]
 
     def block(self, block: Block, warps: int) -> list[Step]:
@@ -81,7 +92,9 @@ def resolve(op: Op, warps: int) -> Step:
         return Step(VIEW_KIND, VIEWS[op.name], op, cost)
     if op.name in EFFECTS:
         function = EFFECTS[op.name]
-        return Step(GENERATOR_KIND if inspect.isgeneratorfunction(function) else EFFECT_KIND, function, op, cost, only_looks(op))
+        return Step(
+            GENERATOR_KIND if inspect.isgeneratorfunction(function) else EFFECT_KIND, function, op, cost, only_looks(op)
+        )
     return Step(UNKNOWN_KIND, None, op, cost)
 
 
@@ -156,7 +169,11 @@ def prepare(module: Module, name: str | None = None) -> Program:
         total_warps=module.integer("ttg.total-num-warps", module.integer("ttg.num-warps", 4)),
         shared_bytes=module.integer("ttg.shared", 0),
         tensor_columns=columns,
-        uses_tensor_memory=bool(columns) or any(op.name == "ttng.tmem_alloc" or "tcgen05" in str(op.attributes.get("asm_string", "")) for op in module.walk()),
+        uses_tensor_memory=bool(columns)
+        or any(
+            op.name == "ttng.tmem_alloc" or "tcgen05" in str(op.attributes.get("asm_string", ""))
+            for op in module.walk()
+        ),
         arch=int(target.split(":")[-1]),
         role_names=names,
         first_partition=first,

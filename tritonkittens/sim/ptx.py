@@ -38,7 +38,8 @@ class PtxSyntaxError(ValueError):
     """Text that this parser does not accept as PTX. The message names the position and the block."""
 
 
-# --- syntax ---------------------------------------------------------------------------------------------------------------------------
+# --- syntax
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,11 @@ class Block:
         for step in self.steps:
             if step.mnemonic.startswith(("wgmma.mma_async", "tcgen05.ld.")):
                 written = step.operands[0]
-                pending |= {register.slot for register in (written.items if isinstance(written, Group) else (written,)) if isinstance(register, Register)}
+                pending |= {
+                    register.slot
+                    for register in (written.items if isinstance(written, Group) else (written,))
+                    if isinstance(register, Register)
+                }
             elif step.mnemonic.startswith(("wgmma.wait_group", "tcgen05.wait::ld")):
                 pending.clear()
         return [number for number, slot in enumerate(self.outputs) if slot in pending]
@@ -328,7 +333,9 @@ class _Parser:
                 step.target = target
                 before = self.steps[number - 1]
                 if target == number - 1 and step.guard is not None and before.guard is None:
-                    before.spins = any(isinstance(o, Register) and o.slot == step.guard.slot for o in before.operands[:1])
+                    before.spins = any(
+                        isinstance(o, Register) and o.slot == step.guard.slot for o in before.operands[:1]
+                    )
                 continue
             try:
                 step.meaning, step.fields = find(step.mnemonic)
@@ -369,10 +376,12 @@ def parse(asm: str, constraints: str) -> Block:
 
     Raises PtxSyntaxError, and NoMeaning for an instruction that the simulator cannot execute.
     """
-    return _Parser(asm.replace("$$", "_dollar_"), constraints).parse()  # a literal dollar can only be a letter of a name
+    # a literal dollar can only be a letter of a name
+    return _Parser(asm.replace("$$", "_dollar_"), constraints).parse()
 
 
-# --- execution ------------------------------------------------------------------------------------------------------------------------
+# --- execution
+# --------------------------------------------------------------------------------------------------------------------
 
 
 class _Thread:
@@ -437,7 +446,13 @@ class _Thread:
             return self.t.tid.astype(np.uint32)
         if name.startswith("%lanemask_"):
             one = np.uint64(1) << lane.astype(np.uint64)
-            masks = {"eq": one, "lt": one - np.uint64(1), "le": 2 * one - np.uint64(1), "gt": ~(2 * one - np.uint64(1)), "ge": ~(one - np.uint64(1))}
+            masks = {
+                "eq": one,
+                "lt": one - np.uint64(1),
+                "le": 2 * one - np.uint64(1),
+                "gt": ~(2 * one - np.uint64(1)),
+                "ge": ~(one - np.uint64(1)),
+            }
             return masks[name.removeprefix("%lanemask_")].astype(np.uint32)
         value = self.t.special(name)
         return int(value) if np.ndim(value) == 0 else np.asarray(value)
@@ -447,7 +462,9 @@ class _Thread:
             return
         if isinstance(operand, Group):
             if not isinstance(value, tuple) or len(value) != len(operand.items):
-                raise PtxFault(f"{len(operand.items)} registers for {len(value) if isinstance(value, tuple) else 1} results")
+                raise PtxFault(
+                    f"{len(operand.items)} registers for {len(value) if isinstance(value, tuple) else 1} results"
+                )
             for item, part in zip(operand.items, value):
                 self.write(item, part, active, whole)
             return
@@ -463,8 +480,12 @@ class _Thread:
 
 
 def execute(
-    block: Block, t: Machine, inputs: Sequence[Any], step_limit: int = STEP_LIMIT, turned: Callable[..., Any] = lambda place, state: None
-) -> Generator[Any, None, list[np.ndarray]]:  # fmt: skip
+    block: Block,
+    t: Machine,
+    inputs: Sequence[Any],
+    step_limit: int = STEP_LIMIT,
+    turned: Callable[..., Any] = lambda place, state: None,
+) -> Generator[Any, None, list[np.ndarray]]:
     """Run a block for the len(t.tid) threads of `t`. A generator: it yields Waits, and None where others may run, and
     returns the outputs' bits.
 
@@ -511,9 +532,20 @@ def execute(
         if active.any():
             assert step.meaning is not None
             many = step.meaning.destinations
-            instruction = Instruction(step.mnemonic, tuple(step.mnemonic.split(".")[1:]), step.fields, step.destination_bits, step.spins, active)
+            instruction = Instruction(
+                step.mnemonic,
+                tuple(step.mnemonic.split(".")[1:]),
+                step.fields,
+                step.destination_bits,
+                step.spins,
+                active,
+            )
             try:
-                result = step.meaning.function(t, instruction, *(state.read(operand) for operand in step.operands[0 if step.meaning.updates else many :]))
+                result = step.meaning.function(
+                    t,
+                    instruction,
+                    *(state.read(operand) for operand in step.operands[0 if step.meaning.updates else many :]),
+                )
                 if isinstance(result, GeneratorType):
                     result = yield from result
                 if many:

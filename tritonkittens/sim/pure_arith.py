@@ -1,4 +1,5 @@
 """Integer and float arithmetic, comparisons and conversions: the MLIR dialect arith, and Triton's additions."""
+
 from __future__ import annotations
 
 import operator
@@ -39,7 +40,11 @@ def constant(op: Op) -> Any:
 
 def wrapped(values: np.ndarray, kind: Type) -> np.ndarray:
     """Return integers of a literal, which may be written without a sign, in their type."""
-    return values.astype(np.bool_) if width(element(kind)) == 1 else values.astype(np.uint64 if values.dtype == np.uint64 else np.int64).astype(dtype_of(kind))
+    return (
+        values.astype(np.bool_)
+        if width(element(kind)) == 1
+        else values.astype(np.uint64 if values.dtype == np.uint64 else np.int64).astype(dtype_of(kind))
+    )
 
 
 # ---------------------------------------------------------------- integers
@@ -69,7 +74,12 @@ def back(value: Any, kind: Type) -> Any:
     return (value & 1).astype(np.bool_) if bits == 1 else value.astype(SIGNED[bits], copy=False)
 
 
-def _integer(name: str, read: Callable[[Any, Type], Any], scalar: Callable[[int, int], int], tile: Callable[[Any, Any], Any] | None = None) -> None:
+def _integer(
+    name: str,
+    read: Callable[[Any, Type], Any],
+    scalar: Callable[[int, int], int],
+    tile: Callable[[Any, Any], Any] | None = None,
+) -> None:
     tile = tile or scalar
 
     def run(op: Op, a: Any, b: Any) -> Any:
@@ -123,7 +133,12 @@ _integer("arith.remsi", read_signed, lambda a, b: a - _quotient(a, b) * b, _tile
 _integer("arith.floordivsi", read_signed, operator.floordiv, _or_ones(operator.floordiv))
 _integer("arith.ceildivsi", read_signed, lambda a, b: -(-a // b), _or_ones(lambda a, b: a // b + (a % b != 0)))
 _integer("arith.divui", read_unsigned, operator.floordiv, _or_ones(operator.floordiv))
-_integer("arith.remui", read_unsigned, operator.mod, lambda a, b: np.where(b == 0, a, a % np.where(b == 0, np.ones_like(b), b)))
+_integer(
+    "arith.remui",
+    read_unsigned,
+    operator.mod,
+    lambda a, b: np.where(b == 0, a, a % np.where(b == 0, np.ones_like(b), b)),
+)
 _integer("arith.ceildivui", read_unsigned, lambda a, b: -(-a // b), _or_ones(lambda a, b: a // b + (a % b != 0)))
 _integer("arith.maxsi", read_signed, max, np.maximum)
 _integer("arith.minsi", read_signed, min, np.minimum)
@@ -171,7 +186,9 @@ def high_product(a: Any, b: Any, kind: Type, read: Callable[[Any, Type], Any]) -
 @pure("arith.mulsi_extended", "arith.mului_extended")
 def multiply_extended(op: Op, a: Any, b: Any) -> Any:
     """(low half, high half)."""
-    return PURE["arith.muli"](op, a, b), high_product(a, b, op.result_types[0], read_signed if op.name == "arith.mulsi_extended" else read_unsigned)
+    return PURE["arith.muli"](op, a, b), high_product(
+        a, b, op.result_types[0], read_signed if op.name == "arith.mulsi_extended" else read_unsigned
+    )
 
 
 @pure("tt.mulhiui")
@@ -185,7 +202,9 @@ def add_extended(op: Op, a: Any, b: Any) -> Any:
     kind = op.result_types[0]
     add = op.name == "arith.addui_extended"
     out = PURE["arith.addi" if add else "arith.subi"](op, a, b)
-    carry = read_unsigned(out, kind) < read_unsigned(a, kind) if add else read_unsigned(a, kind) < read_unsigned(b, kind)
+    carry = (
+        read_unsigned(out, kind) < read_unsigned(a, kind) if add else read_unsigned(a, kind) < read_unsigned(b, kind)
+    )
     return out, carry if isinstance(carry, np.ndarray) and carry.ndim else int(carry)
 
 
@@ -281,7 +300,9 @@ _float("arith.minnumf", min_number)
 _float("tt.precise_divf", np.divide)
 _float("tt.approx_divf", np.divide)  # div.approx.f32 is within 2 ulp of it (PTX ISA "div")
 _float("tt.precise_sqrt", np.sqrt)
-_float("arith.flush_denormals", lambda x: np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x))
+_float(
+    "arith.flush_denormals", lambda x: np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(x.dtype.type(0), x), x)
+)
 
 
 @pure("tt.clampf")
@@ -289,7 +310,9 @@ def clamp(op: Op, x: Any, low: Any, high: Any) -> Any:
     """Clamp. propagateNan: 65535 (all) keeps NaN; 0 (none) replaces it by a bound."""
     kind = op.result_types[0]
     x, low, high = array(x, kind), array(low, kind), array(high, kind)
-    return settle(minimum(maximum(x, low), high) if op.attributes["propagateNan"] else min_number(max_number(x, low), high), kind)
+    return settle(
+        minimum(maximum(x, low), high) if op.attributes["propagateNan"] else min_number(max_number(x, low), high), kind
+    )
 
 
 # ---------------------------------------------------------------- conversions

@@ -3,6 +3,7 @@
 Where the hardware approximates (ex2.approx, sin.approx, …: the PTX ISA states their error), the exact value is
 computed and rounded.
 """
+
 from __future__ import annotations
 
 import math
@@ -58,7 +59,8 @@ def fma_parts(a: Any, b: Any, c: Any) -> tuple[Any, Any]:
     vh, vl = two_sum(uh, th)
     low = to_odd(*two_sum(tl, vl))
     plain = a * b + c
-    fine = np.isfinite(plain) & np.isfinite(low) & np.isfinite(vh)  # Dekker's product overflows near the end of the range
+    # Dekker's product overflows near the end of the range
+    fine = np.isfinite(plain) & np.isfinite(low) & np.isfinite(vh)
     return np.where(fine, vh, plain), np.where(fine, low, 0.0)
 
 
@@ -87,7 +89,11 @@ def _each(fn: Callable[[float], float]) -> Callable[[Any], Any]:
         try:
             return fn(x)
         except ValueError:
-            return math.nan if x != 0 and (x < 0 and fn is math.gamma or math.isnan(x)) else math.copysign(math.inf, x if fn is math.gamma else 1)
+            return (
+                math.nan
+                if x != 0 and (x < 0 and fn is math.gamma or math.isnan(x))
+                else math.copysign(math.inf, x if fn is math.gamma else 1)
+            )
         except OverflowError:
             return math.inf
 
@@ -117,19 +123,56 @@ _erf, _erfc = _torch(torch.erf), _torch(torch.erfc)
 
 # float64 → float64; float32 arguments are widened and the result is rounded once
 ONE: dict[str, Callable[[Any], Any]] = {
-    "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(10.0, x), "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10,
-    "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
-    "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
-    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "sqrt": np.sqrt, "cbrt": np.cbrt, "rsqrt": lambda x: 1 / np.sqrt(x),
-    "rcbrt": lambda x: 1 / np.cbrt(x), "erf": _erf, "erfc": _erfc,
-    "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint, "round": _round_away, "fabs": np.abs,
-    "erfinv": _torch(torch.erfinv), "erfcx": _torch(torch.special.erfcx), "erfcinv": _torch(lambda x: -torch.special.ndtri(x / 2) / math.sqrt(2)),
-    "normcdf": _torch(torch.special.ndtr), "normcdfinv": _torch(torch.special.ndtri), "lgamma": _each(math.lgamma), "tgamma": _each(math.gamma),
-    "j0": _torch(torch.special.bessel_j0), "j1": _torch(torch.special.bessel_j1), "y0": _torch(torch.special.bessel_y0), "y1": _torch(torch.special.bessel_y1),
-    "cyl_bessel_i0": _torch(torch.special.i0), "cyl_bessel_i1": _torch(torch.special.i1), "sinpi": _reduced_pi(np.sin), "cospi": _reduced_pi(np.cos),
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "exp10": lambda x: np.power(10.0, x),
+    "expm1": np.expm1,
+    "log": np.log,
+    "log2": np.log2,
+    "log10": np.log10,
+    "log1p": np.log1p,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "tanh": np.tanh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "sqrt": np.sqrt,
+    "cbrt": np.cbrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "rcbrt": lambda x: 1 / np.cbrt(x),
+    "erf": _erf,
+    "erfc": _erfc,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "trunc": np.trunc,
+    "rint": np.rint,
+    "round": _round_away,
+    "fabs": np.abs,
+    "erfinv": _torch(torch.erfinv),
+    "erfcx": _torch(torch.special.erfcx),
+    "erfcinv": _torch(lambda x: -torch.special.ndtri(x / 2) / math.sqrt(2)),
+    "normcdf": _torch(torch.special.ndtr),
+    "normcdfinv": _torch(torch.special.ndtri),
+    "lgamma": _each(math.lgamma),
+    "tgamma": _each(math.gamma),
+    "j0": _torch(torch.special.bessel_j0),
+    "j1": _torch(torch.special.bessel_j1),
+    "y0": _torch(torch.special.bessel_y0),
+    "y1": _torch(torch.special.bessel_y1),
+    "cyl_bessel_i0": _torch(torch.special.i0),
+    "cyl_bessel_i1": _torch(torch.special.i1),
+    "sinpi": _reduced_pi(np.sin),
+    "cospi": _reduced_pi(np.cos),
     "saturate": lambda x: np.fmin(np.fmax(x, 0.0), 1.0),
     "logb": lambda x: np.where(x == 0, -np.inf, np.where(np.isinf(x), np.inf, np.frexp(x)[1] - 1.0 + 0 * x)),
-}  # fmt: skip
+}
 ONE["nearbyint"] = ONE["rint"]
 
 
@@ -142,12 +185,24 @@ def _norm(*x: Any) -> Any:
 
 
 SEVERAL: dict[str, Callable[..., Any]] = {
-    "pow": np.power, "atan2": np.arctan2, "fmod": np.fmod, "hypot": np.hypot, "copysign": np.copysign, "fmin": np.fmin, "fmax": np.fmax,
+    "pow": np.power,
+    "atan2": np.arctan2,
+    "fmod": np.fmod,
+    "hypot": np.hypot,
+    "copysign": np.copysign,
+    "fmin": np.fmin,
+    "fmax": np.fmax,
     "fdividef": np.divide,
-    "fdim": lambda a, b: np.where(a <= b, 0.0, a - b), "rhypot": lambda a, b: 1 / np.hypot(a, b), "norm3d": _norm, "norm4d": _norm,
-    "rnorm3d": lambda *x: 1 / _norm(*x), "rnorm4d": lambda *x: 1 / _norm(*x),
-    "remainder": np.frompyfunc(lambda a, b: math.nan if math.isinf(a) or b == 0 or a != a or b != b else math.remainder(a, b), 2, 1),
-}  # fmt: skip
+    "fdim": lambda a, b: np.where(a <= b, 0.0, a - b),
+    "rhypot": lambda a, b: 1 / np.hypot(a, b),
+    "norm3d": _norm,
+    "norm4d": _norm,
+    "rnorm3d": lambda *x: 1 / _norm(*x),
+    "rnorm4d": lambda *x: 1 / _norm(*x),
+    "remainder": np.frompyfunc(
+        lambda a, b: math.nan if math.isinf(a) or b == 0 or a != a or b != b else math.remainder(a, b), 2, 1
+    ),
+}
 
 
 def wide(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,7 +235,12 @@ def sine_and_cosine(op: Op, a: Any) -> Any:
 def classify(op: Op, a: Any) -> Any:
     x = array(a, op.operand_types[0])
     tiny = {"f16": 2.0**-14}.get(element(op.operand_types[0]).name, np.finfo(x.dtype).tiny)
-    out = {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite, "isnormal": lambda v: np.isfinite(v) & (np.abs(v) >= tiny)}[op.name[5:]](x)
+    out = {
+        "isnan": np.isnan,
+        "isinf": np.isinf,
+        "isfinite": np.isfinite,
+        "isnormal": lambda v: np.isfinite(v) & (np.abs(v) >= tiny),
+    }[op.name[5:]](x)
     return out if out.ndim else int(out)
 
 
@@ -192,7 +252,10 @@ def absolute(op: Op, a: Any) -> Any:
 def _bits(value: Any, kind: Any) -> np.ndarray:
     """Return the bits of integers, most significant first, along a new last axis."""
     number = element(kind).bits
-    return (np.asarray(read_unsigned(value, kind)).astype(np.uint64)[..., None] >> np.arange(number - 1, -1, -1, dtype=np.uint64)) & np.uint64(1)
+    return (
+        np.asarray(read_unsigned(value, kind)).astype(np.uint64)[..., None]
+        >> np.arange(number - 1, -1, -1, dtype=np.uint64)
+    ) & np.uint64(1)
 
 
 def leading_zeros(bits: np.ndarray) -> Any:
@@ -209,7 +272,9 @@ def count_bits(op: Op, a: Any) -> Any:
 
 @pure("math.fpowi")
 def power(op: Op, a: Any, n: Any) -> Any:
-    return settle(wide(np.power)(array(a, op.operand_types[0]), read_signed(n, op.operand_types[1])), op.result_types[0])
+    return settle(
+        wide(np.power)(array(a, op.operand_types[0]), read_signed(n, op.operand_types[1])), op.result_types[0]
+    )
 
 
 @pure("math.ipowi")
@@ -225,7 +290,9 @@ def integer_power(op: Op, a: Any, n: Any) -> Any:
             raise ZeroDivisionError("0 to a negative power")
         return (x if k % 2 else 1) if abs(x) == 1 else 0
 
-    out = np.frompyfunc(one, 2, 1)(np.asarray(read_signed(a, kind)).astype(object), np.asarray(read_signed(n, kind)).astype(object))
+    out = np.frompyfunc(one, 2, 1)(
+        np.asarray(read_signed(a, kind)).astype(object), np.asarray(read_signed(n, kind)).astype(object)
+    )
     return back(out if isinstance(out, int) else np.asarray(out % (1 << bits), np.uint64), kind)
 
 
@@ -287,7 +354,9 @@ def _converted(source: str, target: str, mode: str, op: Op, a: Any) -> Any:
             single: np.ndarray = x.astype(np.float32)
             return settle(directed(single, np.where(np.isinf(x), 0.0, x - single), mode), kind)
         rounded = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}[mode](x)
-        return float_to_integer(_as(op, "arith.fptoui" if target[0] == "u" else "arith.fptosi"), rounded if rounded.ndim else rounded[()])
+        return float_to_integer(
+            _as(op, "arith.fptoui" if target[0] == "u" else "arith.fptosi"), rounded if rounded.ndim else rounded[()]
+        )
     if mode == "rn":
         return integer_to_float(_as(op, "arith.uitofp" if source[0] == "u" else "arith.sitofp"), a)
     read = read_unsigned if source[0] == "u" else read_signed
@@ -309,24 +378,44 @@ def _extract(name: str, op: Op, values: tuple[Any, ...]) -> Any:
     kinds, kind = op.operand_types, op.result_types[0]
     signed = [read_signed(v, t) if not element(t).is_float else array(v, t) for v, t in zip(values, kinds)]
     plain = [read_unsigned(v, t) if not element(t).is_float else None for v, t in zip(values, kinds)]
-    wider = [np.asarray(v, np.int64) if not element(t).is_float and element(t).bits < 64 else v for v, t in zip(signed, kinds)]
-    u: list[Any] = [np.asarray(v, np.int64) if v is not None and element(t).bits < 64 else v for v, t in zip(plain, kinds)]
+    wider = [
+        np.asarray(v, np.int64) if not element(t).is_float and element(t).bits < 64 else v
+        for v, t in zip(signed, kinds)
+    ]
+    u: list[Any] = [
+        np.asarray(v, np.int64) if v is not None and element(t).bits < 64 else v for v, t in zip(plain, kinds)
+    ]
     bits = element(kinds[0]).bits
     low24 = [(v << 40) >> 40 for v in wider[:2]] if name == "mul24" else []
     integer: dict[str, Callable[[], Any]] = {
-        "clz": lambda: leading_zeros(_bits(values[0], kinds[0])), "popc": lambda: _bits(values[0], kinds[0]).sum(-1).astype(np.int64),
+        "clz": lambda: leading_zeros(_bits(values[0], kinds[0])),
+        "popc": lambda: _bits(values[0], kinds[0]).sum(-1).astype(np.int64),
         "ffs": lambda: (leading_zeros(_bits(values[0], kinds[0])[..., ::-1]) + 1) % (bits + 1),
-        "brev": lambda: (_bits(values[0], kinds[0])[..., ::-1] << np.arange(bits - 1, -1, -1, dtype=np.uint64)).sum(-1, dtype=np.uint64).view(np.int64),
-        "abs": lambda: np.abs(signed[0]), "mulhi": lambda: high_product(values[0], values[1], kind, read_signed),
+        "brev": lambda: (
+            (_bits(values[0], kinds[0])[..., ::-1] << np.arange(bits - 1, -1, -1, dtype=np.uint64))
+            .sum(-1, dtype=np.uint64)
+            .view(np.int64)
+        ),
+        "abs": lambda: np.abs(signed[0]),
+        "mulhi": lambda: high_product(values[0], values[1], kind, read_signed),
         "umulhi": lambda: high_product(values[0], values[1], kind, read_unsigned),
-        "mul24": lambda: low24[0] * low24[1], "umul24": lambda: (u[0] & 0xFFFFFF) * (u[1] & 0xFFFFFF), "sad": lambda: np.abs(wider[0] - wider[1]) + u[2],
-        "usad": lambda: np.abs(u[0] - u[1]) + u[2], "hadd": lambda: (wider[0] + wider[1]) >> 1, "rhadd": lambda: (wider[0] + wider[1] + 1) >> 1,
-        "uhadd": lambda: (u[0] + u[1]) >> 1, "urhadd": lambda: (u[0] + u[1] + 1) >> 1, "byte_perm": lambda: _byte_permute(*u),
-        "isnan": lambda: np.isnan(signed[0]).astype(np.int64), "isinf": lambda: np.isinf(signed[0]).astype(np.int64),
+        "mul24": lambda: low24[0] * low24[1],
+        "umul24": lambda: (u[0] & 0xFFFFFF) * (u[1] & 0xFFFFFF),
+        "sad": lambda: np.abs(wider[0] - wider[1]) + u[2],
+        "usad": lambda: np.abs(u[0] - u[1]) + u[2],
+        "hadd": lambda: (wider[0] + wider[1]) >> 1,
+        "rhadd": lambda: (wider[0] + wider[1] + 1) >> 1,
+        "uhadd": lambda: (u[0] + u[1]) >> 1,
+        "urhadd": lambda: (u[0] + u[1] + 1) >> 1,
+        "byte_perm": lambda: _byte_permute(*u),
+        "isnan": lambda: np.isnan(signed[0]).astype(np.int64),
+        "isinf": lambda: np.isinf(signed[0]).astype(np.int64),
         "finite": lambda: np.isfinite(signed[0]).astype(np.int64),
-        "signbit": lambda: np.signbit(signed[0]).astype(np.int64), "ilogb": lambda: _integer_exponent(signed[0]),
-        "hiint": lambda: signed[0].view(np.int64) >> 32, "loint": lambda: signed[0].view(np.int64) & 0xFFFFFFFF,
-    }  # fmt: skip
+        "signbit": lambda: np.signbit(signed[0]).astype(np.int64),
+        "ilogb": lambda: _integer_exponent(signed[0]),
+        "hiint": lambda: signed[0].view(np.int64) >> 32,
+        "loint": lambda: signed[0].view(np.int64) & 0xFFFFFFFF,
+    }
     return integer[name]() if name in integer else None
 
 
@@ -347,12 +436,20 @@ def _byte_permute(x: Any, y: Any, selector: Any) -> Any:
 _INTEGER_NAMES = dict(
     (pair.split(":")[0], pair.split(":")[-1])
     for pair in (
-        "clz clzll:clz popc popcll:popc ffs ffsll:ffs brev brevll:brev abs llabs:abs mulhi mul64hi:mulhi umulhi umul64hi:umulhi mul24 umul24 sad "
+        "clz clzll:clz popc popcll:popc ffs ffsll:ffs brev brevll:brev abs llabs:abs mulhi mul64hi:mulhi umulhi "
+        "umul64hi:umulhi mul24 umul24 sad "
         "usad hadd rhadd uhadd urhadd byte_perm isnanf:isnan isnand:isnan isinff:isinf isinfd:isinf finitef:finite "
         "isfinited:finite signbitf:signbit signbitd:signbit ilogb ilogbf:ilogb double2hiint:hiint double2loint:loint"
     ).split()
 )
-_REINTERPRET = {"float_as_int", "float_as_uint", "int_as_float", "uint_as_float", "double_as_longlong", "longlong_as_double"}
+_REINTERPRET = {
+    "float_as_int",
+    "float_as_uint",
+    "int_as_float",
+    "uint_as_float",
+    "double_as_longlong",
+    "longlong_as_double",
+}
 _TO_INTEGER = {"llrint": np.rint, "llround": _round_away}
 
 
@@ -372,7 +469,9 @@ def extern(op: Op, *values: Any) -> Any:
     if name in _REINTERPRET:
         return PURE["arith.bitcast"](op, *values)
     if found := _DIRECTED.match(name):
-        return settle(_rounded_operation(found[1], found[2], [array(v, t) for v, t in zip(values, op.operand_types)]), kind)
+        return settle(
+            _rounded_operation(found[1], found[2], [array(v, t) for v, t in zip(values, op.operand_types)]), kind
+        )
     if found := _CONVERT.match(name):
         return _converted(found[1], found[2], found[3], op, values[0])
     base = re.sub("^fast_", "", name)
@@ -385,7 +484,9 @@ def extern(op: Op, *values: Any) -> Any:
     if base in ONE or base in SEVERAL:
         return settle(wide(ONE.get(base) or SEVERAL[base])(*values), kind)
     if base in ("ldexp", "scalbn"):
-        return settle(np.ldexp(array(values[0], op.operand_types[0]).astype(np.float64), np.asarray(values[1], np.int32)), kind)
+        return settle(
+            np.ldexp(array(values[0], op.operand_types[0]).astype(np.float64), np.asarray(values[1], np.int32)), kind
+        )
     if base in ("powi", "powif"):
         return power(op, *values)
     if base == "nextafter":

@@ -6,6 +6,7 @@ logical shape.
 Inside a region (the combiner of a reduction), a value of scalar type is an array with one number for every active
 element. So operations take shapes from values, and only number formats from types.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -81,4 +82,8 @@ def settle(value: Any, kind: Type) -> Any:
     out = np.asarray(value)
     if not out.ndim:
         return wrap(int(out), width(number))
-    return (out & 1).astype(np.bool_) if number.name == "i1" and out.dtype != np.bool_ else out.astype(dtype_of(kind), copy=False)
+    return (
+        (out & 1).astype(np.bool_)
+        if number.name == "i1" and out.dtype != np.bool_
+        else out.astype(dtype_of(kind), copy=False)
+    )

@@ -1,4 +1,5 @@
 """Tile operations: shapes, reductions and scans with a region, products in registers."""
+
 from __future__ import annotations
 
 import weakref
@@ -119,7 +120,9 @@ def sink_constants(module: Module) -> None:
                 return
             maker = makers.get(value)
             if maker is None or maker.name not in PURE:
-                raise NotImplementedError(f"{op.name} uses %{module.value_names.get(value, value)} from outside its region, at {op.location}")
+                raise NotImplementedError(
+                    f"{op.name} uses %{module.value_names.get(value, value)} from outside its region, at {op.location}"
+                )
             for operand in maker.operands:
                 sink(operand)
             known.update(maker.results)
@@ -158,7 +161,9 @@ def asm_of_numbers(op: Op, *values: Any) -> Any:
         raise NotImplementedError(f"inline PTX of several elements inside a region, at {op.location}")
     arrays = np.broadcast_arrays(*(encode(element(k).name, np.asarray(v)) for v, k in zip(values, op.operand_types)))
     threads: Any = Numbers(arrays[0].size)
-    running = execute(parse(op.attributes["asm_string"], op.attributes["constraints"]), threads, [a.reshape(-1) for a in arrays])
+    running = execute(
+        parse(op.attributes["asm_string"], op.attributes["constraints"]), threads, [a.reshape(-1) for a in arrays]
+    )
     try:
         next(running)
     except StopIteration as end:
@@ -197,7 +202,11 @@ def on_tiles(op: Op, *values: Any) -> Any:
     operands, results = tuple(map(widened, op.operand_types)), tuple(map(widened, op.result_types))
     rank = max(len(k.shape) for k in (*operands, *results) if isinstance(k, Tensor))
     given = [
-        np.broadcast_to(v, k.shape) if isinstance(k, Tensor) else v.reshape(-1, *[1] * (rank - 1)) if isinstance(v, np.ndarray) and v.ndim else v
+        np.broadcast_to(v, k.shape)
+        if isinstance(k, Tensor)
+        else v.reshape(-1, *[1] * (rank - 1))
+        if isinstance(v, np.ndarray) and v.ndim
+        else v
         for v, k in zip(values, operands)
     ]
     return function(replace(op, operand_types=operands, result_types=results, attributes=attributes), *given)
@@ -254,10 +263,15 @@ def diverging(entry: Block, values: list[Any]) -> list[Any]:
             taken = np.broadcast_to(np.asarray(known[condition[0]], np.bool_), at.shape)
             for target, passed, chosen in ((last.successors[0], yes, taken), (last.successors[1], no, ~taken)):
                 if chosen.any():
-                    part = {v: x[chosen] if isinstance(x, np.ndarray) and x.ndim and len(x) > 1 else x for v, x in known.items()}
+                    part = {
+                        v: x[chosen] if isinstance(x, np.ndarray) and x.ndim and len(x) > 1 else x
+                        for v, x in known.items()
+                    }
                     waiting.append((target, at[chosen], part | dict(zip(target.arguments, [part[v] for v in passed]))))
         else:
-            raise NotImplementedError(f"the simulator has no meaning for {last.name} inside a region, at {last.location}")
+            raise NotImplementedError(
+                f"the simulator has no meaning for {last.name} inside a region, at {last.location}"
+            )
     return finished
 
 
@@ -268,20 +282,38 @@ def combined(combine: Combine, left: list[np.ndarray], right: list[np.ndarray]) 
 
 
 _FOLD: dict[str, Any] = {
-    "arith.maxnumf": np.fmax, "arith.minnumf": np.fmin, "arith.maximumf": np.maximum, "arith.minimumf": np.minimum, "arith.maxsi": np.maximum,
-    "arith.minsi": np.minimum, "arith.addi": np.add, "arith.andi": np.bitwise_and, "arith.ori": np.bitwise_or, "arith.xori": np.bitwise_xor,
-}  # fmt: skip
+    "arith.maxnumf": np.fmax,
+    "arith.minnumf": np.fmin,
+    "arith.maximumf": np.maximum,
+    "arith.minimumf": np.minimum,
+    "arith.maxsi": np.maximum,
+    "arith.minsi": np.minimum,
+    "arith.addi": np.add,
+    "arith.andi": np.bitwise_and,
+    "arith.ori": np.bitwise_or,
+    "arith.xori": np.bitwise_xor,
+}
 _TREE: dict[str, Any] = {"arith.addf": np.add, "arith.mulf": np.multiply}
 
 
 def combiner(op: Op) -> str | None:
     """Return the name of a region's only operation, if it is a numpy ufunc of the region's arguments."""
     blocks = op.regions[0].blocks
-    if len(blocks) != 1 or len(blocks[0].operations) != 2 or len(op.operands) != 1 or element(op.operand_types[0]).name == "i1":
+    if (
+        len(blocks) != 1
+        or len(blocks[0].operations) != 2
+        or len(op.operands) != 1
+        or element(op.operand_types[0]).name == "i1"
+    ):
         return None
     first, last = blocks[0].operations
-    rounds = first.name in _TREE and element(op.operand_types[0]).name not in ("f32", "f64")  # numpy does not round after every step
-    return first.name if set(first.operands) == set(blocks[0].arguments) and last.operands == first.results and not rounds else None
+    # numpy does not round after every step
+    rounds = first.name in _TREE and element(op.operand_types[0]).name not in ("f32", "f64")
+    return (
+        first.name
+        if set(first.operands) == set(blocks[0].arguments) and last.operands == first.results and not rounds
+        else None
+    )
 
 
 @pure("tt.reduce")
@@ -294,7 +326,9 @@ def reduce(op: Op, *sources: np.ndarray) -> Any:
     values = [array(s, t) for s, t in zip(sources, op.operand_types)]
     name = combiner(op)
     if name in _FOLD:
-        out: list[Any] = [_FOLD[name].reduce(values[0], axis=axis, dtype=values[0].dtype if name == "arith.addi" else None)]
+        out: list[Any] = [
+            _FOLD[name].reduce(values[0], axis=axis, dtype=values[0].dtype if name == "arith.addi" else None)
+        ]
     elif name in _TREE:
         x, fold = values[0], _TREE[name]
 
@@ -345,7 +379,9 @@ def map_elementwise(op: Op, *sources: np.ndarray) -> Any:
     results = region_function(op)(lanes)
     out = []
     for r, kind in enumerate(op.result_types):
-        columns = [np.broadcast_to(np.asarray(v, dtype_of(kind)), lanes[0].shape) for v in results[r * pack : (r + 1) * pack]]
+        columns = [
+            np.broadcast_to(np.asarray(v, dtype_of(kind)), lanes[0].shape) for v in results[r * pack : (r + 1) * pack]
+        ]
         out.append(np.stack(columns, axis=-1).reshape(kind.shape))  # type: ignore[union-attr]
     return tuple(out) if len(out) > 1 else out[0]
 
@@ -370,7 +406,8 @@ def dot(op: Op, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> Any:
     if element(op.operand_types[0]).name == "f32":
         precision = op.attributes.get("inputPrecision", 2)
         if precision == 0:
-            a, b = round_to("tf32", a, toward_zero=True), round_to("tf32", b, toward_zero=True)  # the hardware drops the low 13 bits
+            # the hardware drops the low 13 bits
+            a, b = round_to("tf32", a, toward_zero=True), round_to("tf32", b, toward_zero=True)
         elif precision == 3:  # high·high + high·low + low·high
             (ah, al), (bh, bl) = ((h := round_to("bf16", x), round_to("bf16", x - h)) for x in (a, b))
             return settle(np.matmul(ah, bh) + (np.matmul(ah, bl) + np.matmul(al, bh)) + c, kind)

@@ -1,4 +1,5 @@
 """Findings of the simulator in readable form: kind, both places in the code, CTA, role, buffer, stage, phase."""
+
 from __future__ import annotations
 
 import linecache
@@ -10,17 +11,23 @@ import triton
 
 from .ttgir import Location, Op
 
-_LIBRARIES = (Path(triton.__file__).parent, Path(__file__).parents[1] / "lang", Path(__file__).parents[1] / "inline_ptx")
+_LIBRARIES = (
+    Path(triton.__file__).parent,
+    Path(__file__).parents[1] / "lang",
+    Path(__file__).parents[1] / "inline_ptx",
+)
 
 # every kind of finding, with its meaning in one line
 KINDS = {
     "deadlock": "every role that is left waits for something that nothing will do",
     "race": "two accesses of the same bytes, one of them a write, in no order",
-    "missing-fence": "an ordinary access followed by an access of the asynchronous proxy without fence.proxy.async between them",
+    "missing-fence": "an ordinary access followed by an access of the asynchronous proxy without fence.proxy.async "
+    "between them",
     "bytes": "a barrier's phase expected other bytes than the copies of that phase deliver",
     "arrivals": "more arrivals at a barrier's phase than it was initialised for",
     "phase-wrap": "a barrier completed two phases while a role waited for one of them",
-    "barrier-life": "a barrier used before mbarrier.init or after mbarrier.inval, initialised twice, or its memory overwritten",
+    "barrier-life": "a barrier used before mbarrier.init or after mbarrier.inval, initialised twice, or its memory "
+    "overwritten",
     "uninitialized": "memory or registers read that nothing has written",
     "in-flight": "an accumulator or register operand touched while a wgmma that uses it is in flight",
     "out-of-bounds": "an access outside every tensor and allocation",
@@ -100,4 +107,8 @@ class Stop(Exception):
 
 
 def unknown_operation(op: Op) -> Finding:
-    return Finding("unknown", f"the simulator has no meaning for the operation {op.name}", (Place("compiler", f'"{op.name}"', op.location),))
+    return Finding(
+        "unknown",
+        f"the simulator has no meaning for the operation {op.name}",
+        (Place("compiler", f'"{op.name}"', op.location),),
+    )

@@ -1,4 +1,5 @@
 """The number of resident CTAs of a launch. Further CTAs start when these have ended."""
+
 from __future__ import annotations
 
 import sys

@@ -1,6 +1,7 @@
 """Schedules: the only place where a simulation makes choices. Every choice is deterministic by seed, recorded and
 replayable.
 """
+
 from __future__ import annotations
 
 import random
@@ -106,12 +107,16 @@ class OneBehind(Schedule):
         self.name = f"role {loser} far behind"
 
     def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Agent:
-        others: list[Agent] = [*(r for r in roles if r.index % machine.simulation.roles_per_cta != self.loser), *operations]
+        others: list[Agent] = [
+            *(r for r in roles if r.index % machine.simulation.roles_per_cta != self.loser),
+            *operations,
+        ]
         return self.random.choice(others) if others else self.random.choice(roles)
 
 
 class Priorities(Schedule):
-    """Random priorities of roles and units that change at random moments (probabilistic concurrency testing, Burckhardt et al., ASPLOS 2010)."""
+    """Random priorities of roles and units that change at random moments (probabilistic concurrency testing, Burckhardt
+    et al., ASPLOS 2010)."""
 
     name = "random priorities"
 
@@ -152,9 +157,15 @@ class Uniform(Priorities):
 def nth(seed: int, roles: int) -> Schedule:
     """Return the schedule of a seed: 0 by modelled time, then the adversarial ones, then random ones without end."""
     fixed: list[Callable[[], Schedule]] = [
-        lambda: Schedule(seed), lambda: Eager(seed), lambda: Lazy(seed), lambda: SlowUnit(seed, "TMA"), lambda: SlowUnit(seed, "tensor core"),
-        lambda: SlowUnit(seed, "cp.async"), *[lambda r=r: OneAhead(seed, r) for r in range(roles)], *[lambda r=r: OneBehind(seed, r) for r in range(roles)],
-    ]  # fmt: skip
+        lambda: Schedule(seed),
+        lambda: Eager(seed),
+        lambda: Lazy(seed),
+        lambda: SlowUnit(seed, "TMA"),
+        lambda: SlowUnit(seed, "tensor core"),
+        lambda: SlowUnit(seed, "cp.async"),
+        *[lambda r=r: OneAhead(seed, r) for r in range(roles)],
+        *[lambda r=r: OneBehind(seed, r) for r in range(roles)],
+    ]
     if seed < len(fixed):
         return fixed[seed]()
     return Uniform(seed) if seed % 3 == 0 else Priorities(seed)

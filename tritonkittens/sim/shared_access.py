@@ -12,6 +12,7 @@ the same: a matrix of 8 rows of 16 bytes is a warp's fragment, 4 bytes each. (A 
 too; here it counts as accesses of single elements, 4 rows instead of 8.) All warps of a role take part, also where
 several hold the same elements.
 """
+
 from __future__ import annotations
 
 import functools
@@ -27,7 +28,8 @@ BANKS = 32
 WORD = 4
 WAVEFRONT = BANKS * WORD
 WIDEST = 16  # bytes of one lane's access
-_TENSOR_FIRST = ("ttg.local_store", "ttg.async_copy_global_to_local")  # operations whose first operand is the tensor and whose second is the memory
+# operations whose first operand is the tensor and whose second is the memory
+_TENSOR_FIRST = ("ttg.local_store", "ttg.async_copy_global_to_local")
 _RUN_TIME = ("ttg.local_gather", "ttg.local_scatter")
 
 
@@ -95,7 +97,8 @@ def _vectors(addresses: np.ndarray, nbytes: int) -> tuple[int, np.ndarray]:
         each = width // nbytes
         within: Any = addresses % width
         if count % each == 0 and (within == within[0]).all():
-            order = np.argsort(addresses[0], kind="stable")  # the registers of thread 0 by address; they must be adjacent in every thread
+            # the registers of thread 0 by address; they must be adjacent in every thread
+            order = np.argsort(addresses[0], kind="stable")
             runs: Any = (addresses[:, order] // width).reshape(len(addresses), -1, each)
             if (runs == runs[..., :1]).all() and (within[0][order].reshape(-1, each) == np.arange(each) * nbytes).all():
                 return width, order[::each]

@@ -1,4 +1,5 @@
 """One launch: clusters in some order, each a machine; the interpreter of roles; the findings."""
+
 from __future__ import annotations
 
 import itertools
@@ -16,7 +17,17 @@ from . import divergence, tensormaps
 from .machine import Async, Machine, Role, Wait, needs_wait, used_in_flight
 from .memory import Global
 from .operations import EFFECTS
-from .program import CONTROL_KIND, EFFECT_KIND, GENERATOR_KIND, PURE_KIND, UNKNOWN_KIND, VIEW_KIND, Program, Step, partitions
+from .program import (
+    CONTROL_KIND,
+    EFFECT_KIND,
+    GENERATOR_KIND,
+    PURE_KIND,
+    UNKNOWN_KIND,
+    VIEW_KIND,
+    Program,
+    Step,
+    partitions,
+)
 from .report import Finding, Place, SimulationError, Stop, unknown_operation
 from .residency import Residency
 from .schedule import Schedule
@@ -25,8 +36,10 @@ from .ttgir import Op, Pointer, Tensor
 from .values import InFlight, Poison, TensorMap
 
 STEP_LIMIT = 20_000_000  # operations of one launch
-PATIENCE = 2_000  # steps of roles after which an operation in flight completes in every schedule, because a polling role never blocks
-SLICE = 4_000  # operations of one cluster before another may run, because clusters may wait for each other through global memory
+# steps of roles after which an operation in flight completes in every schedule, because a polling role never blocks
+PATIENCE = 2_000
+# operations of one cluster before another may run, because clusters may wait for each other through global memory
+SLICE = 4_000
 MAX_FINDINGS = 25
 MAX_PLACES = 16  # reported places of a deadlock
 FIRST_THREAD = {"tt.store"}  # operations on scalars that the compiler assigns to one thread
@@ -45,9 +58,18 @@ class Simulation:
     """
 
     def __init__(
-        self, program: Program, grid: tuple[int, int, int], arguments: Sequence[Any], memory: Global, *, cluster: int = 1, schedule: Schedule | None = None,
-        step_limit: int = STEP_LIMIT, recorder: Any = None, multiprocessors: int | None = None,
-    ):  # fmt: skip
+        self,
+        program: Program,
+        grid: tuple[int, int, int],
+        arguments: Sequence[Any],
+        memory: Global,
+        *,
+        cluster: int = 1,
+        schedule: Schedule | None = None,
+        step_limit: int = STEP_LIMIT,
+        recorder: Any = None,
+        multiprocessors: int | None = None,
+    ):
         self.program, self.grid, self.arguments, self.memory = program, grid, list(arguments), memory
         memory.discovers = memory.discovers or any(makes_pointers(op) for op in program.module.walk())
         self.cluster = cluster
@@ -81,7 +103,9 @@ class Simulation:
         if known is None and address >= PARAMETER_WINDOW:
             whole = self.arguments[(address - PARAMETER_WINDOW) // tensormaps.NBYTES]
             if isinstance(whole, TensorMap) and whole.spec is not None:
-                known = self.tensor_maps[address] = replace(whole, box=hardware_box(whole.spec, whole.nbytes), swizzle=whole.spec.swizzle)
+                known = self.tensor_maps[address] = replace(
+                    whole, box=hardware_box(whole.spec, whole.nbytes), swizzle=whole.spec.swizzle
+                )
             return known
         found = None if known is not None else self.memory.find(address)
         if found is None or address + tensormaps.NBYTES > found[0] + found[1]:
@@ -153,7 +177,8 @@ class Simulation:
     def _run(self) -> None:
         clusters = self.clusters()
         room = min(self.residency.clusters, len(clusters)) or 1
-        order = sorted(self.schedule.cluster_order(len(clusters)), key=lambda i: i // room)  # the hardware starts clusters beyond the resident ones in order
+        # the hardware starts clusters beyond the resident ones in order
+        order = sorted(self.schedule.cluster_order(len(clusters)), key=lambda i: i // room)
         self.waiting = [clusters[i] for i in order]
         resident: list[Machine] = []
         number = 0
@@ -186,7 +211,16 @@ class Simulation:
             environment: list[Any] = [None] * self.program.module.number_of_values
             for slot, value in zip(entry.arguments, self.arguments, strict=True):
                 environment[slot] = value
-            role = Role(machine, rank, rank * self.roles_per_cta, self.program.role_names[0], self.program.num_warps, 0, environment, entry)
+            role = Role(
+                machine,
+                rank,
+                rank * self.roles_per_cta,
+                self.program.role_names[0],
+                self.program.num_warps,
+                0,
+                environment,
+                entry,
+            )
             machine.roles.append(role)
         return machine
 
@@ -213,16 +247,23 @@ class Simulation:
         for barrier in machine.barriers.values():
             if barrier.tx < 0:
                 op = barrier.init_op
-                expects = tuple(Place(who, what, o.location) for who, (what, o) in barrier.history.items() if "bytes" in what)
+                expects = tuple(
+                    Place(who, what, o.location) for who, (what, o) in barrier.history.items() if "bytes" in what
+                )
                 self.found(
-                    Finding("bytes", f"{barrier.name}: at the end {-barrier.tx} bytes more were delivered than expected",
-                            (*expects, Place(machine.name, "mbarrier.init", op.location)),
-                            {"buffer": barrier.name})
-                )  # fmt: skip
+                    Finding(
+                        "bytes",
+                        f"{barrier.name}: at the end {-barrier.tx} bytes more were delivered than expected",
+                        (*expects, Place(machine.name, "mbarrier.init", op.location)),
+                        {"buffer": barrier.name},
+                    )
+                )
         for cta in machine.ctas:
             for allocation in cta.tensor_live.values():
                 place = Place(machine.name, "tcgen05.alloc", allocation.op.location)
-                self.found(Finding("tmem", f"{allocation.name}: tensor memory is not released when the CTA ends", (place,)))
+                self.found(
+                    Finding("tmem", f"{allocation.name}: tensor memory is not released when the CTA ends", (place,))
+                )
         machine.release_memory()
         self.finished.append(machine)
 
@@ -242,7 +283,11 @@ class Simulation:
                 if resting(machine):
                     return False
                 self.deadlock([machine])
-            agent = operations[0] if operations and machine.unanswered > PATIENCE else schedule.choose(machine, roles, operations)
+            agent = (
+                operations[0]
+                if operations and machine.unanswered > PATIENCE
+                else schedule.choose(machine, roles, operations)
+            )
             self.actions += 1
             machine.unanswered = 0 if isinstance(agent, Async) else machine.unanswered + 1
             if isinstance(agent, Async):
@@ -304,7 +349,8 @@ class Simulation:
                 elif kind in (VIEW_KIND, EFFECT_KIND):
                     result = step.function(role, op, *values)  # type: ignore[misc]
                 elif kind == GENERATOR_KIND:
-                    role.pending, role.pending_results, role.looks = step.function(role, op, *values), op.results, step.looks  # type: ignore[misc]
+                    role.pending = step.function(role, op, *values)  # type: ignore[misc]
+                    role.pending_results, role.looks = op.results, step.looks
                     self._resume(role)
                     return
                 else:
@@ -357,11 +403,16 @@ class Simulation:
             return tuple(poison for _ in op.results) if len(op.results) != 1 else poison
         if any(isinstance(v, np.ndarray) and not isinstance(kind, Tensor) for v, kind in zip(values, op.operand_types)):
             if op.name in FIRST_THREAD:
-                differ = [isinstance(v, np.ndarray) and not isinstance(kind, Tensor) for v, kind in zip(values, op.operand_types)]
+                differ = [
+                    isinstance(v, np.ndarray) and not isinstance(kind, Tensor)
+                    for v, kind in zip(values, op.operand_types)
+                ]
                 first = [v.reshape(-1)[0].item() if d else v for v, d in zip(values, differ)]
                 return EFFECTS[op.name](role, op, *first)
             place = Place(role.machine.where(role), op.name, op.location)
-            raise Stop(Finding("unknown", f"{op.name} of a scalar that differs between the threads of its role", (place,))) from error
+            raise Stop(
+                Finding("unknown", f"{op.name} of a scalar that differs between the threads of its role", (place,))
+            ) from error
         note = f"the simulator failed in {op.name} at {op.location}"
         raise RuntimeError(f"{note}: {type(error).__name__}: {error}") from error
 
@@ -402,11 +453,21 @@ class Simulation:
         if name == "cf.cond_br":
             condition = environment[op.operands[0]]
             if isinstance(condition, Poison):
-                role.machine.stop("uninitialized", "a branch on a value that was never computed", role, op, computed=str(condition.op.location))
+                role.machine.stop(
+                    "uninitialized",
+                    "a branch on a value that was never computed",
+                    role,
+                    op,
+                    computed=str(condition.op.location),
+                )
             first, yes, no = op.segments
             if divergence.differs(role, condition):
                 ways = [(op.successors[0], op.operands[yes]), (op.successors[1], op.operands[no])]
-                role.pending, role.pending_results, role.looks = divergence.diverge(self, role, op, condition, ways), (), False
+                role.pending, role.pending_results, role.looks = (
+                    divergence.diverge(self, role, op, condition, ways),
+                    (),
+                    False,
+                )
                 self._resume(role)
                 return True
             taken = bool(divergence.first(role, condition))
@@ -453,9 +514,10 @@ class Simulation:
         children = role.children
         if not all(c.done for c in children):
             role.wait = Wait(
-                lambda: all(c.done for c in children), lambda: "the partitions " + ", ".join(c.name for c in children if not c.done) + " to end",
+                lambda: all(c.done for c in children),
+                lambda: "the partitions " + ", ".join(c.name for c in children if not c.done) + " to end",
                 time=lambda: max(c.time for c in children),
-            )  # fmt: skip
+            )
             if self.recorder is not None:
                 self.recorder.waits(role.machine, role)
             return True
@@ -489,7 +551,12 @@ class Simulation:
         """Start the partitions. The role itself continues with the default region."""
         machine = role.machine
         machine.version += 1
-        holder = next(inner for block in op.regions[1].blocks for inner in block.operations if inner.name == "ttg.warp_specialize.partitions")
+        holder = next(
+            inner
+            for block in op.regions[1].blocks
+            for inner in block.operations
+            if inner.name == "ttg.warp_specialize.partitions"
+        )
         captured = [role.environment[i] for i in holder.operands]
         warps = op.attributes["partitionNumWarps"]
         starts = op.attributes.get("warpGroupStartIds") or [0] * len(warps)
@@ -501,7 +568,16 @@ class Simulation:
             for slot, value in zip(entry.arguments, captured):
                 environment[slot] = value
             index = first + used + k
-            child = Role(machine, role.rank, index, self.program.role_names[index - first], warps[k], starts[k], environment, entry)
+            child = Role(
+                machine,
+                role.rank,
+                index,
+                self.program.role_names[index - first],
+                warps[k],
+                starts[k],
+                environment,
+                entry,
+            )
             child.clock.join(role.clock)
             child.clock.roles[index] += 1
             child.time = role.time
@@ -524,11 +600,12 @@ class Simulation:
     def endless(self, machine: Machine, role: Role, op: Op) -> None:
         raise Stop(
             Finding(
-                "loop", f"{self.step_limit} operations and no end: the limit `step_limit`; {role.name} is still running",
+                "loop",
+                f"{self.step_limit} operations and no end: the limit `step_limit`; {role.name} is still running",
                 (Place(machine.where(role), op.name, op.location),),
                 {"roles": "; ".join(f"{r.name}: {r.steps} operations" for r in machine.roles)},
             )
-        )  # fmt: skip
+        )
 
     def deadlock(self, machines: list[Machine]) -> None:
         """Report a deadlock: each role's wait, the event that would complete it, and why that event cannot happen."""
@@ -549,31 +626,55 @@ class Simulation:
             lines += [f"arrived in this phase: {', '.join(barrier.arrived) or 'no role'}"]
             for who, (what, op) in barrier.history.items():
                 state = self._state_of(role.machine, who)
-                lines.append(f"{who} {what} at {op.location.frames[0] if op.location.frames else 'unknown line'}{state}")
+                lines.append(
+                    f"{who} {what} at {op.location.frames[0] if op.location.frames else 'unknown line'}{state}"
+                )
             if not barrier.history:
                 lines.append("nothing ever arrived at it")
             if barrier.phase > role.wait.phase:
                 lines.append(f"it has completed {barrier.phase - role.wait.phase} phases since the wait began")
             details[barrier.name] = "\n        ".join(lines)
             last = role.seen_phase.get(barrier.address)
-            if last is not None and barrier.phase == last + 3:  # checked only here, because alternating roles legally skip phases, and parity does not show it
-                message = f"{barrier.name}: {role.name} saw phase {last} last; {last + 1} and {last + 2} are both complete, and it waits for {last + 3}"
+            # checked only here, because alternating roles legally skip phases, and parity does not show it
+            if last is not None and barrier.phase == last + 3:
+                message = (
+                    f"{barrier.name}: {role.name} saw phase {last} last; {last + 1} and {last + 2} are both "
+                    f"complete, and it waits for {last + 3}"
+                )
                 self.found(Finding("phase-wrap", message, (places[-1],), {"buffer": barrier.name, "phase": last + 1}))
-            if not barrier.pending and barrier.tx and barrier.delivered:  # all have arrived, copies have delivered, and the bytes do not match
-                took_part = tuple(Place(who, what, op.location) for who, (what, op) in barrier.history.items() if "bytes" in what)
-                message = f"{barrier.name}: phase {barrier.phase} expects {barrier.expected} bytes, and its copies delivered {barrier.delivered}"
-                self.found(Finding("bytes", message, (*took_part, places[-1]), {"buffer": barrier.name, "phase": barrier.phase}))
+            # all have arrived, copies have delivered, and the bytes do not match
+            if not barrier.pending and barrier.tx and barrier.delivered:
+                took_part = tuple(
+                    Place(who, what, op.location) for who, (what, op) in barrier.history.items() if "bytes" in what
+                )
+                message = (
+                    f"{barrier.name}: phase {barrier.phase} expects {barrier.expected} bytes, and its copies "
+                    f"delivered {barrier.delivered}"
+                )
+                self.found(
+                    Finding(
+                        "bytes", message, (*took_part, places[-1]), {"buffer": barrier.name, "phase": barrier.phase}
+                    )
+                )
         buffers = sorted(details)
-        working = [r for r in roles if r in stuck or r.steps > 1]  # the compiler fills up warp groups with partitions that only return
+        # the compiler fills up warp groups with partitions that only return
+        working = [r for r in roles if r in stuck or r.steps > 1]
         message = f"{len(stuck)} of {len(working)} roles wait, and nothing is in flight that would wake them"
         if buffers:
             details["buffer"] = ", ".join(buffers)
         kind = "deadlock"
         if self.waiting:
             what = "clusters" if self.residency.size > 1 else "CTAs"
-            message = f"all CTAs on the device wait, and {len(self.waiting)} of the grid's {len(self.clusters())} {what} have not started: {self.residency}"
+            message = (
+                f"all CTAs on the device wait, and {len(self.waiting)} of the grid's {len(self.clusters())} "
+                f"{what} have not started: {self.residency}"
+            )
         elif all(isinstance(r.wait, Rest) for r in stuck):
-            kind, message = "loop", f"{len(stuck)} of {len(working)} roles are in a loop without end: no role will change the values that they read"
+            kind, message = (
+                "loop",
+                f"{len(stuck)} of {len(working)} roles are in a loop without end: no role will change the values that "
+                "they read",
+            )
         if len(places) > MAX_PLACES:
             details["not shown"] = f"{len(places) - MAX_PLACES} more that wait"
         raise Stop(Finding(kind, message, tuple(places[:MAX_PLACES]), details))
@@ -593,7 +694,11 @@ class Simulation:
 def makes_pointers(op: Op) -> bool:
     """Whether addresses come from memory or numbers in this operation."""
     kinds = [k.element if isinstance(k, Tensor) else k for k in op.result_types]
-    return op.name == "tt.int_to_ptr" or (op.name == "tt.load" and any(isinstance(k, Pointer) for k in kinds)) or "inline_asm" in op.name
+    return (
+        op.name == "tt.int_to_ptr"
+        or (op.name == "tt.load" and any(isinstance(k, Pointer) for k in kinds))
+        or "inline_asm" in op.name
+    )
 
 
 def check(simulation: Simulation) -> None:

@@ -4,6 +4,7 @@ A watch remembers a role's state at a turn of a loop (the 4th, 8th, 16th, … wi
 cycle), and the role's reads from there on. If the state repeats, the loop continues for ever unless its cluster acts,
 or the words in global memory change.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
@@ -23,12 +24,60 @@ FIRST_TURN = 4  # the first turn of a loop without a change at which the state i
 MOST_READS = 256  # the most reads of one turn; a loop with more is no waiting loop
 
 # Operations without visible effects, and atomics, which report a changed word.
-LOOKS = {"tt.load", "tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_load", "tt.atomic_poll", "ttg.local_load", "ttg.barrier", "gpu.barrier", "ttg.local_barrier",
-         "tt.assert", "cf.assert", "tt.assume", "llvm.intr.assume", "ttng.fence_async_shared"}  # fmt: skip
+LOOKS = {
+    "tt.load",
+    "tt.atomic_rmw",
+    "tt.atomic_cas",
+    "tt.atomic_load",
+    "tt.atomic_poll",
+    "ttg.local_load",
+    "ttg.barrier",
+    "gpu.barrier",
+    "ttg.local_barrier",
+    "tt.assert",
+    "cf.assert",
+    "tt.assume",
+    "llvm.intr.assume",
+    "ttng.fence_async_shared",
+}
 INLINE = {"ttg.inline_asm", "tt.elementwise_inline_asm"}
-PTX_EFFECTS = ("st.", "cp.", "mbarrier.", "bar.", "barrier.", "wgmma.", "tcgen05.", "clusterlaunchcontrol.", "setmaxnreg.", "multimem.", "tensormap.", "trap",
-               "griddepcontrol.", "prefetch", "exit", "ret", "mapa", "vote", "shfl", "match", "redux", "elect", "activemask")  # fmt: skip
-PTX_LOOKS = ("mbarrier.test_wait", "mbarrier.try_wait", "griddepcontrol.wait", "mapa", "vote", "shfl", "match", "redux", "elect", "activemask")
+PTX_EFFECTS = (
+    "st.",
+    "cp.",
+    "mbarrier.",
+    "bar.",
+    "barrier.",
+    "wgmma.",
+    "tcgen05.",
+    "clusterlaunchcontrol.",
+    "setmaxnreg.",
+    "multimem.",
+    "tensormap.",
+    "trap",
+    "griddepcontrol.",
+    "prefetch",
+    "exit",
+    "ret",
+    "mapa",
+    "vote",
+    "shfl",
+    "match",
+    "redux",
+    "elect",
+    "activemask",
+)
+PTX_LOOKS = (
+    "mbarrier.test_wait",
+    "mbarrier.try_wait",
+    "griddepcontrol.wait",
+    "mapa",
+    "vote",
+    "shfl",
+    "match",
+    "redux",
+    "elect",
+    "activemask",
+)
 
 
 def only_looks(op: Op) -> bool:
@@ -112,30 +161,44 @@ class Watch:
 
 
 class Rest(Wait):
-    """The wait of a role whose loop only reads. It ends when the words that it read change, or when its cluster acts."""
+    """The wait of a role whose loop only reads. It ends when the words that it read change, or when its cluster
+    acts."""
 
     __slots__ = ("role", "reads", "looked", "version", "woken")
 
     def __init__(self, role: Role, reads: list[Read], looked: list[str], version: int | None):
         super().__init__(self._changed, self._describe, time=lambda: self.woken)
         self.role, self.looked, self.version = role, looked, version  # version None: only the words matter
-        self.reads = [reads[i] for i in sorted({(r.addresses.tobytes(), r.words.itemsize): i for i, r in enumerate(reads)}.values())]
+        self.reads = [
+            reads[i]
+            for i in sorted({(r.addresses.tobytes(), r.words.itemsize): i for i, r in enumerate(reads)}.values())
+        ]
         self.woken = 0.0
         self.outside = True
 
     def _changed(self) -> bool:
         machine = self.role.machine
         peek = machine.simulation.memory.peek
-        if self.version in (None, machine.version) and all(np.array_equal(peek(r.addresses, r.words.itemsize), r.words) for r in self.reads):
+        if self.version in (None, machine.version) and all(
+            np.array_equal(peek(r.addresses, r.words.itemsize), r.words) for r in self.reads
+        ):
             return False
         self.woken = self.woken or machine.simulation.now
         return True
 
     def _describe(self) -> str:
         memory = self.role.machine.simulation.memory
-        seen = [f"{memory.name(int(r.addresses[0]))}, which holds {' '.join(map(str, r.words[:4]))}" for r in self.reads if r.addresses.size][:4]
+        seen = [
+            f"{memory.name(int(r.addresses[0]))}, which holds {' '.join(map(str, r.words[:4]))}"
+            for r in self.reads
+            if r.addresses.size
+        ][:4]
         what = "; ".join(dict.fromkeys([*seen, *self.looked]))
-        return f"a change of {what}: its loop only reads that" if what else "nothing: its loop reads nothing that another role could change"
+        return (
+            f"a change of {what}: its loop only reads that"
+            if what
+            else "nothing: its loop reads nothing that another role could change"
+        )
 
     @property
     def op(self) -> Op | None:
@@ -176,4 +239,8 @@ def turned(role: Role) -> Rest | None:
 def resting(machine: Machine) -> bool:
     """Whether nothing can happen in a cluster unless others change global memory."""
     alive = [r for r in machine.roles if not r.done]
-    return any(r.wait is not None and r.wait.outside for r in alive) and not any(r.ready for r in alive) and not any(o.can_complete() for o in machine.flying)
+    return (
+        any(r.wait is not None and r.wait.outside for r in alive)
+        and not any(r.ready for r in alive)
+        and not any(o.can_complete() for o in machine.flying)
+    )

@@ -2,6 +2,7 @@
 
 A map that a kernel copies, or changes by `tensormap.replace`, stays a map.
 """
+
 from __future__ import annotations
 
 import math
@@ -15,15 +16,42 @@ from .values import TensorMap
 
 NBYTES = 128
 _MAGIC = b"tkmap\0"
-# magic, element, rank, address, bytes of an element, swizzle / 16, NaN fill, nothing, extents - 1, strides, box; the slowest dimension first
+# magic, element, rank, address, bytes of an element, swizzle / 16, NaN fill, nothing, extents - 1, strides, box; the
+# slowest dimension first
 _FORM = struct.Struct("<6sBBQBBBB5I4Q5H")
-_ELEMENTS = ("i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64", "f8E4M3FN", "f8E5M2", "tf32", "u8", "u16", "u32", "u64")
+_ELEMENTS = (
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "f16",
+    "bf16",
+    "f32",
+    "f64",
+    "f8E4M3FN",
+    "f8E5M2",
+    "tf32",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+)
 # names of `inline_ptx.tensormap` → number format, bytes
 FORMATS = {
-    "uint8": ("u8", 1), "uint16": ("u16", 2), "uint32": ("u32", 4), "int32": ("i32", 4), "uint64": ("u64", 8), "int64": ("i64", 8),
-    "float16": ("f16", 2), "float32": ("f32", 4), "float64": ("f64", 8),
-    "bfloat16": ("bf16", 2), "float32_ftz": ("f32", 4), "tfloat32": ("tf32", 4), "tfloat32_ftz": ("tf32", 4),
-}  # fmt: skip
+    "uint8": ("u8", 1),
+    "uint16": ("u16", 2),
+    "uint32": ("u32", 4),
+    "int32": ("i32", 4),
+    "uint64": ("u64", 8),
+    "int64": ("i64", 8),
+    "float16": ("f16", 2),
+    "float32": ("f32", 4),
+    "float64": ("f64", 8),
+    "bfloat16": ("bf16", 2),
+    "float32_ftz": ("f32", 4),
+    "tfloat32": ("tf32", 4),
+    "tfloat32_ftz": ("tf32", 4),
+}
 SWIZZLES = (0, 32, 64, 128)  # bytes, in the order of swizzle_mode
 
 
@@ -32,7 +60,15 @@ def pack(tensor: TensorMap) -> bytes:
     shape = [*(n - 1 for n in tensor.shape), *[0] * (5 - rank)]
     strides = [*tensor.strides[:-1], *[0] * (5 - rank)]
     box = [*tensor.box, *[0] * (5 - rank)]
-    head = (_ELEMENTS.index(tensor.element), rank, tensor.address, tensor.nbytes, tensor.swizzle // 16, int(math.isnan(tensor.fill)), 0)
+    head = (
+        _ELEMENTS.index(tensor.element),
+        rank,
+        tensor.address,
+        tensor.nbytes,
+        tensor.swizzle // 16,
+        int(math.isnan(tensor.fill)),
+        0,
+    )
     data = _FORM.pack(_MAGIC, *head, *shape, *strides, *box)
     return data.ljust(NBYTES, b"\0")
 
@@ -44,7 +80,9 @@ def unpack(data: bytes, name: str) -> TensorMap | None:
         return None
     shape, strides, box = rest[:rank], rest[5 : 4 + rank], rest[9 : 9 + rank]
     extents, fill = tuple(n + 1 for n in shape), math.nan if nan else 0.0
-    return TensorMap(address, _ELEMENTS[element], nbytes, extents, (*strides, nbytes), tuple(box), fill, name, swizzle=16 * swizzle)
+    return TensorMap(
+        address, _ELEMENTS[element], nbytes, extents, (*strides, nbytes), tuple(box), fill, name, swizzle=16 * swizzle
+    )
 
 
 def changed(tensor: TensorMap, field: str, ordinal: int, value: int) -> TensorMap:

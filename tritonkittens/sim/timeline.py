@@ -11,6 +11,7 @@ Times come from the model in `costs`, in cycles. Nothing is measured, and every 
 than the first (by modelled time) are legal, but do not follow the model. Every cluster's clock begins at 0; launches
 follow each other.
 """
+
 from __future__ import annotations
 
 import json
@@ -35,14 +36,30 @@ _CYCLES_PER_MICROSECOND = CLOCK_GHZ * 1000
 
 # colours by kind; roles' own work, then engines. Distinct in lightness as well as in hue
 COLOURS = {
-    "arithmetic": "#4e79a7", "special functions": "#b07aa1", "product": "#59a14f", "shared memory": "#76b7b2", "global memory": "#9c755f",
-    "tensor memory": "#499894", "issue": "#f1ce63", "synchronisation": "#bab0ac", "wait": "#e6e6e6",
-    "load": "#f28e2b", "store": "#e15759", "tensor core": "#59a14f", "other": "#79706e",
-}  # fmt: skip
+    "arithmetic": "#4e79a7",
+    "special functions": "#b07aa1",
+    "product": "#59a14f",
+    "shared memory": "#76b7b2",
+    "global memory": "#9c755f",
+    "tensor memory": "#499894",
+    "issue": "#f1ce63",
+    "synchronisation": "#bab0ac",
+    "wait": "#e6e6e6",
+    "load": "#f28e2b",
+    "store": "#e15759",
+    "tensor core": "#59a14f",
+    "other": "#79706e",
+}
 _ENGINE_KINDS = {
-    "TMA load": "load", "TMA gather": "load", "cp.async": "load", "TMA store": "store", "TMA scatter": "store", "wgmma": "tensor core",
-    "tcgen05.mma": "tensor core", "tcgen05.cp": "tensor core",
-}  # fmt: skip
+    "TMA load": "load",
+    "TMA gather": "load",
+    "cp.async": "load",
+    "TMA store": "store",
+    "TMA scatter": "store",
+    "wgmma": "tensor core",
+    "tcgen05.mma": "tensor core",
+    "tcgen05.cp": "tensor core",
+}
 
 
 @dataclass(eq=False)
@@ -118,7 +135,8 @@ class Timeline:
     def __init__(self, clusters: int | None = None):
         self.clusters = clusters
         self.ctas: list[Cta] = []
-        self.left_out: set[tuple[int, int, int]] = set()  # (launch, cluster, rank) of CTAs that ran but were not recorded
+        # (launch, cluster, rank) of CTAs that ran but were not recorded
+        self.left_out: set[tuple[int, int, int]] = set()
         self._launches: list[Any] = []  # simulations, kept alive so that no other has the same identity
         self._offset = 0.0
         self._by_machine: dict[tuple[int, int, int], Cta] = {}
@@ -161,10 +179,13 @@ class Timeline:
         if role.op is not None:
             args |= self._where(role.op)
         name = f"waits for {barrier.name}" if barrier is not None else f"waits for {what}"
-        self._waiting[self._key(machine, role)] = Span(cta, self._lane(cta, role), "wait", name, role.time, role.time, args)
+        self._waiting[self._key(machine, role)] = Span(
+            cta, self._lane(cta, role), "wait", name, role.time, role.time, args
+        )
 
     def waited(self, machine: Machine, role: Role) -> None:
-        """Record that a role continues, at `role.time`. A wait for an earlier event takes no time and leaves no span."""
+        """Record that a role continues, at `role.time`. A wait for an earlier event takes no time and leaves no
+        span."""
         span = self._waiting.pop(self._key(machine, role), None)
         if span is not None and role.time > span.start:
             span.end = role.time
@@ -181,7 +202,11 @@ class Timeline:
         if lane not in cta.engines:
             cta.engines.append(lane)
         op = operation.op
-        views = [v for v in (role.environment[i] for i in op.operands) if isinstance(v, View) and v.base not in machine.barriers]
+        views = [
+            v
+            for v in (role.environment[i] for i in op.operands)
+            if isinstance(v, View) and v.base not in machine.barriers
+        ]
         kind = _ENGINE_KINDS.get(operation.kind, "store" if operation.kind.startswith("TMA reduce") else "other")
         args = {"issued by": role.name, "issued at cycle": round(role.time, 1), **self._where(op)}
         if views:
@@ -189,7 +214,11 @@ class Timeline:
             if kind in ("load", "store"):
                 args["bytes"] = sum(v.map.total for v in views)
         name = f"{operation.kind} {args.get('buffers', '')}".strip()
-        self._flying[id(operation)] = (operation, Span(cta, lane, kind, name, operation.started, operation.finish, args), cost)
+        self._flying[id(operation)] = (
+            operation,
+            Span(cta, lane, kind, name, operation.started, operation.finish, args),
+            cost,
+        )
 
     def operation(self, machine: Machine, operation: Async) -> None:
         """Record that an asynchronous operation is complete."""
@@ -228,7 +257,9 @@ class Timeline:
         if found is None:
             several = machine.simulation.program.num_ctas == 1 and len(machine.ctas) > 1
             name = f"{machine.name} rank {role.rank}" if several else machine.name
-            found = self._by_machine[key] = Cta(launch, machine.simulation.program.name, name, self._offset, len(self.ctas))
+            found = self._by_machine[key] = Cta(
+                launch, machine.simulation.program.name, name, self._offset, len(self.ctas)
+            )
             self.ctas.append(found)
         return found
 
@@ -241,7 +272,8 @@ class Timeline:
     def _line(self, op: Op) -> str:
         known = self._lines.get(id(op))
         if known is None:
-            known = self._lines[id(op)] = (op, source_line(op.location))  # keeps the operation alive, so that no other has the same identity
+            # keeps the operation alive, so that no other has the same identity
+            known = self._lines[id(op)] = (op, source_line(op.location))
         return known[1]
 
     def _where(self, op: Op) -> dict[str, Any]:
@@ -255,7 +287,9 @@ class Timeline:
                 span.name = line.split("  ", 1)[-1]
                 span.args["line"] = line
                 if len(span.lines) > 1:
-                    span.args["lines"] = {k: round(v, 1) for k, v in sorted(span.lines.items(), key=lambda item: -item[1])}
+                    span.args["lines"] = {
+                        k: round(v, 1) for k, v in sorted(span.lines.items(), key=lambda item: -item[1])
+                    }
         unfinished = [s for o, s, _ in self._flying.values() if s.cta is cta]
         for span in unfinished:
             span.args["unfinished"] = "still in flight when the run ended"
@@ -286,7 +320,9 @@ class Timeline:
                     busy = _total([(s.start, s.end) for s in mine if s.kind != "wait"])
                     wait = _total([(s.start, s.end) for s in mine if s.kind == "wait"])
                 length = max(cta.end, 1e-9)
-                out.append(Share(cta.launch, cta.kernel, cta.name, lane, busy / length, max(0.0, wait) / length, cta.end))
+                out.append(
+                    Share(cta.launch, cta.kernel, cta.name, lane, busy / length, max(0.0, wait) / length, cta.end)
+                )
         return out
 
     # ---- a trace
@@ -308,13 +344,18 @@ class Timeline:
                 for number, row in enumerate(rows):
                     name = lane if len(rows) == 1 else f"{lane} {number}"
                     events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}})
-                    events.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}})
+                    events.append(
+                        {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
+                    )
                     events += [self._event(span, pid, tid) for span in row]
                     tid += 1
         return {
             "traceEvents": events,
             "displayTimeUnit": "ns",
-            "otherData": {"time": f"{NOTE}: the cost model of tritonkittens/sim/costs.py at {CLOCK_GHZ} GHz", "CTAs left out": len(self.left_out)},
+            "otherData": {
+                "time": f"{NOTE}: the cost model of tritonkittens/sim/costs.py at {CLOCK_GHZ} GHz",
+                "CTAs left out": len(self.left_out),
+            },
         }
 
     @staticmethod
@@ -323,9 +364,15 @@ class Timeline:
         if span.busy is not None:
             args["engine busy, cycles"] = f"{span.busy[0]:.0f} to {span.busy[1]:.0f}"
         return {
-            "ph": "X", "pid": pid, "tid": tid, "name": span.name, "cat": span.kind, "ts": (span.cta.offset + span.start) / _CYCLES_PER_MICROSECOND,
-            "dur": (span.end - span.start) / _CYCLES_PER_MICROSECOND, "args": args,
-        }  # fmt: skip
+            "ph": "X",
+            "pid": pid,
+            "tid": tid,
+            "name": span.name,
+            "cat": span.kind,
+            "ts": (span.cta.offset + span.start) / _CYCLES_PER_MICROSECOND,
+            "dur": (span.end - span.start) / _CYCLES_PER_MICROSECOND,
+            "args": args,
+        }
 
     def save(self, path: str | Path) -> None:
         """Write the trace as JSON, for ui.perfetto.dev or chrome://tracing."""
@@ -334,8 +381,15 @@ class Timeline:
     # ---- a picture
 
     def draw(
-        self, path: str | Path, *, launch: int = -1, ctas: int = 1, cycles: tuple[float, float] | None = None, title: str | None = None, width: int = 1500,
-    ) -> None:  # fmt: skip
+        self,
+        path: str | Path,
+        *,
+        launch: int = -1,
+        ctas: int = 1,
+        cycles: tuple[float, float] | None = None,
+        title: str | None = None,
+        width: int = 1500,
+    ) -> None:
         """Draw a launch's first CTAs: lanes of roles and engines over modelled cycles.
 
         Args:
@@ -432,8 +486,22 @@ _LEFT, _RIGHT, _LANE, _STRIP, _GAP = 130.0, 120.0, 30.0, 5.0, 7.0
 
 
 class _Picture:
-    def __init__(self, timeline: Timeline, ctas: list[Cta], of: int, cycles: tuple[float, float] | None, title: str | None, width: int):
-        self.timeline, self.ctas, self.of, self.title, self.width = timeline, ctas, of, title or self.named(ctas[0]), width
+    def __init__(
+        self,
+        timeline: Timeline,
+        ctas: list[Cta],
+        of: int,
+        cycles: tuple[float, float] | None,
+        title: str | None,
+        width: int,
+    ):
+        self.timeline, self.ctas, self.of, self.title, self.width = (
+            timeline,
+            ctas,
+            of,
+            title or self.named(ctas[0]),
+            width,
+        )
         self.first, self.last = cycles or (0.0, max(c.end for c in ctas))
         self.shapes: list[_Shape] = []
         self.kinds: dict[str, None] = {}
@@ -459,7 +527,10 @@ class _Picture:
         put = self.shapes.append
         shown = "" if len(self.ctas) == self.of else f", {len(self.ctas)} of {self.of} CTAs"
         put(_Text(_LEFT, 18, f"{self.title}{shown}: {NOTE}", 16, bold=True))
-        scale = f"cycles of one multiprocessor by the cost model of tritonkittens.sim; {CLOCK_GHZ * 1000:.0f} cycles are a microsecond"
+        scale = (
+            f"cycles of one multiprocessor by the cost model of tritonkittens.sim; {CLOCK_GHZ * 1000:.0f} cycles "
+            "are a microsecond"
+        )
         put(_Text(_LEFT, 37, scale, 11, colour="#666666"))
         y = 54.0
         shares = {(s.launch, s.cta, s.lane): s for s in self.timeline.summary()}
@@ -476,7 +547,15 @@ class _Picture:
                 put(_Text(_LEFT - 8, y + _LANE / 2, lane, 12, "end"))
                 put(_Box(_LEFT, y, self.width - _LEFT - _RIGHT, _LANE, "#f7f7f7"))
                 share = shares[cta.launch, cta.name, lane]
-                put(_Text(self.width - _RIGHT + 8, y + _LANE / 2, f"{share.busy:.0%} · {share.wait:.0%}", 11, colour="#444444"))
+                put(
+                    _Text(
+                        self.width - _RIGHT + 8,
+                        y + _LANE / 2,
+                        f"{share.busy:.0%} · {share.wait:.0%}",
+                        11,
+                        colour="#444444",
+                    )
+                )
                 if engine:
                     y = self.engine(mine, y)
                 else:
@@ -491,7 +570,13 @@ class _Picture:
             waits = span.kind == "wait"
             box = self.box(span, span.start, span.end, y + (4 if waits else 0), _LANE - (8 if waits else 0), waits)
             short = span.name.removeprefix("waits for ") if waits else span.name
-            self.label(box, "#666666" if waits else _ink(box.colour), span.name, short, short.rsplit(".", 1)[-1] if waits else short)
+            self.label(
+                box,
+                "#666666" if waits else _ink(box.colour),
+                span.name,
+                short,
+                short.rsplit(".", 1)[-1] if waits else short,
+            )
 
     def engine(self, spans: list[Span], y: float) -> float:
         """Draw an engine's work on the lane, and below it a thin strip for each operation from start to completion.
@@ -501,11 +586,25 @@ class _Picture:
         for span in spans:
             start, end = span.busy or (span.start, span.end)
             if end > start:
-                box = self.box(span, start, end, y, _LANE, False, owners.index(span.args["issued by"]) if span.kind == "tensor core" else 0)
+                box = self.box(
+                    span,
+                    start,
+                    end,
+                    y,
+                    _LANE,
+                    False,
+                    owners.index(span.args["issued by"]) if span.kind == "tensor core" else 0,
+                )
                 buffers = span.args.get("buffers", span.name)
                 short = " · ".join(b.rsplit(".", 1)[-1] for b in buffers.split(", "))
                 owner = span.args["issued by"]
-                names = [f"{owner}: {buffers}", f"{owner}: {short}", owner, short, owner[0] + owner.lstrip("abcdefghijklmnopqrstuvwxyz_")]
+                names = [
+                    f"{owner}: {buffers}",
+                    f"{owner}: {short}",
+                    owner,
+                    short,
+                    owner[0] + owner.lstrip("abcdefghijklmnopqrstuvwxyz_"),
+                ]
                 if span.kind != "tensor core":
                     names = [buffers, short]
                 self.label(box, _ink(box.colour), *names)
@@ -519,13 +618,32 @@ class _Picture:
                 self.box(span, span.start, span.end, y + _LANE + 1 + i * _STRIP, _STRIP - 1, False, faint=True)
         return y + len(rows) * _STRIP
 
-    def box(self, span: Span, start: float, end: float, y: float, height: float, hatched: bool, shade: int = 0, faint: bool = False) -> _Box:
+    def box(
+        self,
+        span: Span,
+        start: float,
+        end: float,
+        y: float,
+        height: float,
+        hatched: bool,
+        shade: int = 0,
+        faint: bool = False,
+    ) -> _Box:
         self.kinds[span.kind] = None
         left, right = self.x(start), self.x(end)
         colour = _mixed(COLOURS[span.kind], 0.55 if faint else 0.22 * (shade % 3))
         more = [f"{k}: {v}" for k, v in span.args.items() if k not in ("lines", "operations")]
         tip = "\n".join([span.name, f"{span.kind}, cycles {start:.0f} to {end:.0f} ({end - start:.0f})", *more])
-        box = _Box(left, y, max(right - left, 0.35), height, colour, hatched, "#ffffff" if right - left > 3 and not faint else None, tip)
+        box = _Box(
+            left,
+            y,
+            max(right - left, 0.35),
+            height,
+            colour,
+            hatched,
+            "#ffffff" if right - left > 3 and not faint else None,
+            tip,
+        )
         self.shapes.append(box)
         return box
 
@@ -554,7 +672,11 @@ class _Picture:
         for kind in COLOURS:
             if kind not in self.kinds:
                 continue
-            text = {"load": "TMA or cp.async load", "store": "TMA store", "tensor core": "tensor core (a shade for each role)"}.get(kind, kind)
+            text = {
+                "load": "TMA or cp.async load",
+                "store": "TMA store",
+                "tensor core": "tensor core (a shade for each role)",
+            }.get(kind, kind)
             if x + 24 + 6.2 * len(text) > self.width - 10:
                 x, y = _LEFT, y + 20
             self.shapes.append(_Box(x, y, 16, 12, COLOURS[kind], kind == "wait"))
@@ -582,10 +704,12 @@ def _ink(colour: str) -> str:
 
 def _svg(shapes: list[_Shape], width: float, height: float) -> str:
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} '
+        f'{height:g}" '
         'font-family="Helvetica, Arial, sans-serif">',
         f"<desc>{NOTE}: tritonkittens.sim</desc>",
-        '<defs><pattern id="waits" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" fill="#f4f4f4"/>'
+        '<defs><pattern id="waits" width="6" height="6" patternUnits="userSpaceOnUse" '
+        'patternTransform="rotate(45)"><rect width="6" height="6" fill="#f4f4f4"/>'
         '<rect width="1.6" height="6" fill="#c4c4c4"/></pattern></defs>',
         f'<rect width="{width:g}" height="{height:g}" fill="#ffffff"/>',
     ]
@@ -594,13 +718,19 @@ def _svg(shapes: list[_Shape], width: float, height: float) -> str:
             fill = "url(#waits)" if s.hatched else s.colour
             edge = f' stroke="{s.edge}" stroke-width="0.6"' if s.edge else ""
             tip = f"<title>{escape(s.tip)}</title>" if s.tip else ""
-            out.append(f'<rect x="{s.x:.2f}" y="{s.y:.2f}" width="{s.width:.2f}" height="{s.height:.2f}" fill="{fill}"{edge}>{tip}</rect>')
+            out.append(
+                f'<rect x="{s.x:.2f}" y="{s.y:.2f}" width="{s.width:.2f}" height="{s.height:.2f}" '
+                f'fill="{fill}"{edge}>{tip}</rect>'
+            )
         elif isinstance(s, _Line):
             out.append(f'<line x1="{s.x1:.2f}" y1="{s.y1:.2f}" x2="{s.x2:.2f}" y2="{s.y2:.2f}" stroke="{s.colour}"/>')
         else:
             weight = ' font-weight="bold"' if s.bold else ""
             style = f'font-size="{s.size}" text-anchor="{s.anchor}" fill="{s.colour}"{weight}'
-            out.append(f'<text x="{s.x:.2f}" y="{s.y + 0.35 * s.size:.2f}" {style} pointer-events="none">{escape(s.text)}</text>')
+            out.append(
+                f'<text x="{s.x:.2f}" y="{s.y + 0.35 * s.size:.2f}" {style} '
+                f'pointer-events="none">{escape(s.text)}</text>'
+            )
     return "\n".join([*out, "</svg>\n"])
 
 
@@ -610,7 +740,9 @@ def _png(shapes: list[_Shape], width: float, height: float, path: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.patches import Rectangle
     except ImportError as error:
-        raise ImportError(f"{path}: a .png needs matplotlib (pip install 'tritonkittens[bench]'); .svg needs nothing") from error
+        raise ImportError(
+            f"{path}: a .png needs matplotlib (pip install 'tritonkittens[bench]'); .svg needs nothing"
+        ) from error
     figure = Figure(figsize=(width / 100, height / 100), dpi=160)
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0, 0, 1, 1))
@@ -621,13 +753,32 @@ def _png(shapes: list[_Shape], width: float, height: float, path: Path) -> None:
         if isinstance(s, _Box):
             face, edge = ("#f4f4f4", "#c4c4c4") if s.hatched else (s.colour, s.edge or "none")
             hatch = "////" if s.hatched else None
-            axes.add_patch(Rectangle((s.x, s.y), s.width, s.height, facecolor=face, edgecolor=edge, linewidth=0.4, hatch=hatch, zorder=order))
+            axes.add_patch(
+                Rectangle(
+                    (s.x, s.y),
+                    s.width,
+                    s.height,
+                    facecolor=face,
+                    edgecolor=edge,
+                    linewidth=0.4,
+                    hatch=hatch,
+                    zorder=order,
+                )
+            )
         elif isinstance(s, _Line):
             axes.plot([s.x1, s.x2], [s.y1, s.y2], color=s.colour, linewidth=0.7, zorder=order)
         else:
             where = {"start": "left", "middle": "center", "end": "right"}[s.anchor]
             axes.text(
-                s.x, s.y, s.text.replace("$", r"\$"), fontsize=s.size * 0.72, ha=where, va="center", color=s.colour, weight="bold" if s.bold else "normal",
-                zorder=order, clip_on=True,
-            )  # fmt: skip
+                s.x,
+                s.y,
+                s.text.replace("$", r"\$"),
+                fontsize=s.size * 0.72,
+                ha=where,
+                va="center",
+                color=s.colour,
+                weight="bold" if s.bold else "normal",
+                zorder=order,
+                clip_on=True,
+            )
     figure.savefig(path)

@@ -4,6 +4,7 @@ The generic form (MLIR Language Reference, "Operations") is the same for every o
 successors, properties, regions, attributes, types, location. So this module knows no operation of Triton. Other
 modules define the meanings, and an operation without a meaning stops the run.
 """
+
 from __future__ import annotations
 
 import functools
@@ -248,7 +249,10 @@ class _Parser:
 
     def error(self, what: str) -> ParseError:
         line = self.text.count("\n", 0, self.at) + 1
-        return ParseError(f"TTGIR line {line}: {what} at {self.text[self.at : self.at + 60]!r}; this parser is written for the generic form of Triton 3.9")
+        return ParseError(
+            f"TTGIR line {line}: {what} at {self.text[self.at : self.at + 60]!r}; this parser is written for the "
+            "generic form of Triton 3.9"
+        )
 
     def skip(self) -> None:
         if self.at < len(self.text) and self.text[self.at] in " \n\t/":
@@ -322,7 +326,11 @@ class _Parser:
 
     def resolve(self, text: str) -> str:
         """Replace aliases in attribute text, also inside (a slice layout names its parent)."""
-        return re.sub(r"#[\w$]+(?![\w$.<])", lambda m: self.resolve(self.aliases[m[0]]) if m[0] in self.aliases else m[0], text.strip())
+        return re.sub(
+            r"#[\w$]+(?![\w$.<])",
+            lambda m: self.resolve(self.aliases[m[0]]) if m[0] in self.aliases else m[0],
+            text.strip(),
+        )
 
     def make_type(self, text: str) -> Type:
         def inside() -> list[str]:
@@ -429,11 +437,19 @@ class _Parser:
             size = element.nbytes if name != "i1" else 1
             words = np.frombuffer(raw, dtype=f"<u{size}")
             if isinstance(element, Scalar) and element.is_float:
-                return np.array([float_from_bits(int(w), name) for w in words]).reshape(kind.shape if len(words) > 1 else ())
+                return np.array([float_from_bits(int(w), name) for w in words]).reshape(
+                    kind.shape if len(words) > 1 else ()
+                )
             signed = words.view(f"<i{size}")
             return (signed.astype(bool) if name == "i1" else signed).reshape(kind.shape if len(words) > 1 else ())
         numbers = [self.number(n, element) for n in re.findall(r"true|false|-?0x[0-9A-Fa-f]+|-?\d[\d.eE+-]*", body)]
-        return np.array(numbers).reshape(kind.shape) if body.startswith("[") else numbers[0] if numbers else np.zeros(kind.shape)
+        return (
+            np.array(numbers).reshape(kind.shape)
+            if body.startswith("[")
+            else numbers[0]
+            if numbers
+            else np.zeros(kind.shape)
+        )
 
     # locations
 
@@ -551,9 +567,23 @@ class _Parser:
         location = self.optional_location()
         results = tuple(self.define(scopes[-1], v) for v in declared)
         if len(results) != len(result_types) or len(operands) != len(operand_types):
-            raise self.error(f"{name}: {len(results)} results of {len(result_types)} types, {len(operands)} operands of {len(operand_types)} types")
+            raise self.error(
+                f"{name}: {len(results)} results of {len(result_types)} types, {len(operands)} operands of "
+                f"{len(operand_types)} types"
+            )
         label = location.name or (declared[0].split("#")[0].lstrip("%") if declared else None)
-        return Op(name, operands, results, tuple(operand_types), tuple(result_types), attributes, regions, tuple(successors), location, label)
+        return Op(
+            name,
+            operands,
+            results,
+            tuple(operand_types),
+            tuple(result_types),
+            attributes,
+            regions,
+            tuple(successors),
+            location,
+            label,
+        )
 
     def region(self, scopes: list[dict[str, int]]) -> Region:
         self.expect("{")

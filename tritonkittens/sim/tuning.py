@@ -3,6 +3,7 @@ compiles and fits wins.
 
 A benchmark of the user's own (`do_bench=`) runs as on a GPU.
 """
+
 from __future__ import annotations
 
 import contextlib

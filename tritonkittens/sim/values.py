@@ -1,4 +1,5 @@
 """Values of operations besides numbers: views of shared and tensor memory, tensor maps, and missing values."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -52,7 +53,8 @@ class Spans:
         """Whether the two have a byte in common."""
         if not self.starts.size or not other.starts.size or not self.nbytes or not other.nbytes:
             return False
-        behind = np.asarray(np.searchsorted(other.starts, self.starts - other.nbytes, side="right"))  # the first piece that ends after each start
+        # the first piece that ends after each start
+        behind = np.asarray(np.searchsorted(other.starts, self.starts - other.nbytes, side="right"))
         found = behind < other.starts.size
         return bool((other.starts[behind[found]] < self.starts[found] + self.nbytes).any())
 
@@ -71,7 +73,12 @@ class AddressMap:
         self._derived: dict[Any, AddressMap] = {}
         self._runs: Any = None
         self._elements: Any = None
-        self.spread = bool(offsets.size) and int(offsets.max()) >= SHARED_STRIDE or replicas is not None and int(replicas.max()) >= SHARED_STRIDE
+        self.spread = (
+            bool(offsets.size)
+            and int(offsets.max()) >= SHARED_STRIDE
+            or replicas is not None
+            and int(replicas.max()) >= SHARED_STRIDE
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -134,7 +141,8 @@ class Allocation:
 
 @dataclass(eq=False)
 class View:
-    """A memory descriptor at run time: `space` is shared or tensor; `base` a byte address with the CTA's rank from SHARED_STRIDE up."""
+    """A memory descriptor at run time: `space` is shared or tensor; `base` a byte address with the CTA's rank from
+    SHARED_STRIDE up."""
 
     space: str
     base: int
@@ -152,7 +160,8 @@ class View:
 
 @dataclass(eq=False)
 class TensorMap:
-    """A TMA descriptor: a strided tensor in global memory and the box that a copy moves (CUDA driver API, "Tensor Map Object Management")."""
+    """A TMA descriptor: a strided tensor in global memory and the box that a copy moves (CUDA driver API, "Tensor Map
+    Object Management")."""
 
     address: int
     element: str  # MLIR's name

@@ -34,9 +34,17 @@ def registered() -> dict[str, AnyFamily]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("family", nargs="?", metavar="FAMILY", help="a family of kernels; without it, all are listed")
-    parser.add_argument("problem", nargs="*", metavar="key=value", help="a problem of the family: why it has its configuration")
-    parser.add_argument("--device", metavar="NAME", help="part of a GPU's name (default: the GPU here; H200 without one)")
-    parser.add_argument("--export", metavar="FAMILY", help="write the family's results on disk into the table that comes with the package")
+    parser.add_argument(
+        "problem", nargs="*", metavar="key=value", help="a problem of the family: why it has its configuration"
+    )
+    parser.add_argument(
+        "--device", metavar="NAME", help="part of a GPU's name (default: the GPU here; H200 without one)"
+    )
+    parser.add_argument(
+        "--export",
+        metavar="FAMILY",
+        help="write the family's results on disk into the table that comes with the package",
+    )
     parser.add_argument("--output", metavar="PATH", type=Path, help="with --export: write this table instead")
 
 
@@ -46,7 +54,10 @@ def run(arguments: argparse.Namespace, known: Mapping[str, AnyFamily] | None = N
     try:
         if arguments.export is not None:
             if arguments.family is not None:
-                raise ValueError(f"tuned {arguments.family} --export {arguments.export}: --export takes the family's name, and nothing stands before it")
+                raise ValueError(
+                    f"tuned {arguments.family} --export {arguments.export}: --export takes the family's name, and "
+                    "nothing stands before it"
+                )
             print(_export(_family(known, arguments.export), arguments.device, arguments.output))
         elif arguments.output is not None:
             raise ValueError(f"--output {arguments.output}: only --export writes a file")
@@ -78,11 +89,18 @@ def _problem(family: AnyFamily, words: list[str]) -> Any:
     for word in words:
         name, equals, text = word.partition("=")
         if not equals or name not in family.problem_fields:
-            raise ValueError(f"{word}: a problem of {family.name} is given as key=value with the keys {', '.join(family.problem_fields)}")
+            raise ValueError(
+                f"{word}: a problem of {family.name} is given as key=value with the keys "
+                f"{', '.join(family.problem_fields)}"
+            )
         value: Any = text
         if hints.get(name) is not str:
             with contextlib.suppress(ValueError):
-                value = json.loads(text if text not in ("True", "False", "None") else {"True": "true", "False": "false", "None": "null"}[text])
+                value = json.loads(
+                    text
+                    if text not in ("True", "False", "None")
+                    else {"True": "true", "False": "false", "None": "null"}[text]
+                )
         wanted = hints.get(name)
         if wanted in (int, float, bool) and not isinstance(value, (int, float) if wanted is float else wanted):
             raise ValueError(f"{word}: {name} of {family.name} is a value of type {wanted.__name__}")
@@ -90,7 +108,9 @@ def _problem(family: AnyFamily, words: list[str]) -> Any:
     try:
         return family.problem_type(**values)
     except TypeError as error:
-        raise ValueError(f"{family.name} {' '.join(words)}: a problem has the keys {', '.join(family.problem_fields)} ({error})") from error
+        raise ValueError(
+            f"{family.name} {' '.join(words)}: a problem has the keys {', '.join(family.problem_fields)} ({error})"
+        ) from error
 
 
 def _device(name: str | None) -> Device:
@@ -128,7 +148,8 @@ def _overview(known: Mapping[str, AnyFamily], device: str | None) -> str:
 
 def _listing(family: AnyFamily, device: str | None) -> str:
     lines = [
-        f"{key.name} ({source}, {entry.date}): {plain(entry.problem)}: {entry.seconds * 1e6:.2f} µs with {plain(entry.config)}"
+        f"{key.name} ({source}, {entry.date}): {plain(entry.problem)}: {entry.seconds * 1e6:.2f} µs with "
+        f"{plain(entry.config)}"
         for source, key, entry in _entries(family, device)
     ]
     return "\n".join(lines) or f"{family.name}: no problem was tuned; TK_TUNE=1 tunes those that are run"
@@ -141,7 +162,9 @@ def _export(family: AnyFamily, device: str | None, output: Path | None) -> str:
     if len(devices) != 1:
         names = ", ".join(str(key) for key in known_devices()) or "none"
         asked = f"--device {device}" if device is not None else "no --device"
-        raise ValueError(f"--export {family.name} with {asked}: one device with results in {folder()} is exported; there are {names}")
+        raise ValueError(
+            f"--export {family.name} with {asked}: one device with results in {folder()} is exported; there are {names}"
+        )
     entries = [entry for entry in store_for(devices[0]).entries().values() if entry.family == family.name]
     if not entries:
         raise ValueError(f"--export {family.name}: {folder()} has no result of that family for {devices[0].name}")

@@ -129,13 +129,29 @@ class Device:
             raise ValueError(f"Device.named({name!r}): known are {', '.join(GPUS)}")
         gpu = GPUS[name.upper()]
         capability = divmod(gpu.chip.capability, 10)
-        return _device(gpu.name, capability, gpu.multiprocessors, gpu.l2_bytes, gpu.chip.shared_per_block, None, gpu.hbm_bytes_per_second)
+        return _device(
+            gpu.name,
+            capability,
+            gpu.multiprocessors,
+            gpu.l2_bytes,
+            gpu.chip.shared_per_block,
+            None,
+            gpu.hbm_bytes_per_second,
+        )
 
     @staticmethod
     def from_facts(facts: Facts) -> Device:
         """Return the rates of the device with these facts."""
         clock, _ = _told(facts.index)
-        return _device(facts.name, facts.capability, facts.multiprocessors, facts.l2_bytes, facts.shared_memory_per_block, clock, _bandwidth(facts))
+        return _device(
+            facts.name,
+            facts.capability,
+            facts.multiprocessors,
+            facts.l2_bytes,
+            facts.shared_memory_per_block,
+            clock,
+            _bandwidth(facts),
+        )
 
 
 def memory_bandwidth(index: int | torch.device | None = None) -> float:
@@ -161,7 +177,9 @@ def _bandwidth(facts: Facts) -> float | None:
 
 
 def _unknown(name: str, capability: tuple[int, int]) -> str:
-    return f"{name} has compute capability {capability[0]}.{capability[1]}: the cost model knows the rates of 9.x and 10.x"
+    return (
+        f"{name} has compute capability {capability[0]}.{capability[1]}: the cost model knows the rates of 9.x and 10.x"
+    )
 
 
 @functools.cache
@@ -172,13 +190,22 @@ def _told(index: int) -> tuple[float | None, float | None]:
     if index < 0:  # simulated
         return None, None
     properties: Any = torch.cuda.get_device_properties(index)
-    clock, memory, width = (getattr(properties, name, 0) for name in ("clock_rate", "memory_clock_rate", "memory_bus_width"))  # kHz, kHz, bits
+    # kHz, kHz, bits
+    clock, memory, width = (
+        getattr(properties, name, 0) for name in ("clock_rate", "memory_clock_rate", "memory_bus_width")
+    )
     return clock * 1e3 or None, 2 * memory * 1e3 * width / 8 or None  # data moves on both edges of the memory's clock
 
 
 @functools.cache
 def _device(
-    name: str, capability: tuple[int, int], multiprocessors: int, l2_bytes: int, shared_per_block: int, highest_clock: float | None, hbm: float | None
+    name: str,
+    capability: tuple[int, int],
+    multiprocessors: int,
+    l2_bytes: int,
+    shared_per_block: int,
+    highest_clock: float | None,
+    hbm: float | None,
 ) -> Device:
     if not chip_of(capability).tensor_flops or hbm is None:
         raise ValueError(_unknown(name, capability))

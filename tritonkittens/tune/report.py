@@ -54,19 +54,32 @@ class Report:
             measured = "failed" if row.error is not None else "" if row.seconds is None else _micro(row.seconds)
             fits = row.cost.total < math.inf
             figures = [_micro(value) for value in row.cost.components().values()] if fits else [""] * len(components)
-            lines.append([*(str(row.config.get(n)) for n in varying), measured, _micro(row.predicted), row.cost.bound if fits else "does not fit", *figures])
+            lines.append(
+                [
+                    *(str(row.config.get(n)) for n in varying),
+                    measured,
+                    _micro(row.predicted),
+                    row.cost.bound if fits else "does not fit",
+                    *figures,
+                ]
+            )
         widths = [max(map(len, column)) for column in zip(*lines)]
         text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
         if same:
             text.insert(0, f"all: {plain(same)}")
         if len(shown) < len(self.rows):
             text.append(f"… and {len(self.rows) - len(shown)} more")
-        text += [f"failed: {plain(row.config)}: {' '.join(row.error.split())}" for row in self.rows if row.error is not None]
+        text += [
+            f"failed: {plain(row.config)}: {' '.join(row.error.split())}" for row in self.rows if row.error is not None
+        ]
         return "\n".join(text)
 
     def __str__(self) -> str:
         remembered = ", in memory" if self.in_memory else ""
-        head = f"{self.family} {plain(self.problem)} on {self.device}\nchosen ({self.source}{remembered}): {plain(self.config)}\n{self.reason}\n"
+        head = (
+            f"{self.family} {plain(self.problem)} on {self.device}\nchosen ({self.source}{remembered}): "
+            f"{plain(self.config)}\n{self.reason}\n"
+        )
         return head + "times in µs\n" + self.table(rows=max(20, sum(row.seconds is not None for row in self.rows)))
 
 

@@ -28,7 +28,11 @@ class Table:
 
 def read(path: Path) -> Table:
     values = json.loads(path.read_text(encoding="utf-8"))
-    entries = (Entry.from_dict({**entry, "family": family}) for family, listed in values["families"].items() for entry in listed)
+    entries = (
+        Entry.from_dict({**entry, "family": family})
+        for family, listed in values["families"].items()
+        for entry in listed
+    )
     return Table(path, DeviceKey.from_dict(values["device"]), {entry.key: entry for entry in entries})
 
 
@@ -45,7 +49,11 @@ def tables_for(device: DeviceKey) -> list[Table]:
     fullest first. H100 and H200 (SXM) differ in their memory only; an H100's own table holds the problems with
     another winner.
     """
-    alike = [t for t in tables() if (t.device.capability, t.device.multiprocessors) == (device.capability, device.multiprocessors)]
+    alike = [
+        t
+        for t in tables()
+        if (t.device.capability, t.device.multiprocessors) == (device.capability, device.multiprocessors)
+    ]
     return sorted(alike, key=lambda t: (t.device != device, -len(t.entries)))
 
 
@@ -67,13 +75,18 @@ def write(path: Path, device: DeviceKey, entries: Iterable[Entry]) -> int:
             raise ValueError(f"{path} is the table of {table.device}, not of {device}")
         merged.update(table.entries)
     for entry in entries:
-        best = sorted((t for t in entry.tried if t.seconds is not None), key=lambda t: (t.config != entry.config, t.seconds))
-        merged[entry.key] = replace(entry, tried=tuple(replace(t, predicted={}) for t in best[:_TRIED]))  # predictions change with the model
+        best = sorted(
+            (t for t in entry.tried if t.seconds is not None), key=lambda t: (t.config != entry.config, t.seconds)
+        )
+        # predictions change with the model
+        merged[entry.key] = replace(entry, tried=tuple(replace(t, predicted={}) for t in best[:_TRIED]))
     families: dict[str, list[str]] = {}
-    for (family, _), entry in sorted(merged.items(), key=lambda item: (item[0][0], [(str(type(v)), v) for v in item[1].problem.values()])):
+    for (family, _), entry in sorted(
+        merged.items(), key=lambda item: (item[0][0], [(str(type(v)), v) for v in item[1].problem.values()])
+    ):
         families.setdefault(family, []).append(json.dumps({k: v for k, v in entry.as_dict().items() if k != "family"}))
     body = ",\n".join(f"{json.dumps(family)}: [\n" + ",\n".join(lines) + "\n]" for family, lines in families.items())
-    text = f'{{"device": {json.dumps(device.as_dict())},\n"versions": {json.dumps(versions())},\n"families": {{\n{body}\n}}}}\n'
+    text = f'{{"device": {json.dumps(device.as_dict())},\n"versions": {json.dumps(versions())},\n"families": {{\n{body}\n}}}}\n'  # noqa: E501
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(f".{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8")

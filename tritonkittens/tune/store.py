@@ -59,7 +59,11 @@ class DeviceKey:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> DeviceKey:
-        return DeviceKey(str(values["name"]), int(values["multiprocessors"]), (int(values["capability"][0]), int(values["capability"][1])))
+        return DeviceKey(
+            str(values["name"]),
+            int(values["multiprocessors"]),
+            (int(values["capability"][0]), int(values["capability"][1])),
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,14 @@ class Entry:
 
     def as_dict(self) -> dict[str, Any]:
         tried = [{k: v for k, v in vars(trial).items() if v is not None} for trial in self.tried]
-        return {"family": self.family, "problem": self.problem, "config": self.config, "seconds": self.seconds, "tried": tried, "date": self.date}
+        return {
+            "family": self.family,
+            "problem": self.problem,
+            "config": self.config,
+            "seconds": self.seconds,
+            "tried": tried,
+            "date": self.date,
+        }
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Entry:
@@ -99,7 +110,14 @@ class Entry:
         tried = tuple(Trial(t["config"], t["predicted"], t.get("seconds"), t.get("error")) for t in values["tried"])
         if not isinstance(values["problem"], dict) or not isinstance(values["config"], dict):
             raise TypeError("problem and config are dictionaries")
-        return Entry(str(values["family"]), values["problem"], values["config"], float(values["seconds"]), tried, str(values["date"]))
+        return Entry(
+            str(values["family"]),
+            values["problem"],
+            values["config"],
+            float(values["seconds"]),
+            tried,
+            str(values["date"]),
+        )
 
 
 def problem_key(problem: dict[str, Any]) -> str:
@@ -181,7 +199,11 @@ class Store:
             with contextlib.suppress(OSError), self._locked():  # a process that may not lock reads the whole lines only
                 content = parse(self.path.read_bytes())
                 if content.torn:
-                    self._warn("torn", f"{self.path} ends in a line whose writing was interrupted: it is ignored, and cut off with the next result")
+                    self._warn(
+                        "torn",
+                        f"{self.path} ends in a line whose writing was interrupted: it is ignored, and cut off with "
+                        "the next result",
+                    )
         return content
 
     def get(self, family: str, problem: dict[str, Any]) -> Entry | None:
@@ -198,7 +220,11 @@ class Store:
                 self._unsaved.pop(entry.key, None)
             except OSError as error:
                 self._unsaved[entry.key] = entry
-                self._warn("access", f"{self.path.parent} cannot be written ({error.strerror}): tuning results stay in this process; set TK_CACHE_DIR")
+                self._warn(
+                    "access",
+                    f"{self.path.parent} cannot be written ({error.strerror}): tuning results stay in this process; "
+                    "set TK_CACHE_DIR",
+                )
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -224,9 +250,14 @@ class Store:
                 except CorruptedError:
                     aside = self.path.with_suffix(".corrupted")
                     os.replace(self.path, aside)
-            self._warn("corrupted", f"{self.path} is corrupted: it is ignored, kept as {aside.name}, and rebuilt as problems are tuned")
+            self._warn(
+                "corrupted",
+                f"{self.path} is corrupted: it is ignored, kept as {aside.name}, and rebuilt as problems are tuned",
+            )
         except OSError as error:
-            self._warn("corrupted", f"{self.path} is corrupted: it is ignored, and cannot be moved aside ({error.strerror})")
+            self._warn(
+                "corrupted", f"{self.path} is corrupted: it is ignored, and cannot be moved aside ({error.strerror})"
+            )
         return None
 
     def _warn(self, about: str, message: str) -> None:

@@ -1,6 +1,7 @@
 """Device time of a call: bursts of calls between CUDA events, each after a flush of L2. The tuner and the benchmarks
 use it.
 """
+
 from __future__ import annotations
 
 import math
@@ -65,7 +66,9 @@ def burst(run: Callable[[], object], calls: int, flush: Callable[[], object], le
     queued = time.perf_counter()
     torch.cuda.synchronize()
     done = time.perf_counter()
-    return Burst([start.elapsed_time(end) for start, end in events], (queued - began) * 1e3 / calls, (done - began) * 1e3 / calls)
+    return Burst(
+        [start.elapsed_time(end) for start, end in events], (queued - began) * 1e3 / calls, (done - began) * 1e3 / calls
+    )
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:

@@ -25,7 +25,8 @@ from .store import DeviceKey, Entry, Trial, problem_key, store_for
 P = TypeVar("P", bound=Hashable)
 C = TypeVar("C", bound=Hashable)
 
-NEAREST_FACTOR = 0.95  # factor on the predicted time of a near problem's winner at distance 0; 1 at a distance of ln 2 for each numeric field
+# factor on the predicted time of a near problem's winner at distance 0; 1 at a distance of ln 2 for each numeric field
+NEAREST_FACTOR = 0.95
 
 # One lock for all families, because concurrent measurements on one GPU disturb each other. Re-entrant, because a
 # measured kernel may request a configuration itself.
@@ -76,7 +77,9 @@ def _plain_value(record: Any, name: str, value: Any) -> Any:
         return [_plain_value(record, name, v) for v in value]
     if value is None or type(value) in (bool, int, float, str):
         return value
-    raise TypeError(f"{type(record).__name__}.{name}={value!r}: fields are None, bool, int, float, str, or tuples of these")
+    raise TypeError(
+        f"{type(record).__name__}.{name}={value!r}: fields are None, bool, int, float, str, or tuples of these"
+    )
 
 
 def _tuples(value: Any) -> Any:
@@ -139,20 +142,32 @@ class Family(Generic[P, C]):
     """
 
     def __init__(
-        self, name: str, config_type: type[C], candidates: Callable[[P], Sequence[C]], cost: Callable[[P, C, Device], Cost], *,
-        problem_type: type[P], match: Sequence[str] = (), alike: Callable[[P], Iterable[P]] | None = None,
-    ):  # fmt: skip
+        self,
+        name: str,
+        config_type: type[C],
+        candidates: Callable[[P], Sequence[C]],
+        cost: Callable[[P, C, Device], Cost],
+        *,
+        problem_type: type[P],
+        match: Sequence[str] = (),
+        alike: Callable[[P], Iterable[P]] | None = None,
+    ):
         self.name, self.config_type, self.problem_type, self.match = name, config_type, problem_type, tuple(match)
         self.problem_fields = field_names(problem_type)
         for field in self.match:
             if field not in self.problem_fields:
-                raise ValueError(f"Family({name!r}, match=…{field!r}…): {problem_type.__name__} has the fields {', '.join(self.problem_fields)}")
+                raise ValueError(
+                    f"Family({name!r}, match=…{field!r}…): {problem_type.__name__} has the fields "
+                    f"{', '.join(self.problem_fields)}"
+                )
         self._candidates, self._cost, self._alike = candidates, cost, alike
         self._settled: dict[tuple[Any, P], C] = {}
         self._guessed: dict[tuple[Any, P], C] = {}  # to be measured at the first call with `measure`
         self._choices: dict[tuple[Any, P], _Choice[C]] = {}
 
-    def choose(self, problem: P, measure: Callable[[C], float] | None = None, device: int | torch.device | Device | None = None) -> C:
+    def choose(
+        self, problem: P, measure: Callable[[C], float] | None = None, device: int | torch.device | Device | None = None
+    ) -> C:
         """Return the configuration for a problem.
 
         The first source that knows the problem decides: this process; the results on disk (`tune.folder()`) of such a
@@ -180,7 +195,13 @@ class Family(Generic[P, C]):
         config = self._guessed.get(key) if measure is None else None
         return self._choice(key, measure).config if config is None else config
 
-    def tune(self, problem: P, measure: Callable[[C], float], device: int | torch.device | Device | None = None, tries: int | None = None) -> C:
+    def tune(
+        self,
+        problem: P,
+        measure: Callable[[C], float],
+        device: int | torch.device | Device | None = None,
+        tries: int | None = None,
+    ) -> C:
         """Measure a problem, whatever is known about it and whatever TK_TUNE says, and keep the result on disk.
 
         `tries` is the number of candidates (None: TK_TUNE_TRIES, 12). Other arguments as in `choose`.
@@ -190,10 +211,15 @@ class Family(Generic[P, C]):
         """
         key = (self._identity(device), problem)
         if not _may_measure(key[0]):
-            raise RuntimeError(f"{self.name}.tune({problem}): nothing is measured during the capture of a CUDA graph or on a simulated device")
+            raise RuntimeError(
+                f"{self.name}.tune({problem}): nothing is measured during the capture of a CUDA graph or on a "
+                "simulated device"
+            )
         with _deciding:
             options = self._options(problem)
-            return self._remember(key, self._measured(key, options, self._neighbour(key, options), measure, tries)).config
+            return self._remember(
+                key, self._measured(key, options, self._neighbour(key, options), measure, tries)
+            ).config
 
     def explain(self, problem: P, device: int | torch.device | Device | None = None) -> Report:
         """Return a `Report`: the source of the choice for a problem, the tried configurations, and the reason for the
@@ -209,9 +235,19 @@ class Family(Generic[P, C]):
             rows = []
             for config, cost, predicted in self._ranked(key, options, neighbour):
                 trial = trials.get(problem_key(as_values(config)))
-                rows.append(Row(as_values(config), cost, predicted, trial.seconds if trial else None, trial.error if trial else None))
+                rows.append(
+                    Row(
+                        as_values(config),
+                        cost,
+                        predicted,
+                        trial.seconds if trial else None,
+                        trial.error if trial else None,
+                    )
+                )
         chosen = as_values(choice.config)
-        rows.sort(key=lambda row: (row.config != chosen, row.seconds is None, row.error is None, row.seconds or row.predicted))
+        rows.sort(
+            key=lambda row: (row.config != chosen, row.seconds is None, row.error is None, row.seconds or row.predicted)
+        )
         name = key[0].name if isinstance(key[0], (Device, Facts)) else device_facts(key[0]).name
         reason = _reason(choice, rows, neighbour)
         return Report(self.name, as_values(problem), name, choice.source, in_memory, chosen, reason, tuple(rows))
@@ -234,7 +270,10 @@ class Family(Generic[P, C]):
         try:
             facts = device_facts(device)
         except (RuntimeError, AssertionError) as error:  # torch asserts where it was built without CUDA
-            raise RuntimeError(f"{self.name}: there is no CUDA device ({error}); on a machine without one pass device=Device.named('H200')") from error
+            raise RuntimeError(
+                f"{self.name}: there is no CUDA device ({error}); on a machine without one pass "
+                "device=Device.named('H200')"
+            ) from error
         return facts.index if facts.index >= 0 else facts
 
     # ---- deciding; all of it under the lock
@@ -245,7 +284,8 @@ class Family(Generic[P, C]):
         settled = measure is not None and possible == wanted  # else a later call may measure
         with _deciding:
             known = self._choices.get(key)
-            if known is not None and (key in self._settled or not possible):  # another thread was first, or nothing is left to measure
+            # another thread was first, or nothing is left to measure
+            if known is not None and (key in self._settled or not possible):
                 return self._remember(key, known, settled or key in self._settled)
             options = self._options(key[1])
             choice = self._looked_up(key, options)
@@ -279,7 +319,10 @@ class Family(Generic[P, C]):
         device, values = _device_key(key[0]), as_values(key[1])
         store = store_for(device)
         known = (self.name, problem_key(values))
-        tables = [("table", table.entries.get(known), f"{table.path.name} of {table.device.name}") for table in shipped.tables_for(device)]
+        tables = [
+            ("table", table.entries.get(known), f"{table.path.name} of {table.device.name}")
+            for table in shipped.tables_for(device)
+        ]
         for source, entry, where in [("disk", store.get(self.name, values), str(store.path)), *tables]:
             config = self._config(entry.config, options) if entry else None
             if config is not None:
@@ -306,13 +349,21 @@ class Family(Generic[P, C]):
                         nearest, best = apart, _Neighbour(entry, config, factor)
         return best
 
-    def _ranked(self, key: tuple[Any, P], options: Mapping[C, None], neighbour: _Neighbour[C] | None) -> list[tuple[C, Cost, float]]:
+    def _ranked(
+        self, key: tuple[Any, P], options: Mapping[C, None], neighbour: _Neighbour[C] | None
+    ) -> list[tuple[C, Cost, float]]:
         """Return candidates, their costs, and the seconds of their ranking, the best first."""
-        device = key[0] if isinstance(key[0], Device) else Device.from_facts(key[0] if isinstance(key[0], Facts) else device_facts(key[0]))
+        device = (
+            key[0]
+            if isinstance(key[0], Device)
+            else Device.from_facts(key[0] if isinstance(key[0], Facts) else device_facts(key[0]))
+        )
         found = []
         for config in options:
             cost = self._cost(key[1], config, device)
-            found.append((config, cost, cost.total * (neighbour.factor if neighbour and neighbour.config == config else 1.0)))
+            found.append(
+                (config, cost, cost.total * (neighbour.factor if neighbour and neighbour.config == config else 1.0))
+            )
         found.sort(key=lambda item: item[2])
         if found[0][2] == math.inf:
             raise ValueError(f"{self.name}: {device.name} can run none of the {len(found)} configurations for {key[1]}")
@@ -326,23 +377,40 @@ class Family(Generic[P, C]):
         return _Choice(best, "nearest" if neighbour and neighbour.config == best else "model", None)
 
     def _measured(
-        self, key: tuple[Any, P], options: Mapping[C, None], neighbour: _Neighbour[C] | None, measure: Callable[[C], float], count: int | None
+        self,
+        key: tuple[Any, P],
+        options: Mapping[C, None],
+        neighbour: _Neighbour[C] | None,
+        measure: Callable[[C], float],
+        count: int | None,
     ) -> _Choice[C]:
         ranked = self._ranked(key, options, neighbour)
         count = count or tries()
         tried_anyway = neighbour.config if neighbour else None  # the winner of a near problem overrides the model
-        contenders = {c: cost for i, (c, cost, predicted) in enumerate(ranked) if predicted < math.inf and (i < count or c == tried_anyway)}
+        contenders = {
+            c: cost
+            for i, (c, cost, predicted) in enumerate(ranked)
+            if predicted < math.inf and (i < count or c == tried_anyway)
+        }
         result = race(list(contenders), measure)
         if result.winner is None:
             first = next(iter(result.errors.values()))
             warnings.warn(
-                f"{self.name}: none of the {len(contenders)} configurations could be measured for {key[1]}, so the model's choice stands. "
-                f"The first failed with {first}", RuntimeWarning, stacklevel=2,
-            )  # fmt: skip
-            return _Choice(next((config for config, *_ in ranked if config not in result.errors), ranked[0][0]), "model", None)
+                f"{self.name}: none of the {len(contenders)} configurations could be measured for {key[1]}, so the "
+                "model's choice stands. "
+                f"The first failed with {first}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return _Choice(
+                next((config for config, *_ in ranked if config not in result.errors), ranked[0][0]), "model", None
+            )
         seconds = result.seconds(result.winner)
         assert seconds is not None
-        tried = tuple(Trial(as_values(c), cost.components(), result.seconds(c), result.errors.get(c)) for c, cost in contenders.items())
+        tried = tuple(
+            Trial(as_values(c), cost.components(), result.seconds(c), result.errors.get(c))
+            for c, cost in contenders.items()
+        )
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")
         entry = Entry(self.name, as_values(key[1]), as_values(result.winner), seconds, tried, date)
         store = store_for(_device_key(key[0]))
@@ -393,7 +461,10 @@ def _reason(choice: _Choice[Any], rows: Sequence[Row], neighbour: _Neighbour[Any
         return f"Won when {plain(neighbour.entry.problem)} was measured, which is computed alike."
     rest = min((row.predicted for row in rows[1:]), default=math.inf)
     margin = f"; the next is at {rest * 1e6:.2f} µs" if rest < math.inf else ""
-    text = f"Lowest prediction of {len(rows)} candidates: {best.predicted * 1e6:.2f} µs, bound by {best.cost.bound}{margin}."
+    text = (
+        f"Lowest prediction of {len(rows)} candidates: {best.predicted * 1e6:.2f} µs, bound by "
+        f"{best.cost.bound}{margin}."
+    )
     if choice.source == "nearest" and neighbour is not None:
         text += f" Times {neighbour.factor:.2f} because it won when {plain(neighbour.entry.problem)} was measured."
     return text

@@ -8,6 +8,7 @@ Two passes compute S and dO Vᵀ twice: 7 products instead of 5. But no sum cros
 every run and no fp32 buffer is needed. Δ is `dPsum`, L in base 2 is `LSE_log2` (FlashAttention's names). Source:
 FlashAttention-2 (Dao, 2023), section 3.1.2.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -33,7 +34,19 @@ def numbers(ctx, head, block):
 
 
 @triton.jit
-def lse_and_dpsum(O, o_row, dO, do_row, L, dL, first, behind, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr):  # noqa: E741
+def lse_and_dpsum(
+    O,  # noqa: E741
+    o_row,
+    dO,
+    do_row,
+    L,
+    dL,
+    first,
+    behind,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_DL: tl.constexpr,  # noqa: E741
+):  # noqa: E741
     """(LSE_log2, dPsum) of 64 queries from `first` on, see `preprocess`; zeros from `behind` on.
 
     O, dO: pointers to row 0, with strides between rows. L, dL: pointers to query 0.
@@ -77,9 +90,33 @@ def last_first():
 @plain_kernel
 @triton.jit
 def preprocess(
-    O, dO, L, dL, LSE_log2, dPsum, words, o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, n_batch, n_head, n_tile,  # noqa: E741
-    n_part, queries, words_of_head, factor, DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
-):  # fmt: skip
+    O,  # noqa: E741
+    dO,
+    L,
+    dL,
+    LSE_log2,
+    dPsum,
+    words,
+    o_batch,
+    o_head,
+    o_row,
+    do_batch,
+    do_head,
+    do_row,
+    l_batch,
+    l_head,
+    n_batch,
+    n_head,
+    n_tile,  # noqa: E741
+    n_part,
+    queries,
+    words_of_head,
+    factor,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_DL: tl.constexpr,
+    ADDENDS: tl.constexpr,
+):
     """LSE_log2 and dPsum of every query. Grid: tiles of 64 queries, heads, batch.
 
     O, dO: (B, H, S, DIM), L: (B, H, S) fp32, with these strides, the last 1. dL: (B, H, S) fp32, contiguous. LSE_log2,
@@ -91,8 +128,19 @@ def preprocess(
     """
     tile, (head, batch) = tl.program_id(0), last_first()
     number = batch * tl.num_programs(1) + head
-    lse_log2, dpsum = lse_and_dpsum(O + batch * o_batch + head * o_head, o_row, dO + batch * do_batch + head * do_head, do_row,
-                                       L + batch * l_batch + head * l_head, dL + number * queries, tile * 64, queries, DIM, WIDTH, HAS_DL)
+    lse_log2, dpsum = lse_and_dpsum(
+        O + batch * o_batch + head * o_head,
+        o_row,
+        dO + batch * do_batch + head * do_head,
+        do_row,
+        L + batch * l_batch + head * l_head,
+        dL + number * queries,
+        tile * 64,
+        queries,
+        DIM,
+        WIDTH,
+        HAS_DL,
+    )
     place = batch * n_batch + head * n_head + tile.to(tl.int64) * n_tile
     if ADDENDS:
         store_addends(LSE_log2 + place, n_part, -lse_log2 * factor)
@@ -120,8 +168,13 @@ class AttentionBackwardQueries(QueryTiles):
     def layout(self) -> tk.layout:
         q, do = tk.st(self.dtype, self.tile_m, self.head_dim), tk.st(self.dtype, self.tile_m, self.value_dim)
         k, v = tk.st(self.dtype, self.tile_n, self.head_dim), tk.st(self.dtype, self.tile_n, self.value_dim)
-        return tk.layout(globals=dict(Q=q, dO=do, K=k, V=v, LSE_log2=None, dPsum=None, dQ=q), input=dict(K=k, V=v), task=dict(Q=q, dO=do),
-                         epilogue=dict(dQ=q), args=(*self.numbers, "gradient"))
+        return tk.layout(
+            globals=dict(Q=q, dO=do, K=k, V=v, LSE_log2=None, dPsum=None, dQ=q),
+            input=dict(K=k, V=v),
+            task=dict(Q=q, dO=do),
+            epilogue=dict(dQ=q),
+            args=(*self.numbers, "gradient"),
+        )
 
     @triton.jit
     def load_task(ctx, task):
@@ -138,7 +191,9 @@ class AttentionBackwardQueries(QueryTiles):
     def load_params(ctx):
         SUMS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n))
         place = ctx.config._numbers(ctx, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer)
-        return tk.struct(lse_log2=tk.load(ctx.globals.LSE_log2, SUMS, place), dpsum=tk.load(ctx.globals.dPsum, SUMS, place))
+        return tk.struct(
+            lse_log2=tk.load(ctx.globals.LSE_log2, SUMS, place), dpsum=tk.load(ctx.globals.dPsum, SUMS, place)
+        )
 
     @triton.jit
     def start(ctx):
@@ -182,7 +237,9 @@ class AttentionBackwardQueries(QueryTiles):
     def finish(ctx, state, epilogue):
         tk.store(epilogue.dQ, state.dq * ctx.args.gradient)
         tk.fence_async()
-        tk.store_async(ctx.globals.dQ, epilogue.dQ, (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer, 0))
+        tk.store_async(
+            ctx.globals.dQ, epilogue.dQ, (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer, 0)
+        )
 
 
 @triton.jit
@@ -204,10 +261,23 @@ def task_of_keys(ctx, row, batch, kv_batch, result, results, queries, keys, head
             edge_blocks = tl.where(behind > keys, end - begin, 0)
         if ctx.config.causal:
             edge_blocks = tl.maximum(whole_from(ctx, behind, shift, begin, end) - begin, edge_blocks)
-    return tk.task((end - begin) * group, when=when, edges=(edge_blocks * group if EDGES else 0) if ctx.config.edge_loop else None, batch=batch,
-                   kv_batch=kv_batch, kv_head=result // (results // kv_heads), result=result, row=row, keys=keys, begin_block=begin if MASKED else 0,
-                   per_head=end - begin, edge_blocks=edge_blocks if EDGES else 0, shift=shift, group=group,
-                   turned=row * (HEIGHT // ctx.config.tile_n) % tl.maximum(end - begin, 1) if ctx.config.turns else 0)
+    return tk.task(
+        (end - begin) * group,
+        when=when,
+        edges=(edge_blocks * group if EDGES else 0) if ctx.config.edge_loop else None,
+        batch=batch,
+        kv_batch=kv_batch,
+        kv_head=result // (results // kv_heads),
+        result=result,
+        row=row,
+        keys=keys,
+        begin_block=begin if MASKED else 0,
+        per_head=end - begin,
+        edge_blocks=edge_blocks if EDGES else 0,
+        shift=shift,
+        group=group,
+        turned=row * (HEIGHT // ctx.config.tile_n) % tl.maximum(end - begin, 1) if ctx.config.turns else 0,
+    )
 
 
 @triton.jit
@@ -215,7 +285,10 @@ def place_of(ctx):
     """(head, block of queries) of this iteration, see `task_of_keys`."""
     edges = ctx.edge_blocks * ctx.group
     edge = ctx.iter < edges
-    number, each = tl.where(edge, ctx.iter, ctx.iter - edges), tl.where(edge, ctx.edge_blocks, ctx.per_head - ctx.edge_blocks)
+    number, each = (
+        tl.where(edge, ctx.iter, ctx.iter - edges),
+        tl.where(edge, ctx.edge_blocks, ctx.per_head - ctx.edge_blocks),
+    )
     head, block = number // each, number % each
     block = tl.where(edge, block, ctx.edge_blocks + block)
     if ctx.config.turns:
@@ -251,7 +324,13 @@ class AttentionBackwardKeys(QueryTiles):
         results = {**(dict(dK=k) if self.of_keys else {}), **(dict(dV=v) if self.of_values else {})}
         mine = dict(K=k, **(dict(V=v) if self.of_keys else {}))
         input = dict(Q=q, dO=do, LSE_log2=number, **(dict(dPsum=number) if self.of_keys else {}))
-        return tk.layout(globals={**input, **mine, **results}, input=input, task=mine, epilogue=results, args=(*self.numbers, "gradient"))
+        return tk.layout(
+            globals={**input, **mine, **results},
+            input=input,
+            task=mine,
+            epilogue=results,
+            args=(*self.numbers, "gradient"),
+        )
 
     def tiles(self, *shapes: Any) -> tuple[int, int]:
         of = shapes[self.tensors.index("dK" if self.of_keys else "dV")]
@@ -271,7 +350,19 @@ class AttentionBackwardKeys(QueryTiles):
         more = (batch_head < tk.extent(ctx.globals.K, 0) * results) & (row >= 0)
         row = tiles - 1 - row  # most queries see the first keys: longest first
         batch, result = tk.unravel(batch_head, results)
-        return task_of_keys(ctx, row, batch, batch, result, results, queries, keys, tk.extent(ctx.globals.Q, 1), tk.extent(ctx.globals.K, 1), more)
+        return task_of_keys(
+            ctx,
+            row,
+            batch,
+            batch,
+            result,
+            results,
+            queries,
+            keys,
+            tk.extent(ctx.globals.Q, 1),
+            tk.extent(ctx.globals.K, 1),
+            more,
+        )
 
     @triton.jit
     def load_task(ctx, task):
@@ -310,7 +401,9 @@ class AttentionBackwardKeys(QueryTiles):
             slope = 1.0 - s * s
         if ctx.edge:
             _, block = place_of(ctx)
-            s = hidden_from(ctx, s, (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.tile_m, block * ctx.config.tile_n)
+            s = hidden_from(
+                ctx, s, (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.tile_m, block * ctx.config.tile_n
+            )
         p = tk.exp2_col(s, ctx.args.scale, tk.load(input.LSE_log2, OF_QUERIES))
         if ctx.config.of_values:
             dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, state.dv, wait=not ctx.config.of_keys)

@@ -1,4 +1,5 @@
 """Attention of few queries against long keys and values. Reading K and V takes nearly all the time."""
+
 from __future__ import annotations
 
 import math
@@ -74,7 +75,11 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
     @property
     def needed_registers(self) -> int:
         """Of a thread: scores, sums, temporaries, and more of these for masks and the soft-cap."""
-        return self.tile_m * (self.tile_n + self.value_dim) // GROUP + WORKING_REGISTERS + MASKING_REGISTERS * (self.causal or self.softcap)
+        return (
+            self.tile_m * (self.tile_n + self.value_dim) // GROUP
+            + WORKING_REGISTERS
+            + MASKING_REGISTERS * (self.causal or self.softcap)
+        )
 
     _hidden = _hidden
 
@@ -117,7 +122,8 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
         behind = ctx.keys - ctx.last * ctx.config.tile_n
         if ctx.config.lengths:
             if first & (behind < ctx.config.tile_n):
-                for i in tl.static_range(ctx.config.tile_n // ZEROED):  # some keys at a time: registers also hold accumulators and P
+                # some keys at a time: registers also hold accumulators and P
+                for i in tl.static_range(ctx.config.tile_n // ZEROED):
                     if behind < (i + 1) * ZEROED:
                         part = tk.subtile(tiles.V, ZEROED, ctx.config.value_dim, i, 0)
                         v = tk.load(part, layout="memory", fenced=True)
@@ -134,9 +140,20 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
         # cycles
         bounds = dict.fromkeys(name for name in ("lengths", "starts") if getattr(self, name))
         results = dict(O=o, **(dict(L=None) if self.lse else {}))
-        merged = dict(o=tk.rt(tk.fp32, self.tile_m, self.value_dim), lse=tk.rv(tk.fp32, self.tile_m)) if self.sharers > 1 or self.splits else {}
-        return tk.layout(globals=dict(**bounds, Q=q, K=k, V=v, **results), input=dict(K=k), lagged=dict(V=v), task=dict(Q=q), epilogue=dict(O=o),
-                         merged=merged, args=(*self.numbers, "queries"))
+        merged = (
+            dict(o=tk.rt(tk.fp32, self.tile_m, self.value_dim), lse=tk.rv(tk.fp32, self.tile_m))
+            if self.sharers > 1 or self.splits
+            else {}
+        )
+        return tk.layout(
+            globals=dict(**bounds, Q=q, K=k, V=v, **results),
+            input=dict(K=k),
+            lagged=dict(V=v),
+            task=dict(Q=q),
+            epilogue=dict(O=o),
+            merged=merged,
+            args=(*self.numbers, "queries"),
+        )
 
     def tasks(self, *shapes: Any) -> int:
         batch, tiles, splits = shapes[self.tensors.index("O")][:3]
@@ -145,12 +162,17 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
     @triton.jit
     def setup(ctx):
         tiles = tk.extent(ctx.globals.K, 1) * ctx.config.row_tiles
-        splits = tk.extent(ctx.globals.O, 2) if ctx.config.partial else 1  # a constant where possible: it spares 3 divisions
+        # a constant where possible: it spares 3 divisions
+        splits = tk.extent(ctx.globals.O, 2) if ctx.config.partial else 1
         batch_tile, split = tk.unravel(ctx.task_id, splits)
         batch, tile = tk.unravel(batch_tile, tiles)
         # The extent of a tensor whose parameters a task needs first, see `layout`
         more = batch < tk.extent(ctx.globals.lengths if ctx.config.lengths else ctx.globals.K, 0)
-        keys = tl.load(ctx.globals.lengths.pointer + batch, mask=more, other=0) if ctx.config.lengths else tk.extent(ctx.globals.K, 2)
+        keys = (
+            tl.load(ctx.globals.lengths.pointer + batch, mask=more, other=0)
+            if ctx.config.lengths
+            else tk.extent(ctx.globals.K, 2)
+        )
         start = tl.load(ctx.globals.starts.pointer + batch, mask=more, other=0) if ctx.config.starts else 0
         first = start // ctx.config.tile_n
         blocks = tl.maximum(tk.ceil_div(keys, ctx.config.tile_n) - first, 0)
@@ -159,8 +181,22 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
         masked, whole = end - seen // ctx.config.tile_n, end - tk.ceil_div(start, ctx.config.tile_n)
         # Inline, so that 1 stays a constant: for a split the compiler cannot see that the loop for edges has no
         # iterations left
-        return tk.task(end - begin, when=more, edges=1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None, batch=batch, kv_batch=batch,
-                       head=tile, kv_head=tile // ctx.config.row_tiles, row=0, last=end - 1, split=split, keys=keys, start=start, masked=masked, whole=whole)
+        return tk.task(
+            end - begin,
+            when=more,
+            edges=1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None,
+            batch=batch,
+            kv_batch=batch,
+            head=tile,
+            kv_head=tile // ctx.config.row_tiles,
+            row=0,
+            last=end - 1,
+            split=split,
+            keys=keys,
+            start=start,
+            masked=masked,
+            whole=whole,
+        )
 
     @triton.jit
     def start(ctx):
@@ -171,7 +207,9 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
     @triton.jit
     def part(ctx, state):
         total = tk.row_sum(state.sums)
-        return tk.struct(o=tk.mul_row(state.o, ctx.config._share(ctx, total)), lse=ctx.config._log_sum(ctx, state, total))
+        return tk.struct(
+            o=tk.mul_row(state.o, ctx.config._share(ctx, total)), lse=ctx.config._log_sum(ctx, state, total)
+        )
 
     @triton.jit
     def merge(ctx, mine, theirs):
@@ -214,7 +252,13 @@ def _load_pages(ctx, tiles, to, source, width):
     ROWS: tl.constexpr = ctx.config.copied
     for i in tl.static_range(ctx.config.tile_n // ROWS):
         part = _copy_at(ctx, i) % (ctx.config.page_size // ROWS)
-        tk.load_async(tk.subtile(to, ROWS, width, i, 0), source, (ctx.page_indices[i], ctx.kv_head, part, 0), tiles.full, cache_policy=ctx.config.cache_policy)
+        tk.load_async(
+            tk.subtile(to, ROWS, width, i, 0),
+            source,
+            (ctx.page_indices[i], ctx.kv_head, part, 0),
+            tiles.full,
+            cache_policy=ctx.config.cache_policy,
+        )
 
 
 class AttentionDecodePaged(tk.IndexPrefetch, AttentionDecode):
@@ -252,12 +296,18 @@ class AttentionDecodePaged(tk.IndexPrefetch, AttentionDecode):
     def layout(self) -> tk.layout:
         plan = super().layout()
         k, v = tk.st(self.dtype, self.copied, self.head_dim), tk.st(self.dtype, self.copied, self.value_dim)
-        return replace(plan, globals=dict(pages=None) | dict(plan.globals) | dict(K=k, V=v), page_indices=self.tile_n // self.copied)
+        return replace(
+            plan,
+            globals=dict(pages=None) | dict(plan.globals) | dict(K=k, V=v),
+            page_indices=self.tile_n // self.copied,
+        )
 
     @triton.jit
     def page_index(ctx, n):
         """Where the page number of copy `n` stands in the table."""
-        return tk.pointer_to(ctx.globals.pages, (ctx.batch, _copy_at(ctx, n) // (ctx.config.page_size // ctx.config.copied)))
+        return tk.pointer_to(
+            ctx.globals.pages, (ctx.batch, _copy_at(ctx, n) // (ctx.config.page_size // ctx.config.copied))
+        )
 
     @triton.jit
     def load(ctx, input):
@@ -270,8 +320,23 @@ class AttentionDecodePaged(tk.IndexPrefetch, AttentionDecode):
 
 @plain_kernel(launch_pdl=True)
 @triton.jit
-def combine(O, L, out, lse, stride_b, stride_h, stride_s, stride_d, splits, rows, queries, WIDTH: tl.constexpr, SPLITS: tl.constexpr, COLS: tl.constexpr,  # noqa: E741
-            HAS_LSE: tl.constexpr):  # fmt: skip
+def combine(
+    O,  # noqa: E741
+    L,
+    out,
+    lse,
+    stride_b,
+    stride_h,
+    stride_s,
+    stride_d,
+    splits,
+    rows,
+    queries,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    COLS: tl.constexpr,  # noqa: E741
+    HAS_LSE: tl.constexpr,
+):
     """One query of one head: the splits' outputs, weighed by their sums of exponentials. Grid: rows, tiles, batch.
 
     O, L: contiguous, from `AttentionDecode`. out: (B, H, S, WIDTH) with these strides. lse: (B, H, S), contiguous.
@@ -285,10 +350,16 @@ def combine(O, L, out, lse, stride_b, stride_h, stride_s, stride_d, splits, rows
     largest = tl.max(sums)
     weights = tl.exp(sums - tl.where(largest == float("-inf"), 0.0, largest))
     total = tl.sum(weights)
-    o = tl.load(O + place[:, None] * WIDTH + col[None, :], mask=(split < splits)[:, None] & (col < WIDTH)[None, :], other=0.0)
+    o = tl.load(
+        O + place[:, None] * WIDTH + col[None, :], mask=(split < splits)[:, None] & (col < WIDTH)[None, :], other=0.0
+    )
     o = tl.sum(o * weights[:, None], 0) * tl.where(total == 0.0, 0.0, 1.0 / total)
     head, query = tile * (rows // queries) + row // queries, row % queries
-    tl.store(out + batch * stride_b + head * stride_h + query * stride_s + col * stride_d, o.to(out.dtype.element_ty), mask=col < WIDTH)
+    tl.store(
+        out + batch * stride_b + head * stride_h + query * stride_s + col * stride_d,
+        o.to(out.dtype.element_ty),
+        mask=col < WIDTH,
+    )
     if HAS_LSE:
         found = tl.where(largest == float("inf"), largest, largest + tl.log(total))
         tl.store(lse + (batch * tl.num_programs(1) * rows + head * queries + query), found)

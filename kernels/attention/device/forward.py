@@ -1,5 +1,6 @@
-"""Attention forward O = softmax(Q Kᵀ · scale) V: each consumer keeps a tile of queries, K and V stream through rings.
-"""
+"""Attention forward O = softmax(Q Kᵀ · scale) V: each consumer keeps a tile of queries, K and V stream through
+rings."""
+
 from __future__ import annotations
 
 import triton
@@ -11,7 +12,8 @@ from tritonkittens.kernels.attention.device.tiles import QueryTiles
 from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
 LIMIT = tl.constexpr(2.0**15)  # of a thread's sum of a block's weights, so that each weight is finite in fp16
-GROWTH, USUAL = tl.constexpr(3.0), tl.constexpr(4.0)  # that sum is at most GROWTH · the sum of earlier blocks + USUAL, unless there are outliers
+# that sum is at most GROWTH · the sum of earlier blocks + USUAL, unless there are outliers
+GROWTH, USUAL = tl.constexpr(3.0), tl.constexpr(4.0)
 MOST_HELD = 128  # scores of a row that fit into registers beside their weights
 
 
@@ -77,7 +79,8 @@ class AttentionForward(QueryTiles):
     def one_edge(self) -> bool:
         whole = self.causal and not self.shifted and self.tile_n % (self.tile_m * self.consumers) == 0
         if self.lazy and self.consumers == 3 and not whole:
-            return False  # with a loop of its own for edges ptxas spills nothing in the main one; without, 20 registers an iteration
+            # with a loop of its own for edges ptxas spills nothing in the main one; without, 20 registers an iteration
+            return False
         return super().one_edge or whole
 
     @property
@@ -97,14 +100,28 @@ class AttentionForward(QueryTiles):
 
     def layout(self) -> tk.layout:
         lines = self.key_lines
-        q, k = tk.st(self.dtype, self.tile_m, self.head_dim), tk.st(self.dtype, self.tile_n, self.head_dim // (lines or 1), contiguous=lines > 0)
-        v, o = tk.st(self.dtype, self.tile_n, self.value_dim), tk.st(self.result or self.dtype, self.tile_m, self.epilogue_n or self.value_dim)
-        return tk.layout(globals=dict(Q=q, K=k, V=v, O=o, **(dict(L=None) if self.lse else {})), input=dict.fromkeys(self.key_tiles, k), lagged=dict(V=v),
-                         task=dict(Q=q), epilogue=dict(O=o), args=self.numbers)
+        q, k = (
+            tk.st(self.dtype, self.tile_m, self.head_dim),
+            tk.st(self.dtype, self.tile_n, self.head_dim // (lines or 1), contiguous=lines > 0),
+        )
+        v, o = (
+            tk.st(self.dtype, self.tile_n, self.value_dim),
+            tk.st(self.result or self.dtype, self.tile_m, self.epilogue_n or self.value_dim),
+        )
+        return tk.layout(
+            globals=dict(Q=q, K=k, V=v, O=o, **(dict(L=None) if self.lse else {})),
+            input=dict.fromkeys(self.key_tiles, k),
+            lagged=dict(V=v),
+            task=dict(Q=q),
+            epilogue=dict(O=o),
+            args=self.numbers,
+        )
 
     @triton.jit
     def load_task(ctx, task):
-        tk.load_async(task.Q, ctx.globals.Q, (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer, 0), task.full)
+        tk.load_async(
+            task.Q, ctx.globals.Q, (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer, 0), task.full
+        )
 
     @triton.jit
     def _block(ctx):
@@ -115,13 +132,23 @@ class AttentionForward(QueryTiles):
     def load(ctx, input):
         TILES: tl.constexpr = ctx.config.key_tiles
         for i in tl.static_range(len(TILES)):
-            tk.load_async(tk.field(input, TILES[i]), ctx.globals.K, (ctx.kv_batch, ctx.kv_head, ctx.config._block(ctx), i), input.full,
-                          cache_policy=ctx.config.cache_policy)
+            tk.load_async(
+                tk.field(input, TILES[i]),
+                ctx.globals.K,
+                (ctx.kv_batch, ctx.kv_head, ctx.config._block(ctx), i),
+                input.full,
+                cache_policy=ctx.config.cache_policy,
+            )
 
     @triton.jit
     def load_lagged(ctx, lagged):
-        tk.load_async(lagged.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, ctx.config._block(ctx), 0), lagged.full,
-                      cache_policy=ctx.config.cache_policy)
+        tk.load_async(
+            lagged.V,
+            ctx.globals.V,
+            (ctx.kv_batch, ctx.kv_head, ctx.config._block(ctx), 0),
+            lagged.full,
+            cache_policy=ctx.config.cache_policy,
+        )
 
     @triton.jit
     def start(ctx):
@@ -137,7 +164,9 @@ class AttentionForward(QueryTiles):
             LINE: tl.constexpr = ctx.config.head_dim // len(TILES)
             s = tk.mm_ABt(tk.subtile(ctx.task.Q, ctx.config.tile_m, LINE), tk.field(input, TILES[0]), wait=False)
             for i in tl.static_range(1, len(TILES)):
-                s = tk.mma_ABt(tk.subtile(ctx.task.Q, ctx.config.tile_m, LINE, 0, i), tk.field(input, TILES[i]), s, wait=False)
+                s = tk.mma_ABt(
+                    tk.subtile(ctx.task.Q, ctx.config.tile_m, LINE, 0, i), tk.field(input, TILES[i]), s, wait=False
+                )
             return s
 
     @triton.jit
@@ -172,7 +201,8 @@ class AttentionForward(QueryTiles):
         o = tk.mma_wait(o)  # before P is made: it then takes the registers of the last P
         sums, p = tk.row_sum_by_quad(weights), ctx.config._operand(ctx, weights)
         usual = USUAL
-        if ctx.config.causal or ctx.config.window:  # after blocks of which rows have seen few keys, weights above one are usual
+        # after blocks of which rows have seen few keys, weights above one are usual
+        if ctx.config.causal or ctx.config.window:
             usual = tl.where(ctx.iter > ctx.masked, USUAL, LIMIT)
         if tk.warp_exceeds(sums, LIMIT, sums - state.sums * GROWTH, usual):
             weights, m, alpha = ctx.config._softmax(ctx, state, s)
@@ -187,7 +217,8 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def _release_input(ctx, input):
-        """Release a stage. The template counts releases where they are written, and only one branch runs: hence a function."""
+        """Release a stage. The template counts releases where they are written, and only one branch runs: hence a
+        function."""
         tk.release(ctx, input)
 
     @triton.jit
@@ -200,7 +231,9 @@ class AttentionForward(QueryTiles):
         p, m, _ = ctx.config._softmax(ctx, before, ctx.config._masked(ctx, s))
         # Adding to it converts the layout of a vector of half as many columns
         nothing = tk.zero(tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n)))
-        weights = tk.concat_cols(ctx.config._operand(ctx, p), tk.zero(tk.rt(ctx.config.dtype, ctx.config.tile_m, COLS)), whole=True)
+        weights = tk.concat_cols(
+            ctx.config._operand(ctx, p), tk.zero(tk.rt(ctx.config.dtype, ctx.config.tile_m, COLS)), whole=True
+        )
         return state.replace(p=weights, m=tk.add(nothing, m), sums=tk.add(state.sums, tk.row_sum_by_quad(p)))
 
     @triton.jit

@@ -1,4 +1,5 @@
 """Attention forward with e4m3 operands: both products at twice the rate of 16 bits."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -71,5 +72,9 @@ def transposed_values(V, out, stride_b, stride_h, stride_s, stride_d, keys, DIM:
     source = V + tl.program_id(2).to(tl.int64) * stride_b + tl.program_id(1).to(tl.int64) * stride_h
     for first in tl.static_range(0, DIM, 32):
         col = first + tl.arange(0, 32)
-        v = tl.load(source + key[:, None].to(tl.int64) * stride_s + col[None, :] * stride_d, mask=(key < keys)[:, None], other=0.0)
+        v = tl.load(
+            source + key[:, None].to(tl.int64) * stride_s + col[None, :] * stride_d,
+            mask=(key < keys)[:, None],
+            other=0.0,
+        )
         tl.store(out + (head * DIM + col[:, None]) * width + place[None, :], tl.trans(v))

@@ -1,4 +1,5 @@
 """Gradients of attention in a single pass: dK and dV accumulate in registers, dQ in global memory by TMA reductions."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -54,7 +55,8 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @property
     def addends_swizzle(self) -> int:
-        """At dimension 64 half of what rows allow: then ptxas computes the descriptors of V and dO before an MMA, not after."""
+        """At dimension 64 half of what rows allow: then ptxas computes the descriptors of V and dO before an MMA, not
+        after."""
         return 64 if self.tile_n == 128 else 128
 
     @property
@@ -69,7 +71,8 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @property
     def keys_by_exchange(self) -> bool:
-        """Whether dK leaves from the memory of dS: there is room at dimension 64, and the staging of dQ is still in use."""
+        """Whether dK leaves from the memory of dS: there is room at dimension 64, and the staging of dQ is still in
+        use."""
         return self.parts == 1 and self.panels == 1
 
     @property
@@ -89,12 +92,22 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
             staged = dict.fromkeys(("dK0", "dK1"), panel)
         else:
             staged = dict.fromkeys(("sums0", "sums1"), tk.st(tk.fp32, self.tile_m, 64))
-        addends, group = (tk.st(tk.bf16, STEP.value, queries, swizzle=self.addends_swizzle) for queries in (self.tile_n, 64))
+        addends, group = (
+            tk.st(tk.bf16, STEP.value, queries, swizzle=self.addends_swizzle) for queries in (self.tile_n, 64)
+        )
         input, task, late_task = dict(Q=q, dO=do, LSE_log2=addends, dPsum=addends), dict(K=k), dict(V=v)
         moved: dict[str, Any] = {**input, **dict.fromkeys(("LSE_log2", "dPsum"), group), **task, **late_task}
-        return tk.layout(globals={**moved, "dQ_accum": None, "words": None, **results}, input=input, per="block", task=task, late_task=late_task,
-                         epilogue=staged, args=(*self.numbers, "gradient"), scratch=dict(dQ=tk.st(tk.fp32, 64, 64)),
-                         exchange=dict(dS=tk.st(self.dtype, self.tile_m, self.tile_n)))
+        return tk.layout(
+            globals={**moved, "dQ_accum": None, "words": None, **results},
+            input=input,
+            per="block",
+            task=task,
+            late_task=late_task,
+            epilogue=staged,
+            args=(*self.numbers, "gradient"),
+            scratch=dict(dQ=tk.st(tk.fp32, 64, 64)),
+            exchange=dict(dS=tk.st(self.dtype, self.tile_m, self.tile_n)),
+        )
 
     def tiles(self, *shapes: Any) -> tuple[int, int]:
         batch, kv_heads, keys, _ = shapes[self.tensors.index("K")]
@@ -117,8 +130,16 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         if ctx.config.panels == 1:
             if ctx.iter == 0:  # shared memory still holds the last task's K and V: prefetch these into L2
                 HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
-                tk.prefetch(ctx.globals.K, tk.st(ctx.config.dtype, HEIGHT, ctx.config.head_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
-                tk.prefetch(ctx.globals.V, tk.st(ctx.config.dtype, HEIGHT, ctx.config.value_dim), (ctx.kv_batch, ctx.kv_head, ctx.row, 0))
+                tk.prefetch(
+                    ctx.globals.K,
+                    tk.st(ctx.config.dtype, HEIGHT, ctx.config.head_dim),
+                    (ctx.kv_batch, ctx.kv_head, ctx.row, 0),
+                )
+                tk.prefetch(
+                    ctx.globals.V,
+                    tk.st(ctx.config.dtype, HEIGHT, ctx.config.value_dim),
+                    (ctx.kv_batch, ctx.kv_head, ctx.row, 0),
+                )
         head, block = place_of(ctx)
         tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.full)
         tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.full)
@@ -142,7 +163,9 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
     @triton.jit
     def _scores(ctx, state, input):
         """S = K @ Q.T − LSE of a block, in flight; with a soft-cap, which comes first, without LSE."""
-        s = tk.mm_ABt(tk.subtile(ctx.task.K, ctx.config.tile_m, ctx.config.head_dim, ctx.consumer, 0), input.Q, wait=False)
+        s = tk.mm_ABt(
+            tk.subtile(ctx.task.K, ctx.config.tile_m, ctx.config.head_dim, ctx.consumer, 0), input.Q, wait=False
+        )
         if ctx.config.softcap:
             return s
         else:  # after the products: large sums would otherwise be rounded
@@ -183,9 +206,15 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         ROWS: tl.constexpr = ctx.config.tile_m
         OF_BLOCK: tl.constexpr = ctx.consumer % (ctx.config.tile_n // 64)
         OF_DIMENSIONS: tl.constexpr = ctx.consumer % (ctx.config.head_dim // 64)
-        ds, k = tk.subtile(ctx.config._exchanged(ctx, 0), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.task.K, ROWS, 64, 0, OF_DIMENSIONS)
+        ds, k = (
+            tk.subtile(ctx.config._exchanged(ctx, 0), ROWS, 64, 0, OF_BLOCK),
+            tk.subtile(ctx.task.K, ROWS, 64, 0, OF_DIMENSIONS),
+        )
         dq = tk.mm_AtB(ds, k, wait=False)
-        ds, k = tk.subtile(ctx.config._exchanged(ctx, 1), ROWS, 64, 0, OF_BLOCK), tk.subtile(ctx.task.K, ROWS, 64, 1, OF_DIMENSIONS)
+        ds, k = (
+            tk.subtile(ctx.config._exchanged(ctx, 1), ROWS, 64, 0, OF_BLOCK),
+            tk.subtile(ctx.task.K, ROWS, 64, 1, OF_DIMENSIONS),
+        )
         dq = tk.mma_AtB(ds, k, dq, wait=False)
         dk = tk.mma_AB(ctx.config._exchanged(ctx, ctx.consumer), tiles.Q, state.dk, wait=False)
         return dq, dk
@@ -194,7 +223,8 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
     def _stage(ctx, dq):
         """Store dQ to shared memory, for the warp that accumulates it."""
         tk.store_fragments(ctx.scratch.dQ, dq)
-        tk.scheduling_barrier(ctx.keys)  # without it ptxas keeps dQ's registers alive, has too few, and serializes the MMAs
+        # without it ptxas keeps dQ's registers alive, has too few, and serializes the MMAs
+        tk.scheduling_barrier(ctx.keys)
 
     @triton.jit
     def reduce_store(ctx, scratch):
@@ -208,7 +238,9 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         initialized = tk.is_initialized(word)
         tk.reduce_wait(ctx)
         half = tk.as_fragments(scratch.dQ)
-        first = tk.store_or_add_bytes_async(ctx.globals.dQ_accum.pointer + buffer.to(tl.int64) * NUMBERS + BEGIN, half, word, BYTES, initialized)
+        first = tk.store_or_add_bytes_async(
+            ctx.globals.dQ_accum.pointer + buffer.to(tl.int64) * NUMBERS + BEGIN, half, word, BYTES, initialized
+        )
         return tk.struct(word=word, first=first)
 
     @triton.jit
@@ -229,7 +261,8 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @triton.jit
     def _exchange_ds(ctx, ds):
-        """Write dS to shared memory, and make it, and a staged dQ, visible to the other consumer, MMAs and bulk copies."""
+        """Write dS to shared memory, and make it, and a staged dQ, visible to the other consumer, MMAs and bulk
+        copies."""
         tk.store(ctx.exchange.dS[ctx.consumer], ds)
         tk.fence_async()
         tk.exchange_commit(ctx)
@@ -273,8 +306,12 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
             ctx.config._exchange_first_ds(ctx, nothing)
             return state
         else:
-            later = tk.struct(Q=tk.subtile(input.Q, 64, ctx.config.head_dim, 1, 0), dO=tk.subtile(input.dO, 64, ctx.config.value_dim, 1, 0),
-                              LSE_log2=tk.subtile(input.LSE_log2, STEP, 64, 0, 1), dPsum=tk.subtile(input.dPsum, STEP, 64, 0, 1))
+            later = tk.struct(
+                Q=tk.subtile(input.Q, 64, ctx.config.head_dim, 1, 0),
+                dO=tk.subtile(input.dO, 64, ctx.config.value_dim, 1, 0),
+                LSE_log2=tk.subtile(input.LSE_log2, STEP, 64, 0, 1),
+                dPsum=tk.subtile(input.dPsum, STEP, 64, 0, 1),
+            )
             ds, dv = ctx.config._alone(ctx, state, later, state.block * ctx.config.tile_n + 64)
             ctx.config._exchange_first_ds(ctx, tk.concat_cols(nothing, ds, whole=True))
             return state.replace(dv=dv)
@@ -427,7 +464,20 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
 
 @triton.jit
-def write_half(accum, words, tile, home, stride_s, first, behind, across, factor, SUMMED: tl.constexpr, WIDTH: tl.constexpr, MAY_BE_EMPTY: tl.constexpr):
+def write_half(
+    accum,
+    words,
+    tile,
+    home,
+    stride_s,
+    first,
+    behind,
+    across,
+    factor,
+    SUMMED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    MAY_BE_EMPTY: tl.constexpr,
+):
     """Write 64 columns, number `across`, of rows `first` … `behind` − 1 of a gradient: factor · its accumulated values.
 
     accum: tiles of 64 rows and SUMMED columns; this is tile number `tile`. MAY_BE_EMPTY: a half whose word in `words`
@@ -436,16 +486,34 @@ def write_half(accum, words, tile, home, stride_s, first, behind, across, factor
     initialized = tl.load(words + tile * ((SUMMED + 63) // 64) + across) != 0 if MAY_BE_EMPTY else True
     row, col = first + tl.arange(0, 64)[:, None], across * 64 + tl.arange(0, 64)[None, :]
     place = tile * (64 * SUMMED) + across * HALF + tl.arange(0, HALF)
-    there = tl.multiple_of(tl.minimum(HALF, 64 * SUMMED - across * HALF), 64 * 32)  # the last columns may be half as many
+    # the last columns may be half as many
+    there = tl.multiple_of(tl.minimum(HALF, 64 * SUMMED - across * HALF), 64 * 32)
     x = tl.load(accum + place, mask=(tl.arange(0, HALF) < there) & initialized, other=0.0)
     # the order in memory is 32 columns, 16 rows, 8 columns, a row, 2 columns, 8 rows, a column: `tk.fragment_place`
     x = tl.reshape(tl.permute(tl.reshape(x, (2, 4, 4, 8, 4, 2, 2)), (1, 5, 3, 0, 2, 4, 6)), (64, 64))
-    tl.store(home + row.to(tl.int64) * stride_s + col, (x * factor).to(home.dtype.element_ty), mask=(row < behind) & (col < WIDTH))
+    tl.store(
+        home + row.to(tl.int64) * stride_s + col,
+        (x * factor).to(home.dtype.element_ty),
+        mask=(row < behind) & (col < WIDTH),
+    )
 
 
 @plain_kernel
 @triton.jit
-def postprocess(accum, words, home, stride_b, stride_h, stride_s, factor, rows, heads, SUMMED: tl.constexpr, WIDTH: tl.constexpr, MAY_BE_EMPTY: tl.constexpr):
+def postprocess(
+    accum,
+    words,
+    home,
+    stride_b,
+    stride_h,
+    stride_s,
+    factor,
+    rows,
+    heads,
+    SUMMED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    MAY_BE_EMPTY: tl.constexpr,
+):
     """dQ = factor · dQ_accum; or dK and dV of several parts, whose buffers were zeroed and are never empty.
 
     Grid: columns, 64 at a time, of all tiles of 64 rows; B · heads, last first, because the last ones are still in L2.
@@ -455,4 +523,17 @@ def postprocess(accum, words, home, stride_b, stride_h, stride_s, factor, rows, 
     part, number = tl.program_id(0), (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
     tile = number * (tl.num_programs(0) // ACROSS) + part // ACROSS
     place = home + number // heads * stride_b + number % heads * stride_h
-    write_half(accum, words, tile, place, stride_s, part // ACROSS * 64, rows, part % ACROSS, factor, SUMMED, WIDTH, MAY_BE_EMPTY)
+    write_half(
+        accum,
+        words,
+        tile,
+        place,
+        stride_s,
+        part // ACROSS * 64,
+        rows,
+        part % ACROSS,
+        factor,
+        SUMMED,
+        WIDTH,
+        MAY_BE_EMPTY,
+    )

@@ -2,6 +2,7 @@
 
 Query i sees key j where i + shift − left ≤ j ≤ i + shift + right. `shift` is keys − queries: bottom right alignment.
 """
+
 import triton
 import triton.language as tl
 
@@ -84,7 +85,8 @@ def queries_of(ctx, first, behind, shift, queries):
 
 @triton.jit
 def whole_from(ctx, behind, shift, begin, end):
-    """Under a causal mask, the first block of queries, in `begin` … `end`, from which on all see all keys before `behind`."""
+    """Under a causal mask, the first block of queries, in `begin` … `end`, from which on all see all keys before
+    `behind`."""
     return tl.minimum(tl.maximum(tk.ceil_div(tl.maximum(behind - 1 - shift, 0), ctx.config.tile_n), begin), end)
 
 

@@ -1,4 +1,5 @@
 """Tasks of the kernels that keep tiles of queries and stream blocks of keys."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -18,15 +19,29 @@ def task_of_queries(ctx, row, batch, kv_batch, head, queries, keys, heads, kv_he
     last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, queries), shift, keys)
     masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
     edges = 1 if ctx.config.one_edge else masked if ctx.config.edge_loop else None
-    return tk.task(count, when=when, edges=edges, masked=masked, whole=whole, batch=batch, kv_batch=kv_batch, head=head,
-                   kv_head=head // (heads // kv_heads), row=row, last=last, shift=shift, keys=keys)
+    return tk.task(
+        count,
+        when=when,
+        edges=edges,
+        masked=masked,
+        whole=whole,
+        batch=batch,
+        kv_batch=kv_batch,
+        head=head,
+        kv_head=head // (heads // kv_heads),
+        row=row,
+        last=last,
+        shift=shift,
+        keys=keys,
+    )
 
 
 class QueryTiles(tk.lcf):
     """A task is `tile_m` queries of a head for each consumer, and the blocks of `tile_n` keys that they see.
 
-    Blocks come last to first. Fields of its context: `batch` and `kv_batch` (first coordinates of queries and keys), `head`, `kv_head`, `row` (the
-    task's tile), `last` (block of keys), `masked` and `whole` (see `edges_of`), `shift`, `keys`.
+    Blocks come last to first. Fields of its context: `batch` and `kv_batch` (first coordinates of queries and keys),
+    `head`, `kv_head`, `row` (the task's tile), `last` (block of keys), `masked` and `whole` (see `edges_of`), `shift`,
+    `keys`.
     """
 
     dtype: tl.dtype = tk.bf16

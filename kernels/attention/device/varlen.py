@@ -4,6 +4,7 @@ The hooks are those of sequences of one length. A sequence is the first coordina
 its sequence ends, so that no kernel reads or writes a neighbour's rows. The rows after the last sequence count as one
 more, whose queries see no key and whose keys no query sees: outputs and gradients are zero there.
 """
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -26,7 +27,8 @@ from tritonkittens.kernels.attention.device.tiles import QueryTiles, task_of_que
 from tritonkittens.launch import plain_kernel
 
 FIELDS = tl.constexpr(7)  # of an entry of the list of tiles
-ENTRIES, CHUNK = tl.constexpr(32), tl.constexpr(128)  # of a program of `list_tiles`: entries, and sequences that it reads at a time
+# of a program of `list_tiles`: entries, and sequences that it reads at a time
+ENTRIES, CHUNK = tl.constexpr(32), tl.constexpr(128)
 
 
 @triton.jit
@@ -43,7 +45,17 @@ def _bounds(starts, sequence, sequences, total):
 
 @plain_kernel
 @triton.jit
-def list_tiles(query_starts, key_starts, entries, sequences, queries, keys, OF_KEYS: tl.constexpr, HEIGHT: tl.constexpr, NUMBERS: tl.constexpr):
+def list_tiles(
+    query_starts,
+    key_starts,
+    entries,
+    sequences,
+    queries,
+    keys,
+    OF_KEYS: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    NUMBERS: tl.constexpr,
+):
     """List the tiles of HEIGHT queries (or of keys) of all sequences. Grid: parts of ENTRIES entries.
 
     An entry of `entries`, int32, contiguous, is: the tile in its sequence, −1 after the last one; the sequence's first
@@ -95,19 +107,40 @@ def _entry(entries, slot, inside):
 
 @triton.jit
 def _task(ctx, heads):
-    """(head, tile, queries, keys, first block of numbers, first tile) of this task; the tile is −1 where there is none.
-    """
+    """(head, tile, queries, keys, first block of numbers, first tile) of this task; the tile is −1 where there is
+    none."""
     slot, head = tk.unravel(ctx.task_id, heads)
-    row, queries, keys, numbers, first = _entry(ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0))
+    row, queries, keys, numbers, first = _entry(
+        ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0)
+    )
     return head, row, queries, keys, numbers, first
 
 
 @plain_kernel
 @triton.jit
 def packed_preprocess(
-    O, dO, L, dL, entries, LSE_log2, dPsum, o_row, o_head, do_row, do_head, n_head, n_tile, n_part, total, factor,  # noqa: E741
-    DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, TILES: tl.constexpr, ADDENDS: tl.constexpr,
-):  # fmt: skip
+    O,  # noqa: E741
+    dO,
+    L,
+    dL,
+    entries,
+    LSE_log2,
+    dPsum,
+    o_row,
+    o_head,
+    do_row,
+    do_head,
+    n_head,
+    n_tile,
+    n_part,
+    total,
+    factor,  # noqa: E741
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HAS_DL: tl.constexpr,
+    TILES: tl.constexpr,
+    ADDENDS: tl.constexpr,
+):
     """`preprocess` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads.
 
     O, dO: (total, H, DIM) with these strides, the last 1. L, dL: (H, total) fp32, contiguous. LSE_log2, dPsum: (1, H,
@@ -118,8 +151,19 @@ def packed_preprocess(
     head = tl.program_id(1).to(tl.int64)
     if tile >= 0:
         first = rows.begin.to(tl.int64)
-        lse_log2, dpsum = lse_and_dpsum(O + first * o_row + head * o_head, o_row, dO + first * do_row + head * do_head, do_row,
-                                           L + head * total + first, dL + head * total + first, tile * 64, rows.rows, DIM, WIDTH, HAS_DL)
+        lse_log2, dpsum = lse_and_dpsum(
+            O + first * o_row + head * o_head,
+            o_row,
+            dO + first * do_row + head * do_head,
+            do_row,
+            L + head * total + first,
+            dL + head * total + first,
+            tile * 64,
+            rows.rows,
+            DIM,
+            WIDTH,
+            HAS_DL,
+        )
         place = head * n_head + (block * TILES + tile).to(tl.int64) * n_tile
         if ADDENDS:
             store_addends(LSE_log2 + place, n_part, -lse_log2 * factor)
@@ -137,8 +181,20 @@ def packed_preprocess(
 
 @plain_kernel
 @triton.jit
-def packed_postprocess(accum, words, home, entries, stride_s, stride_h, factor, blocks, SUMMED: tl.constexpr, WIDTH: tl.constexpr, TILES: tl.constexpr,
-                  OF_KEYS: tl.constexpr):  # fmt: skip
+def packed_postprocess(
+    accum,
+    words,
+    home,
+    entries,
+    stride_s,
+    stride_h,
+    factor,
+    blocks,
+    SUMMED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILES: tl.constexpr,
+    OF_KEYS: tl.constexpr,
+):
     """`postprocess` of packed sequences. Grid: entries of the list of tiles, heads.
 
     accum: (…, H, blocks, …) of SUMMED columns from `PackedBackward`, TILES tiles of 64 rows a block, with their
@@ -154,8 +210,20 @@ def packed_postprocess(accum, words, home, entries, stride_s, stride_h, factor, 
         for part in tl.static_range(EACH):
             number = tile * EACH + part
             for across in tl.static_range((SUMMED + 63) // 64):
-                write_half(accum, words, (head * blocks + first) * TILES + number, place, stride_s, number * 64, rows.rows, across, factor, SUMMED, WIDTH,
-                           not OF_KEYS)  # fmt: skip
+                write_half(
+                    accum,
+                    words,
+                    (head * blocks + first) * TILES + number,
+                    place,
+                    stride_s,
+                    number * 64,
+                    rows.rows,
+                    across,
+                    factor,
+                    SUMMED,
+                    WIDTH,
+                    not OF_KEYS,
+                )
 
 
 @triton.jit
@@ -178,7 +246,11 @@ class Packed(QueryTiles):
     def layout(self) -> tk.layout:
         plan = super().layout()
         numbers = ("LSE_log2", "dPsum")  # each sequence has whole blocks of these
-        moved = tuple(name for name, tiles in plan.globals if name not in numbers and tiles and all(isinstance(tile, tk.st) for tile in tiles))
+        moved = tuple(
+            name
+            for name, tiles in plan.globals
+            if name not in numbers and tiles and all(isinstance(tile, tk.st) for tile in tiles)
+        )
         return replace(plan, globals={**dict(plan.globals), "entries": None}, ragged=moved)
 
     def tasks(self, *shapes: Any) -> int:
@@ -220,7 +292,9 @@ class PackedBackwardKeys(Packed, AttentionBackwardKeys):
         results = ctx.config._results(ctx)
         result, row, batch, kv_batch, numbers, first = _task(ctx, results)
         heads, kv_heads = tk.extent(ctx.globals.Q, 0), tk.extent(ctx.globals.K, 0)
-        task = task_of_keys(ctx, row, batch, kv_batch, result, results, batch.rows, kv_batch.rows, heads, kv_heads, row >= 0)
+        task = task_of_keys(
+            ctx, row, batch, kv_batch, result, results, batch.rows, kv_batch.rows, heads, kv_heads, row >= 0
+        )
         return tk.with_field(tk.with_field(task, "numbers", numbers), "first_tile", first)
 
 

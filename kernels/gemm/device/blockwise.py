@@ -1,4 +1,6 @@
-"""fp8 matrix product with block scales: C = Σₖ (A·B of a block of K) · scale_a[row, block] · scale_b[block, column block]. Source: DeepSeek-V3 (2024), 3.3."""
+"""fp8 matrix product with block scales: C = Σₖ (A·B of a block of K) · scale_a[row, block] · scale_b[block, column
+block]. Source: DeepSeek-V3 (2024), 3.3."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -15,13 +17,15 @@ SCALES = 16  # of B, along K, that a slot holds: the smallest vector
 
 
 class BlockwiseGemm(tk.lcf):
-    """A block of K is an iteration: its product is made exact in fp32 by its scales before the tensor cores' 14 bits lose what is small beside the sum.
+    """A block of K is an iteration: its product is made exact in fp32 by its scales before the tensor cores' 14 bits
+    lose what is small beside the sum.
 
-    A (M × K) and B (N × K) with their depth contiguous; scale_a (⌈K/128⌉ × M), scale_b (⌈N/128⌉ × ⌈K/128⌉). Scales come through the ring: a load from
-    global memory in every iteration would take longer than its product.
+    A (M × K) and B (N × K) with their depth contiguous; scale_a (⌈K/128⌉ × M), scale_b (⌈N/128⌉ × ⌈K/128⌉). Scales come
+    through the ring: a load from global memory in every iteration would take longer than its product.
 
-    Registers hold the sums of 256 columns and the product of 128: a tile is multiplied panel by panel, each with a scale of B of its own, and while one
-    consumer scales a panel the other's products keep the tensor cores busy. 256 columns read a third less of L2 than 128.
+    Registers hold the sums of 256 columns and the product of 128: a tile is multiplied panel by panel, each with a
+    scale of B of its own, and while one consumer scales a panel the other's products keep the tensor cores busy. 256
+    columns read a third less of L2 than 128.
     """
 
     dtype: tl.dtype = tk.fp8e4m3
@@ -41,10 +45,13 @@ class BlockwiseGemm(tk.lcf):
         c, staged = result_tiles(self)
         residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.epilogue_n)
         scales_a, scales_b = tk.sv(tk.fp32, self.consumers * self.tile_m), tk.sv(tk.fp32, SCALES)
-        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, scales_a=scales_a, scales_b=scales_b, **operands),
-                         input=dict(A=a, B=b, scales_a=scales_a, **dict.fromkeys(self.scales_b, scales_b)), **results,
-                         args=self.epilogue.numbers,
-                         multicast=("B",) if self.cluster > 1 else ())
+        return tk.layout(
+            globals=dict(A=a, B=b, C=c, **residual, scales_a=scales_a, scales_b=scales_b, **operands),
+            input=dict(A=a, B=b, scales_a=scales_a, **dict.fromkeys(self.scales_b, scales_b)),
+            **results,
+            args=self.epilogue.numbers,
+            multicast=("B",) if self.cluster > 1 else (),
+        )
 
     @property
     def panels(self) -> int:
@@ -73,7 +80,9 @@ class BlockwiseGemm(tk.lcf):
         cols = tk.ceil_div(tk.extent(ctx.globals.C, 1), ctx.config.tile_n)
         row, col = tk.tile_at(ctx.config.order, ctx.task_id, rows, cols)
         iterations = tk.ceil_div(tk.extent(ctx.globals.A, 1), 128)
-        return tk.task(iterations, when=ctx.task_id < rows * cols, row=row * ctx.config.cluster + ctx.rank, col=col, result_col=col)
+        return tk.task(
+            iterations, when=ctx.task_id < rows * cols, row=row * ctx.config.cluster + ctx.rank, col=col, result_col=col
+        )
 
     @triton.jit
     def load(ctx, input):
@@ -104,7 +113,10 @@ class BlockwiseGemm(tk.lcf):
     @triton.jit
     def compute(ctx, state, input):
         a = tk.subtile(input.A, ctx.config.tile_m, 128, ctx.consumer, 0)
-        scale_a = tk.load(tk.subvector(input.scales_a, ctx.config.tile_m, ctx.consumer), tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, 128)))
+        scale_a = tk.load(
+            tk.subvector(input.scales_a, ctx.config.tile_m, ctx.consumer),
+            tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, 128)),
+        )
         PANELS: tl.constexpr = ctx.config.panels
         NAMES: tl.constexpr = ctx.config.scales_b
         acc, product = (), None

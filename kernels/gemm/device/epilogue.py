@@ -167,11 +167,13 @@ class Steps(tk.Knob):
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """What the layout of a template holds for the epilogue.
 
-        C is stored in tiles `result`, which have `epilogue_n` of its `tile_n` columns or all, and staged in `staged`. `late`:
-        the late steps of deferred results. The staged operand is loaded ahead. Of more than two panels the later ones are
-        loaded once the panels before have left, and what late steps read once the previous task's results have left.
+        C is stored in tiles `result`, which have `epilogue_n` of its `tile_n` columns or all, and staged in `staged`.
+        `late`: the late steps of deferred results. The staged operand is loaded ahead. Of more than two panels the
+        later ones are loaded once the panels before have left, and what late steps read once the previous task's
+        results have left.
 
-        Returns (`globals` of the staged operand, `globals` of the others, the fields `epilogue`, `epilogue_loads` and `epilogue_reloads`).
+        Returns (`globals` of the staged operand, `globals` of the others, the fields `epilogue`, `epilogue_loads` and
+        `epilogue_reloads`).
         """
         operands = {x.name: tk.sv(x.element, cols) if x.place == "col" else None for x in self.operands}
         residual = dict(residual=result) if self.residual else {}
@@ -269,7 +271,9 @@ def fetch_values(ctx, row):
             value = tl.load(tensor.pointer)
         else:
             value = tk.load(
-                tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.result_cols), FETCHED[i].element), (row,)
+                tensor,
+                tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.result_cols), FETCHED[i].element),
+                (row,),
             )
         values = tk.with_field(values, FETCHED[i].name, value)
     return values

@@ -1,4 +1,6 @@
-"""The matrix product as load / compute / finish hooks: C = epilogue(A·B). One source for Hopper (wgmma) and Blackwell (tcgen05)."""
+"""The matrix product as load / compute / finish hooks: C = epilogue(A·B). One source for Hopper (wgmma) and Blackwell
+(tcgen05)."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -24,25 +26,31 @@ EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic
 ACTIVATION_STEPS = 4  # iterations in which a panel of packed results goes through an activation, and
 RESIDUAL_STEPS = 3  # those between two to which a residual is added, which comes meanwhile
 ACCESS = 128 * 16  # bytes that a consumer's threads read or write of shared memory at a time
-FOUR_CONSUMERS_COLS = 128  # of one product whose sums have room in the 96 registers that a thread of such a block starts with
+# of one product whose sums have room in the 96 registers that a thread of such a block starts with
+FOUR_CONSUMERS_COLS = 128
 
 
 def is_one_product(rows: int, cols: int, depth: int, itemsize: int, consumers: int, b_stored_nk: bool) -> bool:
-    """Does one wgmma take columns that are no power of two? It does where B has swizzle lines: of depth, or of columns."""
+    """Does one wgmma take columns that are no power of two? It does where B has swizzle lines: of depth, or of
+    columns."""
     lines = depth * itemsize == SWIZZLE_LINE if b_stored_nk else cols * itemsize % SWIZZLE_LINE == 0
     return rows == 64 and lines and (consumers < 4 or cols <= FOUR_CONSUMERS_COLS)
 
 
 class Gemm(tk.DeferredEpilogue, tk.lcf):
-    """One task is a tile of C of `tile_n` columns and `tile_m` rows a consumer (and block of the cluster); `tile_k` of K an iteration.
+    """One task is a tile of C of `tile_n` columns and `tile_m` rows a consumer (and block of the cluster); `tile_k` of
+    K an iteration.
 
-    Consumers end a long task one behind the other (`staggered_epilogue`): the other's products hide what one does between two tasks.
+    Consumers end a long task one behind the other (`staggered_epilogue`): the other's products hide what one does
+    between two tasks.
 
-    `epilogue_n`: so many columns of its results a consumer stages at a time, two panels in turn; None: all. What that spares of shared memory is the ring's.
-    `deferred_epilogue`: they wait in registers, in the type in which they are stored, and leave a panel an iteration under the products of the block's next task. A
-    residual is added to them there, and in bf16 an activation applied where they are staged, a part an iteration: beside products an instruction takes a
-    consumer three to four cycles, and what it does between two must end before the other has used up the ring. What each is worth: docs/notes/gemm.md.
-    `cache_hint`: the cache policy of B and C; "evict_first" leaves L2 to the rows of A that the rest of a supergroup reads again.
+    `epilogue_n`: so many columns of its results a consumer stages at a time, two panels in turn; None: all. What that
+    spares of shared memory is the ring's. `deferred_epilogue`: they wait in registers, in the type in which they are
+    stored, and leave a panel an iteration under the products of the block's next task. A residual is added to them
+    there, and in bf16 an activation applied where they are staged, a part an iteration: beside products an instruction
+    takes a consumer three to four cycles, and what it does between two must end before the other has used up the ring.
+    What each is worth: docs/notes/gemm.md. `cache_hint`: the cache policy of B and C; "evict_first" leaves L2 to the
+    rows of A that the rest of a supergroup reads again.
     """
 
     dtype: tl.dtype = tk.bf16
@@ -69,30 +77,53 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
             raise tk.TileError(f"Gemm(tile_m={self.tile_m}): a consumer's rows must be a power of two")
         rows = self.team * self.tile_m // len(self.a_tiles)
         a = tk.st(self.dtype, *((self.tile_k, rows) if self.a_stored_km else (rows, self.tile_k)))
-        b = tk.st(self.b_dtype or self.dtype, *((self.tile_n, self.tile_k) if self.b_stored_nk else (self.tile_k, self.tile_n)), contiguous=self._whole)
+        b = tk.st(
+            self.b_dtype or self.dtype,
+            *((self.tile_n, self.tile_k) if self.b_stored_nk else (self.tile_k, self.tile_n)),
+            contiguous=self._whole,
+        )
         c, staged = result_tiles(self)
         if self.deferred_epilogue and (self.epilogue_n is None or (self.epilogue.residual and self.splits)):
-            raise tk.TileError(f"Gemm(deferred_epilogue=True, epilogue_n={self.epilogue_n!r}, schedule={self.schedule!r}): results that wait in registers leave in panels, and a "
-                               "residual is added to those of tasks that a block computes alone")
+            raise tk.TileError(
+                f"Gemm(deferred_epilogue=True, epilogue_n={self.epilogue_n!r}, schedule={self.schedule!r}): results "
+                "that wait in registers leave in panels, and a "
+                "residual is added to those of tasks that a block computes alone"
+            )
         if self.deferred_epilogue and not self.epilogue.may_wait:
-            raise tk.TileError("Gemm(deferred_epilogue=True): a staged operand of results that wait in registers is added by the last step of the epilogue")
+            raise tk.TileError(
+                "Gemm(deferred_epilogue=True): a staged operand of results that wait in registers is added by the "
+                "last step of the epilogue"
+            )
         packed = {name: tk.rt(self.out_dtype, self.tile_m, self.epilogue_n) for name in self.panel_names}
         steps = self.activation_steps or (RESIDUAL_STEPS if packed and self.epilogue.residual else 0)
-        residual, operands, results = self.epilogue.memory(c, staged, self.result_cols, self.epilogue_n, self.late if self.deferred_epilogue else None)
-        return tk.layout(globals=dict(A=a, B=b, C=c, **residual, **operands), input=dict(**dict.fromkeys(self.a_tiles, a), B=b), **results,
-                         args=self.epilogue.numbers,
-                         accumulators=dict(acc=tk.rt(self.accumulate, self.tile_m, self.tile_n)), deferred_results=packed, deferred_steps=steps,
-                         multicast=("B",) if self.cluster > 1 else (),
-                         spare=self.consumers * turned_bytes(self.tile_m) if self.c_stored_nm and self.epilogue.residual else 0)
+        residual, operands, results = self.epilogue.memory(
+            c, staged, self.result_cols, self.epilogue_n, self.late if self.deferred_epilogue else None
+        )
+        return tk.layout(
+            globals=dict(A=a, B=b, C=c, **residual, **operands),
+            input=dict(**dict.fromkeys(self.a_tiles, a), B=b),
+            **results,
+            args=self.epilogue.numbers,
+            accumulators=dict(acc=tk.rt(self.accumulate, self.tile_m, self.tile_n)),
+            deferred_results=packed,
+            deferred_steps=steps,
+            multicast=("B",) if self.cluster > 1 else (),
+            spare=self.consumers * turned_bytes(self.tile_m) if self.c_stored_nm and self.epilogue.residual else 0,
+        )
 
     @property
     def panel_names(self) -> tuple[str, ...]:
         """Names of the panels of a consumer's results, where they wait in registers."""
-        return tuple(f"C{panel}" for panel in range(self.result_cols // self.epilogue_n)) if self.deferred_epilogue and self.epilogue_n else ()
+        return (
+            tuple(f"C{panel}" for panel in range(self.result_cols // self.epilogue_n))
+            if self.deferred_epilogue and self.epilogue_n
+            else ()
+        )
 
     @property
     def activation_steps(self) -> int:
-        """Parts in which the activation is applied to a panel of packed results, staged in rows of one swizzle line; 0 where it is applied to sums."""
+        """Parts in which the activation is applied to a panel of packed results, staged in rows of one swizzle line; 0
+        where it is applied to sums."""
         size = tk.to_torch(self.out_dtype).itemsize
         line = (self.tile_m if self.c_stored_nm else self._waiting_cols) * size
         if not self._waiting_cols or line > SWIZZLE_LINE or not self.epilogue.activates_late(self.out_dtype):
@@ -102,7 +133,11 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
     @property
     def _waiting_cols(self) -> int:
         """Columns of the panels in which results wait in registers, where they are a power of two; else 0."""
-        return self.epilogue_n if self.deferred_epilogue and self.epilogue_n and self.epilogue_n & (self.epilogue_n - 1) == 0 else 0
+        return (
+            self.epilogue_n
+            if self.deferred_epilogue and self.epilogue_n and self.epilogue_n & (self.epilogue_n - 1) == 0
+            else 0
+        )
 
     @property
     def gates_late(self) -> bool:
@@ -112,7 +147,11 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
     @property
     def _late_steps(self) -> int:
         """Steps of the epilogue that are left for when packed results leave."""
-        return (2 if self.gates_late else 1) if self.deferred_epilogue and (self.epilogue.residual or self.activation_steps) else 0
+        return (
+            (2 if self.gates_late else 1)
+            if self.deferred_epilogue and (self.epilogue.residual or self.activation_steps)
+            else 0
+        )
 
     @property
     def early(self) -> Steps:
@@ -131,21 +170,25 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
 
     @property
     def asked_panels(self) -> int:
-        """Panels of the residual of packed results that come at a time, so many that a task asks for them an even number of times; 0 without a residual."""
+        """Panels of the residual of packed results that come at a time, so many that a task asks for them an even
+        number of times; 0 without a residual."""
         if not self.deferred_epilogue or not self.epilogue_n or not self.epilogue.residual:
             return 0
         return 2 if self.result_cols // self.epilogue_n % 4 == 0 else 1
 
     @property
     def a_tiles(self) -> tuple[str, ...]:
-        """Names of A's tiles of an iteration: one for all consumers, or one for each of three, whose rows together are no power of two."""
+        """Names of A's tiles of an iteration: one for all consumers, or one for each of three, whose rows together are
+        no power of two."""
         rows = self.team * self.tile_m
         return ("A",) if rows & (rows - 1) == 0 else tuple(f"A{consumer}" for consumer in range(self.team))
 
     @property
     def _whole(self) -> bool:
         size = tk.to_torch(self.b_dtype or self.dtype).itemsize
-        return bool(self.tile_n & (self.tile_n - 1)) and is_one_product(self.tile_m, self.tile_n, self.tile_k, size, self.consumers, self.b_stored_nk)
+        return bool(self.tile_n & (self.tile_n - 1)) and is_one_product(
+            self.tile_m, self.tile_n, self.tile_k, size, self.consumers, self.b_stored_nk
+        )
 
     @property
     def result_cols(self) -> int:
@@ -174,15 +217,33 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
         row, col = tk.tile_at(ctx.config.order, ctx.task_id - batch * rows * cols, rows, cols)
         iterations = tk.ceil_div(tk.extent(ctx.globals.A, -2 if ctx.config.a_stored_km else -1), ctx.config.tile_k)
         result_col = col * ctx.config.sharers + ctx.part if ctx.config.sharers > 1 else col
-        return tk.task(iterations, when=ctx.task_id < batches * rows * cols, batch=batch, row=row * ctx.config.cluster + ctx.rank, col=col, result_col=result_col)
+        return tk.task(
+            iterations,
+            when=ctx.task_id < batches * rows * cols,
+            batch=batch,
+            row=row * ctx.config.cluster + ctx.rank,
+            col=col,
+            result_col=result_col,
+        )
 
     @triton.jit
     def load(ctx, input):
         A_TILES: tl.constexpr = ctx.config.a_tiles
         for i in tl.static_range(len(A_TILES)):
             row = ctx.row * len(A_TILES) + i
-            tk.load_async(tk.field(input, A_TILES[i]), ctx.globals.A, place(ctx, ctx.globals.A, row, ctx.iter, ctx.config.a_stored_km), input.full)
-        tk.load_async(input.B, ctx.globals.B, place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk), input.full, ctx.config.cache_hint)
+            tk.load_async(
+                tk.field(input, A_TILES[i]),
+                ctx.globals.A,
+                place(ctx, ctx.globals.A, row, ctx.iter, ctx.config.a_stored_km),
+                input.full,
+            )
+        tk.load_async(
+            input.B,
+            ctx.globals.B,
+            place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk),
+            input.full,
+            ctx.config.cache_hint,
+        )
 
     @triton.jit
     def load_epilogue(ctx, epilogue):
@@ -213,7 +274,9 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
 
     @triton.jit
     def defer_results(ctx, state, epilogue):
-        return pack_result(ctx, tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32), epilogue, ctx.row * ctx.config.team + ctx.consumer)
+        return pack_result(
+            ctx, tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32), epilogue, ctx.row * ctx.config.team + ctx.consumer
+        )
 
     @triton.jit
     def store_deferred(ctx, tile, epilogue, n):
@@ -221,7 +284,9 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
 
     @triton.jit
     def prefetch_deferred(ctx, epilogue):
-        ask_residual(ctx, epilogue, ctx.row * ctx.config.team + ctx.consumer, 0, ctx.config.asked_panels, ctx.config.late_gate)
+        ask_residual(
+            ctx, epilogue, ctx.row * ctx.config.team + ctx.consumer, 0, ctx.config.asked_panels, ctx.config.late_gate
+        )
 
     @triton.jit
     def finish_deferred(ctx, epilogue, n, step, steps):

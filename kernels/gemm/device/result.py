@@ -1,4 +1,5 @@
 """How the tiles of C leave: through the epilogue, and staged whole or in panels of columns."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -11,13 +12,16 @@ from tritonkittens.kernels.gemm.device.epilogue import finish_tile
 
 
 def result_tiles(template: Any) -> tuple[tk.st, tk.st]:
-    """(what TMA stores at a time, what a consumer stages) of the results of a template: two panels of columns, or all. Raises `TileError` for panels that there
-    cannot be."""
+    """(what TMA stores at a time, what a consumer stages) of the results of a template: two panels of columns, or all.
+    Raises `TileError` for panels that there cannot be."""
     cols, panel = template.result_cols, template.epilogue_n
     if panel is not None and (panel <= 0 or cols % panel):
         raise tk.TileError(f"{type(template).__name__}(epilogue_n={panel!r}): must divide its {cols} columns")
     if panel is not None and template.epilogue.residual and cols // panel % 2:
-        raise tk.TileError(f"{type(template).__name__}(epilogue_n={panel!r}): a residual comes in an even number of panels; {cols} columns have {cols // panel}")
+        raise tk.TileError(
+            f"{type(template).__name__}(epilogue_n={panel!r}): a residual comes in an even number of panels; {cols} "
+            f"columns have {cols // panel}"
+        )
     shape = (panel or cols, template.tile_m) if template.c_stored_nm else (template.tile_m, panel or cols)
     return tk.st(template.out_dtype, *shape), tk.st(template.out_dtype, shape[0] * (2 if panel else 1), shape[1])
 
@@ -34,8 +38,8 @@ def place(ctx, tensor, row, col, TRANSPOSED: tl.constexpr = False):
 
 @triton.jit
 def load_residual(ctx, epilogue, row):
-    """The copies of a `load_epilogue` hook for the residual of a consumer's results: all of it, or of its panels the two that have room. `row`: of C, in tiles of
-    a consumer's rows."""
+    """The copies of a `load_epilogue` hook for the residual of a consumer's results: all of it, or of its panels the
+    two that have room. `row`: of C, in tiles of a consumer's rows."""
     if ctx.config.epilogue_n is None:
         where = place(ctx, ctx.globals.residual, row, ctx.result_col, ctx.config.c_stored_nm)
         tk.load_async(epilogue.C, ctx.globals.residual, where, epilogue.full)
@@ -46,7 +50,8 @@ def load_residual(ctx, epilogue, row):
 
 @triton.jit
 def store_result(ctx, sums, epilogue, row):
-    """Store a consumer's results, whose sums (fp32) are a tuple of tiles side by side. `row`: of C, in tiles of a consumer's rows."""
+    """Store a consumer's results, whose sums (fp32) are a tuple of tiles side by side. `row`: of C, in tiles of a
+    consumer's rows."""
     if ctx.config.epilogue_n is None:
         _store_whole(ctx, sums, epilogue, row)
     else:
@@ -57,17 +62,28 @@ def store_result(ctx, sums, epilogue, row):
 def _store_whole(ctx, sums, epilogue, row):
     PARTS: tl.constexpr = len(sums)
     for part in tl.static_range(PARTS):
-        home = epilogue.C if PARTS == 1 else tk.subtile(epilogue.C, ctx.config.tile_m, ctx.config.result_cols // PARTS, 0, part)
+        home = (
+            epilogue.C
+            if PARTS == 1
+            else tk.subtile(epilogue.C, ctx.config.tile_m, ctx.config.result_cols // PARTS, 0, part)
+        )
         tile = finish_tile(ctx, sums[part], ctx.config.epilogue, epilogue, home, row, ctx.result_col, part, PARTS)
         tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
     tk.fence_async()
-    tk.store_async(ctx.globals.C, epilogue.C, place(ctx, ctx.globals.C, row, ctx.result_col, ctx.config.c_stored_nm), ctx.config.cache_hint)
+    tk.store_async(
+        ctx.globals.C,
+        epilogue.C,
+        place(ctx, ctx.globals.C, row, ctx.result_col, ctx.config.c_stored_nm),
+        ctx.config.cache_hint,
+    )
 
 
 @triton.jit
 def _store_panels(ctx, sums, epilogue, row):
-    """Two panels take turns: one leaves while the next is computed. A residual's first two panels have come already, each later one comes to where its results
-    will be once those before have left: where consumers take turns, the other's products hide that (measured: docs/notes/gemm.md)."""
+    """Two panels take turns: one leaves while the next is computed. A residual's first two panels have come already,
+    each later one comes to where its results
+    will be once those before have left: where consumers take turns, the other's products hide that (measured:
+        docs/notes/gemm.md)."""
     RESIDUAL: tl.constexpr = ctx.config.epilogue.residual
     PANEL: tl.constexpr = ctx.config.epilogue_n
     PANELS: tl.constexpr = ctx.config.result_cols // PANEL
@@ -97,21 +113,25 @@ def _second(x, y):
 
 @triton.jit
 def pack_result(ctx, sums, epilogue, row):
-    """A consumer's results in the type in which they are stored, a tile for each panel, for `store_packed_panel`, but for the late steps of the epilogue."""
+    """A consumer's results in the type in which they are stored, a tile for each panel, for `store_packed_panel`, but
+    for the late steps of the epilogue."""
     NAMES: tl.constexpr = ctx.config.panel_names
     panels = tk.split_cols(sums, ctx.config.epilogue_n)
     packed = tk.struct()
     for panel in tl.static_range(len(NAMES)):
         tile = finish_tile(ctx, panels[panel], ctx.config.early, epilogue, None, row, ctx.result_col, panel, len(NAMES))
-        like = tk.zero(tk.rt(ctx.config.out_dtype, ctx.config.tile_m, ctx.config.epilogue_n))  # sums of tensor memory have another register layout
-        packed = tk.with_field(packed, NAMES[panel], tk.map(like, _second, tk.struct(y=tk.cast(tile, ctx.config.out_dtype))))
+        # sums of tensor memory have another register layout
+        like = tk.zero(tk.rt(ctx.config.out_dtype, ctx.config.tile_m, ctx.config.epilogue_n))
+        packed = tk.with_field(
+            packed, NAMES[panel], tk.map(like, _second, tk.struct(y=tk.cast(tile, ctx.config.out_dtype)))
+        )
     return packed
 
 
 @triton.jit
 def ask_residual(ctx, epilogue, row, panel, ASKED: tl.constexpr, GATE: tl.constexpr = None):
-    """Ask for the residual of one or two panels, from this one on, where results were, once they have left; and for the gate of this name. Of two panels the
-    number may be one of the run time."""
+    """Ask for the residual of one or two panels, from this one on, where results were, once they have left; and for the
+    gate of this name. Of two panels the number may be one of the run time."""
     home = _panel_home(epilogue, panel) if ASKED == 1 else epilogue.C
     tk.store_read_wait(0)
     tk.expect(epilogue.reload_full, home if GATE is None else (home, tk.field(epilogue, GATE)))
@@ -126,8 +146,8 @@ def ask_residual(ctx, epilogue, row, panel, ASKED: tl.constexpr, GATE: tl.conste
 
 @triton.jit
 def store_packed_panel(ctx, tile, epilogue, row, PANEL: tl.constexpr):
-    """Store a panel that `pack_result` made, where the one before the last was, which has left; the first where any of the task before may have been. A
-    residual has come there; with an activation it is only staged."""
+    """Store a panel that `pack_result` made, where the one before the last was, which has left; the first where any of
+    the task before may have been. A residual has come there; with an activation it is only staged."""
     home = _panel_home(epilogue, PANEL)
     if ctx.config.epilogue.residual:
         ASKED: tl.constexpr = ctx.config.asked_panels
@@ -146,11 +166,14 @@ def store_packed_panel(ctx, tile, epilogue, row, PANEL: tl.constexpr):
 
 @triton.jit
 def finish_packed_panel(ctx, epilogue, row, panel, step, STEPS: tl.constexpr):
-    """Apply the activation to one part of a panel where it is staged, and store the panel behind the last. Or ask for more of the residual."""
+    """Apply the activation to one part of a panel where it is staged, and store the panel behind the last. Or ask for
+    more of the residual."""
     if ctx.config.activation_steps > 0:
         home = tk.subtile(epilogue.C, tk.shape(epilogue.C, 0) // 2, tk.shape(epilogue.C, 1), panel % 2)
         part = tk.cast(tk.load_elements(home, step, STEPS), tk.fp32)
-        tk.store_elements(home, finish_tile(ctx, part, ctx.config.late, epilogue, home, row, ctx.result_col), step, STEPS)
+        tk.store_elements(
+            home, finish_tile(ctx, part, ctx.config.late, epilogue, home, row, ctx.result_col), step, STEPS
+        )
         if step == STEPS - 1:
             _send(ctx, home, row, panel)
     elif ctx.config.asked_panels == 2:
@@ -168,7 +191,12 @@ def _send(ctx, home, row, panel):
     """Store a panel that is staged."""
     PANELS: tl.constexpr = ctx.config.result_cols // ctx.config.epilogue_n
     tk.fence_async()
-    tk.store_async(ctx.globals.C, home, place(ctx, ctx.globals.C, row, ctx.result_col * PANELS + panel, ctx.config.c_stored_nm), ctx.config.cache_hint)
+    tk.store_async(
+        ctx.globals.C,
+        home,
+        place(ctx, ctx.globals.C, row, ctx.result_col * PANELS + panel, ctx.config.c_stored_nm),
+        ctx.config.cache_hint,
+    )
 
 
 @triton.jit
@@ -180,4 +208,9 @@ def _panel_home(epilogue, PANEL: tl.constexpr):
 def _load_panel(ctx, epilogue, row, panel, home, arrived):
     """Ask for a panel of the residual."""
     PANELS: tl.constexpr = ctx.config.result_cols // ctx.config.epilogue_n
-    tk.load_async(home, ctx.globals.residual, place(ctx, ctx.globals.residual, row, ctx.result_col * PANELS + panel, ctx.config.c_stored_nm), arrived)
+    tk.load_async(
+        home,
+        ctx.globals.residual,
+        place(ctx, ctx.globals.residual, row, ctx.result_col * PANELS + panel, ctx.config.c_stored_nm),
+        arrived,
+    )

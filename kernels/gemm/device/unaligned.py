@@ -1,9 +1,12 @@
-"""Matrix products whose operands TMA cannot address, without copying them: few rows, or all of it small. Ordinary loads, any strides, one launch.
+"""Matrix products whose operands TMA cannot address, without copying them: few rows, or all of it small. Ordinary
+loads, any strides, one launch.
 
-Such a product is bound by memory or by the launch, where a copy to aligned memory costs as much as the product itself. B is read either by element, which
-always works, or in words of 16 bytes: rows that lie ld elements apart begin at the same place of a word every CLASSES = 8 / gcd(ld, 8) rows, so each class of
-rows is a matrix of aligned words, its columns shifted by less than a word.
+Such a product is bound by memory or by the launch, where a copy to aligned memory costs as much as the product itself.
+B is read either by element, which always works, or in words of 16 bytes: rows that lie ld elements apart begin at the
+same place of a word every CLASSES = 8 / gcd(ld, 8) rows, so each class of rows is a matrix of aligned words, its
+columns shifted by less than a word.
 """
+
 from __future__ import annotations
 
 import math
@@ -35,9 +38,10 @@ SMALL_RESULT, MEDIUM_RESULT = 1 << 15, 1 << 19  # elements of C up to which smal
 
 @dataclass(frozen=True)
 class Tiles:
-    """How such a product is dealt out: a block computes `rows` × `cols` of C over one of `parts` parts of K (of each class of rows, where these lie along K),
-    `depth` at a time, with `warps` warps. `rows` 1: by multiply-adds, else by tensor cores. `wide`: is B read in words? All but `parts` are powers of two;
-    `rows` is 1 or at least 16, `cols` at least 16, and `depth` too where tensor cores multiply.
+    """How such a product is dealt out: a block computes `rows` × `cols` of C over one of `parts` parts of K (of each
+    class of rows, where these lie along K), `depth` at a time, with `warps` warps. `rows` 1: by multiply-adds, else by
+    tensor cores. `wide`: is B read in words? All but `parts` are powers of two; `rows` is 1 or at least 16, `cols` at
+    least 16, and `depth` too where tensor cores multiply.
     """
 
     rows: int
@@ -52,9 +56,9 @@ class Tiles:
 
 
 def is_faster_unaligned(m: int, n: int, k: int) -> bool:
-    """Do ordinary loads beat copies to aligned memory and TMA? With few rows (or columns) the product reads its large operand once, and a copy would read it,
-    write it and read it again; a small product is over before the launches of copies are. Otherwise copies are little beside the product, which TMA and large
-    tiles make faster."""
+    """Do ordinary loads beat copies to aligned memory and TMA? With few rows (or columns) the product reads its large
+    operand once, and a copy would read it, write it and read it again; a small product is over before the launches of
+    copies are. Otherwise copies are little beside the product, which TMA and large tiles make faster."""
     return min(m, n) <= FEW_ROWS or m * n * k <= SMALL_PRODUCT
 
 
@@ -77,10 +81,28 @@ def takes(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out
 
 
 @triton.jit
-def _load_b(B, bk, bn, N, K, at, stop, tile_n, r, s, DEPTH: tl.constexpr, COLS: tl.constexpr, SPAN: tl.constexpr, CLASSES: tl.constexpr, WIDE: tl.constexpr):
-    """DEPTH × COLS of B at `at`, zero from `stop` and K on. `r`: the class of rows, which begin `s` elements behind a word.
+def _load_b(
+    B,
+    bk,
+    bn,
+    N,
+    K,
+    at,
+    stop,
+    tile_n,
+    r,
+    s,
+    DEPTH: tl.constexpr,
+    COLS: tl.constexpr,
+    SPAN: tl.constexpr,
+    CLASSES: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """DEPTH × COLS of B at `at`, zero from `stop` and K on. `r`: the class of rows, which begin `s` elements behind a
+    word.
 
-    Words: those of the first and the last row may reach beyond the matrix, where nothing may be read; `_completed` has their elements. Words of other rows
+    Words: those of the first and the last row may reach beyond the matrix, where nothing may be read; `_completed` has
+        their elements. Words of other rows
     reach into their neighbours: columns that are dropped, or what `_completed` clears."""
     d, c = tl.arange(0, DEPTH), tl.arange(0, COLS)
     more = at < stop
@@ -89,7 +111,11 @@ def _load_b(B, bk, bn, N, K, at, stop, tile_n, r, s, DEPTH: tl.constexpr, COLS: 
         pitch = tl.multiple_of(CLASSES * bk, WORD)
         first = tl.multiple_of(B + (r * bk - s + tile_n * SPAN + at.to(tl.int64) * pitch), 2 * WORD)
         words = (tl.multiple_of(tile_n * SPAN, WORD) + c) // WORD < (N + s + WORD - 1) // WORD
-        return tl.load(first + ((d * pitch)[:, None] + c[None, :]), mask=((k > 0) & (k < K - 1) & more)[:, None] & words[None, :], other=0.0)
+        return tl.load(
+            first + ((d * pitch)[:, None] + c[None, :]),
+            mask=((k > 0) & (k < K - 1) & more)[:, None] & words[None, :],
+            other=0.0,
+        )
     elif WIDE == "k":  # words run along the depth, which is counted from the beginning of the first
         n = r + CLASSES * (tile_n * COLS + c)
         pitch = tl.multiple_of(CLASSES * bn, WORD)
@@ -106,31 +132,68 @@ def _load_b(B, bk, bn, N, K, at, stop, tile_n, r, s, DEPTH: tl.constexpr, COLS: 
 
 
 @triton.jit
-def _completed(b, B, bk, bn, N, K, at, tile_n, r, s, DEPTH: tl.constexpr, COLS: tl.constexpr, SPAN: tl.constexpr, CLASSES: tl.constexpr, WIDE: tl.constexpr):
-    """A loaded tile of B with the elements that `_load_b` leaves out, and without those of neighbours along the depth: NaN there would spread, as zeros of A do
-    not remove it. Not at the load, which it would wait for."""
+def _completed(
+    b,
+    B,
+    bk,
+    bn,
+    N,
+    K,
+    at,
+    tile_n,
+    r,
+    s,
+    DEPTH: tl.constexpr,
+    COLS: tl.constexpr,
+    SPAN: tl.constexpr,
+    CLASSES: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """A loaded tile of B with the elements that `_load_b` leaves out, and without those of neighbours along the depth:
+    NaN there would spread, as zeros of A do not remove it. Not at the load, which it would wait for."""
     d, c = tl.arange(0, DEPTH), tl.arange(0, COLS)
     if WIDE == "n":
         k, n = r + CLASSES * (at + d), tile_n * SPAN + c - s
         if (r + CLASSES * at == 0) | (r + CLASSES * (at + DEPTH) >= K):
             left_out = ((k == 0) | (k == K - 1))[:, None] & ((n >= 0) & (n < N))[None, :]
-            b = tl.where(left_out, tl.load(B + ((k.to(tl.int64) * bk)[:, None] + n[None, :]), mask=left_out, other=0.0), b)
+            b = tl.where(
+                left_out, tl.load(B + ((k.to(tl.int64) * bk)[:, None] + n[None, :]), mask=left_out, other=0.0), b
+            )
         return b
     elif WIDE == "k":
         k, n = at + d - s, r + CLASSES * (tile_n * COLS + c)
         is_element = ((k >= 0) & (k < K))[:, None]
         last = (K + s - 1) // WORD
         if (r + tile_n == 0) & (at == 0) | (r + CLASSES * COLS * (tile_n + 1) >= N) & (at + DEPTH > last * WORD):
-            left_out = ((at + d) // WORD == 0)[:, None] & (n == 0)[None, :] | ((at + d) // WORD == last)[:, None] & (n == N - 1)[None, :]
+            left_out = ((at + d) // WORD == 0)[:, None] & (n == 0)[None, :] | ((at + d) // WORD == last)[:, None] & (
+                n == N - 1
+            )[None, :]
             left_out = left_out & is_element
-            b = tl.where(left_out, tl.load(B + (k[:, None] + (n.to(tl.int64) * bn)[None, :]), mask=left_out, other=0.0), b)
+            b = tl.where(
+                left_out, tl.load(B + (k[:, None] + (n.to(tl.int64) * bn)[None, :]), mask=left_out, other=0.0), b
+            )
         return tl.where(is_element, b, 0.0)
     else:
         return b
 
 
 @triton.jit
-def _load_a(A, am, ak, M, K, m, at, stop, r, s, ROWS: tl.constexpr, DEPTH: tl.constexpr, CLASSES: tl.constexpr, WIDE: tl.constexpr):
+def _load_a(
+    A,
+    am,
+    ak,
+    M,
+    K,
+    m,
+    at,
+    stop,
+    r,
+    s,
+    ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    CLASSES: tl.constexpr,
+    WIDE: tl.constexpr,
+):
     """ROWS × DEPTH of A that belong to the tile of B at `at`, zero outside."""
     d = tl.arange(0, DEPTH)
     first, step = at, 1
@@ -145,12 +208,17 @@ def _load_a(A, am, ak, M, K, m, at, stop, r, s, ROWS: tl.constexpr, DEPTH: tl.co
         return tl.load(places + d * (step * ak), mask=inside, other=0.0)
     else:
         rows = tl.arange(0, ROWS)
-        return tl.load(places + ((rows * am)[:, None] + (d * (step * ak))[None, :]), mask=(m + rows < M)[:, None] & inside[None, :], other=0.0)
+        return tl.load(
+            places + ((rows * am)[:, None] + (d * (step * ak))[None, :]),
+            mask=(m + rows < M)[:, None] & inside[None, :],
+            other=0.0,
+        )
 
 
 @triton.jit
 def _value(operand, OPERAND: tl.constexpr, m, n, inside):
-    """An operand of the epilogue: a number, or the values of a tensor, (pointer, stride of the rows, stride of the columns)."""
+    """An operand of the epilogue: a number, or the values of a tensor, (pointer, stride of the rows, stride of the
+    columns)."""
     if OPERAND.place == "constant":
         return tl.constexpr(OPERAND.constant)
     elif OPERAND.place == "number":
@@ -167,21 +235,50 @@ def _finish(y, C, cm, cn, m, n, inside, operands, EPILOGUE: tl.constexpr):
     for i in tl.static_range(len(STEPS)):
         values = tk.struct()
         for j in tl.static_range(len(STEPS[i].operands)):
-            values = tk.with_field(values, STEPS[i].parameters[j], _value(operands[i][j], STEPS[i].operands[j], m, n, inside))
+            values = tk.with_field(
+                values, STEPS[i].parameters[j], _value(operands[i][j], STEPS[i].operands[j], m, n, inside)
+            )
         y = tk.map(y, STEPS[i].function, values)
-    tl.store(C + ((m.to(tl.int64) * cm)[:, None] + (n.to(tl.int64) * cn)[None, :]), y.to(C.dtype.element_ty), mask=inside)
+    tl.store(
+        C + ((m.to(tl.int64) * cm)[:, None] + (n.to(tl.int64) * cn)[None, :]), y.to(C.dtype.element_ty), mask=inside
+    )
 
 
 @plain_kernel(num_stages=1)
 @triton.jit
 def unaligned_product(
-    A, B, C, operands, partials, counters, M, N, K, chunk, am, ak, bk, bn, cm, cn, START: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-    DEPTH: tl.constexpr, SPAN: tl.constexpr, CLASSES: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, UNROLL: tl.constexpr, EPILOGUE: tl.constexpr,
-):  # fmt: skip
-    """C = epilogue(A·B), by strides. Grid: tiles of C (rows first), parts of K; a part is `chunk` of the depth, of one class where rows of words lie along K.
+    A,
+    B,
+    C,
+    operands,
+    partials,
+    counters,
+    M,
+    N,
+    K,
+    chunk,
+    am,
+    ak,
+    bk,
+    bn,
+    cm,
+    cn,
+    START: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SPAN: tl.constexpr,
+    CLASSES: tl.constexpr,
+    WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+):
+    """C = epilogue(A·B), by strides. Grid: tiles of C (rows first), parts of K; a part is `chunk` of the depth, of one
+    class where rows of words lie along K.
 
-    WIDE: the dimension along which B is read in words, "n" or "k", or "" for elements; START: elements that B begins behind a word; SPAN: columns of a tile,
-    less than are read where classes of rows are shifted against each other.
+    WIDE: the dimension along which B is read in words, "n" or "k", or "" for elements; START: elements that B begins
+    behind a word; SPAN: columns of a tile, less than are read where classes of rows are shifted against each other.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     row_tiles = tl.cdiv(M, ROWS)
@@ -224,20 +321,30 @@ def unaligned_product(
     m, i = m0 + tl.arange(0, ROWS), tl.arange(0, COLS) - shift
     if PARTS > 1:  # nobody waits, and whoever comes last adds the parts up in their order: the same bits every time
         place = (tl.arange(0, ROWS) * COLS)[:, None]
-        tl.store(partials + (tile * PARTS + part) * (ROWS * COLS) + place + i[None, :], total, mask=((i >= 0) & (i < SPAN))[None, :])
+        tl.store(
+            partials + (tile * PARTS + part) * (ROWS * COLS) + place + i[None, :],
+            total,
+            mask=((i >= 0) & (i < SPAN))[None, :],
+        )
         tl.debug_barrier()
         is_last = tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == PARTS - 1
         if is_last:
             i = tl.arange(0, COLS)
             total = tl.zeros((ROWS, COLS), tl.float32)
             for p in tl.range(PARTS, loop_unroll_factor=UNROLL):  # the loads of several parts are under way at once
-                total += tl.load(partials + (tile * PARTS + p) * (ROWS * COLS) + place + i[None, :], mask=(i < SPAN)[None, :], other=0.0)
+                total += tl.load(
+                    partials + (tile * PARTS + p) * (ROWS * COLS) + place + i[None, :],
+                    mask=(i < SPAN)[None, :],
+                    other=0.0,
+                )
             tl.store(counters + tile, 0)
             n = n0 + i * n_step
             _finish(total, C, cm, cn, m, n, (m < M)[:, None] & ((i < SPAN) & (n < N))[None, :], operands, EPILOGUE)
     else:
         n = n0 + i * n_step
-        _finish(total, C, cm, cn, m, n, (m < M)[:, None] & ((i >= 0) & (i < SPAN) & (n < N))[None, :], operands, EPILOGUE)
+        _finish(
+            total, C, cm, cn, m, n, (m < M)[:, None] & ((i >= 0) & (i < SPAN) & (n < N))[None, :], operands, EPILOGUE
+        )
 
 
 NO_SUMS = (None, None)
@@ -247,15 +354,15 @@ NO_SUMS = (None, None)
 
 
 def _words_along(strides: tuple[int, int]) -> str:
-    """The dimension of B (strides of k, n) along which it can be read in words, "" for none. A row is as long as a word at least: only the first and the last
-    one's words reach beyond the matrix."""
+    """The dimension of B (strides of k, n) along which it can be read in words, "" for none. A row is as long as a word
+    at least: only the first and the last one's words reach beyond the matrix."""
     bk, bn = strides
     return "n" if bn == 1 and bk >= WORD.value else "k" if bk == 1 and bn >= WORD.value else ""
 
 
 def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tiles:
-    """Tiles for a product of m ≤ n rows whose B has these strides, on so many multiprocessors: the fastest, or nearly, of those that were measured
-    (docs/notes/gemm.md)."""
+    """Tiles for a product of m ≤ n rows whose B has these strides, on so many multiprocessors: the fastest, or nearly,
+    of those that were measured (docs/notes/gemm.md)."""
     along = _words_along(strides)
     if m == 1:
         tiles, blocks = _for_one_row(n, k, strides, slots)
@@ -270,10 +377,14 @@ def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tile
     return split(m, n, k, strides, slots * blocks, tiles)
 
 
-# For one row: tiles, and how many blocks a multiprocessor holds. What counts is that all blocks run at once and keep as many loads as possible under way: a few
-# too many to run at once take longest (measured: docs/notes/gemm.md).
+# For one row: tiles, and how many blocks a multiprocessor holds. What counts is that all blocks run at once and keep as
+# many loads as possible under way: a few too many to run at once take longest (measured: docs/notes/gemm.md).
 ONE_ROW = {
-    "n": ((Tiles(1, 128, 16, 4, wide=True), 7), (Tiles(1, 256, 8, 4, wide=True), 7), (Tiles(1, 256, 16, 4, wide=True), 4)),
+    "n": (
+        (Tiles(1, 128, 16, 4, wide=True), 7),
+        (Tiles(1, 256, 8, 4, wide=True), 7),
+        (Tiles(1, 256, 16, 4, wide=True), 4),
+    ),
     "k": ((Tiles(1, 16, 128, 2, wide=True), 6), (Tiles(1, 32, 128, 2, wide=True), 4)),
     "": ((Tiles(1, 64, 128, 4), 2),),
 }
@@ -290,9 +401,12 @@ def _for_one_row(n: int, k: int, strides: tuple[int, int], slots: int) -> tuple[
 
 
 def split(m: int, n: int, k: int, strides: tuple[int, int], blocks: int, tiles: Tiles) -> Tiles:
-    """`tiles` with as many parts as give about so many blocks: a power of two, or for one row three times one; each number is a kernel of its own."""
+    """`tiles` with as many parts as give about so many blocks: a power of two, or for one row three times one; each
+    number is a kernel of its own."""
     shape = _Shape(m, n, k, strides, tiles)
-    most = max(1, min(blocks // (shape.tiles * shape.parts), triton.cdiv(shape.depth, tiles.depth), MAX_PARTS // shape.parts))
+    most = max(
+        1, min(blocks // (shape.tiles * shape.parts), triton.cdiv(shape.depth, tiles.depth), MAX_PARTS // shape.parts)
+    )
     power = 1 << most.bit_length() - 1
     return replace(tiles, parts=3 * power // 2 if tiles.rows == 1 and 1 < 3 * power // 2 <= most else power)
 
@@ -308,7 +422,10 @@ class _Shape:
         is_shifted = self.along == "n" and (self.classes > 1 or start > 0)
         self.span = tiles.cols - word if is_shifted else tiles.cols
         if self.along == "k":
-            self.columns, self.depth = self.classes * triton.cdiv(triton.cdiv(n, self.classes), tiles.cols), k + word - 1
+            self.columns, self.depth = (
+                self.classes * triton.cdiv(triton.cdiv(n, self.classes), tiles.cols),
+                k + word - 1,
+            )
         else:
             self.columns, self.depth = triton.cdiv(n, self.span), triton.cdiv(k, self.classes)
         self.tiles = triton.cdiv(m, tiles.rows) * self.columns
@@ -317,14 +434,29 @@ class _Shape:
 
 
 class Unaligned:
-    """The plan of a product by ordinary loads: later calls only launch. The operand with more rows or columns is the kernel's B."""
+    """The plan of a product by ordinary loads: later calls only launch. The operand with more rows or columns is the
+    kernel's B."""
 
-    def __init__(self, a: Tensor, b: Tensor, operands: dict[str, Tensor | None], epilogue: Steps, numbers: dict[str, float], dtype: torch.dtype,
-                 out: Tensor | None, tiles: Tiles | None = None):
+    def __init__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        operands: dict[str, Tensor | None],
+        epilogue: Steps,
+        numbers: dict[str, float],
+        dtype: torch.dtype,
+        out: Tensor | None,
+        tiles: Tiles | None = None,
+    ):
         (m, k), n = a.shape, b.shape[1]
         self.shape, self.dtype, self.is_same = (m, n), dtype, dtype == a.dtype
         self.swapped = n < m
-        strides = dict(zip(("am", "ak", "bk", "bn", "cm", "cn"), (*a.stride(), *b.stride(), *((n, 1) if out is None else out.stride()))))
+        strides = dict(
+            zip(
+                ("am", "ak", "bk", "bn", "cm", "cn"),
+                (*a.stride(), *b.stride(), *((n, 1) if out is None else out.stride())),
+            )
+        )
         if self.swapped:
             m, n, (a, b) = n, m, (b, a)
             order = ("bn", "bk", "ak", "am", "cn", "cm")
@@ -334,38 +466,73 @@ class Unaligned:
         self.tiles = tiles or chosen(m, n, k, of_b, multiprocessor_count(a.device))
         shape = _Shape(m, n, k, of_b, self.tiles, start)
         self.grid = (shape.tiles, shape.parts)
-        self.room = (shape.tiles * shape.parts * self.tiles.rows * self.tiles.cols, shape.tiles) if shape.parts > 1 else None
+        self.room = (
+            (shape.tiles * shape.parts * self.tiles.rows * self.tiles.cols, shape.tiles) if shape.parts > 1 else None
+        )
         index = {name: i for i, name in enumerate(operands)}
         # Of every step, of every operand: its number among those of a call with its strides, or what it is
-        self.steps = tuple(tuple(numbers.get(x.name) if x.place in NO_TENSOR else (index[x.name], *self._strides_of(operands[x.name], x.place))
-                                 for x in step.operands) for step in epilogue.steps)  # fmt: skip
+        self.steps = tuple(
+            tuple(
+                numbers.get(x.name)
+                if x.place in NO_TENSOR
+                else (index[x.name], *self._strides_of(operands[x.name], x.place))
+                for x in step.operands
+            )
+            for step in epilogue.steps
+        )
         self.has_operands = any(step.reads_tensors for step in epilogue.steps)
         threads = 32 * self.tiles.warps
         unroll = max(1, min(shape.parts, 32 * threads // (self.tiles.rows * self.tiles.cols)))
-        constants: dict[str, Any] = dict(START=start if shape.along else 0, ROWS=self.tiles.rows, COLS=self.tiles.cols, DEPTH=self.tiles.depth, SPAN=shape.span,
-                                         CLASSES=shape.classes, WIDE=shape.along, PARTS=shape.parts, UNROLL=unroll, EPILOGUE=epilogue)
+        constants: dict[str, Any] = dict(
+            START=start if shape.along else 0,
+            ROWS=self.tiles.rows,
+            COLS=self.tiles.cols,
+            DEPTH=self.tiles.depth,
+            SPAN=shape.span,
+            CLASSES=shape.classes,
+            WIDE=shape.along,
+            PARTS=shape.parts,
+            UNROLL=unroll,
+            EPILOGUE=epilogue,
+        )
         extents = dict(M=m, N=n, K=k, chunk=shape.chunk, **strides)
         constants |= {name: 1 for name in strides if extents[name] == 1}
         self.numbers = tuple(value for name, value in extents.items() if name not in constants)
-        multiples = tuple((name, WORD.value) for name, value in extents.items() if name not in constants and value % WORD.value == 0)
+        multiples = tuple(
+            (name, WORD.value) for name, value in extents.items() if name not in constants and value % WORD.value == 0
+        )
         options = {**unaligned_product.options, "num_warps": self.tiles.warps}
         self.key = specialization(tuple(constants.items()), multiples, tuple(options.items()))
 
     def _strides_of(self, x: Tensor | None, place: str) -> tuple[int, int]:
         """Strides along the kernel's rows and columns of what lies in C as `place` says."""
         assert x is not None
-        rows, cols = {"scalar": (0, 0), "row": (x.stride(0), 0), "col": (0, x.stride(-1)), "tile": x.stride()}[place] if x.ndim else (0, 0)
+        rows, cols = (
+            {"scalar": (0, 0), "row": (x.stride(0), 0), "col": (0, x.stride(-1)), "tile": x.stride()}[place]
+            if x.ndim
+            else (0, 0)
+        )
         return (cols, rows) if self.swapped else (rows, cols)
 
-    def _arguments(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, sums: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _arguments(
+        self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, sums: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
         given: tuple[Any, ...] = self.steps
         if self.has_operands:
-            given = tuple([tuple([(operands[x[0]], *x[1:]) if isinstance(x, tuple) else x for x in step]) for step in given])
+            given = tuple(
+                [tuple([(operands[x[0]], *x[1:]) if isinstance(x, tuple) else x for x in step]) for step in given]
+            )
         return (b, a, out, given, *sums, *self.numbers) if self.swapped else (a, b, out, given, *sums, *self.numbers)
 
-    def compile(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, arch: str = "sm_90a") -> Any:
+    def compile(
+        self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, arch: str = "sm_90a"
+    ) -> Any:
         """Compile without a GPU, for tensors like those of the plan on any device; returns Triton's CompiledKernel."""
-        sums = NO_SUMS if self.room is None else tuple(torch.empty(1, dtype=dtype, device="meta") for dtype in (torch.float32, torch.int32))
+        sums = (
+            NO_SUMS
+            if self.room is None
+            else tuple(torch.empty(1, dtype=dtype, device="meta") for dtype in (torch.float32, torch.int32))
+        )
         types = argument_types(self._arguments(a, b, operands, out, sums), unaligned_product.runtime)
         return unaligned_product.compile(self.key, types, capability_of(arch))
 

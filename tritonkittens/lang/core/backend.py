@@ -4,6 +4,7 @@
 Triton's interpreter, interpreted).
 Its first parameter is the `Trace`: the place in the program, and the means to emit code there.
 """
+
 from __future__ import annotations
 
 import functools
@@ -23,7 +24,12 @@ from triton.experimental.gluon.language._layouts import DistributedLayout
 from triton.experimental.gluon.language._semantic import GluonSemantic
 from triton.experimental.gluon.language.nvidia import blackwell, hopper
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
-from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, allocate_tensor_memory, tcgen05_commit, tcgen05_mma
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    TensorMemoryLayout,
+    allocate_tensor_memory,
+    tcgen05_commit,
+    tcgen05_mma,
+)
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import base_type, base_value
 from triton.runtime.interpreter import InterpretedFunction, interpreter_semantic
@@ -37,9 +43,31 @@ from tritonkittens.lang.core.errors import ArchitectureError, TileError
 from tritonkittens.lang.core.mistakes import plain_error
 
 __all__ = [
-    "ArchitectureError", "Callee", "DistributedLayout", "ExplicitSource", "GluonJITFunction", "InterpretedFunction", "JITFunction", "Semantic",
-    "TensorMemoryLayout", "Trace", "Traced", "allocate_tensor_memory", "async_copy", "base_type", "base_value", "blackwell", "gl", "hopper", "library_hash",
-    "mbarrier", "mma_v2", "op", "tcgen05_commit", "tcgen05_mma", "tma",
+    "ArchitectureError",
+    "Callee",
+    "DistributedLayout",
+    "ExplicitSource",
+    "GluonJITFunction",
+    "InterpretedFunction",
+    "JITFunction",
+    "Semantic",
+    "TensorMemoryLayout",
+    "Trace",
+    "Traced",
+    "allocate_tensor_memory",
+    "async_copy",
+    "base_type",
+    "base_value",
+    "blackwell",
+    "gl",
+    "hopper",
+    "library_hash",
+    "mbarrier",
+    "mma_v2",
+    "op",
+    "tcgen05_commit",
+    "tcgen05_mma",
+    "tma",
 ]
 
 P = ParamSpec("P")
@@ -73,7 +101,14 @@ class ExplicitSource(GluonASTSource):
     then load another's code, or code with the wrong shared memory.
     """
 
-    def __init__(self, fn: JITFunction, signature: dict[str, Any], constexprs: dict[Any, Any], attributes: dict[Any, Any], cluster: int) -> None:
+    def __init__(
+        self,
+        fn: JITFunction,
+        signature: dict[str, Any],
+        constexprs: dict[Any, Any],
+        attributes: dict[Any, Any],
+        cluster: int,
+    ) -> None:
         super().__init__(fn, signature, constexprs, attributes)
         self.cluster = cluster
 
@@ -127,7 +162,11 @@ class Trace:
         function: Callable[..., Traced] = getattr(tl, fn) if isinstance(fn, str) else fn
         if self.interpreted:
             # not the function itself: calling it would patch triton.language once more and never undo it
-            return function.rewrite()(*args, **kwargs) if isinstance(function, InterpretedFunction) else function(*args, **kwargs)
+            return (
+                function.rewrite()(*args, **kwargs)
+                if isinstance(function, InterpretedFunction)
+                else function(*args, **kwargs)
+            )
         if isinstance(function, JITFunction):
             return self.generator.call_JitFunction(function, list(args), kwargs)
         parameters = getattr(function, "signature", None) or inspect.signature(function)
@@ -169,7 +208,13 @@ class Trace:
 
     def relayout(self, x: Traced, like: Traced) -> Traced:
         """Return `x` in the register layout of `like` (explicit kernels; free where the layouts agree)."""
-        if self.explicit and x.type.is_block() and like.type.is_block() and x.type.layout != like.type.layout and len(x.shape) == len(like.shape):
+        if (
+            self.explicit
+            and x.type.is_block()
+            and like.type.is_block()
+            and x.type.layout != like.type.layout
+            and len(x.shape) == len(like.shape)
+        ):
             return self.semantic.convert_layout(x, like.type.layout)
         return x
 
@@ -177,7 +222,9 @@ class Trace:
         """Return `x` in an explicit register layout."""
         return x if x.type.layout == layout else self.semantic.convert_layout(x, layout)
 
-    def full(self, shape: tuple[int, ...], value: Traced, dtype: tl.dtype, layout: DistributedLayout | None = None) -> Traced:
+    def full(
+        self, shape: tuple[int, ...], value: Traced, dtype: tl.dtype, layout: DistributedLayout | None = None
+    ) -> Traced:
         if self.explicit:
             return self.semantic.full(list(shape), unwrap(value), dtype, layout)
         if self.interpreted and dtype in _interpreter.HELD_AS_BITS:
@@ -187,7 +234,9 @@ class Trace:
     def require(self, what: str, feature: str) -> None:
         """Refuse a target whose chip lacks a feature (a field of `arch.Chip`)."""
         if not getattr(self.chip, feature):
-            raise ArchitectureError(f"{what} needs {names_of_chips_with(feature)}; this kernel is compiled for sm_{self.arch}")
+            raise ArchitectureError(
+                f"{what} needs {names_of_chips_with(feature)}; this kernel is compiled for sm_{self.arch}"
+            )
 
     def require_capability(self, what: str, lowest: int) -> None:
         """Refuse a target older than sm_`lowest`."""

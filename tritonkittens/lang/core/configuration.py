@@ -1,4 +1,5 @@
 """The interface between a kernel and a constant that configures it, such as a template."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,5 @@
 """Hardware numbers that every layer uses, and the Python value of a compile-time constant."""
+
 from __future__ import annotations
 
 import triton.language as tl
@@ -11,8 +12,6 @@ GROUP = WARPS * 32  # threads of a consumer warpgroup
 
 
 BULK = 16  # bytes: unit and alignment of bulk copies
-
-
 
 
 def unwrap(x: Traced) -> Traced:

@@ -1,4 +1,5 @@
 """Element types, under the names that PyTorch and the PTX ISA use."""
+
 import math
 from collections.abc import Iterable
 

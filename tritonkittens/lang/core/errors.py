@@ -1,4 +1,5 @@
 """Errors of the language. Each is one message that quotes the input and states the rule."""
+
 from typing import Any
 
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
@@ -7,7 +8,16 @@ from triton.runtime.errors import OutOfResources
 from tritonkittens.arch import ArchitectureError
 from tritonkittens.inline_ptx._asm import OperandError
 
-__all__ = ["REFUSALS", "RULES", "ArchitectureError", "BudgetError", "KernelAssertionError", "KernelError", "OperandError", "TileError"]
+__all__ = [
+    "REFUSALS",
+    "RULES",
+    "ArchitectureError",
+    "BudgetError",
+    "KernelAssertionError",
+    "KernelError",
+    "OperandError",
+    "TileError",
+]
 
 
 class TileError(ValueError):

@@ -2,6 +2,7 @@
 
 Finding an object again is hundreds of times faster than constructing it, so a call site may construct it at each call.
 """
+
 from __future__ import annotations
 
 import threading
@@ -46,10 +47,20 @@ class InterningMeta(type):
         except KeyError:
             return cls._make(key, args, knobs)
         except TypeError:
-            unhashable = next((f"{n}={v!r}" for n, v in [*((f"argument {i}", a) for i, a in enumerate(args)), *knobs.items()] if not _is_hashable(v)), None)
+            unhashable = next(
+                (
+                    f"{n}={v!r}"
+                    for n, v in [*((f"argument {i}", a) for i, a in enumerate(args)), *knobs.items()]
+                    if not _is_hashable(v)
+                ),
+                None,
+            )
             if unhashable is None:
                 raise
-            raise TileError(f"{cls.__name__}({unhashable}): a knob is a constant of the kernel; give a hashable value, such as a tuple") from None
+            raise TileError(
+                f"{cls.__name__}({unhashable}): a knob is a constant of the kernel; give a hashable value, such as a "
+                "tuple"
+            ) from None
 
     def _make(cls, key: Any, args: tuple[Any, ...], knobs: dict[str, Any]) -> Any:
         if args or any(isinstance(value, AMBIGUOUS) for value in knobs.values()):
@@ -107,7 +118,9 @@ class Interned(metaclass=InterningMeta):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_given" in self.__dict__:
-            raise TileError(f"{type(self).__name__}: {name} = {value!r} after construction: {self._described_change(name)}")
+            raise TileError(
+                f"{type(self).__name__}: {name} = {value!r} after construction: {self._described_change(name)}"
+            )
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:

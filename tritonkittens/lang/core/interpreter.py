@@ -3,6 +3,7 @@
 The interpreter holds bf16 and fp8 as bit patterns. It computes with the patterns, truncates where hardware rounds,
 and fills with unconverted numbers. torch converts correctly. Conditions do not broadcast.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -77,9 +78,18 @@ def in_fp32(t: Trace, fn: Callable[..., Traced], narrow: bool = True) -> Callabl
         tensors = [x for x in operands if isinstance(x, tl.tensor)]
         if not any(x.dtype in HELD_AS_BITS for x in tensors):
             return fn(*operands)
-        out = fn(*(t.method(x, "to", tl.float32) if isinstance(x, tl.tensor) and x.dtype in HELD_AS_BITS else x for x in operands))
+        out = fn(
+            *(
+                t.method(x, "to", tl.float32) if isinstance(x, tl.tensor) and x.dtype in HELD_AS_BITS else x
+                for x in operands
+            )
+        )
         # scalars take the tile's dtype
-        floats = {x.dtype for x in tensors if x.dtype.is_floating() and (x.type.is_block() or not any(y.type.is_block() for y in tensors))}
+        floats = {
+            x.dtype
+            for x in tensors
+            if x.dtype.is_floating() and (x.type.is_block() or not any(y.type.is_block() for y in tensors))
+        }
         return t.method(out, "to", floats.pop()) if narrow and out.dtype == tl.float32 and len(floats) == 1 else out
 
     return computed

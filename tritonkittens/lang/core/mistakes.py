@@ -1,4 +1,5 @@
 """One error that quotes the user's line, in place of the compiler's chain of exceptions."""
+
 from __future__ import annotations
 
 import ast
@@ -14,7 +15,10 @@ from triton.runtime.jit import JITFunction
 from tritonkittens.lang.core.errors import RULES, KernelAssertionError, KernelError
 
 PACKAGE = Path(__file__).parents[2]
-_LIBRARIES = tuple(f"{folder}/" for folder in (Path(triton.__file__).parent, PACKAGE / "lang", PACKAGE / "inline_ptx", PACKAGE / "launch"))
+_LIBRARIES = tuple(
+    f"{folder}/"
+    for folder in (Path(triton.__file__).parent, PACKAGE / "lang", PACKAGE / "inline_ptx", PACKAGE / "launch")
+)
 
 
 def plain_error(error: BaseException) -> BaseException:
@@ -35,7 +39,9 @@ def plain_error(error: BaseException) -> BaseException:
         return plain
     if isinstance(original, CompilationError):
         failed = isinstance(original, CompileTimeAssertionFailure)
-        said = f"static_assert failed: {original.error_message}".removesuffix(": ") if failed else original.error_message
+        said = (
+            f"static_assert failed: {original.error_message}".removesuffix(": ") if failed else original.error_message
+        )
         plain = (KernelAssertionError if failed else KernelError)(f"{said}{where}")
     else:
         plain = KernelError(f"{type(original).__name__}: {original}{where}")
@@ -62,7 +68,11 @@ def _of_the_user(trace: types.TracebackType | None) -> types.TracebackType | Non
     if trace is None:
         return None
     rest = _of_the_user(trace.tb_next)
-    return rest if _is_library(trace.tb_frame.f_code.co_filename) else types.TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    return (
+        rest
+        if _is_library(trace.tb_frame.f_code.co_filename)
+        else types.TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+    )
 
 
 def _visited(error: BaseException) -> Iterator[tuple[JITFunction, int]]:
@@ -80,7 +90,8 @@ def _visited(error: BaseException) -> Iterator[tuple[JITFunction, int]]:
 
 
 def _where(error: BaseException) -> str:
-    """Return " [in NAME: LINE, FILE:NUMBER]" for the user's innermost line, or the library's where there is no other."""
+    """Return " [in NAME: LINE, FILE:NUMBER]" for the user's innermost line, or the library's where there is no
+    other."""
     visited = list(_visited(error))
     outside = [(function, number) for function, number in visited if not _is_library(function.file_name)]
     if not visited:

@@ -1,4 +1,5 @@
 """Values of kernels besides Triton's own tensors: composite register tiles, records, and their pieces."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -211,7 +212,16 @@ class composite(_composite_base):
 
 
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift")
-for _n in (*(f"__{n}__" for n in _BINARY), *(f"__r{n}__" for n in _BINARY), "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
+for _n in (
+    *(f"__{n}__" for n in _BINARY),
+    *(f"__r{n}__" for n in _BINARY),
+    "__lt__",
+    "__le__",
+    "__gt__",
+    "__ge__",
+    "__eq__",
+    "__ne__",
+):
     setattr(composite, _n, _operator(_n))
 
 

@@ -2,6 +2,7 @@
 
 Tracing a kernel fills the bill; the checks run before the launch.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -32,24 +33,31 @@ class Bill:
     reduces_acquired: int = 0
     reduces_awaited: int = 0  # by hook `send`
     reads_shared: int = 0  # reads of shared memory by threads themselves (ld.shared, ldmatrix)
-    reads_ring: bool | None = None  # whether hooks that use pipeline stages read any; None before the first of these hooks
+    # whether hooks that use pipeline stages read any; None before the first of these hooks
+    reads_ring: bool | None = None
     cluster_synced: bool = False  # whether the whole block synchronised the cluster before any roles
     roles: str = ""  # "inside" while roles are traced, "after" afterwards
     by_hook: dict[str, int] = field(default_factory=dict)  # counts of each hook of a template, from its tracing
 
     def charge_shared(self, what: str, nbytes: int) -> None:
-        """Add an allocation. Raises `BudgetError` with the itemised bill where the block's shared memory is exceeded."""
+        """Add an allocation. Raises `BudgetError` with the itemised bill where the block's shared memory is
+        exceeded."""
         self.shared.append((what, nbytes))
         total, limit = sum(n for _, n in self.shared), chip_of(self.arch).shared_per_block
         if total > limit:
-            raise BudgetError(f"shared memory over budget: {total} bytes of {limit} on sm_{self.arch}: " + _items(self.shared, "bytes"))
+            raise BudgetError(
+                f"shared memory over budget: {total} bytes of {limit} on sm_{self.arch}: "
+                + _items(self.shared, "bytes")
+            )
 
     def charge_tmem(self, what: str, columns: int) -> None:
         """Add a tensor-memory allocation. Raises `BudgetError` with the itemised bill beyond 512 columns."""
         self.tmem.append((what, columns))
         total = sum(n for _, n in self.tmem)
         if total > TENSOR_COLUMNS:
-            raise BudgetError(f"tensor memory over budget: {total} columns of {TENSOR_COLUMNS}: " + _items(self.tmem, "columns"))
+            raise BudgetError(
+                f"tensor memory over budget: {total} columns of {TENSOR_COLUMNS}: " + _items(self.tmem, "columns")
+            )
 
 
 def shared_over_budget(name: str, used: int, arch: int, asked: list[tuple[str, int]], advice: str) -> BudgetError:
@@ -57,8 +65,10 @@ def shared_over_budget(name: str, used: int, arch: int, asked: list[tuple[str, i
     semaphores, the rest for the compiler.
     """
     items = _items(asked, "bytes") or "no tiles"
-    return BudgetError(f"{name}: shared memory over budget: {used} bytes of {chip_of(arch).shared_per_block} on sm_{arch}: {items}; "
-                       f"the rest is scratch of the compiler for layout conversions{advice}")
+    return BudgetError(
+        f"{name}: shared memory over budget: {used} bytes of {chip_of(arch).shared_per_block} on sm_{arch}: {items}; "
+        f"the rest is scratch of the compiler for layout conversions{advice}"
+    )
 
 
 def _items(items: list[tuple[str, int]], unit: str) -> str:

@@ -7,6 +7,7 @@ needs twice as many stores, and a register for every second address.
 The 16 rows × 32 columns of one warp are 2 KB of contiguous memory.
 Source: PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk*".
 """
+
 from __future__ import annotations
 
 import math
@@ -44,13 +45,18 @@ def _accumulator(name: str, tile: Traced) -> Traced:
     """Return the only piece of an fp32 accumulator of 64 rows; refuse other tiles."""
     pieces = pieces_of(tile)
     if len(pieces) != 1 or not is_fragment(pieces[0]):
-        raise TileError(f"{name} of a tile of shape {list(shape_of(tile))}: takes an fp32 accumulator of wgmma of {ROWS} rows and a power of two of columns")
+        raise TileError(
+            f"{name} of a tile of shape {list(shape_of(tile))}: takes an fp32 accumulator of wgmma of {ROWS} rows and "
+            "a power of two of columns"
+        )
     return pieces[0]
 
 
 def _plain(memory: Traced) -> bool:
     """Whether `memory` is one fp32 shared tile or vector of one piece."""
-    return isinstance(memory, shared) and len(memory.pieces) == 1 and memory.stages is None and memory.dtype == tl.float32
+    return (
+        isinstance(memory, shared) and len(memory.pieces) == 1 and memory.stages is None and memory.dtype == tl.float32
+    )
 
 
 @op
@@ -72,7 +78,10 @@ def store_fragments(t: Trace, memory: Traced, tile: Traced) -> Traced:
     cols = int(unwrap(accumulator.shape[1]))
     number = ROWS * cols
     if not _plain(memory) or math.prod(memory.shape) != number:
-        raise TileError(f"store_fragments to {getattr(memory, 'spec', memory)!r}: takes a shared tile or vector of {number} numbers in fp32")
+        raise TileError(
+            f"store_fragments to {getattr(memory, 'spec', memory)!r}: takes a shared tile or vector of {number} "
+            "numbers in fp32"
+        )
     t.call(t.call(memory.pieces[0].reinterpret, tl.float32, [ROWS, cols], _order(ROWS, cols)).store, accumulator)
     return t.call(as_fragments, memory)
 

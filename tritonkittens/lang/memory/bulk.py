@@ -1,4 +1,6 @@
-"""Bulk copies of contiguous bytes between global and shared memory, without a tensor map. Source: PTX ISA, cp.async.bulk."""
+"""Bulk copies of contiguous bytes between global and shared memory, without a tensor map. Source: PTX ISA,
+cp.async.bulk."""
+
 from __future__ import annotations
 
 import triton
@@ -35,14 +37,19 @@ def _add_bulk(pointer, src, nbytes, KIND: tl.constexpr, thread):
         ptx_tma.reduce_bulk(pointer, src, nbytes, "add", KIND, issuer="thread")
 
 
-def bulk_pieces(t: Trace, vector: Traced, pointer: Traced, nbytes: Traced, name: str) -> list[tuple[Traced, Traced, Traced]]:
+def bulk_pieces(
+    t: Trace, vector: Traced, pointer: Traced, nbytes: Traced, name: str
+) -> list[tuple[Traced, Traced, Traced]]:
     """Return (shared piece, pointer, bytes) of each copy between a shared vector and consecutive global memory."""
     t.require_explicit(name)
     t.require(f"{name} (cp.async.bulk)", "tma")
     if not isinstance(vector, shared) or len(vector.axes) != 1:
         have = repr(vector.spec) if isinstance(vector, shared) else repr(vector)
-        raise TileError(f"{name}: moves bytes of a shared vector (sv), which lie one after the other, got {have}; tiles are swizzled: "
-                        f"use load_async and store_async")
+        raise TileError(
+            f"{name}: moves bytes of a shared vector (sv), which lie one after the other, got {have}; tiles are "
+            "swizzled: "
+            f"use load_async and store_async"
+        )
     if vector.stages is not None:
         raise TileError(f"{name} of a ring of {vector.spec!r}: take a slot first, ring[slot]")
     pointer = pointer.pointer if hasattr(pointer, "pointer") else pointer
@@ -52,11 +59,15 @@ def bulk_pieces(t: Trace, vector: Traced, pointer: Traced, nbytes: Traced, name:
     if nbytes is None:
         nbytes = vector.nbytes
     if isinstance(nbytes, int) and (not 0 < nbytes <= vector.nbytes or nbytes % BULK):
-        raise TileError(f"{name}: {nbytes} bytes of {vector.spec!r}; must be a multiple of {BULK} (cp.async.bulk) up to its "
-                        f"{vector.nbytes} bytes")
+        raise TileError(
+            f"{name}: {nbytes} bytes of {vector.spec!r}; must be a multiple of {BULK} (cp.async.bulk) up to its "
+            f"{vector.nbytes} bytes"
+        )
     if len(vector.pieces) > 1 and nbytes != vector.nbytes:
-        raise TileError(f"{name}: {nbytes} bytes of {vector.spec!r}; a vector whose length is no power of two moves as a whole "
-                        f"({vector.nbytes} bytes)")
+        raise TileError(
+            f"{name}: {nbytes} bytes of {vector.spec!r}; a vector whose length is no power of two moves as a whole "
+            f"({vector.nbytes} bytes)"
+        )
     if len(vector.pieces) == 1:
         return [(vector.pieces[0], pointer, nbytes)]
     size, scale = itemsize(vector.dtype), itemsize(pointer.dtype.element_ty)

@@ -5,6 +5,7 @@ An int32 word in global memory holds the state of each buffer: 0 (empty), `INITI
 for nobody before it calls `mark_initialized`. So there is no deadlock, whatever the order of the CTAs and however few
 of them run at a time.
 """
+
 from __future__ import annotations
 
 import triton
@@ -79,7 +80,9 @@ def _store_or_add(pointer, src, nbytes, word, initialized, KIND: tl.constexpr, P
 
 
 @op
-def store_or_add_bytes_async(t: Trace, pointer: Traced, src: Traced, word: Traced, nbytes: Traced = None, initialized: Traced = False) -> Traced:
+def store_or_add_bytes_async(
+    t: Trace, pointer: Traced, src: Traced, word: Traced, nbytes: Traced = None, initialized: Traced = False
+) -> Traced:
     """Start a bulk copy of a shared vector to the buffer at `pointer`: the first caller stores, the others add.
 
     An addition waits until the buffer is initialized. The copy is committed as a bulk group (see
@@ -100,7 +103,9 @@ def store_or_add_bytes_async(t: Trace, pointer: Traced, src: Traced, word: Trace
     _check_word(t, "store_or_add_bytes_async", word)
     polls = WAIT_LIMIT_NS // POLL_NS if t.builder.options.debug else None
     ((piece, target, count),) = bulk_pieces(t, src, pointer, nbytes, "store_or_add_bytes_async")
-    first = t.call(_store_or_add, target, piece, t.scalar(count), word, initialized, kind, tl.constexpr(polls), role_thread(t))
+    first = t.call(
+        _store_or_add, target, piece, t.scalar(count), word, initialized, kind, tl.constexpr(polls), role_thread(t)
+    )
     t.call(ptx_tma.commit_group)
     return first
 

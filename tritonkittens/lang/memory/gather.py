@@ -1,4 +1,5 @@
 """Rows of a matrix, selected by row numbers in a register vector."""
+
 from __future__ import annotations
 
 import triton.language as tl
@@ -13,19 +14,26 @@ from tritonkittens.lang.types.global_layout import check_global, rank_of
 from tritonkittens.lang.types.tiles import rt, split
 
 
-def _row_numbers(t: Trace, g: Traced, rows: Traced, extent: int, cuts: tuple[int, ...], col: Traced, name: str) -> list[Traced]:
+def _row_numbers(
+    t: Trace, g: Traced, rows: Traced, extent: int, cuts: tuple[int, ...], col: Traced, name: str
+) -> list[Traced]:
     """Check a gather or scatter. Return its coordinates, with a placeholder for the rows."""
     t.require_explicit(name)
     if rank_of(g) < 2:
         raise TileError(f"{name}: the tensor has one dimension; rows need two")
     if axes_of(rows) != (cuts,) or not rows.dtype.is_int():
         have = f"shape {list(shape_of(rows))} of {name_of(rows.dtype)}" if axes_of(rows) else repr(rows)
-        raise TileError(f"{name}: needs a vector of {extent} integer row numbers, one for each row of the tile, got {have}")
+        raise TileError(
+            f"{name}: needs a vector of {extent} integer row numbers, one for each row of the tile, got {have}"
+        )
     col = unwrap(col)
     col = list(col) if isinstance(col, (tuple, list, tl.tuple)) else [col]
     if len(col) != rank_of(g) - 1:
-        raise TileError(f"{name}: {len(col)} coordinates besides the rows for a tensor of {rank_of(g)} dimensions; give one for each "
-                        f"other dimension")
+        raise TileError(
+            f"{name}: {len(col)} coordinates besides the rows for a tensor of {rank_of(g)} dimensions; give one for "
+            "each "
+            f"other dimension"
+        )
     return [*col[:-1], 0, col[-1]]
 
 

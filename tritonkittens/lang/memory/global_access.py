@@ -4,6 +4,7 @@ Coordinates are in units of the tile, one per dimension of the tensor. Leading d
 steps.
 `load`, `store`, `load_async` and `store_async` choose the instruction by the memory of their operands.
 """
+
 from __future__ import annotations
 
 import triton
@@ -58,9 +59,14 @@ def _coordinates(t: Trace, g: Traced, coord: Traced, what: str, sequences: bool 
     if sequence is not None and not sequences:
         raise TileError(f"{what}: takes no tk.sequence")
     if sequence is None and is_ragged(g):
-        raise TileError(f"{what}: the tensor is ragged; the first coordinate is a tk.sequence, in front of one for each dimension")
+        raise TileError(
+            f"{what}: the tensor is ragged; the first coordinate is a tk.sequence, in front of one for each dimension"
+        )
     if len(places) != dimensions(g):
-        raise TileError(f"{what}: {len(places)} coordinates for a tensor of {dimensions(g)} dimensions; give one per dimension, in tiles")
+        raise TileError(
+            f"{what}: {len(places)} coordinates for a tensor of {dimensions(g)} dimensions; give one per dimension, "
+            "in tiles"
+        )
     return coord
 
 
@@ -103,7 +109,7 @@ def _access(t: Trace, g: Traced, tile: Traced, coord: list[Traced], rows: Traced
     sequence, coord = split_sequence(coord)
     shape, (extents, strides) = shape_of(tile), _pitch(t, g, len(coord))
     base, exists = _base(t, g, coord, len(shape))
-    along = [_start(t, c, extent) for c, extent in zip(coord[-len(shape):], shape, strict=True)]
+    along = [_start(t, c, extent) for c, extent in zip(coord[-len(shape) :], shape, strict=True)]
     if sequence is not None:
         along[0], extents[-len(shape)] = t.method(along[0], "__add__", sequence.begin), end_of(t, sequence)
     out = []
@@ -132,7 +138,9 @@ def _frame(t: Trace, dst: shared) -> Traced:
     if len(dst.axes) == 1:
         return assemble(dst.axes, [t.full((n,), 0, tl.int32, vector_layout(t)) for n in dst.axes[0]])
     size = itemsize(dst.dtype)
-    return assemble(dst.axes, [t.full((r, c), 0, tl.int32, memory_layout(t, r, c, size)) for r in dst.axes[0] for c in dst.axes[1]])
+    return assemble(
+        dst.axes, [t.full((r, c), 0, tl.int32, memory_layout(t, r, c, size)) for r in dst.axes[0] for c in dst.axes[1]]
+    )
 
 
 def _same_type(g: Traced, dtype: tl.dtype, what: str) -> None:
@@ -146,8 +154,10 @@ def _register_type(what: Traced, name: str) -> TileType:
     if isinstance(what, st):
         return rt(what.dtype, what.rows, what.cols, "memory")
     if not isinstance(what, TileType) or isinstance(what, (sv, tt)):
-        raise TileError(f"{name} from global memory: give the register tile or vector type to load (rt, rv, col_vec, row_vec), got "
-                        f"{what!r}")
+        raise TileError(
+            f"{name} from global memory: give the register tile or vector type to load (rt, rv, col_vec, row_vec), got "
+            f"{what!r}"
+        )
     return what
 
 
@@ -158,7 +168,9 @@ def _fill(fill: Traced, dtype: tl.dtype, name: str) -> Traced:
     return float(fill) if dtype.is_floating() and not isinstance(fill, tl.tensor) else fill
 
 
-def _load_global(t: Trace, g: Traced, coord: Traced, what: Traced, fill: Traced, rows: Traced = None, name: str = "load") -> Traced:
+def _load_global(
+    t: Trace, g: Traced, coord: Traced, what: Traced, fill: Traced, rows: Traced = None, name: str = "load"
+) -> Traced:
     spec = _register_type(what, name)
     _same_type(g, spec.dtype, f"{name} of {spec!r}")
     coord = _coordinates(t, g, coord, f"{name} of {spec!r}", sequences=rows is None)
@@ -172,8 +184,15 @@ def _load_global(t: Trace, g: Traced, coord: Traced, what: Traced, fill: Traced,
 
 @op
 def load(
-    t: Trace, src: Traced, what: Traced = None, coord: Traced = None, fill: Traced = 0.0, layout: Traced = "mma", like: Traced = None, fenced: Traced = False,
-) -> Traced:  # fmt: skip
+    t: Trace,
+    src: Traced,
+    what: Traced = None,
+    coord: Traced = None,
+    fill: Traced = 0.0,
+    layout: Traced = "mma",
+    like: Traced = None,
+    fenced: Traced = False,
+) -> Traced:
     """Load a register tile from shared, tensor or global memory.
 
     Args:
@@ -220,7 +239,9 @@ def load_scalar(t: Trace, src: Traced, coord: Traced) -> Traced:
     """
     if isinstance(src, shared):
         if len(src.axes) != 1 or len(src.pieces) != 1 or src.stages is not None:
-            raise TileError(f"load_scalar of {src.spec!r}: takes a shared vector whose length is a power of two, or a global layout")
+            raise TileError(
+                f"load_scalar of {src.spec!r}: takes a shared vector whose length is a power of two, or a global layout"
+            )
         bill().reads_shared += 1
         address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [src.pieces[0]], tl.int32)
         place = t.method(t.scalar(coord), "__mul__", itemsize(src.dtype))
@@ -274,8 +295,11 @@ def store(t: Trace, dst: Traced, value: Traced, coord: Traced = None) -> Traced:
     if isinstance(value, shared):
         value = load_shared(t, value, "memory", None)
     if not 1 <= len(shape_of(value)) <= dimensions(dst):
-        raise TileError(f"store of shape {list(shape_of(value))} to a tensor of {dimensions(dst)} dimensions: needs a tile or vector of no "
-                        f"more dimensions")
+        raise TileError(
+            f"store of shape {list(shape_of(value))} to a tensor of {dimensions(dst)} dimensions: needs a tile or "
+            "vector of no "
+            f"more dimensions"
+        )
     coord = _coordinates(t, dst, coord, f"store of a tile of shape {list(shape_of(value))}", sequences=True)
     storer = gl.store if t.explicit else "store"
     for v, (pointers, mask) in zip(pieces_of(value), _access(t, dst, value, coord), strict=True):
@@ -311,4 +335,6 @@ def load_into(t: Trace, dst: Traced, src: Traced, coord: Traced, fill: Traced = 
 
 def _load_into(t: Trace, dst: shared, src: Traced, coord: list[Traced], fill: Traced, what: str) -> None:
     frame, fill = _frame(t, dst), _fill(fill, dst.dtype, what)
-    store_shared(t, dst, assemble(dst.axes, [t.call(gl.load, p, mask, fill) for p, mask in _access(t, src, frame, coord)]))
+    store_shared(
+        t, dst, assemble(dst.axes, [t.call(gl.load, p, mask, fill) for p, mask in _access(t, src, frame, coord)])
+    )

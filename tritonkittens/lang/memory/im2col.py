@@ -1,4 +1,5 @@
 """im2col: TMA loads the pixels under one tap of a convolution's filter as the rows of a tile, with halo and padding."""
+
 from __future__ import annotations
 
 import functools
@@ -19,7 +20,8 @@ from tritonkittens.lang.types.global_layout import check_global, gl, rank_of
 from tritonkittens.lang.types.tiles import st
 from tritonkittens.launch import Im2colSpec, check_im2col
 
-# Largest filter offset by the tensor's rank: the offsets share 16 bits. Source: PTX ISA, cp.async.bulk.tensor, im2colInfo.
+# Largest filter offset by the tensor's rank: the offsets share 16 bits. Source: PTX ISA, cp.async.bulk.tensor,
+# im2colInfo.
 MAX_OFFSET = {3: (1 << 16) - 1, 4: (1 << 8) - 1, 5: (1 << 5) - 1}
 
 
@@ -31,12 +33,23 @@ def _ints(values: tuple[int, ...], name: str) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _specs(tile: st, rank: int, fill: str, lower: tuple[int, ...], upper: tuple[int, ...], element_strides: tuple[int, ...] | None) -> tuple[Im2colSpec, ...]:
+def _specs(
+    tile: st,
+    rank: int,
+    fill: str,
+    lower: tuple[int, ...],
+    upper: tuple[int, ...],
+    element_strides: tuple[int, ...] | None,
+) -> tuple[Im2colSpec, ...]:
     pieces = tile.pieces()
     if len(pieces) != 1:
         raise TileError(f"im2col of {tile!r}: pixels (rows) and channels (columns) must be powers of two")
     spec = Im2colSpec(
-        tile.shape, tile.piece_swizzle(tile.cols), fill, _ints(lower, "lower"), _ints(upper, "upper"),
+        tile.shape,
+        tile.piece_swizzle(tile.cols),
+        fill,
+        _ints(lower, "lower"),
+        _ints(upper, "upper"),
         (1,) * (rank - 2) if element_strides is None else _ints(element_strides, "element_strides"),
     )
     try:
@@ -75,16 +88,28 @@ class im2col(gl):
 
     __slots__ = ()
 
-    def __init__(self, tensor: torch.Tensor, tile: st, lower: Sequence[int], upper: Sequence[int],
-                 element_strides: Sequence[int] | None = None, fill: str = "zero"):
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        tile: st,
+        lower: Sequence[int],
+        upper: Sequence[int],
+        element_strides: Sequence[int] | None = None,
+        fill: str = "zero",
+    ):
         super().__init__(tensor, fill=fill)
         if not isinstance(tile, st):
             raise TileError(f"im2col(…, {tile!r}): give the shared tile type (st) that is loaded, pixels × channels")
         if not 3 <= tensor.ndim <= 5:
             raise TileError(f"im2col of shape {tuple(tensor.shape)}: needs 3 (NWC), 4 (NHWC) or 5 (NDHWC) dimensions")
         if tile.dtype != from_torch(tensor.dtype):
-            raise TileError(f"im2col of {name_of(from_torch(tensor.dtype))} with {tile!r}: the tile's element type must be the tensor's")
-        values = [v if v is None else tuple(v) if isinstance(v, Sequence) else (v,) for v in (lower, upper, element_strides)]
+            raise TileError(
+                f"im2col of {name_of(from_torch(tensor.dtype))} with {tile!r}: the tile's element type must be the "
+                "tensor's"
+            )
+        values = [
+            v if v is None else tuple(v) if isinstance(v, Sequence) else (v,) for v in (lower, upper, element_strides)
+        ]
         self.specs = _specs(tile, tensor.ndim, fill, *values)  # type: ignore[assignment]  # descriptors of another kind than a gl's
 
 
@@ -97,8 +122,11 @@ def _offset(t: Trace, offset: Traced, offsets: list[Traced], limit: int) -> Trac
     """Return a filter offset as 16 bits."""
     if isinstance(offset, int) and not isinstance(offset, bool):
         if not 0 <= offset <= limit:
-            raise TileError(f"load_im2col_async(offsets={tuple(offsets)}): {offset} must lie in 0 to {limit} with {len(offsets)} spatial "
-                            f"dimensions; a start before the tensor belongs in lower")
+            raise TileError(
+                f"load_im2col_async(offsets={tuple(offsets)}): {offset} must lie in 0 to {limit} with {len(offsets)} "
+                "spatial "
+                f"dimensions; a start before the tensor belongs in lower"
+            )
         return offset - (1 << 16) if offset >> 15 else offset
     if not isinstance(offset, tl.tensor) or offset.type.is_block() or not offset.dtype.is_int():
         raise TileError(f"load_im2col_async(offsets=…): {offset!r} must be an integer, a constant or a run-time scalar")
@@ -135,19 +163,29 @@ def load_im2col_async(t: Trace, dst: Traced, src: Traced, coord: Traced, offsets
         raise TileError(f"{name} to a ring of {dst.spec!r}: take a slot first, ring[slot]")
     check_global(src, name)
     if len(src.maps) != 1 or not isinstance(src.maps[0], tma.tensor_descriptor_im2col):
-        raise TileError(f"{name} to {dst.spec!r}: the source is a tk.gl; pass tk.im2col(tensor, tile, lower, upper) to the kernel")
+        raise TileError(
+            f"{name} to {dst.spec!r}: the source is a tk.gl; pass tk.im2col(tensor, tile, lower, upper) to the kernel"
+        )
     if not isinstance(arrived, semaphore):
         raise TileError(f"{name}(arrived={unwrap(arrived)!r}): needs a semaphore")
     source, rank = src.maps[0], rank_of(src)
     block, swizzle = tuple(int(unwrap(n)) for n in source.block_shape), source.layout.swizzle_byte_width
     if dst.shape != block or dst.dtype != source.dtype or dst.pieces[0].layout.swizzle_byte_width != swizzle:
-        raise TileError(f"{name} to {dst.spec!r}: the im2col was made for tiles of {'×'.join(map(str, block))} {name_of(source.dtype)} "
-                        f"(swizzle {swizzle})")
+        raise TileError(
+            f"{name} to {dst.spec!r}: the im2col was made for tiles of {'×'.join(map(str, block))} "
+            f"{name_of(source.dtype)} "
+            f"(swizzle {swizzle})"
+        )
     coord, offsets = _list(coord), _list(offsets)
     if len(coord) != rank:
-        raise TileError(f"{name}: {len(coord)} coordinates for a tensor of {rank} dimensions; give one per dimension, in elements")
+        raise TileError(
+            f"{name}: {len(coord)} coordinates for a tensor of {rank} dimensions; give one per dimension, in elements"
+        )
     if len(offsets) != rank - 2:
-        raise TileError(f"{name}: {len(offsets)} offsets for a tensor of {rank} dimensions; give one for each of the {rank - 2} spatial ones")
+        raise TileError(
+            f"{name}: {len(offsets)} offsets for a tensor of {rank} dimensions; give one for each of the {rank - 2} "
+            "spatial ones"
+        )
     place = [tl.constexpr(c) if isinstance(c, int) else c for c in coord]
     taps = [_offset(t, o, offsets, MAX_OFFSET[rank]) for o in offsets]
     t.call(tma.async_load_im2col, source, place, taps, arrived.barrier(t), dst.pieces[0])

@@ -4,6 +4,7 @@ Gluon's own multicast assumes that a cluster is one program. Gluon also has no p
 address of a descriptor.
 So the PTX shim issues these copies, with the address of the kernel parameter that holds the descriptor.
 """
+
 from __future__ import annotations
 
 import itertools
@@ -72,7 +73,10 @@ def slices_of(tile: st, blocks: int, name: str) -> tuple[tuple[st, ...], ...]:
     A contiguous tile is split as it lies on Hopper. Raises `TileError` for a vector.
     """
     if not isinstance(tile, st):
-        raise TileError(f"{name}: {tile!r} cannot be loaded in {blocks} parts, one by each block of the cluster: only tiles have such parts")
+        raise TileError(
+            f"{name}: {tile!r} cannot be loaded in {blocks} parts, one by each block of the cluster: only tiles have "
+            "such parts"
+        )
     return tuple(_parts(stretch, blocks) for _, _, stretch in _stretches(tile, together=True))
 
 
@@ -94,34 +98,71 @@ def _parts(stretch: st, blocks: int) -> tuple[st, ...]:
         return (st(stretch.dtype, stretch.rows, stretch.cols // blocks, swizzle),) * blocks
     down = min(blocks // lines, units)
     ends = [BASE_ROWS * (units * part // down) for part in range(down + 1)]
-    return tuple(st(stretch.dtype, end - start, stretch.cols // lines, swizzle) for start, end in itertools.pairwise(ends)) * lines
+    return (
+        tuple(st(stretch.dtype, end - start, stretch.cols // lines, swizzle) for start, end in itertools.pairwise(ends))
+        * lines
+    )
 
 
-def load_slice(t: Trace, dst: shared, src: Traced, coord: list[Traced], maps_of: Callable[[st], list[int]], arrived: semaphore, policy: Traced) -> None:
+def load_slice(
+    t: Trace,
+    dst: shared,
+    src: Traced,
+    coord: list[Traced],
+    maps_of: Callable[[st], list[int]],
+    arrived: semaphore,
+    policy: Traced,
+) -> None:
     """Load this block's part of a tile into all `dst.loaders` blocks of the cluster.
 
     `maps_of` returns the descriptor numbers of a part's pieces. `policy` is the L2 policy of these lines, or None.
     """
     rank, thread = t.call(ptx_cluster.ctarank), role_thread(t)
-    for (row, col, stretch), piece in zip(_stretches(dst.spec, dst.together), dst.pieces):  # a contiguous tile begins with its first piece
+    # a contiguous tile begins with its first piece
+    for (row, col, stretch), piece in zip(_stretches(dst.spec, dst.together), dst.pieces):
         parts = _parts(stretch, dst.loaders)
         address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [piece], tl.int32)
         corner = list(coord)
         for axis, extent, offset in ((-2, dst.spec.rows, row), (-1, dst.spec.cols, col)):
             corner[axis] = t.method(t.method(t.scalar(coord[axis]), "__mul__", extent), "__add__", offset)
         if len(set(parts)) == 1:
-            place = t.call(_place_of, rank, parts[0].nbytes, parts[0].rows, parts[0].cols, stretch.rows // parts[0].rows)
+            place = t.call(
+                _place_of, rank, parts[0].nbytes, parts[0].rows, parts[0].cols, stretch.rows // parts[0].rows
+            )
             loader = thread if len(parts) == dst.loaders else t.call(_thread_below, thread, rank, len(parts))
             _load_part(t, dst, src, parts[0], maps_of(parts[0]), address, corner, list(place), arrived, policy, loader)
             continue
         place = [0, 0, 0]
         for block, part in enumerate(parts):
-            _load_part(t, dst, src, part, maps_of(part), address, corner, place, arrived, policy, t.call(_thread_of, thread, rank, block))
+            _load_part(
+                t,
+                dst,
+                src,
+                part,
+                maps_of(part),
+                address,
+                corner,
+                place,
+                arrived,
+                policy,
+                t.call(_thread_of, thread, rank, block),
+            )
             place = [place[0] + part.nbytes, place[1] + part.rows, 0]
 
 
-def _load_part(t: Trace, dst: shared, src: Traced, part: st, numbers: list[int], stretch: Traced, corner: list[Traced], offset: list[Traced],
-               arrived: semaphore, policy: Traced, thread: Traced) -> None:  # fmt: skip
+def _load_part(
+    t: Trace,
+    dst: shared,
+    src: Traced,
+    part: st,
+    numbers: list[int],
+    stretch: Traced,
+    corner: list[Traced],
+    offset: list[Traced],
+    arrived: semaphore,
+    policy: Traced,
+    thread: Traced,
+) -> None:
     """Load a part that begins `offset` (bytes, rows, columns) after its region's first element."""
     address = t.method(stretch, "__add__", offset[0])
     first_row, column = (t.method(place, "__add__", o) for place, o in zip(corner[-2:], offset[1:], strict=True))
@@ -129,13 +170,32 @@ def _load_part(t: Trace, dst: shared, src: Traced, part: st, numbers: list[int],
     for number, (row, _, rows, cols) in zip(numbers, part.pieces(), strict=True):
         destination = t.method(address, "__add__", row * cols * itemsize(part.dtype))
         place = [*corner[:-2], t.method(first_row, "__add__", row), column]
-        _boxes(t, rows, cols, part.piece_swizzle(cols), itemsize(part.dtype), destination, place, _parameter(t, src, number), arrived, mask, policy, thread)
+        _boxes(
+            t,
+            rows,
+            cols,
+            part.piece_swizzle(cols),
+            itemsize(part.dtype),
+            destination,
+            place,
+            _parameter(t, src, number),
+            arrived,
+            mask,
+            policy,
+            thread,
+        )
 
 
 def load_by_address(
-    t: Trace, dst: shared, src: Traced, copies: list[tuple[Traced, list[Traced], Traced]], extents: list[tuple[int, ...]], arrived: semaphore, mask: Traced,
+    t: Trace,
+    dst: shared,
+    src: Traced,
+    copies: list[tuple[Traced, list[Traced], Traced]],
+    extents: list[tuple[int, ...]],
+    arrived: semaphore,
+    mask: Traced,
     policy: Traced,
-) -> None:  # fmt: skip
+) -> None:
     """Issue the copies (descriptor, element coordinates, view) of a tile whose pieces have these extents.
 
     They write to the blocks whose bit is set in `mask` (None: this block), and complete on the same barrier of each.
@@ -147,23 +207,54 @@ def load_by_address(
         width = extent[-1]
         swizzle = piece.layout.swizzle_byte_width
         if rows > MAX_ROWS or (not swizzle and width > MAX_ROWS):
-            raise TileError(f"load_async(multicast=…) of {dst.spec!r}: a piece of {rows} rows and {width} columns; one copy moves at most {MAX_ROWS} of each")
+            raise TileError(
+                f"load_async(multicast=…) of {dst.spec!r}: a piece of {rows} rows and {width} columns; one copy moves "
+                f"at most {MAX_ROWS} of each"
+            )
         address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [piece], tl.int32)
-        tall = int(unwrap(piece.type.alloc_shape[-2])) if len(dst.axes) == 2 else 1  # rows of the tile of which this is a view
-        _boxes(t, tall, width, swizzle, itemsize(dst.dtype), address, place, _parameter(t, src, order[id(m)]), arrived, mask, policy,
-               None if dst.alone and unwrap(mask) is None else role_thread(t))
+        # rows of the tile of which this is a view
+        tall = int(unwrap(piece.type.alloc_shape[-2])) if len(dst.axes) == 2 else 1
+        _boxes(
+            t,
+            tall,
+            width,
+            swizzle,
+            itemsize(dst.dtype),
+            address,
+            place,
+            _parameter(t, src, order[id(m)]),
+            arrived,
+            mask,
+            policy,
+            None if dst.alone and unwrap(mask) is None else role_thread(t),
+        )
 
 
 def _parameter(t: Trace, src: Traced, number: int) -> Traced:
     """Return the address of descriptor `number` of a global layout."""
     first = unwrap(getattr(src, "parameter", ()))
     if not isinstance(first, int):
-        raise TileError("load_async to several blocks, or prefetch: the tensor must be an argument of the kernel, tk.gl(tensor, tile types)")
+        raise TileError(
+            "load_async to several blocks, or prefetch: the tensor must be an argument of the kernel, tk.gl(tensor, "
+            "tile types)"
+        )
     return t.call(parameter_address, first + number * (1 + 2 * rank_of(src)))
 
 
-def _boxes(t: Trace, rows: int, width: int, swizzle: int, size: int, address: Traced, place: list[Traced], source: Traced, arrived: semaphore, mask: Traced,
-           policy: Traced, thread: Traced) -> None:  # fmt: skip
+def _boxes(
+    t: Trace,
+    rows: int,
+    width: int,
+    swizzle: int,
+    size: int,
+    address: Traced,
+    place: list[Traced],
+    source: Traced,
+    arrived: semaphore,
+    mask: Traced,
+    policy: Traced,
+    thread: Traced,
+) -> None:
     """Issue the copies of a piece. The thread with number 0 in `thread` issues them; None: one thread of the block's
     first warp.
     """
@@ -182,7 +273,10 @@ def _copies(t: Trace, width: int, swizzle: int, size: int, place: list[Traced]) 
     A tile wider than its swizzle is stored as blocks of columns, each with all its rows. Each block is a copy.
     """
     for column in range(0, width, swizzle // size if swizzle else width):
-        yield column, tl.tuple([t.method(t.scalar(place[-1]), "__add__", column), *[t.scalar(p) for p in reversed(place[:-1])]])
+        yield (
+            column,
+            tl.tuple([t.method(t.scalar(place[-1]), "__add__", column), *[t.scalar(p) for p in reversed(place[:-1])]]),
+        )
 
 
 @triton.jit
@@ -191,7 +285,9 @@ def _issue_prefetch(map, coordinates, thread):
         ptx_tma.prefetch_tensor(map, coordinates, issuer="thread")
 
 
-def prefetch_boxes(t: Trace, width: int, swizzle: int, size: int, place: list[Traced], src: Traced, number: int) -> None:
+def prefetch_boxes(
+    t: Trace, width: int, swizzle: int, size: int, place: list[Traced], src: Traced, number: int
+) -> None:
     """Prefetch into L2 the data that descriptor `number` of a global layout would load: `width` columns of
     `size`-byte elements.
     """

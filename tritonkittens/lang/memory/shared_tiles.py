@@ -1,4 +1,5 @@
 """Shared memory: tiles and vectors, views of them, and copies between them and registers."""
+
 from __future__ import annotations
 
 import math
@@ -23,8 +24,17 @@ VECTOR = 16  # bytes of one access by a thread
 
 
 class shared_type(type_of_members):
-    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[base_type, ...], whole: bool,
-                 loaders: int = 1, together: bool = False, alone: bool = False):
+    def __init__(
+        self,
+        spec: st | sv,
+        axes: tuple[tuple[int, ...], ...],
+        stages: int | None,
+        pieces: tuple[base_type, ...],
+        whole: bool,
+        loaders: int = 1,
+        together: bool = False,
+        alone: bool = False,
+    ):
         self.spec, self.axes, self.stages, self.members, self.whole = spec, axes, stages, pieces, whole
         self.loaders, self.together, self.alone = loaders, together, alone
 
@@ -32,11 +42,17 @@ class shared_type(type_of_members):
         return f"shared {self.spec!r}" + (f" × {self.stages}" if self.stages is not None else "")
 
     def mangle(self) -> str:
-        return f"M{self.spec.mangle()}_{self.axes}_{self.stages}_{self.whole}_{self.loaders}_{self.together}_{self.alone}_" + self._mangled_members() + "M"
+        return (
+            f"M{self.spec.mangle()}_{self.axes}_{self.stages}_{self.whole}_{self.loaders}_{self.together}_{self.alone}_"
+            + self._mangled_members()
+            + "M"
+        )
 
     def _unflatten_ir(self, handles: list[Any], cursor: int) -> tuple[shared, int]:
         pieces, cursor = self._members_from(handles, cursor)
-        return shared(self.spec, self.axes, self.stages, pieces, self.whole, self.loaders, self.together, self.alone), cursor
+        return shared(
+            self.spec, self.axes, self.stages, pieces, self.whole, self.loaders, self.together, self.alone
+        ), cursor
 
 
 class shared(base_value):
@@ -57,14 +73,32 @@ class shared(base_value):
             or writes the tile before the copies complete.
     """
 
-    def __init__(self, spec: st | sv, axes: tuple[tuple[int, ...], ...], stages: int | None, pieces: tuple[Traced, ...], whole: bool = True,
-                 loaders: int = 1, together: bool = False, alone: bool = False):
+    def __init__(
+        self,
+        spec: st | sv,
+        axes: tuple[tuple[int, ...], ...],
+        stages: int | None,
+        pieces: tuple[Traced, ...],
+        whole: bool = True,
+        loaders: int = 1,
+        together: bool = False,
+        alone: bool = False,
+    ):
         self.spec, self.axes, self.stages, self.pieces, self.whole = spec, axes, stages, pieces, whole
         self.loaders, self.together, self.alone = loaders, together, alone
 
     @property
     def type(self) -> shared_type:
-        return shared_type(self.spec, self.axes, self.stages, tuple(p.type for p in self.pieces), self.whole, self.loaders, self.together, self.alone)
+        return shared_type(
+            self.spec,
+            self.axes,
+            self.stages,
+            tuple(p.type for p in self.pieces),
+            self.whole,
+            self.loaders,
+            self.together,
+            self.alone,
+        )
 
     @property
     def dtype(self) -> tl.dtype:
@@ -109,12 +143,25 @@ class shared(base_value):
         stages: int | None = None,
         whole: bool | None = None,
     ) -> shared:
-        return self._with(axes=axes or self.axes, stages=stages, pieces=tuple(fn(p) for p in self.pieces), whole=self.whole if whole is None else whole)
+        return self._with(
+            axes=axes or self.axes,
+            stages=stages,
+            pieces=tuple(fn(p) for p in self.pieces),
+            whole=self.whole if whole is None else whole,
+        )
 
     def _with(self, **changes: Any) -> shared:
         """Return a copy with some attributes changed."""
-        kept = dict(spec=self.spec, axes=self.axes, stages=self.stages, pieces=self.pieces, whole=self.whole, loaders=self.loaders, together=self.together,
-                    alone=self.alone)
+        kept = dict(
+            spec=self.spec,
+            axes=self.axes,
+            stages=self.stages,
+            pieces=self.pieces,
+            whole=self.whole,
+            loaders=self.loaders,
+            together=self.together,
+            alone=self.alone,
+        )
         return shared(**(kept | changes))
 
     def loaded_by(self, blocks: int) -> shared:
@@ -139,14 +186,19 @@ class shared(base_value):
         if isinstance(self.spec, st):
             return self.map(lambda p: t.call(p.index, slot))
         steps = [int(unwrap(p.shape[0])) // self.stages for p in self.pieces]
-        taken = [t.call(p.index, slot if step == 1 else t.method(t.scalar(slot), "__mul__", step)) for p, step in zip(self.pieces, steps, strict=True)]
+        taken = [
+            t.call(p.index, slot if step == 1 else t.method(t.scalar(slot), "__mul__", step))
+            for p, step in zip(self.pieces, steps, strict=True)
+        ]
         return self._with(stages=None, pieces=tuple(taken))
 
     def transposed_view(self, t: Trace) -> shared:
         """Return the same memory with rows and columns exchanged."""
         down, across = len(self.axes[0]), len(self.axes[1])
         order = [self.pieces[i * across + j] for j in range(across) for i in range(down)]
-        view = shared(self.spec, (self.axes[1], self.axes[0]), self.stages, tuple(order), self.whole, together=self.together)
+        view = shared(
+            self.spec, (self.axes[1], self.axes[0]), self.stages, tuple(order), self.whole, together=self.together
+        )
         return view.map(lambda p: t.call(p.permute, (1, 0)), axes=view.axes)
 
 
@@ -161,7 +213,9 @@ def _pieces_at(t: Trace, spec: st, buffer: Traced, slot: Traced) -> tuple[Traced
     """
     first = t.method(t.scalar(slot), "__mul__", _units(spec))
     rows, cols = spec.unit
-    return tuple(t.call(buffer.index, t.method(first, "__add__", row // rows + col // cols)) for row, col, _, _ in spec.pieces())
+    return tuple(
+        t.call(buffer.index, t.method(first, "__add__", row // rows + col // cols)) for row, col, _, _ in spec.pieces()
+    )
 
 
 def _units(spec: st) -> int:
@@ -178,7 +232,9 @@ def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> s
         pieces: list[Traced] = []
         for n in sizes:  # a stage of a ring is padded with vectors, so that the next stage is aligned for TMA
             rows = [] if stages is None else [stages * max(1, TMA_ALIGNMENT // (n * itemsize(spec.dtype)))]
-            pieces.append(t.call(gl.allocate_shared_memory, spec.dtype, [*rows, n], piece_shared_layout(spec.dtype, 0, 1)))
+            pieces.append(
+                t.call(gl.allocate_shared_memory, spec.dtype, [*rows, n], piece_shared_layout(spec.dtype, 0, 1))
+            )
         return shared(spec, (sizes,), stages, tuple(pieces))
     if spec.contiguous and t.chip.wgmma:
         home = piece_shared_layout(spec.dtype, spec.piece_swizzle(spec.unit[1]), 2)
@@ -186,8 +242,14 @@ def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> s
         pieces_of_one = (buffer,) if stages is not None else _pieces_at(t, spec, buffer, 0)
         return shared(spec, (split(spec.rows), split(spec.cols)), stages, pieces_of_one, together=True)
     tiles = tuple(
-        t.call(gl.allocate_shared_memory, spec.dtype, [*lead, r, c], piece_shared_layout(spec.dtype, spec.piece_swizzle(c), 2))
-        for _, _, r, c in spec.pieces())
+        t.call(
+            gl.allocate_shared_memory,
+            spec.dtype,
+            [*lead, r, c],
+            piece_shared_layout(spec.dtype, spec.piece_swizzle(c), 2),
+        )
+        for _, _, r, c in spec.pieces()
+    )
     return shared(spec, (split(spec.rows), split(spec.cols)), stages, tiles)
 
 
@@ -246,24 +308,41 @@ def subtile(t: Trace, tile: Traced, rows: Traced, cols: Traced, row: Traced = 0,
     if not all(isinstance(x, int) for x in (rows, cols, row, col)):
         raise TileError("subtile: extents and indices must be compile-time constants")
     if not hasattr(tile, "spec") or len(tile.shape) != 2:
-        raise TileError(f"subtile of {getattr(tile, 'spec', tile)!r}: only shared tiles (st) and tensor-memory tiles (tt) have views")
+        raise TileError(
+            f"subtile of {getattr(tile, 'spec', tile)!r}: only shared tiles (st) and tensor-memory tiles (tt) have "
+            "views"
+        )
     if getattr(tile, "stages", None) is not None:
         raise TileError(f"subtile of a ring of {tile.spec!r}: take a slot first, ring[slot]")
     axes = ((tile.shape[0], rows, row), (tile.shape[1], cols, col))
     if any(n <= 0 or extent % n or not 0 <= i < extent // n for extent, n, i in axes):
-        raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} lies outside it or does not divide it")
+        raise TileError(
+            f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} lies outside it or does not divide it"
+        )
     if isinstance(tile, tensor_tile):
         return tensor_subtile(t, tile, rows, cols, row, col)
     if tile.together:
         raise TileError(f"subtile of {tile.spec!r}: a contiguous tile is read as a whole; it has no views")
     for what, n, extent in (("rows", rows, tile.shape[0]), ("columns", cols, tile.shape[1])):
         if n != extent and len(split(n)) > 1:
-            raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r}: {n} {what} are neither a power of two nor all {extent}")
+            raise TileError(
+                f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r}: {n} {what} are neither a power of "
+                f"two nor all {extent}"
+            )
     down, across = _cuts(tile.axes[0], rows, row), _cuts(tile.axes[1], cols, col)
-    cuts = [(tile.pieces[i * len(tile.axes[1]) + j], *of_rows, *of_cols) for i, *of_rows in down for j, *of_cols in across]
+    cuts = [
+        (tile.pieces[i * len(tile.axes[1]) + j], *of_rows, *of_cols) for i, *of_rows in down for j, *of_cols in across
+    ]
     whole = tile.whole and all(_keeps_atoms(piece, r, c) for piece, _, r, _, c in cuts)
     views = [t.call(t.call(piece.slice, row0, r, 0).slice, col0, c, 1) for piece, row0, r, col0, c in cuts]
-    return shared(tile.spec, (tuple(r for *_, r in down), tuple(c for *_, c in across)), None, tuple(views), whole, alone=tile.alone)
+    return shared(
+        tile.spec,
+        (tuple(r for *_, r in down), tuple(c for *_, c in across)),
+        None,
+        tuple(views),
+        whole,
+        alone=tile.alone,
+    )
 
 
 def _cuts(pieces: tuple[int, ...], n: int, number: int) -> list[tuple[int, int, int]]:
@@ -293,18 +372,30 @@ def _is_one_piece(tile: shared) -> bool:
 def _rows_at(t: Trace, tile: shared, rows: Traced, cols: Traced, row: Traced, col: Traced) -> shared:
     """`subtile` at an int32 scalar `row`."""
     piece = tile.pieces[0]
-    fits = _is_one_piece(tile) and isinstance(rows, int) and rows > 0 and tile.rows % rows == 0 and cols == tile.cols and col == 0
-    line = fits and not piece.layout.transposed and cols * itemsize(tile.dtype) == piece.layout.swizzle_byte_width  # the swizzle lines of a wider row are not adjacent
+    fits = (
+        _is_one_piece(tile)
+        and isinstance(rows, int)
+        and rows > 0
+        and tile.rows % rows == 0
+        and cols == tile.cols
+        and col == 0
+    )
+    # the swizzle lines of a wider row are not adjacent
+    line = fits and not piece.layout.transposed and cols * itemsize(tile.dtype) == piece.layout.swizzle_byte_width
     if not line or not _keeps_atoms(piece, rows, cols):
-        raise TileError(f"subtile({rows}, {cols}) of {tile.spec!r} at a row of the run time: its rows must divide the tile's and be whole swizzle atoms, and "
-                        "it has all columns, one swizzle line, of a tile whose extents are powers of two and which is no view")
+        raise TileError(
+            f"subtile({rows}, {cols}) of {tile.spec!r} at a row of the run time: its rows must divide the tile's and "
+            "be whole swizzle atoms, and "
+            "it has all columns, one swizzle line, of a tile whose extents are powers of two and which is no view"
+        )
     views = t.call(piece.reinterpret, tile.dtype, [tile.rows // rows, rows, cols], piece.layout)
     return shared(tile.spec, ((rows,), (cols,)), None, (t.call(views.index, row),), tile.whole, alone=tile.alone)
 
 
 def _keeps_atoms(piece: Traced, rows: int, cols: int) -> bool:
     """Whether a view of these extents cuts no swizzle atom of a piece."""
-    line, across = (rows, cols) if piece.layout.transposed else (cols, rows)  # elements along and across the contiguous axis
+    # elements along and across the contiguous axis
+    line, across = (rows, cols) if piece.layout.transposed else (cols, rows)
     return line * itemsize(piece.dtype) % piece.layout.swizzle_byte_width == 0 and across % SWIZZLE_ROWS == 0
 
 
@@ -320,14 +411,24 @@ def subvector(t: Trace, vector: Traced, length: Traced, index: Traced = 0) -> Tr
     if not isinstance(vector, shared) or len(vector.axes) != 1 or vector.stages is not None:
         raise TileError(f"subvector of {getattr(vector, 'spec', vector)!r}: takes a shared vector")
     total = vector.shape[0]
-    if not isinstance(length, int) or not isinstance(index, int) or length <= 0 or total % length or not 0 <= index < total // length:
-        raise TileError(f"subvector({length!r}) number {index!r} of {vector.spec!r} lies outside it or does not divide it")
+    if (
+        not isinstance(length, int)
+        or not isinstance(index, int)
+        or length <= 0
+        or total % length
+        or not 0 <= index < total // length
+    ):
+        raise TileError(
+            f"subvector({length!r}) number {index!r} of {vector.spec!r} lies outside it or does not divide it"
+        )
     start = index * length
     for piece, extent in zip(vector.pieces, vector.axes[0], strict=True):
         if 0 <= start <= extent - length:
             return shared(vector.spec, ((length,),), None, (t.call(piece.slice, start, length, 0),), vector.whole)
         start -= extent
-    raise TileError(f"subvector({length}) number {index} of {vector.spec!r} lies in several of its pieces, {vector.axes[0]}")
+    raise TileError(
+        f"subvector({length}) number {index} of {vector.spec!r} lies in several of its pieces, {vector.axes[0]}"
+    )
 
 
 def load_shared(t: Trace, src: shared, layout: str, like: Traced, fenced: bool = False) -> Traced:
@@ -369,12 +470,20 @@ def _elements(t: Trace, tile: Traced, part: Traced, parts: Traced, what: str) ->
     """
     parts = unwrap(parts)
     if not isinstance(tile, shared) or not _is_one_piece(tile):
-        raise TileError(f"{what} of {getattr(tile, 'spec', tile)!r}: takes a shared tile whose extents are powers of two, and no view at constant indices")
+        raise TileError(
+            f"{what} of {getattr(tile, 'spec', tile)!r}: takes a shared tile whose extents are powers of two, and no "
+            "view at constant indices"
+        )
     unit, threads = VECTOR // itemsize(tile.dtype), 32 * t.num_warps
     if not isinstance(parts, int) or parts < 1 or tile.rows * tile.cols % (parts * threads * unit):
-        raise TileError(f"{what}(parts={parts!r}) of {tile.spec!r} by {threads} threads: each takes {VECTOR} bytes or a multiple of each part")
+        raise TileError(
+            f"{what}(parts={parts!r}) of {tile.spec!r} by {threads} threads: each takes {VECTOR} bytes or a multiple "
+            "of each part"
+        )
     lines = tile.rows * tile.cols // parts // unit
-    flat = t.call(tile.pieces[0].reinterpret, tile.dtype, [parts, lines, unit], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    flat = t.call(
+        tile.pieces[0].reinterpret, tile.dtype, [parts, lines, unit], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
     return t.call(flat.index, part), gl.BlockedLayout([1, unit], [32, 1], [t.num_warps, 1], [1, 0])
 
 
@@ -424,12 +533,27 @@ def bank_conflicts(t: Trace, tile: Traced, register: Traced = None) -> Traced:
             layout = pieces_of(register)[i].type.layout
         else:
             extents = [int(unwrap(s)) for s in piece.shape]
-            layout = memory_layout(t, extents[0], extents[1], itemsize(tile.dtype)) if len(extents) == 2 else vector_layout(t)
-        worst = max(worst, unwrap(t.call(gl.bank_conflicts, gl.distributed_type(tile.dtype, list(piece.shape), layout), piece.type)))
+            layout = (
+                memory_layout(t, extents[0], extents[1], itemsize(tile.dtype))
+                if len(extents) == 2
+                else vector_layout(t)
+            )
+        worst = max(
+            worst,
+            unwrap(t.call(gl.bank_conflicts, gl.distributed_type(tile.dtype, list(piece.shape), layout), piece.type)),
+        )
     return tl.constexpr(worst)
 
 
 __all__ = [
-    "allocate", "allocate_pieces", "bank_conflicts", "load_shared", "piece_shared_layout", "rt", "shared", "shared_type", "store_shared",
+    "allocate",
+    "allocate_pieces",
+    "bank_conflicts",
+    "load_shared",
+    "piece_shared_layout",
+    "rt",
+    "shared",
+    "shared_type",
+    "store_shared",
     "subtile",
 ]

@@ -1,11 +1,20 @@
 """Tensor memory (Blackwell): tiles, their allocation, and copies between them and registers."""
+
 from __future__ import annotations
 
 from typing import Any
 
 import triton.language as tl
 
-from tritonkittens.lang.core.backend import TensorMemoryLayout, Trace, Traced, allocate_tensor_memory, base_type, base_value, op
+from tritonkittens.lang.core.backend import (
+    TensorMemoryLayout,
+    Trace,
+    Traced,
+    allocate_tensor_memory,
+    base_type,
+    base_value,
+    op,
+)
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import assemble, axes_of, pieces_of, shape_of, type_of_members
@@ -92,8 +101,10 @@ def tensor_subtile(t: Trace, tile: tensor_tile, rows: int, cols: int, row: int, 
     divide.
     """
     if rows != tile.spec.rows or row != 0:
-        raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r}: a view of tensor memory has all "
-                        f"{tile.spec.rows} rows; divide its columns")
+        raise TileError(
+            f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r}: a view of tensor memory has all "
+            f"{tile.spec.rows} rows; divide its columns"
+        )
     low, high, start, cuts = col * cols, (col + 1) * cols, 0, []
     for piece, width in zip(tile.pieces, split(tile.spec.cols), strict=True):
         first, last = max(low, start), min(high, start + width)
@@ -101,9 +112,13 @@ def tensor_subtile(t: Trace, tile: tensor_tile, rows: int, cols: int, row: int, 
             cuts.append((piece, first - start, last - first))
         start += width
     if tuple(n for _, _, n in cuts) != split(cols):
-        raise TileError(f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} cuts its pieces of "
-                        f"{', '.join(map(str, split(tile.spec.cols)))} columns")
-    return tensor_tile(tt(tile.spec.dtype, rows, cols), tuple(t.call(piece.slice, first, n) for piece, first, n in cuts))
+        raise TileError(
+            f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} cuts its pieces of "
+            f"{', '.join(map(str, split(tile.spec.cols)))} columns"
+        )
+    return tensor_tile(
+        tt(tile.spec.dtype, rows, cols), tuple(t.call(piece.slice, first, n) for piece, first, n in cuts)
+    )
 
 
 def load_tensor_memory(t: Trace, src: tensor_tile) -> Traced:

@@ -1,4 +1,5 @@
 """Copies by TMA between global and shared memory: loads, stores, reductions, prefetches."""
+
 from __future__ import annotations
 
 import itertools
@@ -14,7 +15,17 @@ from tritonkittens.lang.core.constants import BULK, unwrap
 from tritonkittens.lang.core.dtypes import itemsize, names_of
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.resources import bill
-from tritonkittens.lang.memory.global_access import _access, _base, _both, _coordinates, _frame, _load_into, _same_type, _start, _tile_pointers
+from tritonkittens.lang.memory.global_access import (
+    _access,
+    _base,
+    _both,
+    _coordinates,
+    _frame,
+    _load_into,
+    _same_type,
+    _start,
+    _tile_pointers,
+)
 from tritonkittens.lang.memory.multicast import load_by_address, load_slice, prefetch_boxes
 from tritonkittens.lang.memory.shared_tiles import shared
 from tritonkittens.lang.register.construction import _column, _row, memory_layout
@@ -28,8 +39,11 @@ CP_ASYNC = 4  # bytes: smallest copy of cp.async
 POLICIES = ("evict_first", "evict_last", "evict_normal")
 # dtypes of TMA reductions to global memory. PTX ISA, cp.reduce.async.bulk.tensor; integers by their signed tensor-map
 # types.
-REDUCTIONS = {"add": (tl.float32, tl.bfloat16, tl.float16, tl.int32), "min": (tl.bfloat16, tl.float16, tl.int32, tl.int64),
-              "max": (tl.bfloat16, tl.float16, tl.int32, tl.int64)}
+REDUCTIONS = {
+    "add": (tl.float32, tl.bfloat16, tl.float16, tl.int32),
+    "min": (tl.bfloat16, tl.float16, tl.int32, tl.int64),
+    "max": (tl.bfloat16, tl.float16, tl.int32, tl.int64),
+}
 
 
 @op
@@ -68,8 +82,17 @@ def prefetch(t: Trace, src: Traced, what: Traced, coord: Traced) -> Traced:
         tall = max(height, t.num_warps * WARP // min(WARP, requests))  # so that no two threads request the same line
         like = t.full((tall, requests), 0, tl.int32, memory_layout(t, tall, requests, BULK))
         first = _start(t, coord[-2], rows) if len(what.shape) == 2 else t.scalar(0)
-        row, asked = t.call(_requested, t.arange(tall, 0, like), t.method(first, "__add__", r0), height, extents[-2] if len(what.shape) == 2 else 1, 1)
-        col, wanted = t.call(_requested, t.arange(requests, 1, like), _start(t, coord[-1], cols), cols, extents[-1], step)
+        row, asked = t.call(
+            _requested,
+            t.arange(tall, 0, like),
+            t.method(first, "__add__", r0),
+            height,
+            extents[-2] if len(what.shape) == 2 else 1,
+            1,
+        )
+        col, wanted = t.call(
+            _requested, t.arange(requests, 1, like), _start(t, coord[-1], cols), cols, extents[-1], step
+        )
         mask = t.call(_both, t.call(_column, asked), t.call(_row, wanted))
         row_stride = strides[-2] if len(what.shape) == 2 else 0
         pointers = t.call(_tile_pointers, base, t.call(_column, row), t.call(_row, col), row_stride, strides[-1])
@@ -116,14 +139,22 @@ def _tma_maps(t: Trace, g: Traced, tile: shared, what: str) -> list[Traced]:
     for extents, piece in zip(_extents(tile), tile.pieces, strict=True):
         key = (*lead, *extents), piece.layout.swizzle_byte_width
         if key not in maps:
-            have = ", ".join(f"{'×'.join(map(str, b))} (swizzle {s})" for b, s in maps) or "none: pass tk.gl(tensor, tile types)"
-            raise TileError(f"{what} of {tile.spec!r}: the global layout has no descriptor for its {'×'.join(map(str, key[0]))} piece "
-                            f"(swizzle {key[1]}); it has {have}")
+            have = (
+                ", ".join(f"{'×'.join(map(str, b))} (swizzle {s})" for b, s in maps)
+                or "none: pass tk.gl(tensor, tile types)"
+            )
+            raise TileError(
+                f"{what} of {tile.spec!r}: the global layout has no descriptor for its {'×'.join(map(str, key[0]))} "
+                "piece "
+                f"(swizzle {key[1]}); it has {have}"
+            )
         found.append(maps[key])
     return found
 
 
-def _tma_copies(t: Trace, g: Traced, tile: shared, coord: Traced, what: str) -> list[tuple[Traced, list[Traced], Traced]]:
+def _tma_copies(
+    t: Trace, g: Traced, tile: shared, coord: Traced, what: str
+) -> list[tuple[Traced, list[Traced], Traced]]:
     """Return (descriptor, element coordinates, shared piece) of each copy of a shared tile."""
     t.require(f"{what} (TMA)", "tma")
     if tile.stages is not None:
@@ -134,7 +165,9 @@ def _tma_copies(t: Trace, g: Traced, tile: shared, coord: Traced, what: str) -> 
     return list(zip(_tma_maps(t, g, tile, what), places, tile.pieces, strict=True))
 
 
-def _piece_places(t: Trace, g: Traced, coord: Traced, shape: tuple[int, ...], offsets: Sequence[tuple[int, ...]], what: str) -> list[list[Traced]]:
+def _piece_places(
+    t: Trace, g: Traced, coord: Traced, shape: tuple[int, ...], offsets: Sequence[tuple[int, ...]], what: str
+) -> list[list[Traced]]:
     """Return the element coordinates of each piece of a tile of this shape, from the tile's coordinates and its
     pieces' offsets.
     """
@@ -155,7 +188,10 @@ def _piece_places(t: Trace, g: Traced, coord: Traced, shape: tuple[int, ...], of
 
 def _map_numbers(g: Traced, pieces: Sequence[tuple[int, int, int, int]], tile: st, what: str) -> list[int]:
     """Return the numbers of the descriptors for these pieces (row, column, rows, columns) of a tile."""
-    numbers = {(tuple(int(unwrap(s)) for s in m.block_shape), m.layout.swizzle_byte_width): number for number, m in enumerate(g.maps)}
+    numbers = {
+        (tuple(int(unwrap(s)) for s in m.block_shape), m.layout.swizzle_byte_width): number
+        for number, m in enumerate(g.maps)
+    }
     wanted = [((1,) * (rank_of(g) - 2) + (rows, cols), tile.piece_swizzle(cols)) for _, _, rows, cols in pieces]
     if any(w not in numbers for w in wanted):
         raise TileError(f"{what}: the global layout has no descriptor for {tile!r}")
@@ -177,7 +213,15 @@ def _policy(cache_policy: Traced, name: str) -> Traced:
 
 
 @op
-def load_async(t: Trace, dst: Traced, src: Traced, coord: Traced, arrived: Traced = None, cache_policy: Traced = None, multicast: Traced = None) -> Traced:
+def load_async(
+    t: Trace,
+    dst: Traced,
+    src: Traced,
+    coord: Traced,
+    arrived: Traced = None,
+    cache_policy: Traced = None,
+    multicast: Traced = None,
+) -> Traced:
     """Start copying a tile from global to shared memory, without waiting.
 
     Args:
@@ -209,17 +253,24 @@ def load_async(t: Trace, dst: Traced, src: Traced, coord: Traced, arrived: Trace
     policy = _policy(cache_policy, "load_async")
     if arrived is None or unwrap(arrived) is None:
         if policy is not None:
-            raise TileError(f"load_async(cache_policy={unwrap(cache_policy)!r}) without a semaphore: cp.async has no cache policy here; "
-                            f"give a semaphore")
+            raise TileError(
+                f"load_async(cache_policy={unwrap(cache_policy)!r}) without a semaphore: cp.async has no cache policy "
+                "here; "
+                f"give a semaphore"
+            )
         return _cp_async(t, dst, src, coord)
     if not isinstance(arrived, semaphore):
         raise TileError(f"load_async(arrived={unwrap(arrived)!r}): needs a semaphore")
     bill().copied += dst.nbytes
     if dst.loaders > 1:
         if unwrap(multicast) is not None:
-            raise TileError(f"load_async of {dst.spec!r}, which all blocks of the cluster load together: takes no multicast")
+            raise TileError(
+                f"load_async of {dst.spec!r}, which all blocks of the cluster load together: takes no multicast"
+            )
         check_global(src, "load_async")
-        return load_slice(t, dst, src, _coordinates(t, src, coord, "load_async"), _maps_of_parts(src, dst), arrived, cache_policy)
+        return load_slice(
+            t, dst, src, _coordinates(t, src, coord, "load_async"), _maps_of_parts(src, dst), arrived, cache_policy
+        )
     if dst.together and unwrap(multicast) is not None:
         raise TileError(f"load_async of {dst.spec!r}: a contiguous tile takes no multicast")
     copies = _tma_copies(t, src, dst, coord, "load_async")
@@ -238,7 +289,9 @@ def _cp_async(t: Trace, dst: shared, src: Traced, coord: Traced) -> None:
     coord = _coordinates(t, src, coord, "load_async")
     _same_type(src, dst.dtype, what)
     if len(dst.axes) != 2 or rank_of(src) < 2:
-        raise TileError(f"{what}: cp.async moves tiles of tensors of two or more dimensions; use load_into or TMA for vectors")
+        raise TileError(
+            f"{what}: cp.async moves tiles of tensors of two or more dimensions; use load_into or TMA for vectors"
+        )
     if is_even(src) or itemsize(dst.dtype) >= CP_ASYNC:
         for piece, (pointers, mask) in zip(dst.pieces, _access(t, src, _frame(t, dst), coord), strict=True):
             t.call(async_copy.async_load, piece, pointers, mask=mask)
@@ -260,7 +313,9 @@ def load_async_wait(t: Trace, outstanding: Traced = 0) -> None:
     t.call(gl.barrier)
 
 
-def _store_tma(t: Trace, what: str, fn: Callable[..., Traced], dst: Traced, src: Traced, coord: Traced, **options: Traced) -> None:
+def _store_tma(
+    t: Trace, what: str, fn: Callable[..., Traced], dst: Traced, src: Traced, coord: Traced, **options: Traced
+) -> None:
     if not isinstance(src, shared):
         raise TileError(f"{what}: the source must be a shared tile or vector, got {src!r}; tk.store writes registers")
     if src.together:
@@ -293,7 +348,9 @@ def store_async(t: Trace, dst: Traced, src: Traced, coord: Traced, cache_policy:
 
 def _reduce_tma(t: Trace, kind: str, fn: Callable[..., Traced], dst: Traced, src: Traced, coord: Traced) -> None:
     if isinstance(src, shared) and src.dtype not in REDUCTIONS[kind]:
-        raise TileError(f"store_{kind}_async of {src.spec!r}: TMA takes the {kind} of {names_of(REDUCTIONS[kind])} only")
+        raise TileError(
+            f"store_{kind}_async of {src.spec!r}: TMA takes the {kind} of {names_of(REDUCTIONS[kind])} only"
+        )
     _store_tma(t, f"store_{kind}_async", fn, dst, src, coord)
 
 

@@ -7,6 +7,7 @@ the compiler would unpack and repack each of them (measured: docs/notes/attentio
 Source: FlashAttention-3 (Shah et al., 2024), section 3.3; PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32",
 cvt.e4m3x2.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -90,8 +91,12 @@ def byte_operand(t: Trace, tile: Traced, dtype: Traced) -> Traced:
     tile, dtype = unwrap(tile), unwrap(dtype)
     pieces = pieces_of(tile)
     if dtype not in PACKED or not all(is_fragment(p) and int(unwrap(p.shape[1])) % DEPTH == 0 for p in pieces):
-        raise TileError(f"byte_operand(dtype={name_of(dtype)}) of a tile of {name_of(pieces[0].dtype)} and shape {list(shape_of(tile))}: takes an "
-                        f"fp32 accumulator of wgmma of {ROWS} rows and a multiple of {DEPTH} columns, and {' or '.join(map(name_of, PACKED))}")
+        raise TileError(
+            f"byte_operand(dtype={name_of(dtype)}) of a tile of {name_of(pieces[0].dtype)} and shape "
+            f"{list(shape_of(tile))}: takes an "
+            f"fp32 accumulator of wgmma of {ROWS} rows and a multiple of {DEPTH} columns, and "
+            f"{' or '.join(map(name_of, PACKED))}"
+        )
     return packed_bytes(dtype, tuple(_words(t, piece, PACKED[dtype]) for piece in pieces))
 
 
@@ -101,10 +106,20 @@ def _words(t: Trace, piece: Traced, packed: str) -> Traced:
     count = cols // 8  # words in a thread's registers
     lines = [".reg .b16 low, high;"]
     for word in range(count):
-        first = count + 8 * (word // 2) + 2 * (word % 2)  # each group of 8 columns has two columns of a row, and two of the row 8 below
-        halves = (f"cvt.rn.satfinite.{packed}.f32 {half}, ${first + 4 * group + 1}, ${first + 4 * group};" for group, half in enumerate(("low", "high")))
+        # each group of 8 columns has two columns of a row, and two of the row 8 below
+        first = count + 8 * (word // 2) + 2 * (word % 2)
+        halves = (
+            f"cvt.rn.satfinite.{packed}.f32 {half}, ${first + 4 * group + 1}, ${first + 4 * group};"
+            for group, half in enumerate(("low", "high"))
+        )
         lines += [*halves, f"mov.b32 ${word}, {{low, high}};"]
-    layout = gl.DistributedLinearLayout([*_REGISTERS, *([0, 8 << i] for i in range((cols // DEPTH).bit_length() - 1))], _LANES, _WARPS, [], [ROWS, cols // 4])
+    layout = gl.DistributedLinearLayout(
+        [*_REGISTERS, *([0, 8 << i] for i in range((cols // DEPTH).bit_length() - 1))],
+        _LANES,
+        _WARPS,
+        [],
+        [ROWS, cols // 4],
+    )
     kind = gl.distributed_type(tl.int32, [ROWS, cols // 4], layout)
     constraints = ",".join(["=r"] * count + ["f"] * (4 * count))
     return t.call(asm, "{ " + " ".join(lines) + " }", constraints, [piece], kind, is_pure=True)

@@ -9,6 +9,7 @@ Dtypes: bf16, fp16, fp8 (e4m3 and e5m2 mix) and tf32 (fp32 operands) accumulate 
 where the accumulator is an fp16 register tile. int8 accumulates in int32.
 Source: PTX ISA, wgmma.mma_async, mma.sync, tcgen05.mma.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -50,7 +51,9 @@ OPERANDS = (tl.bfloat16, tl.float16, tl.float32, tl.int8, *FP8)
 
 
 class pending_type(type_of_members):
-    def __init__(self, axes: tuple[tuple[int, ...], ...], parts: tuple[base_type, ...], kept: tuple[base_type, ...], groups: int):
+    def __init__(
+        self, axes: tuple[tuple[int, ...], ...], parts: tuple[base_type, ...], kept: tuple[base_type, ...], groups: int
+    ):
         self.axes, self.parts, self.kept, self.groups, self.members = axes, parts, kept, groups, (*parts, *kept)
 
     def mangle(self) -> str:
@@ -69,7 +72,9 @@ class pending(base_value):
     `groups` is the number of wgmma groups in the product.
     """
 
-    def __init__(self, axes: tuple[tuple[int, ...], ...], parts: tuple[Traced, ...], kept: tuple[Traced, ...], groups: int):
+    def __init__(
+        self, axes: tuple[tuple[int, ...], ...], parts: tuple[Traced, ...], kept: tuple[Traced, ...], groups: int
+    ):
         self.axes, self.parts, self.kept, self.groups = axes, parts, kept, groups
 
     @property
@@ -98,7 +103,13 @@ def _extents(x: Traced) -> list[int]:
 
 
 def _dtype(x: Traced) -> tl.dtype:
-    return x.dtype if isinstance(x, (shared, tensor_tile, composite, packed_bytes)) else x.type.element_ty if isinstance(x, pending) else x.dtype
+    return (
+        x.dtype
+        if isinstance(x, (shared, tensor_tile, composite, packed_bytes))
+        else x.type.element_ty
+        if isinstance(x, pending)
+        else x.dtype
+    )
 
 
 def _describe(x: Traced) -> str:
@@ -114,40 +125,66 @@ def _check(name: str, a: Traced, b: Traced, acc: Traced) -> None:
         if isinstance(x, shared) and x.stages is not None:
             raise TileError(f"{name}: {what} is a ring of {x.spec!r}; take a slot first, ring[slot]")
         if isinstance(x, shared) and not x.whole:
-            raise TileError(f"{name}: {what} is a view of {x.spec!r} that cuts a swizzle atom; the tensor cores cannot read it")
+            raise TileError(
+                f"{name}: {what} is a view of {x.spec!r} that cuts a swizzle atom; the tensor cores cannot read it"
+            )
         if _dtype(x) not in OPERANDS:
             raise TileError(f"{name}: {what} is {_describe(x)}; the tensor cores take {names_of(OPERANDS)}")
     m, k = _extents(a)
     k2, n = _extents(b)
     if k != k2:
-        raise TileError(f"{name}: A is {_describe(a)} and B is {_describe(b)} (as M×K and K×N): the depths {k} and {k2} differ")
+        raise TileError(
+            f"{name}: A is {_describe(a)} and B is {_describe(b)} (as M×K and K×N): the depths {k} and {k2} differ"
+        )
     if _dtype(a) != _dtype(b) and not (_dtype(a) in FP8 and _dtype(b) in FP8):
-        raise TileError(f"{name}: A is {name_of(_dtype(a))} and B is {name_of(_dtype(b))}; operands must have one element type (fp8 kinds may mix)")
+        raise TileError(
+            f"{name}: A is {name_of(_dtype(a))} and B is {name_of(_dtype(b))}; operands must have one element type "
+            "(fp8 kinds may mix)"
+        )
     if acc is not None:
         if _extents(acc) != [m, n]:
-            raise TileError(f"{name}: A is {_describe(a)}, B is {_describe(b)} (as M×K and K×N): the accumulator must be {m}×{n}, got "
-                            f"{'×'.join(map(str, _extents(acc)))}")
+            raise TileError(
+                f"{name}: A is {_describe(a)}, B is {_describe(b)} (as M×K and K×N): the accumulator must be {m}×{n}, "
+                "got "
+                f"{'×'.join(map(str, _extents(acc)))}"
+            )
         if not isinstance(acc, pending):
             want = tl.int32 if _dtype(a) == tl.int8 else tl.float32
             also = "fp16 or " if _dtype(a) == tl.float16 and not isinstance(acc, tensor_tile) else ""
             place = " in tensor memory" if isinstance(acc, tensor_tile) else ""
             if _dtype(acc) != want and not (also and _dtype(acc) == tl.float16):
-                raise TileError(f"{name}: operands of {name_of(_dtype(a))} accumulate in {also}{want}{place}, got an accumulator of {name_of(_dtype(acc))}")
+                raise TileError(
+                    f"{name}: operands of {name_of(_dtype(a))} accumulate in {also}{want}{place}, got an accumulator "
+                    f"of {name_of(_dtype(acc))}"
+                )
 
 
 def _grid(x: Traced) -> list[list[Traced]]:
     """Return the pieces as rows of columns."""
     axes = _axes(x)
     pieces = x.pieces if isinstance(x, (shared, tensor_tile, packed_bytes)) else pieces_of(x)
-    return [list(pieces[i * len(axes[1]):(i + 1) * len(axes[1])]) for i in range(len(axes[0]))]
+    return [list(pieces[i * len(axes[1]) : (i + 1) * len(axes[1])]) for i in range(len(axes[0]))]
 
 
-def _product(t: Trace, name: str, a: Traced, b: Traced, acc: Traced, transposed: tuple[bool, bool], wait: bool, sem: Traced, add: bool = True) -> Traced:
+def _product(
+    t: Trace,
+    name: str,
+    a: Traced,
+    b: Traced,
+    acc: Traced,
+    transposed: tuple[bool, bool],
+    wait: bool,
+    sem: Traced,
+    add: bool = True,
+) -> Traced:
     """Compute the product into `acc`, or into new registers without one. `add`: the values in `acc` count."""
     a, b, acc = unwrap(a), unwrap(b), unwrap(acc)
     _check_places(name, a, acc, transposed)
     if isinstance(a, packed_bytes) and (transposed[0] or isinstance(acc, tensor_tile)):
-        raise TileError(f"{name}: A is {_describe(a)} as 8-bit wgmma reads it (byte_operand): it is M×K, and the accumulator lies in registers")
+        raise TileError(
+            f"{name}: A is {_describe(a)} as 8-bit wgmma reads it (byte_operand): it is M×K, and the accumulator lies "
+            "in registers"
+        )
     a_stored, b_stored = a, b
     a = t.call(transpose, a) if transposed[0] else a
     b = t.call(transpose, b) if transposed[1] else b
@@ -170,12 +207,21 @@ def _check_places(name: str, a: Traced, acc: Traced, transposed: tuple[bool, boo
     """Check the memory of A and of the accumulator."""
     if acc is not None and not isinstance(acc, (tensor_tile, pending, composite, tl.tensor)):
         what = f"{acc.spec!r} in shared memory" if isinstance(acc, shared) else repr(acc)
-        raise TileError(f"{name}: the accumulator is {what}; the tensor cores write a register tile (tk.zero, a product) or a tile of tensor_allocator")
+        raise TileError(
+            f"{name}: the accumulator is {what}; the tensor cores write a register tile (tk.zero, a product) or a "
+            "tile of tensor_allocator"
+        )
     if isinstance(a, tensor_tile) and not isinstance(acc, tensor_tile):
-        raise TileError(f"{name}: A is {_describe(a)}; only a product into tensor memory reads A there: the accumulator, or `into`, must be a tile of "
-                        "tensor_allocator")
+        raise TileError(
+            f"{name}: A is {_describe(a)}; only a product into tensor memory reads A there: the accumulator, or "
+            "`into`, must be a tile of "
+            "tensor_allocator"
+        )
     if isinstance(a, tensor_tile) and transposed[0]:
-        raise TileError(f"{name}: A is {_describe(a)}; tcgen05 reads A from tensor memory as M×K only: use {name.replace('At', 'A')}, or store A to an st")
+        raise TileError(
+            f"{name}: A is {_describe(a)}; tcgen05 reads A from tensor memory as M×K only: use "
+            f"{name.replace('At', 'A')}, or store A to an st"
+        )
 
 
 def _sum_dtype(a: Traced, acc: Traced) -> tl.dtype:
@@ -221,11 +267,23 @@ def _for_operands(layout: DistributedLayout, bits: int) -> DistributedLayout:
     return gl.NVMMADistributedLayout(version=layout.version, warps_per_cta=layout.warps_per_cta, instr_shape=shape)
 
 
-def _wgmma(t: Trace, name: str, a: Traced, b: Traced, acc: Traced, a_stored: Traced, b_stored: Traced, transposed: tuple[bool, bool], wait: bool,
-           add: bool) -> Traced:
+def _wgmma(
+    t: Trace,
+    name: str,
+    a: Traced,
+    b: Traced,
+    acc: Traced,
+    a_stored: Traced,
+    b_stored: Traced,
+    transposed: tuple[bool, bool],
+    wait: bool,
+    add: bool,
+) -> Traced:
     t.require(f"{name} on warpgroup tiles (wgmma)", "wgmma")
     if not isinstance(b, shared):
-        raise TileError(f"{name}: B is {_describe(b_stored)}; wgmma reads B from shared memory: store it to an st first")
+        raise TileError(
+            f"{name}: B is {_describe(b_stored)}; wgmma reads B from shared memory: store it to an st first"
+        )
     bits = _dtype(a).primitive_bitwidth
     if bits != 16:  # only 16-bit operands may have their depth strided
         _check_depth(name, a_stored, b_stored, transposed, "wgmma")
@@ -247,14 +305,19 @@ def _wgmma(t: Trace, name: str, a: Traced, b: Traced, acc: Traced, a_stored: Tra
                 total, use = before[i * len(cols) + j], adds
                 layout = total.type.tensor_type.layout
                 if layout != _for_operands(layout, bits):
-                    raise TileError(f"{name}: the accumulator in flight was begun for operands of another width than {name_of(_dtype(a))}; begin "
-                                    f"it with "
-                                    f"mma_begin(acc, {name_of(_dtype(a))})")
+                    raise TileError(
+                        f"{name}: the accumulator in flight was begun for operands of another width than "
+                        f"{name_of(_dtype(a))}; begin "
+                        f"it with "
+                        f"mma_begin(acc, {name_of(_dtype(a))})"
+                    )
             else:
                 layout = _for_operands(before[i * len(cols) + j].type.layout, bits)
                 total, use = t.convert(before[i * len(cols) + j], layout), adds
             if packed:
-                parts.append(raw_wgmma.multiply_words(t, a, b_stored.pieces[j * len(ga[0]):(j + 1) * len(ga[0])], total, use))
+                parts.append(
+                    raw_wgmma.multiply_words(t, a, b_stored.pieces[j * len(ga[0]) : (j + 1) * len(ga[0])], total, use)
+                )
                 kept += a.pieces
                 continue
             if whole:
@@ -264,14 +327,17 @@ def _wgmma(t: Trace, name: str, a: Traced, b: Traced, acc: Traced, a_stored: Tra
                 left = ga[i][k]
                 if not isinstance(a, shared):
                     left = t.convert(left, gl.DotOperandLayout(operand_index=0, parent=layout, k_width=32 // bits))
-                    if bits > 8:  # Gluon's wait takes no 8-bit registers; ptxas itself keeps a product's registers until its wait
+                    # Gluon's wait takes no 8-bit registers; ptxas itself keeps a product's registers until its wait
+                    if bits > 8:
                         kept.append(left)
                 total = t.call(hopper.warpgroup_mma, left, gb[k][j], total, use_acc=use, is_async=True)
                 use = True
             parts.append(total)
         if whole:
             parts += raw_wgmma.multiply(t, ga[i][0], b_stored.pieces[0], line, use, 1 if transposed[1] else 0)
-    result = pending((rows, cols), tuple(parts), tuple(kept), len(rows) if whole else len(parts) * (1 if packed else len(ga[0])))
+    result = pending(
+        (rows, cols), tuple(parts), tuple(kept), len(rows) if whole else len(parts) * (1 if packed else len(ga[0]))
+    )
     return _wait(t, [result], 0)[0] if wait else result
 
 
@@ -281,9 +347,13 @@ def _check_depth(name: str, a_stored: Traced, b_stored: Traced, transposed: tupl
     """
     for what, stored, k_major in (("A", a_stored, not transposed[0]), ("B", b_stored, transposed[1])):
         if isinstance(stored, shared) and not k_major:
-            raise TileError(f"{name}: {what} of {name_of(_dtype(stored))} is stored as {'×'.join(map(str, _extents(stored)))} with its depth along the "
-                            f"rows; {unit} reads {_dtype(stored).primitive_bitwidth}-bit operands with the depth along the columns only: use mma_ABt with "
-                            "K-major tiles")
+            raise TileError(
+                f"{name}: {what} of {name_of(_dtype(stored))} is stored as {'×'.join(map(str, _extents(stored)))} "
+                "with its depth along the "
+                f"rows; {unit} reads {_dtype(stored).primitive_bitwidth}-bit operands with the depth along the "
+                "columns only: use mma_ABt with "
+                "K-major tiles"
+            )
 
 
 @triton.jit
@@ -305,7 +375,9 @@ def _wait(t: Trace, products: list[Traced], outstanding: int) -> list[Traced]:
     done = list(done) if len(deps) > 1 else [done]
     out, cursor = [], 0
     for p in products:
-        parts = [t.convert(x, _for_operands(x.type.layout, STANDARD_BITS)) for x in done[cursor:cursor + len(p.parts)]]
+        parts = [
+            t.convert(x, _for_operands(x.type.layout, STANDARD_BITS)) for x in done[cursor : cursor + len(p.parts)]
+        ]
         out.append(assemble(p.axes, parts))
         cursor += len(p.parts) + len(p.kept)
     return out
@@ -330,14 +402,18 @@ def _mma_sync(t: Trace, a: Traced, b: Traced, acc: Traced, add: bool) -> Traced:
         for j in range(len(cols)):
             home = gc[i][j].type.layout if gc else warp_layout(t, rows[i])
             parent = home if _version(home) == 2 else warp_layout(t, rows[i])
-            total = t.convert(gc[i][j], parent) if gc and add else t.full((rows[i], cols[j]), 0, _sum_dtype(a, acc), parent)
+            total = (
+                t.convert(gc[i][j], parent) if gc and add else t.full((rows[i], cols[j]), 0, _sum_dtype(a, acc), parent)
+            )
             for k in range(len(ga[0])):
                 total = t.call(mma_v2, operand(ga[i][k], 0, parent), operand(gb[k][j], 1, parent), total)
             out.append(t.convert(total, home))
     return assemble((rows, cols), out)
 
 
-def _tcgen05(t: Trace, name: str, a: Traced, b: Traced, acc: tensor_tile, wait: bool, sem: Traced, add: bool) -> tensor_tile:
+def _tcgen05(
+    t: Trace, name: str, a: Traced, b: Traced, acc: tensor_tile, wait: bool, sem: Traced, add: bool
+) -> tensor_tile:
     t.require(f"{name} into tensor memory (tcgen05)", "tcgen05")
     if not isinstance(b, shared):
         raise TileError(f"{name}: B is {_describe(b)}; tcgen05 reads B from shared memory: store it to an st first")
@@ -351,7 +427,9 @@ def _tcgen05(t: Trace, name: str, a: Traced, b: Traced, acc: tensor_tile, wait: 
     for j, piece in enumerate(acc.pieces):
         for k in range(len(ga[0])):
             completes = done is not None and j * len(ga[0]) + k == last
-            t.call(tcgen05_mma, ga[0][k], gb[k][j], piece, use_acc=add or k > 0, mbarriers=[done] if completes else None)
+            t.call(
+                tcgen05_mma, ga[0][k], gb[k][j], piece, use_acc=add or k > 0, mbarriers=[done] if completes else None
+            )
     if sem is None and wait:
         _finish_tcgen05(t)
     return acc
@@ -375,30 +453,47 @@ def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Callable[..., T
 
     def mma(t: Trace, a: Traced, b: Traced, acc: Traced, wait: Traced = True, arrived: Traced = None) -> Traced:
         if arrived is not None and unwrap(arrived) is not None and not isinstance(acc, tensor_tile):
-            raise TileError(f"mma_{suffix}(arrived=…): only a product into tensor memory completes on a semaphore; use wait=False and "
-                            f"mma_wait")
-        return _product(t, f"mma_{suffix}", a, b, acc, transposed, bool(unwrap(wait)), arrived if isinstance(arrived, semaphore) else None)
+            raise TileError(
+                f"mma_{suffix}(arrived=…): only a product into tensor memory completes on a semaphore; use wait=False "
+                "and "
+                f"mma_wait"
+            )
+        return _product(
+            t,
+            f"mma_{suffix}",
+            a,
+            b,
+            acc,
+            transposed,
+            bool(unwrap(wait)),
+            arrived if isinstance(arrived, semaphore) else None,
+        )
 
     def mm(t: Trace, a: Traced, b: Traced, wait: Traced = True, into: Traced = None) -> Traced:
         return _product(t, f"mm_{suffix}", a, b, into, transposed, bool(unwrap(wait)), None, add=unwrap(into) is None)
 
     mma.__name__ = mma.__qualname__ = f"mma_{suffix}"
-    mma.__doc__ = (f"Compute acc + the product of two tiles ({shapes}; acc and the result are M×N).\n\n"
-                   "Args:\n    a: a shared or register tile; tcgen05 also reads tensor memory.\n"
-                   "    b: a shared tile; `tl.dot` and mma.sync also read registers.\n"
-                   "    acc: the accumulator, a register tile or a tile of tensor memory. The module says which dtypes fit.\n"
-                   "    wait: False leaves a wgmma product in flight; the result goes to `mma_wait`.\n"
-                   "    arrived: the semaphore on which a product into tensor memory completes, instead of a wait.\n\n"
-                   "Returns:\n    The new accumulator; do not use `acc` afterwards. Synchronous units ignore `wait`.\n\n"
-                   "Raises:\n    TileError: for shapes, dtypes or memories that do not fit.\n\n"
-                   f"Example::\n\n    acc = tk.mma_{suffix}(a, b, acc)")
+    mma.__doc__ = (
+        f"Compute acc + the product of two tiles ({shapes}; acc and the result are M×N).\n\n"
+        "Args:\n    a: a shared or register tile; tcgen05 also reads tensor memory.\n"
+        "    b: a shared tile; `tl.dot` and mma.sync also read registers.\n"
+        "    acc: the accumulator, a register tile or a tile of tensor memory. The module says which dtypes fit.\n"
+        "    wait: False leaves a wgmma product in flight; the result goes to `mma_wait`.\n"
+        "    arrived: the semaphore on which a product into tensor memory completes, instead of a wait.\n\n"
+        "Returns:\n    The new accumulator; do not use `acc` afterwards. Synchronous units ignore `wait`.\n\n"
+        "Raises:\n    TileError: for shapes, dtypes or memories that do not fit.\n\n"
+        f"Example::\n\n    acc = tk.mma_{suffix}(a, b, acc)"
+    )
     mm.__name__ = mm.__qualname__ = f"mm_{suffix}"
-    mm.__doc__ = (f"Compute the product of two tiles ({shapes}; the result is M×N).\n\n"
-                  f"Args:\n    a: as in `mma_{suffix}`.\n    b: as in `mma_{suffix}`.\n"
-                  f"    wait: as in `mma_{suffix}`.\n"
-                  "    into: an accumulator that the product overwrites, values and NaN included; new registers without one.\n\n"
-                  "Returns:\n    A register tile of the accumulation dtype, or `into` with the product; do not use the old `into` afterwards.\n\n"
-                  "Raises:\n    TileError: for shapes, dtypes or memories that do not fit.")
+    mm.__doc__ = (
+        f"Compute the product of two tiles ({shapes}; the result is M×N).\n\n"
+        f"Args:\n    a: as in `mma_{suffix}`.\n    b: as in `mma_{suffix}`.\n"
+        f"    wait: as in `mma_{suffix}`.\n"
+        "    into: an accumulator that the product overwrites, values and NaN included; new registers without one.\n\n"
+        "Returns:\n    A register tile of the accumulation dtype, or `into` with the product; do not use the old "
+        "`into` afterwards.\n\n"
+        "Raises:\n    TileError: for shapes, dtypes or memories that do not fit."
+    )
     return op(mma), op(mm)
 
 
@@ -438,7 +533,9 @@ def _begun(t: Trace, acc: Traced, dtype: Traced, value: Callable[[Traced, Traced
     if not t.explicit or isinstance(acc, (pending, tensor_tile)) or not _warpgroup(t, acc, *shape_of(acc)):
         return acc
     bits = STANDARD_BITS if unwrap(dtype) is None else unwrap(dtype).primitive_bitwidth
-    parts = tuple(t.call(hopper.warpgroup_mma_init, value(p, _for_operands(p.type.layout, bits))) for p in pieces_of(acc))
+    parts = tuple(
+        t.call(hopper.warpgroup_mma_init, value(p, _for_operands(p.type.layout, bits))) for p in pieces_of(acc)
+    )
     return pending(axes_of(acc), parts, (), 0)
 
 
@@ -473,7 +570,12 @@ def mma_zero(t: Trace, home: Traced, dtype: Traced = None) -> Traced:
     accumulator. Where that product is several instructions (128 rows), all but the first then wait for zeros in
     registers.
     """
-    return _begun(t, t.call(zero, home), dtype, lambda piece, layout: t.full(tuple(unwrap(n) for n in piece.shape), 0, piece.dtype, layout))
+    return _begun(
+        t,
+        t.call(zero, home),
+        dtype,
+        lambda piece, layout: t.full(tuple(unwrap(n) for n in piece.shape), 0, piece.dtype, layout),
+    )
 
 
 @op
@@ -490,13 +592,28 @@ def mma_retire(t: Trace, acc: Traced) -> Traced:
     if not isinstance(acc, pending):
         return acc
     if acc.kept:
-        raise TileError("mma_retire: the newest product reads A from registers, which must stay untouched; wait for it with mma_wait")
+        raise TileError(
+            "mma_retire: the newest product reads A from registers, which must stay untouched; wait for it with "
+            "mma_wait"
+        )
     done = t.call(hopper.warpgroup_mma_wait, acc.groups, deps=list(acc.parts))
     parts = tuple(t.call(hopper.warpgroup_mma_init, p) for p in (list(done) if len(acc.parts) > 1 else [done]))
     return pending(acc.axes, parts, (), 0)
 
 
 __all__ = [
-    "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "mma_zero",
-    "pending", "shape_of",
+    "mm_AB",
+    "mm_ABt",
+    "mm_AtB",
+    "mm_AtBt",
+    "mma_AB",
+    "mma_ABt",
+    "mma_AtB",
+    "mma_AtBt",
+    "mma_begin",
+    "mma_retire",
+    "mma_wait",
+    "mma_zero",
+    "pending",
+    "shape_of",
 ]

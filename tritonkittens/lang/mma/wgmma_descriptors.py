@@ -7,6 +7,7 @@ Where B's pieces are contiguous in shared memory, the PTX shim multiplies by all
 Triton packs registers before each product; `packed_bytes` are already packed.
 Source: PTX ISA, wgmma.mma_async, "Shared memory matrix layout".
 """
+
 from __future__ import annotations
 
 import triton
@@ -24,14 +25,19 @@ MAX_COLUMNS = 256
 STEP_BYTES = 32  # bytes of K of an instruction
 
 
-def check(name: str, rows: tuple[int, ...], cols: tuple[int, ...], a: Traced, b_stored: shared, transposed_b: bool) -> None:
+def check(
+    name: str, rows: tuple[int, ...], cols: tuple[int, ...], a: Traced, b_stored: shared, transposed_b: bool
+) -> None:
     """Raise `TileError` unless A (M × K, in pieces of these rows) times the contiguous B is a sequence of single
     instructions.
     """
     n_by_k = b_stored.spec.rows_in_pieces
     if transposed_b != n_by_k or not isinstance(a, shared) or any(r != ROWS for r in rows) or sum(cols) > MAX_COLUMNS:
-        raise TileError(f"{name}: B is the contiguous {b_stored.spec!r}: it must be stored {'N × K' if n_by_k else 'K × N'} with N at most {MAX_COLUMNS}, "
-                        "and A 64 rows in shared memory")
+        raise TileError(
+            f"{name}: B is the contiguous {b_stored.spec!r}: it must be stored {'N × K' if n_by_k else 'K × N'} with "
+            f"N at most {MAX_COLUMNS}, "
+            "and A 64 rows in shared memory"
+        )
 
 
 @triton.jit
@@ -68,9 +74,20 @@ def multiply(t: Trace, a: Traced, b: Traced, accumulators: list[Traced], adds: T
     operand_b, from_b = _operand(t, b, k_axis)
     tiles = t.call(ptx_wgmma.fence, tl.tuple([_registers(x) for x in accumulators]))
     for step in range(operand_a.k * operand_a.element_bytes // STEP_BYTES):
-        places = [t.call(_forward, place, tl.constexpr(x.offset(step) >> 4)) for x, place in ((operand_a, from_a), (operand_b, from_b))]
-        tiles = t.call(ptx_wgmma.mma_async, tiles, *places, a_type=tl.constexpr(operand_a.type), b_type=tl.constexpr(operand_b.type),
-                       scale_d=adds if step == 0 else 1, trans_a=tl.constexpr(not operand_a.k_major), trans_b=tl.constexpr(not operand_b.k_major))
+        places = [
+            t.call(_forward, place, tl.constexpr(x.offset(step) >> 4))
+            for x, place in ((operand_a, from_a), (operand_b, from_b))
+        ]
+        tiles = t.call(
+            ptx_wgmma.mma_async,
+            tiles,
+            *places,
+            a_type=tl.constexpr(operand_a.type),
+            b_type=tl.constexpr(operand_b.type),
+            scale_d=adds if step == 0 else 1,
+            trans_a=tl.constexpr(not operand_a.k_major),
+            trans_b=tl.constexpr(not operand_b.k_major),
+        )
     t.call(ptx_wgmma.commit_group)
     return [t.call(hopper.warpgroup_mma_init, tile) for tile in tiles]
 
@@ -84,8 +101,16 @@ def multiply_words(t: Trace, a: packed_bytes, b: list[Traced], accumulator: Trac
         operand, start = _operand(t, piece, 1)
         for step in range(operand.k * operand.element_bytes // STEP_BYTES):
             place = t.call(_forward, start, tl.constexpr(operand.offset(step) >> 4))
-            tile = t.call(ptx_wgmma.mma_async, tile, words, place, a_type=tl.constexpr(a.dtype), b_type=tl.constexpr(operand.type), scale_d=adds,
-                          step=tl.constexpr(step))
+            tile = t.call(
+                ptx_wgmma.mma_async,
+                tile,
+                words,
+                place,
+                a_type=tl.constexpr(a.dtype),
+                b_type=tl.constexpr(operand.type),
+                scale_d=adds,
+                step=tl.constexpr(step),
+            )
             adds = 1
     t.call(ptx_wgmma.commit_group)
     return t.call(hopper.warpgroup_mma_init, tile)

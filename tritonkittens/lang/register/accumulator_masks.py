@@ -5,6 +5,7 @@ no register holds a column.
 Triton's own index tiles take one register for every column of a thread, and the compiler keeps them across a loop.
 Source: PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk*".
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -23,8 +24,13 @@ HALVES = 2  # rows of a thread in an accumulator of 64 rows
 def is_fragment(piece: Traced) -> bool:
     """Whether `piece` is an fp32 accumulator of 64 rows of one warpgroup."""
     layout = getattr(piece.type, "layout", None)
-    return (isinstance(layout, gl.NVMMADistributedLayout) and list(unwrap(layout.version)) == [3, 0] and list(unwrap(layout.warps_per_cta)) == [4, 1]
-            and int(unwrap(piece.shape[0])) == ROWS and piece.dtype == tl.float32)
+    return (
+        isinstance(layout, gl.NVMMADistributedLayout)
+        and list(unwrap(layout.version)) == [3, 0]
+        and list(unwrap(layout.warps_per_cta)) == [4, 1]
+        and int(unwrap(piece.shape[0])) == ROWS
+        and piece.dtype == tl.float32
+    )
 
 
 def keep_between(t: Trace, piece: Traced, lower: Traced, upper: Traced, fill: float) -> Traced:
@@ -33,7 +39,9 @@ def keep_between(t: Trace, piece: Traced, lower: Traced, upper: Traced, fill: fl
     The bounds are int32, one for each row. None is no bound.
     """
     bounds = [bound for bound in (lower, upper) if bound is not None]
-    return in_place(t, piece, lambda elements: mask_asm(elements, lower is not None, upper is not None, fill), "r", bounds)
+    return in_place(
+        t, piece, lambda elements: mask_asm(elements, lower is not None, upper is not None, fill), "r", bounds
+    )
 
 
 def in_place(t: Trace, piece: Traced, text: Callable[[int], str], constraint: str, of_rows: list[Traced]) -> Traced:

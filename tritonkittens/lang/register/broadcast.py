@@ -1,6 +1,7 @@
 """Operations on a tile and a vector. `*_row` takes a column vector (one value per row), `*_col` a row vector (one
 value per column).
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -23,8 +24,10 @@ def _check(name: str, x: Traced, v: Traced, axis: int) -> None:
         raise TileError(f"{name}: the first operand has shape {list(shape_of(x))}; it must be a tile of two axes")
     if axes_of(v) != (axes_of(x)[axis],):
         kind = "one value per row" if axis == 0 else "one value per column"
-        raise TileError(f"{name}: a tile of shape {list(shape_of(x))} needs a vector of {shape_of(x)[axis]} elements ({kind}), "
-                        f"got {list(shape_of(v))}")
+        raise TileError(
+            f"{name}: a tile of shape {list(shape_of(x))} needs a vector of {shape_of(x)[axis]} elements ({kind}), "
+            f"got {list(shape_of(v))}"
+        )
 
 
 def combine(t: Trace, name: str, fn: Callable[..., Traced], x: Traced, v: Traced, axis: int) -> Traced:
@@ -49,9 +52,15 @@ def _broadcast_op(name: str, fn: Callee, symbol: str, axis: int) -> Callable[...
         return combine(t, name, in_fp32(t, lambda p, w: t.call(fn, p, w)), x, v, axis)
 
     operation.__name__ = operation.__qualname__ = name
-    kind = "one value per row (a column vector, `rows` elements)" if axis == 0 else "one value per column (a row vector, `cols` elements)"
-    operation.__doc__ = (f"Compute x {symbol} v for a tile `x` (rows × cols) and a vector `v` with {kind}.\n\n"
-                         "Returns a tile of the shape of `x`. Raises `TileError` where the lengths do not fit or elements are fp8.")
+    kind = (
+        "one value per row (a column vector, `rows` elements)"
+        if axis == 0
+        else "one value per column (a row vector, `cols` elements)"
+    )
+    operation.__doc__ = (
+        f"Compute x {symbol} v for a tile `x` (rows × cols) and a vector `v` with {kind}.\n\n"
+        "Returns a tile of the shape of `x`. Raises `TileError` where the lengths do not fit or elements are fp8."
+    )
     return op(operation)
 
 
@@ -104,9 +113,12 @@ def _exp2_op(name: str, axis: int) -> Callable[..., Traced]:
 
     operation.__name__ = operation.__qualname__ = name
     line, length, tail = ("column", "cols", " over columns") if axis else ("row", "rows", "")
-    operation.__doc__ = (f"Compute exp2(x · scale − v) with one `v` per {line}: one fused multiply-add and one MUFU.EX2 an element.\n\n"
-                         f"`x` is an fp32 tile (rows × cols), `scale` a scalar, `v` an fp32 vector ({length}). This is a step of softmax{tail}.\n"
-                         "Returns an fp32 tile of the shape of `x`. Raises `TileError` for another dtype.")
+    operation.__doc__ = (
+        f"Compute exp2(x · scale − v) with one `v` per {line}: one fused multiply-add and one MUFU.EX2 an element.\n\n"
+        f"`x` is an fp32 tile (rows × cols), `scale` a scalar, `v` an fp32 vector ({length}). This is a step of "
+        f"softmax{tail}.\n"
+        "Returns an fp32 tile of the shape of `x`. Raises `TileError` for another dtype."
+    )
     return op(operation)
 
 

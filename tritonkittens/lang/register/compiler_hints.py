@@ -1,4 +1,5 @@
 """Numbers that the compiler cannot predict, to keep arithmetic where it is written."""
+
 from __future__ import annotations
 
 import triton

@@ -1,4 +1,5 @@
 """Register tiles: fills, indices, layout changes, and `apply`."""
+
 from __future__ import annotations
 
 import triton
@@ -24,14 +25,18 @@ def accumulator_layout(t: Trace, rows: int, cols: int) -> DistributedLayout:
     if t.num_warps % WARPGROUP == 0 and rows % 64 == 0 and t.chip.wgmma:
         warps_m = min(t.num_warps, rows // 16)
         instruction = [16, min(cols, MAX_WGMMA_COLUMNS), 16]
-        return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=instruction)
+        return gl.NVMMADistributedLayout(
+            version=[3, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=instruction
+        )
     return warp_layout(t, rows)
 
 
 def warp_layout(t: Trace, rows: int) -> DistributedLayout:
     """Return the accumulator layout of mma.sync: every warp computes 16×8 tiles."""
     warps_m = min(t.num_warps, max(1, rows // 16))
-    return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=[16, 8])
+    return gl.NVMMADistributedLayout(
+        version=[2, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=[16, 8]
+    )
 
 
 def is_accumulator(t: Trace, piece: Traced) -> bool:
@@ -101,7 +106,9 @@ def make(t: Trace, what: TileType, value: Traced) -> Traced:
     value = constant(unwrap(value), what.dtype, f"fill of {what!r}")
     axes, layouts = _layouts(t, what)
     shapes = [(r, c) for r in axes[0] for c in axes[1]] if len(axes) == 2 else [(n,) for n in axes[0]]
-    return assemble(axes, [t.full(shape, value, what.dtype, layout) for shape, layout in zip(shapes, layouts, strict=True)])
+    return assemble(
+        axes, [t.full(shape, value, what.dtype, layout) for shape, layout in zip(shapes, layouts, strict=True)]
+    )
 
 
 @op
@@ -234,7 +241,9 @@ def iota(t: Trace, x: Traced, axis: Traced = 1, start: Traced = 0) -> Traced:
     if len(shape_of(x)) == 1:
         return assemble(axes_of(x), vector_indices(t, x, start))
     if len(shape_of(x)) != 2 or axis not in (0, 1):
-        raise TileError(f"iota(axis={axis!r}) of shape {list(shape_of(x))}: needs a tile of two axes and axis 0 or 1, or a vector")
+        raise TileError(
+            f"iota(axis={axis!r}) of shape {list(shape_of(x))}: needs a tile of two axes and axis 0 or 1, or a vector"
+        )
     zeros = t.call(full_like, x, 0, tl.int32)
     vectors = [t.call(_row if axis else _column, v) for v in indices(t, x, axis, start)]
     return assemble(axes_of(x), [t.method(v, "__add__", z) for v, z in zip(vectors, pieces_of(zeros), strict=True)])
@@ -263,7 +272,9 @@ def apply(t: Trace, x: Traced, f: Traced, row: Traced = 0, col: Traced = 0) -> T
     """
     f = unwrap(f)
     if len(axes_of(x)) == 1:
-        return assemble(axes_of(x), [t.call(f, i, p) for i, p in zip(vector_indices(t, x, row), pieces_of(x), strict=True)])
+        return assemble(
+            axes_of(x), [t.call(f, i, p) for i, p in zip(vector_indices(t, x, row), pieces_of(x), strict=True)]
+        )
     if len(axes_of(x)) != 2:
         raise TileError(f"apply to shape {list(shape_of(x))}: needs a register tile or vector")
     rows, cols = index_tiles(t, x, row, col)
@@ -273,10 +284,12 @@ def apply(t: Trace, x: Traced, f: Traced, row: Traced = 0, col: Traced = 0) -> T
 
 @op
 def map(t: Trace, x: Traced, f: Traced, operands: Traced = None) -> Traced:
-    """`f(x, …)` for every element of a tile or vector; `f` is a `@triton.jit` function, and its other arguments are the fields of the record `operands`.
+    """`f(x, …)` for every element of a tile or vector; `f` is a `@triton.jit` function, and its other arguments are the
+    fields of the record `operands`.
 
-    Operands have the shape of `x`, or are scalars or constants. `f` gets one piece of each at a time, whose extents are powers of two, so that it may call
-    Triton's own functions too. It returns a value of the shape and dtype of `x`. Raises `TileError` where it returns another, or shapes differ.
+    Operands have the shape of `x`, or are scalars or constants. `f` gets one piece of each at a time, whose extents are
+    powers of two, so that it may call Triton's own functions too. It returns a value of the shape and dtype of `x`.
+    Raises `TileError` where it returns another, or shapes differ.
     """
     f, named = unwrap(f), {} if unwrap(operands) is None else operands.fields
 
@@ -284,7 +297,10 @@ def map(t: Trace, x: Traced, f: Traced, operands: Traced = None) -> Traced:
         y = unwrap(t.call(f, p, **dict(zip(named, values, strict=True))))
         if shape_of(y) != shape_of(p) or dtype_of(y) != p.dtype:
             returned = repr(y) if dtype_of(y) is None else f"{name_of(dtype_of(y))} of shape {list(shape_of(y))}"
-            raise TileError(f"{f.__name__} returns {returned}; it must return {name_of(p.dtype)} of shape {list(shape_of(p))}, as its first argument has")
+            raise TileError(
+                f"{f.__name__} returns {returned}; it must return {name_of(p.dtype)} of shape {list(shape_of(p))}, as "
+                "its first argument has"
+            )
         return y
 
     return apply_pieces(t, piece, x, *named.values())
@@ -301,7 +317,13 @@ def pin(t: Trace, x: Traced) -> Traced:
         raise TileError(f"pin: needs a tile of 32-bit elements, got {name_of(dtype_of(x))}")
     if t.interpreted:
         return x
-    return apply_pieces(t, lambda p: t.call("inline_asm_elementwise", "mov.b32 $0, $1;", "=r,r", [p], dtype=p.dtype, is_pure=False, pack=1), x)
+    return apply_pieces(
+        t,
+        lambda p: t.call(
+            "inline_asm_elementwise", "mov.b32 $0, $1;", "=r,r", [p], dtype=p.dtype, is_pure=False, pack=1
+        ),
+        x,
+    )
 
 
 @op
@@ -316,7 +338,9 @@ def scheduling_barrier(t: Trace, number: Traced) -> None:
     `number` is an int32 scalar ≥ 0 that the compiler cannot predict.
     """
     if not t.interpreted:
-        again = "{ .reg .pred is_so; AGAIN: setp.ge.s32 is_so, $0, 0; @is_so bra DONE; nanosleep.u32 1; bra AGAIN; DONE: }"
+        again = (
+            "{ .reg .pred is_so; AGAIN: setp.ge.s32 is_so, $0, 0; @is_so bra DONE; nanosleep.u32 1; bra AGAIN; DONE: }"
+        )
         t.call(asm, again, "r", [number])
 
 
@@ -382,7 +406,10 @@ def _cut(t: Trace, piece: Traced, cols: int) -> list[Traced]:
         kind = _kind(t, piece)
         if kind == "memory" or kind == "mma" and piece.type.layout.warps_per_cta[1] > 1:
             piece = t.convert(piece, row_layout(t, whole))
-        halves = [t.convert(half, piece_layout(t, kind, rows, whole // 2, itemsize(piece.dtype))) for half in t.call(_halves, piece)]
+        halves = [
+            t.convert(half, piece_layout(t, kind, rows, whole // 2, itemsize(piece.dtype)))
+            for half in t.call(_halves, piece)
+        ]
     return [part for half in halves for part in _cut(t, half, cols)]
 
 
@@ -404,10 +431,18 @@ def split_cols(t: Trace, x: Traced, cols: Traced = None) -> Traced:
     axes, cols = axes_of(x), unwrap(cols)
     pieces, across = pieces_of(x), len(axes[1])
     if cols is None:
-        return tuple(assemble((axes[0], (c,)), [pieces[i * across + j] for i in range(len(axes[0]))]) for j, c in enumerate(axes[1]))
+        return tuple(
+            assemble((axes[0], (c,)), [pieces[i * across + j] for i in range(len(axes[0]))])
+            for j, c in enumerate(axes[1])
+        )
     if not isinstance(cols, int) or cols < 1 or any(c % cols or c // cols & (c // cols - 1) for c in axes[1]):
-        raise TileError(f"split_cols(cols={cols!r}) of shape {list(shape_of(x))}: must divide the columns of its pieces, {axes[1]}, into 2ⁿ tiles")
-    rows = [[part for j in range(across) for part in _cut(t, pieces[i * across + j], cols)] for i in range(len(axes[0]))]
+        raise TileError(
+            f"split_cols(cols={cols!r}) of shape {list(shape_of(x))}: must divide the columns of its pieces, "
+            f"{axes[1]}, into 2ⁿ tiles"
+        )
+    rows = [
+        [part for j in range(across) for part in _cut(t, pieces[i * across + j], cols)] for i in range(len(axes[0]))
+    ]
     return tuple(assemble((axes[0], (cols,)), list(parts)) for parts in zip(*rows, strict=True))
 
 
@@ -445,13 +480,27 @@ def concat_cols(t: Trace, *tiles: Traced, whole: Traced = False) -> Traced:
     """
     axes = [axes_of(x) for x in tiles]
     if unwrap(whole):
-        if len(tiles) != 2 or axes[0] != axes[1] or any(len(axis) != 1 for axis in axes[0]) or dtype_of(tiles[0]) != dtype_of(tiles[1]):
-            raise TileError(f"concat_cols(whole=True) of shapes {', '.join(str(list(shape_of(x))) for x in tiles)}: needs two tiles of one shape and element "
-                            "type, with extents that are powers of two")
+        if (
+            len(tiles) != 2
+            or axes[0] != axes[1]
+            or any(len(axis) != 1 for axis in axes[0])
+            or dtype_of(tiles[0]) != dtype_of(tiles[1])
+        ):
+            raise TileError(
+                f"concat_cols(whole=True) of shapes {', '.join(str(list(shape_of(x))) for x in tiles)}: needs two "
+                "tiles of one shape and element "
+                "type, with extents that are powers of two"
+            )
         return _united(t, *(pieces_of(x)[0] for x in tiles))
     if any(len(a) != 2 or a[0] != axes[0][0] for a in axes):
-        raise TileError(f"concat_cols of shapes {', '.join(str(list(shape_of(x))) for x in tiles)}: needs tiles of equal rows")
+        raise TileError(
+            f"concat_cols of shapes {', '.join(str(list(shape_of(x))) for x in tiles)}: needs tiles of equal rows"
+        )
     rows = axes[0][0]
-    lines = [pieces_of(x)[i * len(a[1]):(i + 1) * len(a[1])] for i in range(len(rows)) for x, a in zip(tiles, axes, strict=True)]
+    lines = [
+        pieces_of(x)[i * len(a[1]) : (i + 1) * len(a[1])]
+        for i in range(len(rows))
+        for x, a in zip(tiles, axes, strict=True)
+    ]
     pieces = [p for line in lines for p in line]
     return composite((rows, tuple(c for a in axes for c in a[1])), tuple(pieces)) if len(pieces) > 1 else pieces[0]

@@ -4,6 +4,7 @@ They work in a plain `@triton.jit` kernel, under Triton's interpreter and in an 
 extents.
 Transcendental functions are computed in fp32 and returned in the operand's dtype.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -86,7 +87,11 @@ def _fast_gelu(x):
     # Φ(x) is the base-2 sigmoid of x times a polynomial of x². The fit on |x| ≤ 6.5 minimises the largest error of Φ
     # (3e-8). Beyond 6.5 the last term stays positive, so Φ tends to 0 or 1.
     t = x * x
-    logit = 2.3022093 + t * (0.104835122 + t * (-9.40492294e-05 + t * (-1.59579938e-04 + t * (1.14398332e-05 + t * (-3.81631242e-07 + t * 5.06723502e-09)))))
+    logit = 2.3022093 + t * (
+        0.104835122
+        + t
+        * (-9.40492294e-05 + t * (-1.59579938e-04 + t * (1.14398332e-05 + t * (-3.81631242e-07 + t * 5.06723502e-09))))
+    )
     return x * ptx_math.rcp(1.0 + ptx_math.ex2(-x * logit))
 
 
@@ -121,14 +126,19 @@ def _gelu_for_fp16(x):
     # 1.2e-4 down to v = −4 and 8.4e-4 to −5; absolute error 6.2e-5. Only large positive x is clamped: there the
     # product would be ∞ · 0, while −∞ gives NaN as in torch.
     v = tl.minimum(x, tl.maximum(-x, -16.0))
-    log_tail = -1.00017787 + v * (1.14841945 + v * (-0.465680969 + v * (0.04713539 + v * (0.00551501868 + v * 0.000289952328))))
+    log_tail = -1.00017787 + v * (
+        1.14841945 + v * (-0.465680969 + v * (0.04713539 + v * (0.00551501868 + v * 0.000289952328)))
+    )
     return v * ptx_math.ex2(log_tail) + tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 def _in_fp32(t: Trace, fn: Callee, x: Traced) -> Traced:
     dtype = x.dtype
     if not dtype.is_floating():
-        raise TileError(f"{fn if isinstance(fn, str) else fn.__name__.strip('_')}: needs floating-point elements, got {name_of(dtype)}")
+        raise TileError(
+            f"{fn if isinstance(fn, str) else fn.__name__.strip('_')}: needs floating-point elements, got "
+            f"{name_of(dtype)}"
+        )
     if dtype == tl.float32:
         return t.call(fn, x)
     return t.method(t.call(fn, t.method(x, "to", tl.float32)), "to", dtype)
@@ -138,7 +148,10 @@ def refuse_fp8(name: str, *operands: Traced) -> None:
     """Refuse fp8 operands by name before the compiler does: the hardware has no fp8 arithmetic."""
     for x in operands:
         if dtype_of(x) in FP8:
-            raise TileError(f"{name}: no arithmetic on {name_of(dtype_of(x))} elements; tk.cast the tile to fp16, bf16 or fp32 first")
+            raise TileError(
+                f"{name}: no arithmetic on {name_of(dtype_of(x))} elements; tk.cast the tile to fp16, bf16 or fp32 "
+                "first"
+            )
 
 
 def _unary(name: str, fn: Callee, meaning: str, any_dtype: bool = False) -> Callable[..., Traced]:
@@ -150,9 +163,11 @@ def _unary(name: str, fn: Callee, meaning: str, any_dtype: bool = False) -> Call
 
     operation.__name__ = operation.__qualname__ = name
     takes = "a float or integer tile" if any_dtype else "a tile of floats (computed in fp32)"
-    operation.__doc__ = (f"Compute {meaning}, element by element.\n\n"
-                         f"`x` is {takes}, a vector or a scalar, of any extents. Returns a value of the shape and dtype of `x`.\n"
-                         f"Raises `TileError` for {'fp8' if any_dtype else 'integer'} elements.")
+    operation.__doc__ = (
+        f"Compute {meaning}, element by element.\n\n"
+        f"`x` is {takes}, a vector or a scalar, of any extents. Returns a value of the shape and dtype of `x`.\n"
+        f"Raises `TileError` for {'fp8' if any_dtype else 'integer'} elements."
+    )
     return op(operation)
 
 
@@ -258,9 +273,14 @@ def cast(t: Trace, x: Traced, dtype: Traced, rounding: Traced = None) -> Traced:
         raise TileError(f"cast(rounding={rounding!r}): must be None, 'rtne' (nearest even) or 'rtz' (toward zero)")
 
     def piece(p: Traced) -> Traced:
-        narrower = dtype.is_floating() and p.dtype.is_floating() and dtype.primitive_bitwidth < p.dtype.primitive_bitwidth
+        narrower = (
+            dtype.is_floating() and p.dtype.is_floating() and dtype.primitive_bitwidth < p.dtype.primitive_bitwidth
+        )
         if rounding and not narrower:
-            raise TileError(f"cast({name_of(p.dtype)} → {name_of(dtype)}, rounding={rounding!r}): only a conversion to a narrower float rounds")
+            raise TileError(
+                f"cast({name_of(p.dtype)} → {name_of(dtype)}, rounding={rounding!r}): only a conversion to a narrower "
+                "float rounds"
+            )
         return t.method(p, "to", dtype, fp_downcast_rounding=rounding) if rounding else t.method(p, "to", dtype)
 
     return apply_pieces(t, piece, x)
@@ -348,7 +368,12 @@ def keep_type(t: Trace, fn: Callable[..., Traced]) -> Callable[..., Traced]:
     def computed(*operands: Traced) -> Traced:
         out = fn(*operands)
         tiles = {x.dtype for x in operands if isinstance(x, tl.tensor) and x.type.is_block()}
-        if len(tiles) != 1 or not out.dtype.is_floating() or not (dtype := tiles.pop()).is_floating() or out.dtype == dtype:
+        if (
+            len(tiles) != 1
+            or not out.dtype.is_floating()
+            or not (dtype := tiles.pop()).is_floating()
+            or out.dtype == dtype
+        ):
             return out
         return t.method(out, "to", dtype)
 
@@ -365,7 +390,8 @@ def _nary(name: str, fn: Callee, meaning: str) -> Callable[..., Traced]:
         f"Compute {meaning}, element by element.\n\n"
         "`a` and `b` are tiles or vectors of one shape, or one of them a scalar, which takes the tile's dtype.\n"
         "Triton's promotion applies to two dtypes. Returns a value of that shape. Raises `TileError` where shapes\n"
-        "differ or elements are fp8.")
+        "differ or elements are fp8."
+    )
     return op(binary)
 
 

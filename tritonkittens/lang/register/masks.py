@@ -5,6 +5,7 @@ the result has the tile's.
 `fill` is a number or a run-time scalar. A number that the dtype cannot hold (−∞ in an int32 or e4m3 tile) raises
 `TileError`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -105,20 +106,32 @@ def _window_end(row, col, a, b):
 
 # The first column that a predicate keeps and the first that it drops again, relative to the tile's first column `col`
 _BOUNDS = {
-    _keep_left: (None, _left_of), _keep_right: (_left_of, None), _keep_lower: (None, _behind_diagonal), _keep_upper: (_on_diagonal, None),
+    _keep_left: (None, _left_of),
+    _keep_right: (_left_of, None),
+    _keep_lower: (None, _behind_diagonal),
+    _keep_upper: (_on_diagonal, None),
     _keep_window: (_window_begin, _window_end),
-}  # fmt: skip
+}
 
 
-def _mask(t: Trace, name: str, x: Traced, keep: Callee, fill: Traced, row: Traced, col: Traced, a: Traced = 0, b: Traced = 0) -> Traced:
+def _mask(
+    t: Trace, name: str, x: Traced, keep: Callee, fill: Traced, row: Traced, col: Traced, a: Traced = 0, b: Traced = 0
+) -> Traced:
     if len(axes_of(x)) != 2:
         raise TileError(f"{name} of shape {list(shape_of(x))}: needs a register tile of two axes")
-    if keep in _BOUNDS and isinstance(unwrap(fill), (int, float)) and t.explicit and all(is_fragment(p) for p in pieces_of(x)):
+    if (
+        keep in _BOUNDS
+        and isinstance(unwrap(fill), (int, float))
+        and t.explicit
+        and all(is_fragment(p) for p in pieces_of(x))
+    ):
         begins = [sum(axes_of(x)[1][:j]) for _ in axes_of(x)[0] for j in range(len(axes_of(x)[1]))]
         out = []
         for piece, rows, begin in zip(pieces_of(x), indices(t, x, 0, row), begins, strict=True):
             first = t.method(t.scalar(col), "__add__", begin)
-            lower, upper = (None if f is None else t.call(f, rows, first, t.scalar(a), t.scalar(b)) for f in _BOUNDS[keep])
+            lower, upper = (
+                None if f is None else t.call(f, rows, first, t.scalar(a), t.scalar(b)) for f in _BOUNDS[keep]
+            )
             out.append(keep_between(t, piece, lower, upper, float(unwrap(fill))))
         return assemble(axes_of(x), out)
     rows, cols = index_tiles(t, x, row, col)
@@ -127,7 +140,8 @@ def _mask(t: Trace, name: str, x: Traced, keep: Callee, fill: Traced, row: Trace
 
 _ORIGIN = """
 
-`row` and `col` are the global coordinates of the tile's first element, in elements. Returns a tile of the shape and dtype of `x`."""
+`row` and `col` are the global coordinates of the tile's first element, in elements. Returns a tile of the shape and
+dtype of `x`."""
 
 
 def _causal(name: str, keep: Callee, text: str) -> Callable[..., Traced]:
@@ -139,8 +153,12 @@ def _causal(name: str, keep: Callee, text: str) -> Callable[..., Traced]:
     return op(operation)
 
 
-make_causal = _causal("make_causal", _keep_lower, "Keep col ≤ row of a tile `x`; the rest becomes `fill`, −∞ by default.")
-make_causal_t = _causal("make_causal_t", _keep_upper, "Keep col ≥ row of a tile `x`; the rest becomes `fill`, −∞ by default.")
+make_causal = _causal(
+    "make_causal", _keep_lower, "Keep col ≤ row of a tile `x`; the rest becomes `fill`, −∞ by default."
+)
+make_causal_t = _causal(
+    "make_causal_t", _keep_upper, "Keep col ≥ row of a tile `x`; the rest becomes `fill`, −∞ by default."
+)
 
 
 @op
@@ -210,7 +228,9 @@ def upper_right_fill(t: Trace, x: Traced, row_index: Traced, col_index: Traced, 
 
 
 @op
-def sliding_window(t: Trace, x: Traced, left: Traced, right: Traced, fill: Traced = NEG_INFTY, row: Traced = 0, col: Traced = 0) -> Traced:
+def sliding_window(
+    t: Trace, x: Traced, left: Traced, right: Traced, fill: Traced = NEG_INFTY, row: Traced = 0, col: Traced = 0
+) -> Traced:
     """Keep the elements with row − `left` ≤ col ≤ row + `right`; the rest becomes `fill`.
 
     `row` and `col` are the global coordinates of the first element of the tile `x` (rows × cols), in elements.
@@ -220,7 +240,9 @@ def sliding_window(t: Trace, x: Traced, left: Traced, right: Traced, fill: Trace
 
 
 @op
-def block_diagonal(t: Trace, x: Traced, block: Traced, fill: Traced = NEG_INFTY, row: Traced = 0, col: Traced = 0) -> Traced:
+def block_diagonal(
+    t: Trace, x: Traced, block: Traced, fill: Traced = NEG_INFTY, row: Traced = 0, col: Traced = 0
+) -> Traced:
     """Keep the elements whose row and column fall into the same block of `block` elements; the rest becomes `fill`.
 
     `row` and `col` are the global coordinates of the first element of the tile `x` (rows × cols), in elements.

@@ -5,6 +5,7 @@ A maximum or minimum keeps the tile's dtype. Sums, products, means, norms and cu
 returned in fp32 for every float, and in int32 for integers of up to 32 bits.
 Maxima and minima ignore NaN, as PTX `max` and `min` do.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -31,7 +32,10 @@ def _reduce_prod(x, axis: tl.constexpr):
 
 
 _JOIN: dict[str, tuple[Callee, Callee]] = {
-    "max": ("max", "maximum"), "min": ("min", "minimum"), "sum": ("sum", _add), "prod": (_reduce_prod, _mul),
+    "max": ("max", "maximum"),
+    "min": ("min", "minimum"),
+    "sum": ("sum", _add),
+    "prod": (_reduce_prod, _mul),
 }
 
 
@@ -87,13 +91,16 @@ def _joined(t: Trace, join: Callee, parts: list[Traced]) -> Traced:
 def reduce_axis(t: Trace, x: Traced, kind: str, axis: int) -> Traced:
     """Reduce a tile over `axis` to a vector, in the dtypes of this module's rule."""
     if len(axes_of(x)) != 2:
-        raise TileError(f"{'row' if axis else 'col'}_{kind} of shape {list(shape_of(x))}: needs a register tile of two axes")
+        raise TileError(
+            f"{'row' if axis else 'col'}_{kind} of shape {list(shape_of(x))}: needs a register tile of two axes"
+        )
     (reduce, join), dtype = _JOIN[kind], dtype_of(x)
     x = _widened(t, x)
     vectors = []
     for line in _lines(x, axis):
         if axis == 1 and len(line) > 1 and all(is_accumulator(t, piece) for piece in line):
-            quads = _joined(t, join, [_by_quad(t, reduce, piece) for piece in line])  # so that lanes exchange the values of all pieces once
+            # so that lanes exchange the values of all pieces once
+            quads = _joined(t, join, [_by_quad(t, reduce, piece) for piece in line])
             total = t.convert(t.call(reduce, quads, 1), gl.SliceLayout(1, line[0].type.layout))
         else:
             total = _joined(t, join, [t.call(reduce, piece, axis) for piece in line])
@@ -105,13 +112,20 @@ _MEANING = {"max": "The largest element", "min": "The smallest element", "sum": 
 
 
 def _reduction_doc(name: str, kind: str, axis: int) -> str:
-    line, vector, length = ("row", "column vector (`col_vec`)", "rows") if axis == 1 else ("column", "row vector (`row_vec`)", "cols")
+    line, vector, length = (
+        ("row", "column vector (`col_vec`)", "rows") if axis == 1 else ("column", "row vector (`row_vec`)", "cols")
+    )
     keeps = kind in ("max", "min")
-    dtype = "of the tile's dtype; NaN elements are ignored" if keeps else "fp32 for a tile of floats, int32 for integers"
-    return (f"{_MEANING[kind]} of each {line} of a tile.\n\n`x` is a register tile (rows × cols) of any extents. Returns a {vector}\n"
-            f"of `{length}` elements, {dtype}.\n"
-            f"`accumulate` is a vector of the result's length and type to join with: `m = tk.{name}(x, accumulate=m)`.\n"
-            "Raises `TileError` for anything but a tile of two axes, or where `accumulate` does not fit.")
+    dtype = (
+        "of the tile's dtype; NaN elements are ignored" if keeps else "fp32 for a tile of floats, int32 for integers"
+    )
+    return (
+        f"{_MEANING[kind]} of each {line} of a tile.\n\n`x` is a register tile (rows × cols) of any extents. Returns "
+        f"a {vector}\n"
+        f"of `{length}` elements, {dtype}.\n"
+        f"`accumulate` is a vector of the result's length and type to join with: `m = tk.{name}(x, accumulate=m)`.\n"
+        "Raises `TileError` for anything but a tile of two axes, or where `accumulate` does not fit."
+    )
 
 
 def _reduction(name: str, kind: str, axis: int) -> Callable[..., Traced]:
@@ -121,9 +135,11 @@ def _reduction(name: str, kind: str, axis: int) -> Callable[..., Traced]:
         if accumulate is None:
             return out
         if axes_of(accumulate) != axes_of(out) or dtype_of(accumulate) != dtype_of(out):
-            raise TileError(f"{name}(accumulate): a tile of {name_of(dtype_of(x))} and shape {list(shape_of(x))} needs a vector of "
-                            f"{shape_of(out)[0]} elements of {dtype_of(out)}, got {dtype_of(accumulate)} of shape "
-                            f"{list(shape_of(accumulate))}")
+            raise TileError(
+                f"{name}(accumulate): a tile of {name_of(dtype_of(x))} and shape {list(shape_of(x))} needs a vector of "
+                f"{shape_of(out)[0]} elements of {dtype_of(out)}, got {dtype_of(accumulate)} of shape "
+                f"{list(shape_of(accumulate))}"
+            )
         return apply_pieces(t, in_fp32(t, lambda a, b: t.call(_JOIN[kind][1], a, b)), out, accumulate)
 
     operation.__name__ = operation.__qualname__ = name
@@ -161,12 +177,17 @@ def row_sum_by_quad(t: Trace, x: Traced, accumulate: Traced = None) -> Traced:
         raise TileError(f"row_sum_by_quad of shape {list(shape_of(x))}: needs a register tile of two axes")
     x = _widened(t, x)
     if accumulate is not None and (axes_of(accumulate) != (axes[0], (4,)) or dtype_of(accumulate) != dtype_of(x)):
-        raise TileError(f"row_sum_by_quad(accumulate) of shape {list(shape_of(x))}: needs sums of {name_of(dtype_of(x))} and shape [{shape_of(x)[0]}, 4], got "
-                        f"{dtype_of(accumulate)} of shape {list(shape_of(accumulate))}")
+        raise TileError(
+            f"row_sum_by_quad(accumulate) of shape {list(shape_of(x))}: needs sums of {name_of(dtype_of(x))} and "
+            f"shape [{shape_of(x)[0]}, 4], got "
+            f"{dtype_of(accumulate)} of shape {list(shape_of(accumulate))}"
+        )
     (reduce, join), lines = _JOIN["sum"], _lines(x, 1)
     before = [None] * len(lines) if accumulate is None else pieces_of(accumulate)
-    out = [_joined(t, join, [_by_quad(t, reduce, piece, sums if i == 0 else None) for i, piece in enumerate(line)])
-           for line, sums in zip(lines, before, strict=True)]
+    out = [
+        _joined(t, join, [_by_quad(t, reduce, piece, sums if i == 0 else None) for i, piece in enumerate(line)])
+        for line, sums in zip(lines, before, strict=True)
+    ]
     return assemble((axes[0], (4,)), out)
 
 
@@ -183,8 +204,13 @@ def _to_scalar(name: str) -> Callable[..., Traced]:
         return t.method(total, "to", dtype) if name in ("max", "min") else total
 
     operation.__name__ = operation.__qualname__ = name
-    dtype = "of its dtype (NaN elements are ignored)" if name in ("max", "min") else "fp32 for floats, int32 for integers"
-    operation.__doc__ = f"{_MEANING[name]} of all elements of a register tile or vector `x`: a scalar, {dtype}.\n\nRaises `TileError` for anything else."
+    dtype = (
+        "of its dtype (NaN elements are ignored)" if name in ("max", "min") else "fp32 for floats, int32 for integers"
+    )
+    operation.__doc__ = (
+        f"{_MEANING[name]} of all elements of a register tile or vector `x`: a scalar, "
+        f"{dtype}.\n\nRaises `TileError` for anything else."
+    )
     return op(operation)
 
 
@@ -218,7 +244,10 @@ def _mean_or_norm(name: str, axis: int, norm: bool) -> Callable[..., Traced]:
     operation.__name__ = operation.__qualname__ = name
     line, vector = ("row", "column vector (rows)") if axis else ("column", "row vector (cols)")
     what = "Euclidean norm" if norm else "mean"
-    operation.__doc__ = f"The {what} of each {line} of a tile `x` (rows × cols) of any dtype: an fp32 {vector}.\n\nRaises `TileError` for a vector."
+    operation.__doc__ = (
+        f"The {what} of each {line} of a tile `x` (rows × cols) of any dtype: an fp32 "
+        f"{vector}.\n\nRaises `TileError` for a vector."
+    )
     return op(operation)
 
 
@@ -243,8 +272,10 @@ def _arg(name: str, kind: str, axis: int) -> Callable[..., Traced]:
 
     operation.__name__ = operation.__qualname__ = name
     line, vector, index = ("row", "column vector (rows)", "column") if axis else ("column", "row vector (cols)", "row")
-    operation.__doc__ = (f"The {index} of the first {kind}imum of each {line} of a tile `x` (rows × cols): an int32 {vector}.\n\n"
-                         f"NaN elements are ignored; a {line} of NaN only gives 2³¹ − 1. Raises `TileError` for a vector.")
+    operation.__doc__ = (
+        f"The {index} of the first {kind}imum of each {line} of a tile `x` (rows × cols): an int32 {vector}.\n\n"
+        f"NaN elements are ignored; a {line} of NaN only gives 2³¹ − 1. Raises `TileError` for a vector."
+    )
     return op(operation)
 
 
@@ -297,8 +328,10 @@ def _scan(name: str, axis: int) -> Callable[..., Traced]:
         return assemble(axes, [p for r in rows for p in r])
 
     operation.__name__ = operation.__qualname__ = name
-    operation.__doc__ = (f"Running sum along each {'row' if axis else 'column'} of a tile `x` (rows × cols).\n\n"
-                         "Returns a tile of its shape, fp32 for floats, int32 for integers. Raises `TileError` for a vector.")
+    operation.__doc__ = (
+        f"Running sum along each {'row' if axis else 'column'} of a tile `x` (rows × cols).\n\n"
+        "Returns a tile of its shape, fp32 for floats, int32 for integers. Raises `TileError` for a vector."
+    )
     return op(operation)
 
 
@@ -338,10 +371,14 @@ def row_topk(t: Trace, x: Traced, k: Traced) -> Traced:
         best = reduce_axis(t, x, "max", 1)
         rest = iter(pieces_of(free))
         # only unused columns count: where fewer than k elements are finite, −∞ is selected column by column
-        hits = combine(t, "row_topk", lambda p, v, rest=rest: t.call(_index_where, p, v, next(rest), NO_INDEX), x, best, 0)
+        hits = combine(
+            t, "row_topk", lambda p, v, rest=rest: t.call(_index_where, p, v, next(rest), NO_INDEX), x, best, 0
+        )
         column = reduce_axis(t, hits, "min", 1)
         rest = iter(pieces_of(free))
-        x = combine(t, "row_topk", lambda p, v, rest=rest: t.call(_where_differs, next(rest), v, p, float("-inf")), x, column, 0)
+        x = combine(
+            t, "row_topk", lambda p, v, rest=rest: t.call(_where_differs, next(rest), v, p, float("-inf")), x, column, 0
+        )
         free = combine(t, "row_topk", lambda p, v: t.call(_where_differs, p, v, p, NO_INDEX), free, column, 0)
         values.append(best if dtype == tl.float32 else apply_pieces(t, lambda p: t.method(p, "to", dtype), best))
         columns.append(column)

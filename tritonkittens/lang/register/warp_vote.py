@@ -1,6 +1,7 @@
 """Branches that a warp seldom takes: multiplications by factors that are nearly always one, and work after a limit is
 exceeded.
 """
+
 from __future__ import annotations
 
 import struct
@@ -32,7 +33,9 @@ def rescale_row(t: Trace, x: Traced, factor: Traced) -> Traced:
     pieces, factors = pieces_of(x), pieces_of(factor)
     if len(factors) != 1 or not all(is_fragment(piece) for piece in pieces):
         return t.call(mul_row, x, factor)
-    return assemble(axes_of(x), [in_place(t, piece, rescale_asm, "f", [t.vector(factors[0], 0, piece)]) for piece in pieces])
+    return assemble(
+        axes_of(x), [in_place(t, piece, rescale_asm, "f", [t.vector(factors[0], 0, piece)]) for piece in pieces]
+    )
 
 
 def rescale_asm(elements: int) -> str:
@@ -40,8 +43,11 @@ def rescale_asm(elements: int) -> str:
     two rows follow.
     """
     factors = [f"${2 * elements + half}" for half in range(HALVES)]
-    lines = [".reg .pred p, q;", *(f"setp.neu.f32 {name}, {factor}, 0f3F800000;" for name, factor in zip("pq", factors, strict=True)),
-             "or.pred p, p, q; vote.sync.any.pred p, p, 0xffffffff; @!p bra SAME;"]
+    lines = [
+        ".reg .pred p, q;",
+        *(f"setp.neu.f32 {name}, {factor}, 0f3F800000;" for name, factor in zip("pq", factors, strict=True)),
+        "or.pred p, p, q; vote.sync.any.pred p, p, 0xffffffff; @!p bra SAME;",
+    ]
     lines += [f"mul.f32 ${i}, ${i}, {factors[i % 4 // 2]};" for i in range(elements)]
     return "{ " + " ".join(lines) + " SAME: }"
 
@@ -65,7 +71,11 @@ def warp_exceeds(t: Trace, x: Traced, limit: Traced, *more: Traced) -> Traced:
     lines, operands = [".reg .pred p, q; setp.ne.s32 p, 0, 0;"], list(scalars)
     elements = 1 + len(scalars)
     for tile, of in zip(tiles, limits, strict=True):
-        above = f"0f{struct.unpack('<I', struct.pack('<f', float(of)))[0]:08X}" if isinstance(of, (int, float)) else next(names)
+        above = (
+            f"0f{struct.unpack('<I', struct.pack('<f', float(of)))[0]:08X}"
+            if isinstance(of, (int, float))
+            else next(names)
+        )
         for piece in pieces_of(tile):
             operands.append(piece)
             behind = elements + t.builder.get_total_elems_per_thread(piece.type.to_ir(t.builder))

@@ -6,6 +6,7 @@ mailbox for each other block, filled by the consumer of the same number there.
 Every thread sends its registers in their order, 16 bytes at a time. So a thread reads exactly the elements that it
 holds itself, for any layout. A block sends only after all blocks have read the previous task's mailboxes.
 """
+
 from __future__ import annotations
 
 import functools
@@ -69,7 +70,10 @@ class ClusterSplitK(Schedule):
 
 def slice_bytes(plan: Any, sharers: int) -> int:
     """Return the bytes that a consumer sends to one other block."""
-    return sum(tile.rows * (tile.cols // sharers) * 4 if isinstance(tile, rt) else tile.length * SPREAD * 4 for _, tile in joined(plan))
+    return sum(
+        tile.rows * (tile.cols // sharers) * 4 if isinstance(tile, rt) else tile.length * SPREAD * 4
+        for _, tile in joined(plan)
+    )
 
 
 def received_bytes(plan: Any, consumers: int, sharers: int, name: str) -> int:
@@ -85,7 +89,9 @@ def received_bytes(plan: Any, consumers: int, sharers: int, name: str) -> int:
         if isinstance(tile, rt):
             step = STEP // (4 * tile.rows)
             if tile.cols % (sharers * step):
-                raise TileError(f"{what}: its columns are split between {sharers} blocks and must be a multiple of {sharers * step}")
+                raise TileError(
+                    f"{what}: its columns are split between {sharers} blocks and must be a multiple of {sharers * step}"
+                )
         elif tile.length % (STEP // (4 * SPREAD)):
             raise TileError(f"{what}: its length must be a multiple of {STEP // (4 * SPREAD)}")
     return consumers * (sharers - 1) * slice_bytes(plan, sharers)
@@ -96,9 +102,15 @@ def new_mailboxes(t: Trace, T: Traced) -> dict[str, Traced]:
     read theirs.
     """
     number = T.received // STEP
-    boxes = allocate_pieces(t, sv(tl.float32, STEP // 4), number, f"parts of {T.sharers - 1} other blocks for {T.consumers} consumers")
+    boxes = allocate_pieces(
+        t, sv(tl.float32, STEP // 4), number, f"parts of {T.sharers - 1} other blocks for {T.consumers} consumers"
+    )
     boxes._set_name(t.builder, "received")
-    return {"received": boxes, "parts_arrived": new_semaphores(t, T.consumers, 1), "parts_read": new_semaphores(t, T.consumers, (T.sharers - 1) * WARPS)}
+    return {
+        "received": boxes,
+        "parts_arrived": new_semaphores(t, T.consumers, 1),
+        "parts_read": new_semaphores(t, T.consumers, (T.sharers - 1) * WARPS),
+    }
 
 
 def _as_tile(t: Trace, x: Traced) -> Traced:
@@ -110,14 +122,19 @@ def _as_tile(t: Trace, x: Traced) -> Traced:
 def _sent_part(t: Trace, ctx: Traced, state: Traced) -> Traced:
     """Return this block's part of a task. Its vectors have the layout of received vectors."""
     part = t.call(own_part, ctx, state)
-    return struct(**{n: x if len(shape_of(x)) == 2 else t.call(row_max, _as_tile(t, x)) for n, x in part.fields.items()})
+    return struct(
+        **{n: x if len(shape_of(x)) == 2 else t.call(row_max, _as_tile(t, x)) for n, x in part.fields.items()}
+    )
 
 
 @op
 def _slices(t: Trace, ctx: Traced, part: Traced) -> Traced:
     """Return the data for every block: its columns of each tile, and the whole vectors."""
     sharers = unwrap(ctx.config).sharers
-    cut = {n: t.call(split_cols, x, shape_of(x)[1] // sharers) if len(shape_of(x)) == 2 else (x,) * sharers for n, x in part.fields.items()}
+    cut = {
+        n: t.call(split_cols, x, shape_of(x)[1] // sharers) if len(shape_of(x)) == 2 else (x,) * sharers
+        for n, x in part.fields.items()
+    }
     return tl.tuple([struct(**{n: of[block] for n, of in cut.items()}) for block in range(sharers)])
 
 
@@ -139,7 +156,9 @@ def _box(t: Trace, ctx: Traced, memory: Traced, number: Traced) -> Traced:
     config = unwrap(ctx.config)
     steps = slice_bytes(config._plan, config.sharers) // STEP
     first = t.call(memory.received.__getitem__, unwrap(ctx.worker) * (config.sharers - 1) * steps)
-    offset = t.method(t.method(t.scalar(number), "__mul__", steps * STEP), "__add__", t.method(role_thread(t), "__mul__", QUAD))
+    offset = t.method(
+        t.method(t.scalar(number), "__mul__", steps * STEP), "__add__", t.method(role_thread(t), "__mul__", QUAD)
+    )
     return t.method(t.call(ptx_shared.address, first.pieces[0]), "__add__", offset)
 
 
@@ -168,7 +187,9 @@ def _with_received(t: Trace, ctx: Traced, memory: Traced, mine: Traced, number: 
         theirs[name] = read if len(shape_of(x)) == 2 else t.call(row_max, read)
     if config._plan.merged:
         return t.call(type(config).merge, ctx, mine, struct(**theirs))
-    return struct(**{n: apply_pieces(t, lambda a, b: t.method(a, "__add__", b), x, theirs[n]) for n, x in mine.fields.items()})
+    return struct(
+        **{n: apply_pieces(t, lambda a, b: t.method(a, "__add__", b), x, theirs[n]) for n, x in mine.fields.items()}
+    )
 
 
 @op

@@ -10,6 +10,7 @@ Otherwise each role's `setup` would read memory after those loads, and wait for 
 The two counters (tasks fetched, thread blocks done) are zero before a launch and zero again after it. Source:
 FlashAttention-3 (Shah et al., 2024), dynamic persistent tile scheduler.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -61,7 +62,11 @@ def tile_broadcast_memory(t: Trace, T: Traced) -> dict[str, Traced]:
     if not T.dynamic:
         return {"numbers": numbers}
     receivers = T.consumers * WARPS + T.reducers + T.lagged_producer
-    return {"numbers": numbers, "tile_full": new_semaphores(t, SLOTS.value, 1), "tile_empty": new_semaphores(t, SLOTS.value, receivers)}
+    return {
+        "numbers": numbers,
+        "tile_full": new_semaphores(t, SLOTS.value, 1),
+        "tile_empty": new_semaphores(t, SLOTS.value, receivers),
+    }
 
 
 @op
@@ -72,15 +77,22 @@ def numbered(t: Trace, number: Traced) -> Traced:
 
 @op
 def _place(t: Trace, memory: Traced, slot: Traced) -> Traced:
-    return t.method(t.call(ptx_shared.address, memory.numbers.pieces[0]), "__add__", t.method(t.scalar(slot), "__mul__", 4 * NUMBERS))
+    return t.method(
+        t.call(ptx_shared.address, memory.numbers.pieces[0]),
+        "__add__",
+        t.method(t.scalar(slot), "__mul__", 4 * NUMBERS),
+    )
 
 
 @op
 def _write(t: Trace, place: Traced, task: Traced) -> None:
     numbers = list(numbers_of(task))
     if len(numbers) > NUMBERS or any(n.dtype not in (tl.int1, tl.int32) for n in numbers):
-        raise TileError(f"tk.task of {len(numbers)} numbers, {', '.join(sorted({str(n.dtype) for n in numbers}))}: a broadcast task has at most "
-                        f"{NUMBERS}, truth values or int32")
+        raise TileError(
+            f"tk.task of {len(numbers)} numbers, {', '.join(sorted({str(n.dtype) for n in numbers}))}: a broadcast "
+            "task has at most "
+            f"{NUMBERS}, truth values or int32"
+        )
     for i, number in enumerate(numbers):
         t.call(ptx_shared.store, t.method(place, "__add__", 4 * i), t.method(number, "to", tl.int32), tl.int32)
 
@@ -89,7 +101,9 @@ def _write(t: Trace, place: Traced, task: Traced) -> None:
 def _read(t: Trace, place: Traced, task: Traced) -> Traced:
     numbers = list(numbers_of(task))
     read = [t.call(ptx_shared.load, t.method(place, "__add__", 4 * i), tl.int32) for i in range(len(numbers))]
-    received, _ = task.type._unflatten_ir([t.method(new, "to", old.dtype).handle for new, old in zip(read, numbers, strict=True)], 0)
+    received, _ = task.type._unflatten_ir(
+        [t.method(new, "to", old.dtype).handle for new, old in zip(read, numbers, strict=True)], 0
+    )
     return received
 
 

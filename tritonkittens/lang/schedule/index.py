@@ -1,4 +1,5 @@
 """Integer arithmetic on task and thread-block numbers."""
+
 from __future__ import annotations
 
 import triton

@@ -1,4 +1,5 @@
 """Raster orders: they map a task number to a tile of the output."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -111,7 +112,8 @@ def _longest_first(task, tiles, others):
 def _longest_of_few(task, tiles, others, blocks, ROUNDS: tl.constexpr):
     tiles = tl.maximum(tiles, 1)
     each = tl.maximum(blocks // tiles, 1)  # others in a band
-    bands = tl.maximum(others - _ceil_div(ROUNDS * blocks, tiles), 0) // each  # bands before the last one, which has all remaining columns
+    # bands before the last one, which has all remaining columns
+    bands = tl.maximum(others - _ceil_div(ROUNDS * blocks, tiles), 0) // each
     band = tl.minimum(task // (tiles * each), bands)
     inside = task - band * tiles * each
     few = tl.maximum(tl.where(band < bands, each, others - bands * each), 1)
@@ -148,7 +150,9 @@ def supergroup_rows(rows: int, cols: int, depth: int, tile: tuple[int, int], ite
         ValueError: for numbers that are not positive.
     """
     if min(rows, cols, depth, *tile, itemsize, l2_bytes) <= 0:
-        raise ValueError(f"supergroup_rows({rows}, {cols}, {depth}, {tile}, {itemsize}, {l2_bytes}): all must be positive")
+        raise ValueError(
+            f"supergroup_rows({rows}, {cols}, {depth}, {tile}, {itemsize}, {l2_bytes}): all must be positive"
+        )
     tiles = -(-rows // tile[0])
     column, row = min(cols, tile[1]) * depth * itemsize, tile[0] * depth * itemsize
     fit = max(1, min(tiles, (l2_bytes // 2 - column) // row))

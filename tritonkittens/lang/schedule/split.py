@@ -1,6 +1,7 @@
 """Tile schedulers that split tasks between thread blocks: split-K, split tails, stream-K. `schedule/split_k.py` joins
 the parts.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -38,7 +39,9 @@ class _Split(Schedule):
         info = setup(t, ctx, index)
         begin, count = t.call(iterations_of, part, parts, info.iterations)
         shared = {"begin": begin, "count": count, "parts": parts, "part": part, "slot": slot, "late": t.scalar(0)}
-        return struct(**{**info.fields, "is_valid": t.method(info.is_valid, "__and__", is_valid), "task_id": index, **shared})
+        return struct(
+            **{**info.fields, "is_valid": t.method(info.is_valid, "__and__", is_valid), "task_id": index, **shared}
+        )
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,11 @@ def _stream_first(block, blocks, whole, steps):
 @triton.jit
 def _stream_next(index, count, block, blocks, whole, steps):
     after = index + blocks
-    return tl.where(index < whole, tl.where(after < whole, after, whole + first_step(block, blocks, steps)), index + tl.maximum(count, 1))
+    return tl.where(
+        index < whole,
+        tl.where(after < whole, after, whole + first_step(block, blocks, steps)),
+        index + tl.maximum(count, 1),
+    )
 
 
 @triton.jit
@@ -207,7 +214,8 @@ def _stream_part(index, block, blocks, whole, tasks, iterations, steps):
 
 @triton.jit
 def iterations_of(part, parts, iterations):
-    """Return (first, number) of a part's iterations. The block of a whole task skips the division (see `_tail_part`)."""
+    """Return (first, number) of a part's iterations. The block of a whole task skips the division (see
+    `_tail_part`)."""
     begin, count = 0, iterations
     if parts > 1:
         begin = part * iterations // parts
@@ -217,7 +225,8 @@ def iterations_of(part, parts, iterations):
 
 @triton.jit
 def _steps(tasks, whole, iterations):
-    return (tasks - whole) * tl.maximum(iterations, 1)  # a task of no iterations is a step too, because a block must run its epilogue
+    # a task of no iterations is a step too, because a block must run its epilogue
+    return (tasks - whole) * tl.maximum(iterations, 1)
 
 
 @triton.jit

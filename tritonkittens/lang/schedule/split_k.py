@@ -6,6 +6,7 @@ No block waits, so nothing can hang. The fixed order makes the result the same i
 before a launch and zero again after it.
 Source: Osama et al. (2023), "Stream-K", section 4 ("fix-up"), with a ticket instead of a wait.
 """
+
 from __future__ import annotations
 
 import math
@@ -43,8 +44,11 @@ def settled(t: Trace, ctx: Traced, state: Traced) -> Traced:
     declared = {n: tile.shape for n, tile in unwrap(ctx.config)._plan.accumulators}
     if {n: shape_of(v) for n, v in tiles.items()} != declared or any(v.dtype != tl.float32 for v in tiles.values()):
         have = ", ".join(f"{n} {list(shape_of(v))}" for n, v in tiles.items())
-        raise TileError(f"{type(unwrap(ctx.config)).__name__}(schedule={unwrap(ctx.config).schedule!r}): tasks that are split are summed up by their "
-                        f"accumulators; the state must be the fp32 tiles of layout(accumulators={declared}), it has {have}")
+        raise TileError(
+            f"{type(unwrap(ctx.config)).__name__}(schedule={unwrap(ctx.config).schedule!r}): tasks that are split are "
+            "summed up by their "
+            f"accumulators; the state must be the fp32 tiles of layout(accumulators={declared}), it has {have}"
+        )
     return struct(**tiles)
 
 
@@ -59,10 +63,17 @@ def own_part(t: Trace, ctx: Traced, state: Traced) -> Traced:
         return t.call(settled, ctx, state)
     part = t.call(type(config).part, ctx, state)
     declared = {n: kind.shape for n, kind in config._plan.merged}
-    values = {n: t.call(mma_wait, v) if len(shape_of(v)) == 2 else v for n, v in part.fields.items()} if isinstance(part, struct) else {}
+    values = (
+        {n: t.call(mma_wait, v) if len(shape_of(v)) == 2 else v for n, v in part.fields.items()}
+        if isinstance(part, struct)
+        else {}
+    )
     if {n: shape_of(v) for n, v in values.items()} != declared or any(v.dtype != tl.float32 for v in values.values()):
         have = ", ".join(f"{n} {list(shape_of(v))} of {name_of(v.dtype)}" for n, v in values.items()) or f"{part!r}"
-        raise TileError(f"{type(config).__name__}.part: must return a tk.struct of fp32 as layout(merged={declared}) says, not {have}")
+        raise TileError(
+            f"{type(config).__name__}.part: must return a tk.struct of fp32 as layout(merged={declared}) says, not "
+            f"{have}"
+        )
     return struct(**{n: values[n] for n in declared})
 
 
@@ -100,7 +111,9 @@ def _as_before(t: Trace, vector: Traced, piece: Traced) -> Traced:
     if len(piece.shape) == 1:
         return vector
     order = _order(t, piece)
-    bits = t.method(t.method(vector, "reshape", [2] * len(order)), "permute", [order.index(i) for i in range(len(order))])
+    bits = t.method(
+        t.method(vector, "reshape", [2] * len(order)), "permute", [order.index(i) for i in range(len(order))]
+    )
     return t.call(gl.convert_layout, t.method(bits, "reshape", piece.shape), piece.type.layout, assert_trivial=True)
 
 
@@ -145,9 +158,19 @@ def _join(t: Trace, ctx: Traced, state: Traced, theirs: Traced) -> Traced:
     """Merge two parts by the hook, or add them. The result has the layout of `state`."""
     config = unwrap(ctx.config)
     if not config._plan.merged:
-        return struct(**{n: apply_pieces(t, lambda a, b: t.method(a, "__add__", b), x, theirs.fields[n]) for n, x in state.fields.items()})
+        return struct(
+            **{
+                n: apply_pieces(t, lambda a, b: t.method(a, "__add__", b), x, theirs.fields[n])
+                for n, x in state.fields.items()
+            }
+        )
     both = t.call(type(config).merge, ctx, state, theirs)
-    return struct(**{n: apply_pieces(t, lambda new, old: t.convert(new, old.type.layout), both.fields[n], x) for n, x in state.fields.items()})
+    return struct(
+        **{
+            n: apply_pieces(t, lambda new, old: t.convert(new, old.type.layout), both.fields[n], x)
+            for n, x in state.fields.items()
+        }
+    )
 
 
 @triton.jit
@@ -174,7 +197,8 @@ def join_parts(ctx, state):
         last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == ctx.parts - 1
         if last:
             PARTS: tl.constexpr = ctx.config.schedule.fixed_parts
-            if PARTS == 2 and not ctx.config.merges:  # the sum of two does not depend on the order, so this block's part need not be read again
+            # the sum of two does not depend on the order, so this block's part need not be read again
+            if PARTS == 2 and not ctx.config.merges:
                 state = _join(ctx, state, _read(ctx, _slot_of(ctx, 1 - ctx.part), state))
             else:
                 state = _read(ctx, _slot_of(ctx, 0), state)

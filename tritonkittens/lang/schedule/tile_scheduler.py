@@ -4,6 +4,7 @@ A scheduler is a small value that a template takes as a knob: `Gemm(schedule=tk.
 On the host it gives the number of work tiles and thread blocks of a launch, and their shared global memory. On the
 device, while a kernel is traced, it gives a block's first work tile, the next one, and the work tile of an index.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -20,8 +21,33 @@ from tritonkittens.lang.register.compiler_hints import opaque_zero
 from tritonkittens.lang.schedule.index import Knob
 
 # Fields of a hook's context that are no coordinates
-RESERVED = {"globals", "args", "config", "task_id", "task", "late_task", "iterations", "is_valid", "iter", "consumer", "worker", "rank", "scratch", "exchange",
-            "accumulators", "reducing", "begin", "count", "parts", "part", "slot", "late", "params", "page_indices", "edge"}
+RESERVED = {
+    "globals",
+    "args",
+    "config",
+    "task_id",
+    "task",
+    "late_task",
+    "iterations",
+    "is_valid",
+    "iter",
+    "consumer",
+    "worker",
+    "rank",
+    "scratch",
+    "exchange",
+    "accumulators",
+    "reducing",
+    "begin",
+    "count",
+    "parts",
+    "part",
+    "slot",
+    "late",
+    "params",
+    "page_indices",
+    "edge",
+}
 
 
 @op
@@ -43,17 +69,23 @@ def task(t: Trace, /, iterations: Traced, when: Traced = None, edges: Traced = N
         return tk.task(iterations=K // 64, when=ctx.task_id < tiles, row=row, col=col)
     """
     if unwrap(when) is None:
-        raise TileError("task(iterations): give `when`, false past the last task; without it the loop over tasks never ends")
+        raise TileError(
+            "task(iterations): give `when`, false past the last task; without it the loop over tasks never ends"
+        )
     clash = set(coordinates) & RESERVED
     if clash:
         raise TileError(f"task({', '.join(clash)}=…): reserved names of the context")
-    scalars = {n: v if isinstance(v, struct) or isinstance(unwrap(v), int) else t.scalar(v) for n, v in coordinates.items()}
+    scalars = {
+        n: v if isinstance(v, struct) or isinstance(unwrap(v), int) else t.scalar(v) for n, v in coordinates.items()
+    }
     if isinstance(unwrap(edges), int):
         if unwrap(edges) not in (0, 1):
             raise TileError(f"task(edges={unwrap(edges)}): as a constant it is 0 or 1, else a number of the task")
     elif unwrap(edges) is not None:
         edges = t.scalar(edges)
-    return struct(iterations=t.scalar(iterations), is_valid=t.method(t.scalar(when), "to", tl.int1), edges=edges, **scalars)
+    return struct(
+        iterations=t.scalar(iterations), is_valid=t.method(t.scalar(when), "to", tl.int1), edges=edges, **scalars
+    )
 
 
 class SplitPlan(NamedTuple):
@@ -97,7 +129,11 @@ class Schedule(Knob):
 
     def conflict(self, cluster: int, pingpong: bool) -> str | None:
         """Return the reason why a template cannot combine this scheduler with these knobs, or None."""
-        return f"{self.alone}; that needs cluster=1 and pingpong=False" if self.alone and (cluster > 1 or pingpong) else None
+        return (
+            f"{self.alone}; that needs cluster=1 and pingpong=False"
+            if self.alone and (cluster > 1 or pingpong)
+            else None
+        )
 
     # ------------------------------------------------------------ on the device
 
@@ -150,7 +186,7 @@ def extra(T: Any, A: Any) -> list[Any]:
     Where tasks are split: partial sums, counters, whole tasks, all tasks, and parts (split tails). With a dynamic
     schedule: counters.
     """
-    return list(A)[len(unwrap(T)._plan.args):]
+    return list(A)[len(unwrap(T)._plan.args) :]
 
 
 @triton.jit

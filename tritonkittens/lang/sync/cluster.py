@@ -1,4 +1,5 @@
 """Clusters of thread blocks, and programmatic dependent launch."""
+
 from __future__ import annotations
 
 from tritonkittens.inline_ptx import cluster as ptx_cluster
@@ -8,7 +9,8 @@ from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.resources import bill
 
 CLUSTER_OF_ROLES = (
-    "the cluster's barrier counts the warps of every role and would wait forever; write tk.specialize(..., cluster_sync=True): all roles of all "
+    "the cluster's barrier counts the warps of every role and would wait forever; write tk.specialize(..., "
+    "cluster_sync=True): all roles of all "
     "blocks of the cluster then meet before they begin and before they end"
 )
 

@@ -1,4 +1,5 @@
 """Named barriers of a thread block. Source: PTX ISA, barrier.sync, barrier.arrive."""
+
 from __future__ import annotations
 
 from tritonkittens.inline_ptx import barrier as ptx_barrier
@@ -36,6 +37,8 @@ def named_arrive(t: Trace, identifier: Traced, threads: Traced) -> None:
 def _check_named(identifier: Traced, threads: Traced) -> None:
     identifier, threads = unwrap(identifier), unwrap(threads)
     if isinstance(identifier, int) and not 8 <= identifier <= 15:
-        raise TileError(f"named barrier {identifier}: must be 8 to 15 (the hardware has 16, the compiler uses the lower half)")
+        raise TileError(
+            f"named barrier {identifier}: must be 8 to 15 (the hardware has 16, the compiler uses the lower half)"
+        )
     if not isinstance(threads, int) or threads % 32 or not 32 <= threads <= 1024:
         raise TileError(f"named barrier of {threads!r} threads: must be a multiple of 32 up to 1024")

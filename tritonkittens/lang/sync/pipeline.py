@@ -5,6 +5,7 @@ the stage. When the copies land, they complete the stage's full barrier.
 A consumer waits for a stage, uses it and releases it. Each role walks over the stages with its own state.
 Source: CUTLASS, `cutlass/pipeline/pipeline.hpp` (PipelineTmaAsync, PipelineState); PTX ISA, mbarrier.
 """
+
 from __future__ import annotations
 
 import triton
@@ -125,8 +126,17 @@ def consumer_wait(t: Trace, pipe: Traced, state: Traced) -> None:
 
 @op
 def consumer_release(t: Trace, pipe: Traced, state: Traced, per: Traced = "role") -> None:
-    """Release the stage of `state` to the producer of the pipeline `pipe`. `per` is "role" or "warp", as in `arrive`."""
+    """Release the stage of `state` to the producer of the pipeline `pipe`. `per` is "role" or "warp", as in
+    `arrive`."""
     t.call(arrive, _barrier(t, pipe, state, "empty", "consumer_release"), per=per)
 
 
-__all__ = ["advance", "consumer_release", "consumer_wait", "pipeline", "pipeline_state", "producer_acquire", "producer_commit"]
+__all__ = [
+    "advance",
+    "consumer_release",
+    "consumer_wait",
+    "pipeline",
+    "pipeline_state",
+    "producer_acquire",
+    "producer_commit",
+]

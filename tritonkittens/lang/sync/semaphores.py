@@ -1,4 +1,5 @@
 """Semaphores (mbarriers): construction, arrivals and waits."""
+
 from __future__ import annotations
 
 import pathlib
@@ -160,7 +161,15 @@ def _arrive_remote(bar, cta, COUNT: tl.constexpr, SCOPE: tl.constexpr, thread):
 
 
 @op
-def arrive(t: Trace, sem: Traced, count: Traced = 1, per: Traced = "role", cta: Traced = None, scope: Traced = "cluster", fenced: Traced = False) -> None:
+def arrive(
+    t: Trace,
+    sem: Traced,
+    count: Traced = 1,
+    per: Traced = "role",
+    cta: Traced = None,
+    scope: Traced = "cluster",
+    fenced: Traced = False,
+) -> None:
     """Arrive at a semaphore.
 
     Args:
@@ -234,7 +243,9 @@ def wait(t: Trace, sem: Traced, phase: Traced, scope: Traced = "cta") -> None:
 
 
 @op
-def careful_wait(t: Trace, sem: Traced, phase: Traced, limit_ns: Traced = WAIT_LIMIT_NS, name: Traced = None, scope: Traced = "cta") -> None:
+def careful_wait(
+    t: Trace, sem: Traced, phase: Traced, limit_ns: Traced = WAIT_LIMIT_NS, name: Traced = None, scope: Traced = "cta"
+) -> None:
     """Wait as `wait` does, but end the launch with an error after a time limit.
 
     Before that, the kernel prints `name`, the phase, the block, and the warps of the block that wait.
@@ -256,7 +267,9 @@ def careful_wait(t: Trace, sem: Traced, phase: Traced, limit_ns: Traced = WAIT_L
 
 
 @triton.jit
-def _wait_or_report(bar, phase, LIMIT: tl.constexpr, SCOPE: tl.constexpr, thread, EVEN: tl.constexpr, ODD: tl.constexpr):
+def _wait_or_report(
+    bar, phase, LIMIT: tl.constexpr, SCOPE: tl.constexpr, thread, EVEN: tl.constexpr, ODD: tl.constexpr
+):
     done = ptx_mbarrier.try_wait(bar, phase, SCOPE)
     if done == 0:
         start = timing.globaltimer()
@@ -272,7 +285,8 @@ def _wait_or_report(bar, phase, LIMIT: tl.constexpr, SCOPE: tl.constexpr, thread
                 else:
                     tl.device_print(ODD, warp)
             for _ in range(20):
-                timing.nanosleep(1_000_000)  # so that the other warps and blocks print before the first trap ends them all
+                # so that the other warps and blocks print before the first trap ends them all
+                timing.nanosleep(1_000_000)
             asm("trap;", "", [])
 
 
@@ -283,7 +297,13 @@ def _careful_wait(t: Trace, sem: Traced, phase: Traced, limit_ns: Traced, name: 
     if name is not None and not (isinstance(name, str) and name.isascii() and name.isprintable()):
         raise TileError(f"careful_wait(name={name!r}): must be a string of printable ASCII characters")
     label = f"stuck waiting for {name or 'a semaphore'} at {_place(t)}, phase "
-    arguments = (_semaphore(sem, "wait").barrier(t), t.scalar(phase), tl.constexpr(limit), tl.constexpr(scope), role_thread(t))
+    arguments = (
+        _semaphore(sem, "wait").barrier(t),
+        t.scalar(phase),
+        tl.constexpr(limit),
+        tl.constexpr(scope),
+        role_thread(t),
+    )
     t.call(_wait_or_report, *arguments, tl.constexpr(label + "0, warp"), tl.constexpr(label + "1, warp"))
 
 

@@ -1,4 +1,5 @@
 """Warp roles: parts of a block that run different code, and the register budget of each."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -82,7 +83,9 @@ class _InCluster:
     def __init__(self, generator: Any) -> None:
         self.generator = generator
 
-    def call_JitFunction(self, fn: JITFunction, args: list[Traced], kwargs: dict[str, Traced], **context: Any) -> Traced:
+    def call_JitFunction(
+        self, fn: JITFunction, args: list[Traced], kwargs: dict[str, Traced], **context: Any
+    ) -> Traced:
         self.generator.call_JitFunction(_meet, [], {}, **context)
         result = self.generator.call_JitFunction(fn, args, kwargs, **context)
         self.generator.call_JitFunction(_meet, [], {}, **context)
@@ -95,7 +98,9 @@ def start_roles(t: Trace, roles: Traced, warps: Traced, registers: Traced, clust
     warps, registers = unwrap(warps), unwrap(registers)
     pairs = [(pair[0], pair[1]) for pair in roles]
     if len(warps) != len(pairs) or (registers is not None and len(registers) != len(pairs)):
-        raise TileError(f"specialize: {len(pairs)} roles need as many warps and registers, got warps={warps}, registers={registers}")
+        raise TileError(
+            f"specialize: {len(pairs)} roles need as many warps and registers, got warps={warps}, registers={registers}"
+        )
     if warps[0] != t.num_warps:
         raise TileError(f"specialize(warps={warps}): the first role runs on the kernel's own {t.num_warps} warps")
     if bill().cluster_synced and len(pairs) > 1:
@@ -109,13 +114,17 @@ def start_roles(t: Trace, roles: Traced, warps: Traced, registers: Traced, clust
         raise TileError(f"specialize: {len(pairs)} roles; at most {MAX_WORKERS + 1} are possible")
     total = warps[0] + -(-sum(warps[1:]) // 4) * 4
     if total > 32:
-        raise TileError(f"specialize(warps={warps}): {total} warps with workers rounded up to warpgroups; a block has at most 32")
+        raise TileError(
+            f"specialize(warps={warps}): {total} warps with workers rounded up to warpgroups; a block has at most 32"
+        )
     if registers is not None:
         check_registers(warps, registers)
     functions = [(unwrap(fn), tl.tuple([a for a in args])) for fn, args in pairs]
     generator = _InCluster(t.generator) if cluster_sync else t.generator
     bill().roles = "inside"
-    Trace(t.semantic, generator).call(gl.warp_specialize, functions, list(warps[1:]), list(registers[1:]) if registers is not None else None)
+    Trace(t.semantic, generator).call(
+        gl.warp_specialize, functions, list(warps[1:]), list(registers[1:]) if registers is not None else None
+    )
     bill().roles = "after"
 
 
@@ -149,4 +158,12 @@ def _check_count(count: Traced) -> None:
         raise TileError(f"registers: {count!r} must be a multiple of 8 from 24 to 256 (setmaxnreg)")
 
 
-__all__ = ["REGISTERS", "WARP", "consumer_registers", "decrease_registers", "increase_registers", "producer_registers", "specialize"]
+__all__ = [
+    "REGISTERS",
+    "WARP",
+    "consumer_registers",
+    "decrease_registers",
+    "increase_registers",
+    "producer_registers",
+    "specialize",
+]

@@ -1,4 +1,5 @@
 """A template bound to the shapes of its tensors: the launch."""
+
 from __future__ import annotations
 
 import functools
@@ -23,7 +24,8 @@ _new = tuple.__new__
 
 
 class TileArgument(NamedTuple):
-    """What a kernel gets for a tensor that TMA moves: its descriptors, its pointer, and the number of the parameter that the first descriptor is."""
+    """What a kernel gets for a tensor that TMA moves: its descriptors, its pointer, and the number of the parameter
+    that the first descriptor is."""
 
     maps: Any
     pointer: Any
@@ -36,13 +38,14 @@ class TileArgument(NamedTuple):
 
 
 def cluster_slots(multiprocessors: int, size: int) -> int:
-    """Clusters of `size` blocks, one a multiprocessor, that run at once: those of more than two do not use up the GPCs, which differ in multiprocessors (an
-    H200 of 132, by cuOccupancyMaxActiveClusters: 66 of 2, 30 of 4, 15 of 8)."""
+    """Clusters of `size` blocks, one a multiprocessor, that run at once: those of more than two do not use up the GPCs,
+    which differ in multiprocessors (an H200 of 132, by cuOccupancyMaxActiveClusters: 66 of 2, 30 of 4, 15 of 8)."""
     return int(multiprocessors * (CLUSTERED if size > 2 else 1)) // size
 
 
 class Call:
-    """A template bound to the shapes of its tensors: `call(*tensors, **args)` launches with as little work as possible."""
+    """A template bound to the shapes of its tensors: `call(*tensors, **args)` launches with as little work as
+    possible."""
 
     def __init__(self, template: lcf, tensors: tuple[Any, ...]):
         plan, name = template._plan, type(template).__name__
@@ -54,16 +57,37 @@ class Call:
             except TileError as error:
                 raise TileError(f"{name}: {tensor_name}: {error}") from None
         self.name, self.args, self.splits, self.dynamic = name, plan.args, template.splits, template.dynamic
-        self.specs = tuple([map_specs(tiles, t.ndim, "zero", n in plan.ragged) for (n, tiles), t in zip(template._tiles, tensors, strict=True)])
+        self.specs = tuple(
+            [
+                map_specs(tiles, t.ndim, "zero", n in plan.ragged)
+                for (n, tiles), t in zip(template._tiles, tensors, strict=True)
+            ]
+        )
         device = tensors[0].get_device() if tensors else -1
         on_device = device >= 0 or simulator.get() is not None
-        slots = max(1, cluster_slots(multiprocessor_count(device), template.cluster_size) * template.blocks_per_sm) if on_device else 1
+        slots = (
+            max(1, cluster_slots(multiprocessor_count(device), template.cluster_size) * template.blocks_per_sm)
+            if on_device
+            else 1
+        )
         shapes = [t.shape for t in tensors]
-        self.keys = {debug: (((template,), ()), (("debug", debug), *template._options) if debug else template._options) for debug in DEBUG_MODES}
+        self.keys = {
+            debug: (((template,), ()), (("debug", debug), *template._options) if debug else template._options)
+            for debug in DEBUG_MODES
+        }
         self.key = self.keys[False]
-        if (template.one_tile_per_block or not template.schedule.whole_tasks) and template.tasks(*shapes) == UNKNOWN_TASKS:
-            single = "one_tile_per_block=True, " if template.one_tile_per_block and not template.schedule.one_tile_per_block else ""
-            raise TileError(f"{name}({single}schedule={template.schedule!r}): write method 'tasks', which says how many tasks tensors of given shapes make")
+        if (template.one_tile_per_block or not template.schedule.whole_tasks) and template.tasks(
+            *shapes
+        ) == UNKNOWN_TASKS:
+            single = (
+                "one_tile_per_block=True, "
+                if template.one_tile_per_block and not template.schedule.one_tile_per_block
+                else ""
+            )
+            raise TileError(
+                f"{name}({single}schedule={template.schedule!r}): write method 'tasks', which says how many tasks "
+                "tensors of given shapes make"
+            )
         self.grid = (template.blocks(slots, *shapes),)
         self.fewest = template.work_tiles(slots, *shapes) if template.one_tile_per_block and on_device else 0
         self.numbers: tuple[int, ...] = ()  # what the kernel has to know of how tasks are split
@@ -76,10 +100,14 @@ class Call:
 
     def _check_blocks(self, blocks: int) -> None:
         if blocks < self.fewest:
-            raise TileError(f"{self.name}: {self.fewest} tasks, or parts of tasks, for {blocks} blocks; each has one at most (one_tile_per_block=True, or OnePerBlock())")
+            raise TileError(
+                f"{self.name}: {self.fewest} tasks, or parts of tasks, for {blocks} blocks; each has one at most "
+                "(one_tile_per_block=True, or OnePerBlock())"
+            )
 
     def _workspace(self, tensors: tuple[Any, ...], blocks: int = 0) -> tuple[Any, ...]:
-        """What blocks share, of the current stream: nothing, the counters that tasks are drawn from, or partial sums and their counters."""
+        """What blocks share, of the current stream: nothing, the counters that tasks are drawn from, or partial sums
+        and their counters."""
         if self.splits:
             floats, counters = self.room
             return workspace(tensors[0].device, max(floats, blocks * self.room_of_block), counters)
@@ -90,24 +118,38 @@ class Call:
         if len(args) != len(self.args) or any(n not in args for n in self.args):
             raise TypeError(f"{self.name}: arguments {sorted(args)}; it takes {sorted(self.args)}")
         # straight to tuple: a named tuple's own constructor takes twice as long
-        described = tuple([_new(TileArgument, (_new(GlobalArg, (t, s)), t, None)) if s else prepare(gl(t)) for t, s in zip(tensors, self.specs)])
+        described = tuple(
+            [
+                _new(TileArgument, (_new(GlobalArg, (t, s)), t, None)) if s else prepare(gl(t))
+                for t, s in zip(tensors, self.specs)
+            ]
+        )
         return described, (*[args[n] for n in self.args], *self._workspace(tensors, blocks or 0), *self.numbers)
 
     def __call__(self, *tensors: Any, blocks: int | None = None, debug: bool = False, **args: Any) -> None:
         """Launch on the current stream of the tensors' device."""
         if blocks is not None:
             self._check_blocks(blocks)
-        _template_kernel.launcher(self.grid if blocks is None else (blocks,), self.arguments(tensors, args, blocks), self.keys[debug])
+        _template_kernel.launcher(
+            self.grid if blocks is None else (blocks,), self.arguments(tensors, args, blocks), self.keys[debug]
+        )
 
     def bind(self, *tensors: Any, **args: Any) -> Callable[..., None]:
-        """The same with these numbers as a function of tensors alone, in as few steps as possible: of tensors like these, which have their strides, too, or of
-        others of such memory, whatever dimensions they have."""
+        """The same with these numbers as a function of tensors alone, in as few steps as possible: of tensors like
+        these, which have their strides, too, or of others of such memory, whatever dimensions they have."""
         kinds = [(t.shape, t.stride()) for t in tensors]
 
         def fallback(*given: Any) -> None:
-            self(*(t if (t.shape, t.stride()) == kind else t.as_strided(*kind) for t, kind in zip(given, kinds, strict=True)), **args)
+            self(
+                *(
+                    t if (t.shape, t.stride()) == kind else t.as_strided(*kind)
+                    for t, kind in zip(given, kinds, strict=True)
+                ),
+                **args,
+            )
 
-        owners = [i for i, specs in enumerate(self.specs) for _ in range(2 if specs else 1)]  # TMA's descriptors have the address, and the pointer beside them
+        # TMA's descriptors have the address, and the pointer beside them
+        owners = [i for i, specs in enumerate(self.specs) for _ in range(2 if specs else 1)]
         bind = functools.partial(_template_kernel.launcher.bind, self.grid, self.arguments(tensors, args), self.key)
         shared = len(self._workspace(tensors))
         if not shared:

@@ -1,4 +1,5 @@
 """What a template's knobs and layout must satisfy, checked when it is constructed."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -32,51 +33,93 @@ def check_knobs(T: lcf) -> None:
     if T.cluster not in CLUSTER_SIZES[:-1]:
         raise error_of(T, f"(cluster={T.cluster!r}): must be one of {', '.join(map(str, CLUSTER_SIZES[:-1]))} blocks")
     if not isinstance(T.lagged_producer, bool) or (T.lagged_producer and T.cluster > 1):
-        raise error_of(T, f"(lagged_producer={T.lagged_producer!r}, cluster={T.cluster}): must be False, or True where blocks load alone")
+        raise error_of(
+            T,
+            f"(lagged_producer={T.lagged_producer!r}, cluster={T.cluster}): must be False, or True where blocks load "
+            "alone",
+        )
     for name, kind in (("schedule", Schedule), ("order", Order)):
         if not isinstance(getattr(T, name), kind):
             raise error_of(T, f"({name}={getattr(T, name)!r}): must be a tk.{kind.__name__}")
     if conflict := T.schedule.conflict(T.cluster, T.pingpong):
         raise error_of(T, f"(schedule={T.schedule!r}, cluster={T.cluster}, pingpong={T.pingpong}): {conflict}")
     if T.one_tile_per_block and (T.pingpong or not T.schedule.may_have_one_tile_per_block):
-        raise error_of(T, f"(one_tile_per_block=True, schedule={T.schedule!r}, pingpong={T.pingpong}): a block with one work tile neither fetches it nor enters a "
-                       "task in the middle, and its consumers share it; that needs another schedule and pingpong=False")
+        raise error_of(
+            T,
+            f"(one_tile_per_block=True, schedule={T.schedule!r}, pingpong={T.pingpong}): a block with one work tile "
+            "neither fetches it nor enters a "
+            "task in the middle, and its consumers share it; that needs another schedule and pingpong=False",
+        )
     if T.staggered_epilogue and T.warp_scheduler_barrier:
-        raise error_of(T, "(staggered_epilogue=True, warp_scheduler_barrier=True): consumers that take turns end together")
+        raise error_of(
+            T, "(staggered_epilogue=True, warp_scheduler_barrier=True): consumers that take turns end together"
+        )
     if T.pingpong and T.warp_scheduler_barrier:
-        raise error_of(T, "(pingpong=True, warp_scheduler_barrier=True): consumers with tasks of their own take no turns")
+        raise error_of(
+            T, "(pingpong=True, warp_scheduler_barrier=True): consumers with tasks of their own take no turns"
+        )
 
 
 def check_layout(T: lcf, extensions: tuple[type[Extension], ...]) -> None:
-    """Raise `TileError` for a layout without the hooks that it needs, or that does not go with the knobs. `extensions`: those that the class derives from."""
+    """Raise `TileError` for a layout without the hooks that it needs, or that does not go with the knobs. `extensions`:
+    those that the class derives from."""
     plan = T._plan
     if not isinstance(plan, layout):
         raise error_of(T, f".layout must return tk.layout(…), got {plan!r}")
     for extension in EXTENSIONS:
         given = [name for name in extension.added_fields if getattr(plan, name)]
         if given and not any(issubclass(e, extension) for e in extensions):
-            raise error_of(T, f"its layout has {given[0]}=…, which is of an extension; derive the class from tk.{extension.__name__} too")
+            raise error_of(
+                T,
+                f"its layout has {given[0]}=…, which is of an extension; derive the class from "
+                f"tk.{extension.__name__} too",
+            )
     for extension in extensions:
-        if extension.added_fields and extension.needs_fields and not any(getattr(plan, name) for name in extension.added_fields):
+        if (
+            extension.added_fields
+            and extension.needs_fields
+            and not any(getattr(plan, name) for name in extension.added_fields)
+        ):
             raise error_of(T, f"tk.{extension.__name__} needs {extension.added_fields[0]}=… in its layout")
     for hook in hooks_of(T._stores, extensions).values():
         if hook.layout and getattr(plan, hook.layout) and not hasattr(type(T), hook.name):
             raise error_of(T, f"its layout has {hook.layout}=…, but hook {hook.name!r} is missing")
-    if not T._stores and not hasattr(type(T), "finish") and not any("finish" in extension.replaced_hooks for extension in T.extensions):
+    if (
+        not T._stores
+        and not hasattr(type(T), "finish")
+        and not any("finish" in extension.replaced_hooks for extension in T.extensions)
+    ):
         raise error_of(T, "hook 'finish' is missing; its layout has no deferred_results")
     if T.lagged_producer and not plan.lagged:
         raise error_of(T, "(lagged_producer=True): its layout has no lagged tiles")
     if plan.lagged and not T.pipelined:
-        raise error_of(T, "its layout has lagged tiles, which are used one iteration later: that needs hook 'compute_last'")
+        raise error_of(
+            T, "its layout has lagged tiles, which are used one iteration later: that needs hook 'compute_last'"
+        )
     if plan.late_task and not hasattr(type(T), "compute_first"):
-        raise error_of(T, "its layout has late_task tiles, for which hook 'compute_first' of a pipelined computation waits; hook 'compute_first' is missing")
+        raise error_of(
+            T,
+            "its layout has late_task tiles, for which hook 'compute_first' of a pipelined computation waits; hook "
+            "'compute_first' is missing",
+        )
     if T.pingpong and (plan.task or plan.output or plan.late_task or plan.exchange):
-        raise error_of(T, "(pingpong=True): consumers with tasks of their own have no task, late_task, exchange or output tiles")
+        raise error_of(
+            T, "(pingpong=True): consumers with tasks of their own have no task, late_task, exchange or output tiles"
+        )
     if T.staggered_epilogue and plan.exchange:
         raise error_of(T, "(staggered_epilogue=True): consumers that write exchange tiles for each other end together")
     for extension in T.extensions:
         extension.check_template(T)
     if (T.splits or T.sharers > 1) and not (plan.merged or plan.accumulators):
-        raise error_of(T, f"(schedule={T.schedule!r}): tasks that are split are summed up by their accumulators; declare them in the layout")
+        raise error_of(
+            T,
+            f"(schedule={T.schedule!r}): tasks that are split are summed up by their accumulators; declare them in "
+            "the layout",
+        )
     if bool(plan.output) != T._stores:
-        raise error_of(T, "output tiles are for the store hook of an lcsf template" if plan.output else "its layout has no output tiles to store")
+        raise error_of(
+            T,
+            "output tiles are for the store hook of an lcsf template"
+            if plan.output
+            else "its layout has no output tiles to store",
+        )

@@ -1,4 +1,6 @@
-"""How the compute hooks are called, and what each must do, checked when the kernel is compiled; the release of pipeline stages."""
+"""How the compute hooks are called, and what each must do, checked when the kernel is compiled; the release of pipeline
+stages."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -13,8 +15,8 @@ from tritonkittens.lang.template.storage import BLOCK_TASK
 
 
 def counted(t: Trace, hook: Traced, key: str, counters: tuple[str, ...], *args: Traced) -> tuple[Traced, list[int]]:
-    """Call a hook; what it returns and how much it adds to counters of the bill. A hook that is already in the module is not traced again: then, what it added
-    when it was."""
+    """Call a hook; what it returns and how much it adds to counters of the bill. A hook that is already in the module
+    is not traced again: then, what it added when it was."""
     account, found = bill(), []
     before = [getattr(account, counter) for counter in counters]
     result = t.call(hook, *args)
@@ -28,8 +30,8 @@ def counted(t: Trace, hook: Traced, key: str, counters: tuple[str, ...], *args: 
 
 @op
 def await_block_task(t: Trace, tiles: Traced) -> Traced:
-    """Wait until the block's task tiles are full, when a task begins, or its late ones, after the first iteration: a parity tells two phases apart, so no consumer
-    may miss one."""
+    """Wait until the block's task tiles are full, when a task begins, or its late ones, after the first iteration: a
+    parity tells two phases apart, so no consumer may miss one."""
     if "group" in tiles.fields:
         t.call(wait, tiles.full, tiles.phase)
 
@@ -39,7 +41,11 @@ def release_block_task(t: Trace, ctx: Traced, computed_last: Traced = False) -> 
     """Release the block's task tiles that hook `compute_last`, where it was called, has not released."""
     last = f"compute_last: {type(unwrap(ctx.config)).compute_last.cache_key}" if unwrap(computed_last) else ""
     for group in BLOCK_TASK:
-        if group in ctx.fields and "group" in ctx.fields[group].fields and not bill().by_hook.get(f"{group}_released {last}", 0):
+        if (
+            group in ctx.fields
+            and "group" in ctx.fields[group].fields
+            and not bill().by_hook.get(f"{group}_released {last}", 0)
+        ):
             t.call(arrive, ctx.fields[group].empty, per="warp", fenced=hooks_read_no_shared())
 
 
@@ -90,33 +96,45 @@ def _hook(what: str) -> Any:
 
 
 def _note_reads(before: int) -> None:
-    """Remember whether hooks that work on ring slots read shared memory into registers. A function that is already in the module is not traced again: what was
-    read before the first of these hooks counts too."""
+    """Remember whether hooks that work on ring slots read shared memory into registers. A function that is already in
+    the module is not traced again: what was read before the first of these hooks counts too."""
     account = bill()
-    account.reads_ring = bool(account.reads_ring) or account.reads_shared > (0 if account.reads_ring is None else before)
+    account.reads_ring = bool(account.reads_ring) or account.reads_shared > (
+        0 if account.reads_ring is None else before
+    )
 
 
 def hooks_read_no_shared() -> bool:
-    """Do the compute hooks traced so far read no shared memory into registers? Then a release after them needs no fence. A release must not rely on what `arrive`
-    knows by itself, the reads traced before it: those of `finish` come before it in the previous task, but after it in the program."""
+    """Do the compute hooks traced so far read no shared memory into registers? Then a release after them needs no
+    fence. A release must not rely on what `arrive` knows by itself, the reads traced before it: those of `finish` come
+    before it in the previous task, but after it in the program."""
     return bill().reads_ring is False
 
 
 def _check_lagged(config: Any, what: str, released: int, awaited: int) -> None:
-    """Refuse a hook that does not release its input once or does not wait for its lagged tiles once. Calls in a helper function are not seen where the same
-    function was called before."""
+    """Refuse a hook that does not release its input once or does not wait for its lagged tiles once. Calls in a helper
+    function are not seen where the same function was called before."""
     name = type(config).__name__
     if released != (what != "compute_last"):
-        raise TileError(f"{name}.{what} calls tk.release {released} times; 'compute_first' and 'compute' release their input once, in the hook itself, "
-                        "'compute_last' has none")
+        raise TileError(
+            f"{name}.{what} calls tk.release {released} times; 'compute_first' and 'compute' release their input "
+            "once, in the hook itself, "
+            "'compute_last' has none"
+        )
     if awaited != (what != "compute_first"):
-        raise TileError(f"{name}.{what} calls tk.wait_for {awaited} times; 'compute' and 'compute_last' wait once, in the hook itself, for their lagged tiles, "
-                        "'compute_first' has none")
+        raise TileError(
+            f"{name}.{what} calls tk.wait_for {awaited} times; 'compute' and 'compute_last' wait once, in the hook "
+            "itself, for their lagged tiles, "
+            "'compute_first' has none"
+        )
 
 
 def _check_released(config: Any, what: str, group: str, times: int) -> None:
     if times > (what == "compute_last"):
-        raise TileError(f"{type(config).__name__}.{what} calls tk.release(ctx, ctx.{group}) {times} times; 'compute_last' may release them, once")
+        raise TileError(
+            f"{type(config).__name__}.{what} calls tk.release(ctx, ctx.{group}) {times} times; 'compute_last' may "
+            "release them, once"
+        )
 
 
 call_compute, call_compute_last, _first_hook = _hook("compute"), _hook("compute_last"), _hook("compute_first")
@@ -125,14 +143,19 @@ call_compute, call_compute_last, _first_hook = _hook("compute"), _hook("compute_
 @op
 def call_compute_first(t: Trace, ctx: Traced, state: Traced, input: Traced) -> Traced:
     """Iteration 0 of a pipelined computation."""
-    return t.call(_first_hook, ctx, state, input) if hasattr(type(unwrap(ctx.config)), "compute_first") else t.call(call_compute, ctx, state, input, input)
+    return (
+        t.call(_first_hook, ctx, state, input)
+        if hasattr(type(unwrap(ctx.config)), "compute_first")
+        else t.call(call_compute, ctx, state, input, input)
+    )
 
 
 @op
 def release(t: Trace, ctx: Traced, tiles: Traced) -> Traced:
-    """Release the input tiles of this iteration to the producer: `compute_first` and `compute` of a template with lagged tiles do so once, as soon as nothing reads
-    the tiles any more. Or, in `compute_last` itself, release `ctx.task` tiles with `per="block"` or `ctx.late_task` tiles: stores that read them have been waited
-    for (`tk.store_read_wait`)."""
+    """Release the input tiles of this iteration to the producer: `compute_first` and `compute` of a template with
+    lagged tiles do so once, as soon as nothing reads the tiles any more. Or, in `compute_last` itself, release
+    `ctx.task` tiles with `per="block"` or `ctx.late_task` tiles: stores that read them have been waited for
+    (`tk.store_read_wait`)."""
     account, group = bill(), unwrap(tiles.fields.get("group"))
     if group is not None:
         setattr(account, f"{group}_released", getattr(account, f"{group}_released") + 1)
@@ -144,11 +167,15 @@ def release(t: Trace, ctx: Traced, tiles: Traced) -> Traced:
 
 @op
 def wait_for(t: Trace, tiles: Traced) -> Traced:
-    """Wait until lagged tiles are full: `compute` and `compute_last` do so once, before they use them and after what needs the input only. Or, in `compute_first`,
-    wait for `ctx.late_task`, where it uses them; later hooks need not wait."""
+    """Wait until lagged tiles are full: `compute` and `compute_last` do so once, before they use them and after what
+    needs the input only. Or, in `compute_first`, wait for `ctx.late_task`, where it uses them; later hooks need not
+    wait."""
     group = unwrap(tiles.fields.get("group"))
     if group == "task":
-        raise TileError("wait_for(ctx.task): task tiles are full when a task begins; those that `compute_first` waits for itself are late_task tiles")
+        raise TileError(
+            "wait_for(ctx.task): task tiles are full when a task begins; those that `compute_first` waits for itself "
+            "are late_task tiles"
+        )
     bill().awaited += group is None
     t.call(wait, tiles.full, tiles.phase)
 
@@ -173,10 +200,11 @@ def release_before(t: Trace, memory: Traced, slot: Traced, T: Traced) -> Traced:
 
 @op
 def _release(t: Trace, bar: Traced, T: Traced, unread: Traced = False) -> Traced:
-    """Arrive at the empty barrier of a stage, for the producers of all blocks of the cluster: each writes into the stages of all.
+    """Arrive at the empty barrier of a stage, for the producers of all blocks of the cluster: each writes into the
+    stages of all.
 
-    Scope "cta" is enough in a cluster too: what reads a stage are the tensor cores, whose products were waited for, or threads, whose reads `arrive` fences,
-    unless no thread reads the stage (`unread`).
+    Scope "cta" is enough in a cluster too: what reads a stage are the tensor cores, whose products were waited for, or
+    threads, whose reads `arrive` fences, unless no thread reads the stage (`unread`).
     """
     cluster = unwrap(T).cluster
     for rank in range(cluster):

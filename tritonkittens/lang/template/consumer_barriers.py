@@ -1,4 +1,5 @@
 """Named barriers between the consumers of a block: turns, exchange tiles, and the end of a task."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -8,7 +9,8 @@ from tritonkittens.lang.core.constants import GROUP, unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.sync.named_barriers import named_arrive, named_sync
 
-# Named barriers 8 … 11: from each of up to four consumers to the next one; or, between two that exchange tiles, empty (8, 9) and full (10, 11)
+# Named barriers 8 … 11: from each of up to four consumers to the next one; or, between two that exchange tiles, empty
+# (8, 9) and full (10, 11)
 TURN_BARRIER = 8
 EXCHANGE_FULL_BARRIER = 10
 MEETING_BARRIER = 12
@@ -17,7 +19,8 @@ FINISH_BARRIER = 15
 
 @op
 def await_previous(t: Trace, worker: Traced) -> Traced:
-    """Wait until the previous consumer has called `call_next`: for this one's turn, for the ring, or for the end of a task. Both call equally often."""
+    """Wait until the previous consumer has called `call_next`: for this one's turn, for the ring, or for the end of a
+    task. Both call equally often."""
     t.call(named_sync, TURN_BARRIER + unwrap(worker), 2 * GROUP)
 
 
@@ -29,8 +32,8 @@ def call_next(t: Trace, worker: Traced, T: Traced) -> Traced:
 
 @op
 def warp_scheduler_sync(t: Trace, ctx: Traced) -> Traced:
-    """Wait for this consumer's turn (templates with `warp_scheduler_barrier=True` and several consumers; otherwise nothing). Source: FlashAttention-3 (Shah et
-    al., 2024), section 3.1."""
+    """Wait for this consumer's turn (templates with `warp_scheduler_barrier=True` and several consumers; otherwise
+    nothing). Source: FlashAttention-3 (Shah et al., 2024), section 3.1."""
     if _has_turns(ctx.config):
         t.call(await_previous, ctx.worker)
 
@@ -55,8 +58,8 @@ def _has_turns(T: Any) -> bool:
 
 @op
 def sync_consumers(t: Trace, ctx: Traced) -> Traced:
-    """All consumers of a task meet: each then sees what the others wrote to exchange tiles, and fenced with `tk.fence_async` where tensor cores or TMA read it. Each
-    calls it equally often."""
+    """All consumers of a task meet: each then sees what the others wrote to exchange tiles, and fenced with
+    `tk.fence_async` where tensor cores or TMA read it. Each calls it equally often."""
     t.call(named_sync, MEETING_BARRIER, unwrap(ctx.config).consumers * GROUP)
 
 
@@ -64,8 +67,11 @@ def _of_two(ctx: Any, call: str) -> int:
     """The number of this consumer; raises where it does not share tasks with exactly one other."""
     config = unwrap(ctx.config)
     if config.consumers != 2 or config.team != 2 or config.warp_scheduler_barrier:
-        raise TileError(f"{call} in {type(config).__name__}: exchange tiles go from one consumer to the other; that needs consumers=2, which share tasks and "
-                        "take no turns")
+        raise TileError(
+            f"{call} in {type(config).__name__}: exchange tiles go from one consumer to the other; that needs "
+            "consumers=2, which share tasks and "
+            "take no turns"
+        )
     return unwrap(ctx.worker)
 
 
@@ -79,8 +85,9 @@ def _wait_for_other(t: Trace, ctx: Traced, barrier: int, call: str) -> None:
 
 @op
 def exchange_commit(t: Trace, ctx: Traced) -> Traced:
-    """Pass the exchange tiles that this consumer wrote, and fenced with `tk.fence_async` where tensor cores or TMA read them, to the other of two consumers, which
-    reads them after `tk.exchange_wait`. Both call both equally often, in turn. Unlike with `tk.sync_consumers` neither waits until it needs the other's tiles."""
+    """Pass the exchange tiles that this consumer wrote, and fenced with `tk.fence_async` where tensor cores or TMA read
+    them, to the other of two consumers, which reads them after `tk.exchange_wait`. Both call both equally often, in
+    turn. Unlike with `tk.sync_consumers` neither waits until it needs the other's tiles."""
     _arrive_for_other(t, ctx, EXCHANGE_FULL_BARRIER, "exchange_commit")
 
 
@@ -92,8 +99,8 @@ def exchange_wait(t: Trace, ctx: Traced) -> Traced:
 
 @op
 def exchange_release(t: Trace, ctx: Traced) -> Traced:
-    """Release the other consumer's exchange tiles, which this one has read: the other may overwrite them after `tk.exchange_acquire`. Both call both equally often,
-    in turn."""
+    """Release the other consumer's exchange tiles, which this one has read: the other may overwrite them after
+    `tk.exchange_acquire`. Both call both equally often, in turn."""
     _arrive_for_other(t, ctx, TURN_BARRIER, "exchange_release")
 
 

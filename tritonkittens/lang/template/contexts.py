@@ -1,4 +1,5 @@
 """What the hooks of a template see: the context of a task, of an iteration, of a consumer."""
+
 from __future__ import annotations
 
 import triton.language as tl
@@ -18,8 +19,18 @@ def new_context(t: Trace, G: Traced, A: Traced, T: Traced) -> Traced:
     plan, args = unwrap(T)._plan, dict(zip(unwrap(T)._plan.args, A, strict=False))
     tensors = {}
     for (name, tiles), g in zip(plan.globals, G, strict=True):
-        tensors[name] = g if not tiles else struct(maps=g.maps, pointer=g.pointer, parameter=g.parameter, shape=tl.tuple([]), strides=tl.tuple([]),
-                                                   **({"ragged": None} if name in plan.ragged else {}))
+        tensors[name] = (
+            g
+            if not tiles
+            else struct(
+                maps=g.maps,
+                pointer=g.pointer,
+                parameter=g.parameter,
+                shape=tl.tuple([]),
+                strides=tl.tuple([]),
+                **({"ragged": None} if name in plan.ragged else {}),
+            )
+        )
     rank = t.call(cluster_rank) if unwrap(T).cluster > 1 else tl.constexpr(0)
     names = ("partials", "counters") if unwrap(T).splits else ("counters",) if unwrap(T).dynamic else ()
     split = dict(zip(names, extra(T, A), strict=False))
@@ -43,31 +54,51 @@ def at_iteration(t: Trace, ctx: Traced, i: Traced, edge: Traced = None) -> Trace
 
 @op
 def marked_edges(t: Trace, tile: Traced) -> Traced:
-    """Which iterations of a work tile are edges, as a constant: None where any may be, 0 or 1 where none or the first one is, −1 where `setup` computes the number."""
+    """Which iterations of a work tile are edges, as a constant: None where any may be, 0 or 1 where none or the first
+    one is, −1 where `setup` computes the number."""
     edges = unwrap(tile.edges)
     return tl.constexpr(edges if edges is None or isinstance(edges, int) else -1)
 
 
 @op
 def addressed_anew(t: Trace, ctx: Traced, memory: Traced) -> Traced:
-    """The context with the block's task tiles addressed anew: their slot is zero, but the compiler cannot tell. Otherwise it would compute the descriptors of all
-    their parts once, and keep them in registers that accumulators need."""
+    """The context with the block's task tiles addressed anew: their slot is zero, but the compiler cannot tell.
+    Otherwise it would compute the descriptors of all their parts once, and keep them in registers that accumulators
+    need."""
     plan = unwrap(ctx.config)._plan
     groups = block_tasks(plan)
-    return struct(**{**ctx.fields, **block_task_tiles(t, memory, plan, t.call(opaque_zero), ctx.fields[groups[0]].phase)}) if groups else ctx
+    return (
+        struct(**{**ctx.fields, **block_task_tiles(t, memory, plan, t.call(opaque_zero), ctx.fields[groups[0]].phase)})
+        if groups
+        else ctx
+    )
 
 
 @op
 def of_consumer(t: Trace, ctx: Traced, memory: Traced, worker: Traced, turn: Traced) -> Traced:
-    """The context of one consumer in its block's task number `turn`: its number among those that share the task, its tiles and accumulators."""
+    """The context of one consumer in its block's task number `turn`: its number among those that share the task, its
+    tiles and accumulators."""
     config, c = unwrap(ctx.config), unwrap(worker)
     plan = config._plan
-    tiles = {"scratch": struct(**in_slot(t, memory.scratch, c)), "exchange": memory.exchange, "task": struct(), "late_task": struct()}
+    tiles = {
+        "scratch": struct(**in_slot(t, memory.scratch, c)),
+        "exchange": memory.exchange,
+        "task": struct(),
+        "late_task": struct(),
+    }
     if plan.per == "consumer":
         tiles["task"] = struct(**in_slot(t, memory.task, c))
     tiles |= block_task_tiles(t, memory, plan, 0, t.method(turn, "__and__", 1))
     place_of = {n: memory.fields.get(f"accumulator_{n}_{c}", tl.constexpr(s)) for n, s in plan.accumulators}
-    return struct(**{**ctx.fields, "consumer": tl.constexpr(c % config.team), "worker": tl.constexpr(c), **tiles, "accumulators": struct(**place_of)})
+    return struct(
+        **{
+            **ctx.fields,
+            "consumer": tl.constexpr(c % config.team),
+            "worker": tl.constexpr(c),
+            **tiles,
+            "accumulators": struct(**place_of),
+        }
+    )
 
 
 @op

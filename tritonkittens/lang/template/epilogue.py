@@ -1,4 +1,5 @@
 """The end of a task: epilogue tiles, the call of `finish`, and stores."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -27,7 +28,10 @@ def call_store(t: Trace, ctx: Traced, output: Traced) -> Traced:
     expected = copies(config._plan.output)
     _, (stored,) = counted(t, type(config).store, f"store: {type(config).store.cache_key}", ("stored",), ctx, output)
     if stored != expected:
-        raise TileError(f"hook 'store' makes {stored} copies, but its output tiles are {expected}: store every tile of the argument exactly once")
+        raise TileError(
+            f"hook 'store' makes {stored} copies, but its output tiles are {expected}: store every tile of the "
+            "argument exactly once"
+        )
 
 
 @op
@@ -48,8 +52,9 @@ def _loads_tiles(config: Any) -> bool:
 
 @op
 def release_epilogue(t: Trace, memory: Traced, worker: Traced, T: Traced) -> Traced:
-    """Let the producer load for `finish`, or consumers write scratch tiles over which the previous task's results were staged. Called in the first iteration:
-    by then the previous task's stores have been read while products were in flight."""
+    """Let the producer load for `finish`, or consumers write scratch tiles over which the previous task's results were
+    staged. Called in the first iteration: by then the previous task's stores have been read while products were in
+    flight."""
     config = unwrap(T)
     if config.placement(t.arch).over_scratch is not None:
         t.call(_leave_epilogue, T)
@@ -95,12 +100,16 @@ def _finish_if_last(ctx, state, memory):
 
 
 @op
-def finish_task(t: Trace, ctx: Traced, state: Traced, memory: Traced, turn: Traced, phases: Traced, more: Traced) -> Traced:
-    """Stage and store the results. The epilogue tiles must be free: the previous task's stores have read them, and over the ring all consumers are done.
+def finish_task(
+    t: Trace, ctx: Traced, state: Traced, memory: Traced, turn: Traced, phases: Traced, more: Traced
+) -> Traced:
+    """Stage and store the results. The epilogue tiles must be free: the previous task's stores have read them, and over
+    the ring all consumers are done.
 
-    `ring_empty` completes once a task, by an arrival of every consumer warp after its stores and one of each producer, which has then seen the completion of the
-    previous task. So no role is two phases ahead, also where tasks of no iterations need nothing of each other. `more`: does this block begin another task?
-    Blocks that share tasks wait for that to send it their sums.
+    `ring_empty` completes once a task, by an arrival of every consumer warp after its stores and one of each producer,
+    which has then seen the completion of the previous task. So no role is two phases ahead, also where tasks of no
+    iterations need nothing of each other. `more`: does this block begin another task? Blocks that share tasks wait for
+    that to send it their sums.
     """
     config = unwrap(ctx.config)
     placed, plan = config.placement(t.arch), config._plan
@@ -114,7 +123,9 @@ def finish_task(t: Trace, ctx: Traced, state: Traced, memory: Traced, turn: Trac
     elif plan.epilogue and not _loads_tiles(config):
         t.call(store_read_wait, 0)
     if plan.epilogue_loads:
-        t.call(wait, t.call(memory.epilogue_pipeline.full.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
+        t.call(
+            wait, t.call(memory.epilogue_pipeline.full.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1)
+        )
     if config.splits:
         t.call(_finish_if_last, ctx, state, memory)
     elif config.sharers > 1:
@@ -127,8 +138,20 @@ def finish_task(t: Trace, ctx: Traced, state: Traced, memory: Traced, turn: Trac
 
 
 @op
-def end_task(t: Trace, carried: Traced, ctx: Traced, ended: Traced, state: Traced, memory: Traced, turn: Traced, phases: Traced, tile: Traced, more: Traced) -> Traced:
-    """Finish a task, or let an extension do it (point `task_ends`); returns what the extensions carry to the next task."""
+def end_task(
+    t: Trace,
+    carried: Traced,
+    ctx: Traced,
+    ended: Traced,
+    state: Traced,
+    memory: Traced,
+    turn: Traced,
+    phases: Traced,
+    tile: Traced,
+    more: Traced,
+) -> Traced:
+    """Finish a task, or let an extension do it (point `task_ends`); returns what the extensions carry to the next
+    task."""
     config = unwrap(ctx.config)
     if any("task_ends" in extension.points for extension in config.extensions):
         return t.call(values_from, config, "task_ends", carried, ctx, ended, state, memory, ended.worker, turn, tile)

@@ -1,4 +1,5 @@
 """What was chosen for a template on an architecture, and why, as text."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -10,10 +11,19 @@ if TYPE_CHECKING:
 
 
 def explained(T: lcf, fitted: lcf, arch: int) -> str:
-    """The text of `explain()`. `fitted`: the template that compiled, where it has fewer stages than this one would have."""
+    """The text of `explain()`. `fitted`: the template that compiled, where it has fewer stages than this one would
+    have."""
     placed = fitted.placement(arch)
-    return "\n".join([f"{type(T).__name__} on sm_{arch}", *_ring(T, placed, arch, fitted is not T), *_registers(T), *_tasks(T),
-                      *(line for extension in T.extensions for line in extension.explained_lines(fitted, arch)), *_clusters(T, placed, arch)])  # fmt: skip
+    return "\n".join(
+        [
+            f"{type(T).__name__} on sm_{arch}",
+            *_ring(T, placed, arch, fitted is not T),
+            *_registers(T),
+            *_tasks(T),
+            *(line for extension in T.extensions for line in extension.explained_lines(fitted, arch)),
+            *_clusters(T, placed, arch),
+        ]
+    )
 
 
 def _ring(T: lcf, placed: Placement, arch: int, is_fitted: bool) -> list[str]:
@@ -22,12 +32,19 @@ def _ring(T: lcf, placed: Placement, arch: int, is_fitted: bool) -> list[str]:
     if is_fitted:
         first = T.placement(arch)
         tried = f"{first.stages}" if first.stages != placed.stages else f"{first.stages} beside the epilogue tiles"
-        why = f"{tried} did not compile: the compiler exchanges values between threads through shared memory; `spare` in the layout keeps bytes for that"
+        why = (
+            f"{tried} did not compile: the compiler exchanges values between threads through shared memory; "
+            "`spare` in the layout keeps bytes for that"
+        )
     lines = [f"  stages {placed.stages} ({why}): a stage is {stage}"]
     if T._plan.epilogue:
-        place = "over the scratch tiles" if placed.over_scratch is not None else (
-            "beside the ring, so that their stores overlap with the next task") if placed.over_ring is None else (
-            f"over the ring from stage {placed.safe_stages} on: beside it there is room for too few stages")
+        place = (
+            "over the scratch tiles"
+            if placed.over_scratch is not None
+            else ("beside the ring, so that their stores overlap with the next task")
+            if placed.over_ring is None
+            else (f"over the ring from stage {placed.safe_stages} on: beside it there is room for too few stages")
+        )
         tiles = ", ".join(f"{n} {tile!r}" for n, tile in T._plan.epilogue)
         lines.append(f"  epilogue tiles {place}: {tiles} for each of {T.consumers} consumers")
     return lines
@@ -35,9 +52,17 @@ def _ring(T: lcf, placed: Placement, arch: int, is_fitted: bool) -> list[str]:
 
 def _registers(T: lcf) -> list[str]:
     registers = T.registers()
-    given = "given" if T.consumer_registers else "what the block's share of the register file leaves" if T.reallocates else (
-        "an equal share is enough, and spares moving them")
-    return [f"  registers {registers[0]} a consumer thread ({given}), {registers[-1]} of the other roles; {T.blocks_per_sm} block(s) an SM"]
+    given = (
+        "given"
+        if T.consumer_registers
+        else "what the block's share of the register file leaves"
+        if T.reallocates
+        else ("an equal share is enough, and spares moving them")
+    )
+    return [
+        f"  registers {registers[0]} a consumer thread ({given}), {registers[-1]} of the other roles; "
+        f"{T.blocks_per_sm} block(s) an SM"
+    ]
 
 
 def _tasks(T: lcf) -> list[str]:
@@ -50,10 +75,16 @@ def _tasks(T: lcf) -> list[str]:
 def _clusters(T: lcf, placed: Placement, arch: int) -> list[str]:
     lines = []
     if T.staggers(arch):
-        lines.append(f"  each consumer lets the one ahead end a long task first, {placed.stages - 1} iterations before its own end; those hide its results")
+        lines.append(
+            f"  each consumer lets the one ahead end a long task first, {placed.stages - 1} iterations before its own "
+            "end; those hide its results"
+        )
     if T.cluster > 1:
         lines.append(f"  clusters of {T.cluster} blocks load {', '.join(T._plan.multicast) or 'nothing'} together")
     if T.sharers > 1:
         what = "parts" if T._plan.merged else "sums"
-        lines.append(f"  clusters of {T.sharers} blocks share a task's iterations; {T.received} bytes for the {what} that they send each other")
+        lines.append(
+            f"  clusters of {T.sharers} blocks share a task's iterations; {T.received} bytes for the {what} that they "
+            "send each other"
+        )
     return lines

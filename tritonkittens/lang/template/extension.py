@@ -1,9 +1,11 @@
-"""What an extension of a template is: a mixin class that adds hooks, layout fields, shared memory, warps, and code at points of the roles' loops.
+"""What an extension of a template is: a mixin class that adds hooks, layout fields, shared memory, warps, and code at
+points of the roles' loops.
 
     class MyKernel(tk.ReduceStoreWarp, tk.lcf): …
 
 The roles call a fixed list of points (`POINTS`) and name no extension. A template without extensions has no code there.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -23,7 +25,8 @@ POINTS: dict[str, str] = {
     "task_begins": "(carried, ctx, memory, WORKER, turn) → what is constant during a task",
     "consumer_iteration": "(ctx, memory, phases) → the context of an iteration, or of compute_last",
     "iteration_ends": "(constant, ctx, memory, i): after the hook of iteration i of a pipelined computation",
-    "task_ends": "(carried, ctx, ended, state, memory, WORKER, turn, tile) → carried: instead of hook finish; ended: the task's context",
+    "task_ends": "(carried, ctx, ended, state, memory, WORKER, turn, tile) → carried: instead of hook finish; ended: "
+    "the task's context",
     "epilogue_begins": "(ctx, memory, phases): before results are staged over tiles that the task used",
     "consumer_ends": "(carried, ctx, memory, WORKER, turn)",
     # producer; PART is 0, or 1 in a producer of lagged tiles
@@ -40,10 +43,13 @@ class Extension:
     """Base of the extensions. The methods get the template `T`; what they return adds to what the core has."""
 
     added_hooks: ClassVar[tuple[Hook, ...]] = ()
-    replaced_hooks: ClassVar[tuple[str, ...]] = ()  # hooks of the core that a template with this extension does not need
+    # hooks of the core that a template with this extension does not need
+    replaced_hooks: ClassVar[tuple[str, ...]] = ()
     added_fields: ClassVar[tuple[str, ...]] = ()  # fields of `tk.layout`
-    needs_fields: ClassVar[bool] = True  # must a layout have one of them? Otherwise the extension is active where it has
-    counters: ClassVar[tuple[str, ...]] = ()  # fields of the bill (`core/resources.py`) that are counted in the compute hooks, for `check_hook`
+    # must a layout have one of them? Otherwise the extension is active where it has
+    needs_fields: ClassVar[bool] = True
+    # fields of the bill (`core/resources.py`) that are counted in the compute hooks, for `check_hook`
+    counters: ClassVar[tuple[str, ...]] = ()
     points: ClassVar[dict[str, Callable[..., Any]]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -77,7 +83,9 @@ class Extension:
 
 def extensions_of(cls: type) -> tuple[type[Extension], ...]:
     """The extensions that a template's class derives from; of one that derives from another only the former."""
-    found = [c for c in cls.__mro__ if issubclass(c, Extension) and c is not Extension and not issubclass(c, Configuration)]
+    found = [
+        c for c in cls.__mro__ if issubclass(c, Extension) and c is not Extension and not issubclass(c, Configuration)
+    ]
     return tuple(c for c in found if not any(c in other.__mro__[1:] for other in found))
 
 

@@ -1,4 +1,5 @@
 """What is constant of a template on an architecture, for the code of its roles."""
+
 from __future__ import annotations
 
 import triton.language as tl
@@ -15,7 +16,8 @@ EARLY_STAGES = 2  # more keep the roles waiting for the barriers between their c
 def facts(t: Trace, T: Traced) -> Traced:
     """A record of constants.
 
-    - `stages` of the rings; no epilogue tiles lie over the first `safe_stages` of them where these lie `over_ring`; `output_stages` of lcsf;
+    - `stages` of the rings; no epilogue tiles lie over the first `safe_stages` of them where these lie `over_ring`;
+      `output_stages` of lcsf;
     - `teams` of consumers, each of which has tasks of its own;
     - `early_stages`: filled before the roles begin, because nothing must be waited for;
     - `own_task`: has each consumer task tiles of its own? `any_task`: are there task tiles at all?
@@ -26,9 +28,19 @@ def facts(t: Trace, T: Traced) -> Traced:
     early = 0 if T.dynamic else min(EARLY_STAGES, placed.safe_stages, placed.stages - bool(plan.epilogue_loads))
     own_task = bool(plan.task) and plan.per == "consumer"
     found = dict(
-        stages=placed.stages, safe_stages=placed.safe_stages, over_ring=placed.over_ring is not None, pipelined=T.pipelined, own_task=own_task,
-        any_task=own_task or bool(block_tasks(plan)), epilogue_loads=bool(plan.epilogue_loads), output_stages=T.output_stages if plan.output else 0,
-        teams=T.consumers // T.team, early_stages=early, lagged=bool(plan.lagged), dynamic=T.dynamic, staggers=T.staggers(t.arch),
+        stages=placed.stages,
+        safe_stages=placed.safe_stages,
+        over_ring=placed.over_ring is not None,
+        pipelined=T.pipelined,
+        own_task=own_task,
+        any_task=own_task or bool(block_tasks(plan)),
+        epilogue_loads=bool(plan.epilogue_loads),
+        output_stages=T.output_stages if plan.output else 0,
+        teams=T.consumers // T.team,
+        early_stages=early,
+        lagged=bool(plan.lagged),
+        dynamic=T.dynamic,
+        staggers=T.staggers(t.arch),
         broadcasts_first=early > 0 and T.broadcast_tile,
-    )  # fmt: skip
+    )
     return struct(**{name: tl.constexpr(value) for name, value in found.items()})

@@ -1,4 +1,6 @@
-"""The core hooks of a template, in one table, which drives the checks, the error messages and the reference page (`reference`). Extensions add their own."""
+"""The core hooks of a template, in one table, which drives the checks, the error messages and the reference page
+(`reference`). Extensions add their own."""
+
 from __future__ import annotations
 
 import inspect
@@ -40,39 +42,129 @@ class Hook:
 
 
 HOOKS: tuple[Hook, ...] = (
-    Hook("setup", EVERY_ROLE, "once a task", ("ctx",), "`tk.task(iterations, when=…, **coordinates)`",
-         "Returns what task number `ctx.task_id` is. The loop over tasks ends at the first task whose `when` is false.", required=True),
-    Hook("load_task", PRODUCER, "once a task; with `per=\"consumer\"` for each consumer", ("ctx", "task"), "",
-         "Loads the task tiles (those of consumer `ctx.consumer`), with `task.full` as the barrier.", "task"),
-    Hook("load_late_task", PRODUCER, "once a task", ("ctx", "late_task"), "",
-         "Loads the late task tiles, with `late_task.full` as the barrier. Hook `compute_first` waits for them itself.", "late_task", lcsf=False),
-    Hook("load", PRODUCER, "once an iteration", ("ctx", "input"), "",
-         "Loads every tile of `input`, with `input.full` as the barrier. The template checks the number of bytes.", required=True),
-    Hook("load_lagged", PRODUCER, "once an iteration", ("ctx", "lagged"), "",
-         "Loads every lagged tile, with `lagged.full` as the barrier.", "lagged", lcsf=False),
-    Hook("load_epilogue", PRODUCER, "once a task for each consumer", ("ctx", "epilogue"), "",
-         "Loads the epilogue tiles that the layout names in `epilogue_loads`, with `epilogue.full` as the barrier, while the task is computed.",
-         "epilogue_loads"),
-    Hook("load_params", CONSUMER, "before the first iteration of a task", ("ctx",), "any value",
-         "Reads early what `finish` needs from global memory; later hooks find it in `ctx.params`."),
-    Hook("start", CONSUMER, "once a task", ("ctx",), "the state, a `tk.struct`", "Returns the state that a task begins with. Without it the state is empty."),
-    Hook("compute_first", CONSUMER, "in the first iteration", ("ctx", "state", "input"), "the state",
-         "Replaces `compute` in the first iteration of a computation with `compute_last`. Without it `compute` gets the same stage twice.", lcsf=False),
-    Hook("compute", CONSUMER, "once an iteration", ("ctx", "state", "input"), "the state",
-         "Computes one iteration. Without `compute_last` the stage is released when it returns, so it must leave no product in flight.", required=True),
-    Hook("compute_last", CONSUMER, "after the last iteration", ("ctx", "state", "input"), "the state",
-         "Pipelines the computation by one iteration: a stage is released one iteration later, so that products that read it may still be in flight. `compute` "
-         "then sees the previous stage as `previous`, and `compute_last` completes the last one.", lcsf=False),
-    Hook("finish", CONSUMER, "once a task", ("ctx", "state", "epilogue"), "",
-         "Stores the results through the epilogue tiles. Those that the layout names in `epilogue_reloads` it loads itself, with `epilogue.reload_full` as the "
-         "barrier, an even number of times (`tk.expect`, `tk.load_async`, `tk.wait` with parities 0, 1, 0 …).", required=True),
-)  # fmt: skip
+    Hook(
+        "setup",
+        EVERY_ROLE,
+        "once a task",
+        ("ctx",),
+        "`tk.task(iterations, when=…, **coordinates)`",
+        "Returns what task number `ctx.task_id` is. The loop over tasks ends at the first task whose `when` is false.",
+        required=True,
+    ),
+    Hook(
+        "load_task",
+        PRODUCER,
+        'once a task; with `per="consumer"` for each consumer',
+        ("ctx", "task"),
+        "",
+        "Loads the task tiles (those of consumer `ctx.consumer`), with `task.full` as the barrier.",
+        "task",
+    ),
+    Hook(
+        "load_late_task",
+        PRODUCER,
+        "once a task",
+        ("ctx", "late_task"),
+        "",
+        "Loads the late task tiles, with `late_task.full` as the barrier. Hook `compute_first` waits for them itself.",
+        "late_task",
+        lcsf=False,
+    ),
+    Hook(
+        "load",
+        PRODUCER,
+        "once an iteration",
+        ("ctx", "input"),
+        "",
+        "Loads every tile of `input`, with `input.full` as the barrier. The template checks the number of bytes.",
+        required=True,
+    ),
+    Hook(
+        "load_lagged",
+        PRODUCER,
+        "once an iteration",
+        ("ctx", "lagged"),
+        "",
+        "Loads every lagged tile, with `lagged.full` as the barrier.",
+        "lagged",
+        lcsf=False,
+    ),
+    Hook(
+        "load_epilogue",
+        PRODUCER,
+        "once a task for each consumer",
+        ("ctx", "epilogue"),
+        "",
+        "Loads the epilogue tiles that the layout names in `epilogue_loads`, with `epilogue.full` as the barrier, "
+        "while the task is computed.",
+        "epilogue_loads",
+    ),
+    Hook(
+        "load_params",
+        CONSUMER,
+        "before the first iteration of a task",
+        ("ctx",),
+        "any value",
+        "Reads early what `finish` needs from global memory; later hooks find it in `ctx.params`.",
+    ),
+    Hook(
+        "start",
+        CONSUMER,
+        "once a task",
+        ("ctx",),
+        "the state, a `tk.struct`",
+        "Returns the state that a task begins with. Without it the state is empty.",
+    ),
+    Hook(
+        "compute_first",
+        CONSUMER,
+        "in the first iteration",
+        ("ctx", "state", "input"),
+        "the state",
+        "Replaces `compute` in the first iteration of a computation with `compute_last`. Without it `compute` gets "
+        "the same stage twice.",
+        lcsf=False,
+    ),
+    Hook(
+        "compute",
+        CONSUMER,
+        "once an iteration",
+        ("ctx", "state", "input"),
+        "the state",
+        "Computes one iteration. Without `compute_last` the stage is released when it returns, so it must leave no "
+        "product in flight.",
+        required=True,
+    ),
+    Hook(
+        "compute_last",
+        CONSUMER,
+        "after the last iteration",
+        ("ctx", "state", "input"),
+        "the state",
+        "Pipelines the computation by one iteration: a stage is released one iteration later, so that products that "
+        "read it may still be in flight. `compute` "
+        "then sees the previous stage as `previous`, and `compute_last` completes the last one.",
+        lcsf=False,
+    ),
+    Hook(
+        "finish",
+        CONSUMER,
+        "once a task",
+        ("ctx", "state", "epilogue"),
+        "",
+        "Stores the results through the epilogue tiles. Those that the layout names in `epilogue_reloads` it loads "
+        "itself, with `epilogue.reload_full` as the "
+        "barrier, an even number of times (`tk.expect`, `tk.load_async`, `tk.wait` with parities 0, 1, 0 …).",
+        required=True,
+    ),
+)
 STORE = Hook("store", STORER, "once an iteration", ("ctx", "output"), "",
              "Starts `tk.store_async` of every output tile, once.", "output", required=True)  # fmt: skip
 
 
 def hooks_of(stores: bool, extensions: Sequence[type] = ()) -> dict[str, Hook]:
-    """The hooks by name of a template that stores output tiles in every iteration (`lcsf`), or of one that does not (`lcf`), and of its extensions."""
+    """The hooks by name of a template that stores output tiles in every iteration (`lcsf`), or of one that does not
+    (`lcf`), and of its extensions."""
     core = (hook for hook in HOOKS if hook.lcsf or not stores)
     added = (hook for extension in extensions for hook in extension.added_hooks)  # type: ignore[attr-defined]
     return {hook.name: hook for hook in (*core, *((STORE,) if stores else ()), *added)}
@@ -91,12 +183,18 @@ def reference(hooks: Sequence[Hook], stores: bool = False) -> str:
     for hook in hooks:
         returns = f" → {hook.returns}" if hook.returns else ""
         need = " Required." if hook.required else f" For `{hook.layout}` of the layout." if hook.layout else ""
-        lines.append(f"`{hook.name}({', '.join(parameters_of(hook, stores, False))})`{returns} ({hook.role}, {hook.when}): {hook.text}{need}")
+        lines.append(
+            f"`{hook.name}({', '.join(parameters_of(hook, stores, False))})`{returns} ({hook.role}, {hook.when}): "
+            f"{hook.text}{need}"
+        )
     return "\n\n".join(lines)
 
 
-def check_hooks(cls: type, stores: bool, extensions: Sequence[type], others: Sequence[type], knobs: tuple[type, ...]) -> bool:
-    """Refuse missing, misspelt, malformed and old hooks of a template's class, and old knobs (attributes of types `knobs`).
+def check_hooks(
+    cls: type, stores: bool, extensions: Sequence[type], others: Sequence[type], knobs: tuple[type, ...]
+) -> bool:
+    """Refuse missing, misspelt, malformed and old hooks of a template's class, and old knobs (attributes of types
+    `knobs`).
 
     Args:
         extensions: the extensions that the class derives from; `others`: those that it does not.
@@ -108,19 +206,28 @@ def check_hooks(cls: type, stores: bool, extensions: Sequence[type], others: Seq
     for c in cls.__mro__:
         for name, value in vars(c).items():
             if isinstance(value, InterpretedFunction):
-                raise TileError(f"{cls.__name__}.{name}: templates are explicit kernels and do not run in Triton's interpreter (TRITON_INTERPRET=1)")
+                raise TileError(
+                    f"{cls.__name__}.{name}: templates are explicit kernels and do not run in Triton's interpreter "
+                    "(TRITON_INTERPRET=1)"
+                )
             if isinstance(value, (JITFunction, *knobs)):
                 refuse_old(cls.__name__, "hook" if isinstance(value, JITFunction) else "knob", (name,))
             if isinstance(value, JITFunction) and name not in table and not name.startswith("_"):
                 _refuse_unknown(cls, name, table, stores, others)
     replaced = {name for extension in extensions for name in extension.replaced_hooks}  # type: ignore[attr-defined]
-    required = [hook.name for hook in table.values() if hook.required and not (hook.name == "finish" and stores) and hook.name not in replaced]
+    required = [
+        hook.name
+        for hook in table.values()
+        if hook.required and not (hook.name == "finish" and stores) and hook.name not in replaced
+    ]
     for name in required:
         if not hasattr(cls, name):
             raise TileError(f"{cls.__name__}: hook {name!r} is missing; a template needs {', '.join(required)}")
     pipelined = hasattr(cls, "compute_last")
     if hasattr(cls, "compute_first") and not pipelined:
-        raise TileError(f"{cls.__name__}: hook 'compute_first' is for a pipelined computation, which needs hook 'compute_last' too")
+        raise TileError(
+            f"{cls.__name__}: hook 'compute_first' is for a pipelined computation, which needs hook 'compute_last' too"
+        )
     for name, hook in table.items():
         found = getattr(cls, name, None)
         if found is None:
@@ -136,5 +243,10 @@ def check_hooks(cls: type, stores: bool, extensions: Sequence[type], others: Seq
 def _refuse_unknown(cls: type, name: str, table: dict[str, Hook], stores: bool, others: Sequence[type]) -> None:
     for extension in others:
         if not stores and name in {hook.name for hook in extension.added_hooks}:  # type: ignore[attr-defined]
-            raise TileError(f"{cls.__name__}: hook {name!r} is of an extension; derive the class from tk.{extension.__name__} too")
-    raise TileError(f"{cls.__name__}: unknown hook {name!r}; hooks are {', '.join(table)} (start a helper's name with an underscore)")
+            raise TileError(
+                f"{cls.__name__}: hook {name!r} is of an extension; derive the class from tk.{extension.__name__} too"
+            )
+    raise TileError(
+        f"{cls.__name__}: unknown hook {name!r}; hooks are {', '.join(table)} (start a helper's name with an "
+        "underscore)"
+    )

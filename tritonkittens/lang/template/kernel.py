@@ -1,8 +1,11 @@
-"""What a template runs: the roles, their pipelines, and the loop over the work tiles of a thread block. The hooks are called from here.
+"""What a template runs: the roles, their pipelines, and the loop over the work tiles of a thread block. The hooks are
+called from here.
 
-A thread block (or cluster) walks over work tiles (`lang/schedule/tile_scheduler.py`). For each, the producer fills pipeline stages in the order of the
-iterations, and the consumers that share the tile compute on them and finish it. With `pingpong` each consumer skips the stages of the others' tiles.
+A thread block (or cluster) walks over work tiles (`lang/schedule/tile_scheduler.py`). For each, the producer fills
+pipeline stages in the order of the iterations, and the consumers that share the tile compute on them and finish it.
+With `pingpong` each consumer skips the stages of the others' tiles.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -38,14 +41,23 @@ def _run_roles(t: Trace, G: Traced, A: Traced, memory: Traced, T: Traced) -> Tra
         roles.append((lagged_producer, shared))
     if config._plan.output:
         roles.append((storer, shared))
-    roles += [(role, (tl.constexpr(number), *shared)) for extension in config.extensions for role, number in extension.added_warps(config)]
+    roles += [
+        (role, (tl.constexpr(number), *shared))
+        for extension in config.extensions
+        for role, number in extension.added_warps(config)
+    ]
     warps = [*(WARPS,) * config.consumers, *(1,) * (len(roles) - config.consumers)]
     if config.cluster_size > 1:
         for idle in split(config.idle_warps):  # a role has a power of two of warps
             roles.append((bystander, (T,)))
             warps.append(idle)
     registers = config.registers()
-    start_roles(t, roles, tuple(warps), (*registers, *registers[-1:] * (len(roles) - len(registers))) if config.reallocates else None)
+    start_roles(
+        t,
+        roles,
+        tuple(warps),
+        (*registers, *registers[-1:] * (len(roles) - len(registers))) if config.reallocates else None,
+    )
 
 
 @op
@@ -54,7 +66,11 @@ def _prefetch_descriptors(t: Trace, G: Traced, T: Traced) -> Traced:
     t.require(f"{type(unwrap(T)).__name__} (TMA, warp roles)", "tma")
     for g in G:
         for number in range(len(g.maps)):
-            t.call(prefetch_tensormap, t.call(parameter_address, unwrap(g.parameter) + number * (1 + 2 * rank_of(g))), issuer="cta")
+            t.call(
+                prefetch_tensormap,
+                t.call(parameter_address, unwrap(g.parameter) + number * (1 + 2 * rank_of(g))),
+                issuer="cta",
+            )
 
 
 @kernel(num_warps=WARPS)
@@ -66,7 +82,8 @@ def _template_kernel(G, A, T: tl.constexpr):
     memory = template_memory(T)
     if EARLY > 0:
         ctx = new_context(G, A, T)
-        index, tile = computed_first_tile(ctx, A)  # what hook `setup` reads from memory is in flight while semaphores are made
+        # what hook `setup` reads from memory is in flight while semaphores are made
+        index, tile = computed_first_tile(ctx, A)
         at(T, "block_begins", ctx, tile, memory, T)
     open_memory(memory, T)
     if EARLY > 0:

@@ -1,4 +1,5 @@
 """`tk.layout`: the tiles of a template, by what they are for."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -9,8 +10,13 @@ from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.types.tiles import rt, rv, st, sv
 
 # Names that a hook's record of tiles uses for something else
-RESERVED = {"full": "the full barrier of the tiles", "empty": "the empty barrier of the tiles", "phase": "the phase of their barriers",
-            "group": "what they are tiles of", "reload_full": "the barrier on which `finish` loads tiles"}  # fmt: skip
+RESERVED = {
+    "full": "the full barrier of the tiles",
+    "empty": "the empty barrier of the tiles",
+    "phase": "the phase of their barriers",
+    "group": "what they are tiles of",
+    "reload_full": "the barrier on which `finish` loads tiles",
+}
 TILES = ("input", "lagged", "task", "late_task", "scratch", "exchange", "epilogue", "output")
 PER = ("consumer", "block")
 
@@ -25,32 +31,38 @@ def _named(what: str, tiles: Any, kinds: tuple[type, ...]) -> tuple[tuple[str, A
 
 @dataclass(frozen=True)
 class layout:
-    """The tiles that a template moves and keeps. Each field is a dict of tile types by name, where nothing else is said.
+    """The tiles that a template moves and keeps. Each field is a dict of tile types by name, where nothing else is
+    said.
 
-    Args:
-        globals: for each tensor of the call, in order, the tile type (or a tuple of them, or None for pointer access only) that TMA moves.
-        input: the tiles of one pipeline stage (at least one).
-        lagged: tiles of a second ring of as many stages, which are used one iteration later (attention: K is input, V is lagged).
-        multicast: names of input and lagged tiles that all blocks of a cluster need alike: they load them together, each block a part for all.
-        task: tiles that are loaded once a task, for each consumer (`per="consumer"`) or for all consumers together (`per="block"`).
-        per: "consumer" or "block". Tiles of a block are released after the task; hook `compute_last` may release them earlier (`tk.release(ctx, ctx.task)`).
-        late_task: more task tiles of a block, for which hook `compute_first` waits itself, where it needs them (`tk.wait_for(ctx.late_task)`).
-        scratch: tiles that each consumer writes and reads itself, from the second iteration on (the previous task's results may be staged there), or passes to
+    Args: globals: for each tensor of the call, in order, the tile type (or a tuple of them, or None for pointer access
+        only) that TMA moves. input: the tiles of one pipeline stage (at least one). lagged: tiles of a second ring of
+        as many stages, which are used one iteration later (attention: K is input, V is lagged). multicast: names of
+        input and lagged tiles that all blocks of a cluster need alike: they load them together, each block a part for
+        all. task: tiles that are loaded once a task, for each consumer (`per="consumer"`) or for all consumers together
+        (`per="block"`). per: "consumer" or "block". Tiles of a block are released after the task; hook `compute_last`
+        may release them earlier (`tk.release(ctx, ctx.task)`). late_task: more task tiles of a block, for which hook
+        `compute_first` waits itself, where it needs them (`tk.wait_for(ctx.late_task)`). scratch: tiles that each
+        consumer writes and reads itself, from the second iteration on (the previous task's results may be staged
+        there), or passes to
             its reduce-store warp (`tk.ReduceStoreWarp`).
         exchange: tiles, two of each, that the consumers of a task write for each other.
         epilogue: tiles in which each consumer stages results.
-        epilogue_loads: names of epilogue tiles that hook `load_epilogue` fills before `finish` (a residual to which the result is added).
-        epilogue_reloads: names of epilogue tiles that hook `finish` loads itself, with `epilogue.reload_full` as the barrier, an even number of times, so that
-            its parity is 0 at the beginning of each task.
+        epilogue_loads: names of epilogue tiles that hook `load_epilogue` fills before `finish` (a residual to which the
+            result is added).
+        epilogue_reloads: names of epilogue tiles that hook `finish` loads itself, with `epilogue.reload_full` as the
+            barrier, an even number of times, so that its parity is 0 at the beginning of each task.
         output: the tiles of one slot of the output ring (`lcsf`).
         accumulators: register tile types (`rt`) that live in tensor memory on chips that have it.
-        ragged: names of globals of sequences packed end to end along the rows, whose tiles TMA moves by `tk.sequence` (two or three dimensions).
+        ragged: names of globals of sequences packed end to end along the rows, whose tiles TMA moves by `tk.sequence`
+            (two or three dimensions).
         args: names of run-time numbers of the call.
-        spare: bytes of shared memory left to the compiler, which exchanges values between threads there where a hook changes a tile's register layout. (Without
-            it, a ring of as many stages as fit is compiled again with fewer where these bytes are missing.)
+        spare: bytes of shared memory left to the compiler, which exchanges values between threads there where a hook
+            changes a tile's register layout. (Without it, a ring of as many stages as fit is compiled again with fewer
+            where these bytes are missing.)
         merged: what hook `part` returns (`tk.SplitTask`): tiles (`rt`) and vectors (`rv`) of fp32.
         deferred_results: what hook `defer_results` returns (`tk.DeferredEpilogue`): register tiles (`rt`).
-        deferred_steps: iterations between the one that stages a deferred result tile and that of the next, in each of which hook `finish_deferred` is called.
+        deferred_steps: iterations between the one that stages a deferred result tile and that of the next, in each of
+            which hook `finish_deferred` is called.
         page_indices: how many int32 of a table in global memory the copies of an iteration need (`tk.IndexPrefetch`).
 
     Raises:
@@ -95,13 +107,23 @@ class layout:
                 raise TileError(f"layout({name}={{{taken[0]!r}: …}}): the name is taken by {RESERVED[taken[0]]}")
             self._set(name, tiles)
         if not self.input:
-            raise TileError("layout(input={}): a template streams at least one tile through its ring; without a stream write a @tk.kernel")
+            raise TileError(
+                "layout(input={}): a template streams at least one tile through its ring; without a stream write a "
+                "@tk.kernel"
+            )
         if self.per not in PER:
             raise TileError(f"layout(per={self.per!r}): must be one of {', '.join(map(repr, PER))}")
         for name, kinds in (("accumulators", (rt,)), ("merged", (rt, rv)), ("deferred_results", (rt,))):
             self._set(name, _named(name, getattr(self, name), kinds))
-        if not isinstance(self.deferred_steps, int) or self.deferred_steps < 0 or (self.deferred_steps and not self.deferred_results):
-            raise TileError(f"layout(deferred_steps={self.deferred_steps!r}): must be a number of iterations, and 0 without deferred_results")
+        if (
+            not isinstance(self.deferred_steps, int)
+            or self.deferred_steps < 0
+            or (self.deferred_steps and not self.deferred_results)
+        ):
+            raise TileError(
+                f"layout(deferred_steps={self.deferred_steps!r}): must be a number of iterations, and 0 without "
+                "deferred_results"
+            )
         if both := [n for n, _ in self.input if n in dict(self.lagged)]:
             raise TileError(f"layout: {both[0]!r} is an input and a lagged tile; names of ring tiles are different")
         if both := [n for n, _ in self.scratch if n in dict(self.exchange)]:
@@ -109,16 +131,26 @@ class layout:
         self._check_names()
 
     def _check_names(self) -> None:
-        for name, tiles in (("multicast", self.ring), ("epilogue_loads", self.epilogue), ("epilogue_reloads", self.epilogue)):
+        for name, tiles in (
+            ("multicast", self.ring),
+            ("epilogue_loads", self.epilogue),
+            ("epilogue_reloads", self.epilogue),
+        ):
             chosen = tuple(getattr(self, name))
             if unknown := [n for n in chosen if n not in dict(tiles)]:
                 where = "input" if name == "multicast" else "epilogue"
-                raise TileError(f"layout({name}={chosen!r}): {unknown[0]!r} is no {where} tile; there are {', '.join(n for n, _ in tiles) or 'none'}")
+                raise TileError(
+                    f"layout({name}={chosen!r}): {unknown[0]!r} is no {where} tile; there are "
+                    f"{', '.join(n for n, _ in tiles) or 'none'}"
+                )
             self._set(name, chosen)
         self._set("args", tuple(self.args))
         self._set("ragged", tuple(self.ragged))
         if unknown := [n for n in self.ragged if n not in dict(self.globals)]:
-            raise TileError(f"layout(ragged={self.ragged!r}): {unknown[0]!r} is no global; there are {', '.join(n for n, _ in self.globals)}")
+            raise TileError(
+                f"layout(ragged={self.ragged!r}): {unknown[0]!r} is no global; there are "
+                f"{', '.join(n for n, _ in self.globals)}"
+            )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

@@ -1,4 +1,6 @@
-"""The copies that the producers start: how each load hook is called, and what it must do, checked when the kernel is compiled."""
+"""The copies that the producers start: how each load hook is called, and what it must do, checked when the kernel is
+compiled."""
+
 from __future__ import annotations
 
 import triton
@@ -18,8 +20,11 @@ def _checked_load(t: Trace, hook: Traced, what: str, consumer: int | None, expec
     """Call a load hook (for one consumer) and compare the bytes that it copies with those that its barrier expects."""
     _, (copied,) = counted(t, hook, f"{what} for {consumer}: {hook.cache_key}", ("copied",), *args)
     if copied != expected:
-        raise TileError(f"hook {what!r} copies {copied} bytes, but its barrier expects {expected}, the bytes of all its tiles: load every "
-                        "tile of the argument exactly once, with its `full` as the barrier")
+        raise TileError(
+            f"hook {what!r} copies {copied} bytes, but its barrier expects {expected}, the bytes of all its tiles: "
+            "load every "
+            "tile of the argument exactly once, with its `full` as the barrier"
+        )
 
 
 @op
@@ -46,7 +51,9 @@ def _remainder(number, divisor: tl.constexpr):
     return number % divisor
 
 
-def _load_for_consumers(t: Trace, ctx: Traced, what: str, tiles: Traced, chosen: Traced, pipe: Traced, turn: Traced) -> None:
+def _load_for_consumers(
+    t: Trace, ctx: Traced, what: str, tiles: Traced, chosen: Traced, pipe: Traced, turn: Traced
+) -> None:
     """Fill tiles of every consumer of the task, once it has released those of its previous task."""
     config = unwrap(ctx.config)
     expected, teams = nbytes(chosen), config.consumers // config.team

@@ -1,4 +1,5 @@
 """The work tile that a role begins with, and the one after it: computed by each role, or broadcast by the producer."""
+
 from __future__ import annotations
 
 import triton

@@ -1,4 +1,5 @@
 """The slots of a ring and their phases: one parity bit a slot, which its use turns."""
+
 import triton
 import triton.language as tl
 

@@ -1,4 +1,5 @@
 """Names of hooks, knobs and layout fields that templates no longer have, and what to write instead."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -77,7 +78,8 @@ RENAMED: dict[str, dict[str, str]] = {
 
 
 def refuse_old(owner: str, kind: str, names: Iterable[str]) -> None:
-    """Raise `TileError` for the first of these names that a `kind` of `RENAMED` had once. `owner`: what the message calls the template or layout."""
+    """Raise `TileError` for the first of these names that a `kind` of `RENAMED` had once. `owner`: what the message
+    calls the template or layout."""
     for name in names:
         if name in RENAMED[kind]:
             raise TileError(f"{owner}: {kind} {name!r} {RENAMED[kind][name]}")

@@ -1,9 +1,11 @@
 """The shared memory of a template: which tiles live when, and where they go.
 
-Three lifetimes share the block's memory: task tiles (loaded once a task), the input ring (one stage an iteration), and the epilogue tiles (staged results, for each
-consumer). Epilogue tiles lie over the scratch tiles of consumers, where these are large enough. Otherwise, where memory is short, they lie over the tail of the ring; the
-stages before them, the safe stages, are those that the producer may already fill for the next task while the results leave.
+Three lifetimes share the block's memory: task tiles (loaded once a task), the input ring (one stage an iteration), and
+the epilogue tiles (staged results, for each consumer). Epilogue tiles lie over the scratch tiles of consumers, where
+these are large enough. Otherwise, where memory is short, they lie over the tail of the ring; the stages before them,
+the safe stages, are those that the producer may already fill for the next task while the results leave.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -16,12 +18,16 @@ from tritonkittens.lang.types.tiles import st
 
 ALIGNMENT = 1024  # bytes: the period of the 128-byte swizzle
 VECTOR_ALIGNMENT = 128  # bytes: what TMA asks of a row without a swizzle
-RESERVE = 1024  # bytes for barriers, what the compiler keeps for itself, and the few of a block's first task and of page indices
+# bytes for barriers, what the compiler keeps for itself, and the few of a block's first task and of page indices
+RESERVE = 1024
 MAX_STAGES = 32  # the phases of a ring are the bits of one register
-ENOUGH_STAGES = 3  # from here on epilogue tiles in memory of their own gain more than one more stage (measured: docs/notes/gemm.md)
-# Bytes in flight hide the latency of memory, so small stages need to be many. More only make the start longer, which sets up their barriers (docs/notes/gemm.md)
+# from here on epilogue tiles in memory of their own gain more than one more stage (measured: docs/notes/gemm.md)
+ENOUGH_STAGES = 3
+# Bytes in flight hide the latency of memory, so small stages need to be many. More only make the start longer, which
+# sets up their barriers (docs/notes/gemm.md)
 MANY_STAGES = 16
-EXCHANGE_SLOTS = 2  # so that one synchronisation an iteration is enough: who writes a slot again has met the others since they read it
+# so that one synchronisation an iteration is enough: who writes a slot again has met the others since they read it
+EXCHANGE_SLOTS = 2
 
 
 def nbytes(tiles: tuple[tuple[str, Any], ...]) -> int:
@@ -45,9 +51,9 @@ Places = tuple[tuple[tuple[str, int, int, int], ...], ...]
 class Placement:
     """Stages of the ring and where the epilogue tiles lie.
 
-    `over_ring` and `over_scratch` are None where these have memory of their own. Otherwise one of them has, for each epilogue tile and consumer, (tile, slot,
-    part, parts) in the ring, or in the scratch tiles (slots are consumers), of the same consumer where there is room. No epilogue tile lies over the stages
-    before `safe_stages`.
+    `over_ring` and `over_scratch` are None where these have memory of their own. Otherwise one of them has, for each
+    epilogue tile and consumer, (tile, slot, part, parts) in the ring, or in the scratch tiles (slots are consumers), of
+    the same consumer where there is room. No epilogue tile lies over the stages before `safe_stages`.
     """
 
     stages: int
@@ -58,17 +64,28 @@ class Placement:
     @property
     def over_own(self) -> bool:
         """Do the epilogue tiles of each consumer lie over scratch tiles of its own?"""
-        return self.over_scratch is not None and all(slot == consumer for places in self.over_scratch for consumer, (_, slot, _, _) in enumerate(places))
+        return self.over_scratch is not None and all(
+            slot == consumer for places in self.over_scratch for consumer, (_, slot, _, _) in enumerate(places)
+        )
 
 
 def place(
-    plan: layout, consumers: int, blocks_per_sm: int, stages: int | None, arch: int, name: str, pipelined: bool = False, output_stages: int = 0,
-    may_overlap: bool = True, others: int = 0,
+    plan: layout,
+    consumers: int,
+    blocks_per_sm: int,
+    stages: int | None,
+    arch: int,
+    name: str,
+    pipelined: bool = False,
+    output_stages: int = 0,
+    may_overlap: bool = True,
+    others: int = 0,
 ) -> Placement:
     """Choose the number of stages and where the epilogue tiles go; `stages` fixes the number.
 
-    A `pipelined` computation holds the previous stage while it waits for the next: it needs two stages. `may_overlap`: may the epilogue tiles lie over the ring?
-    `others`: bytes for what is no tile (what other blocks send, numbers of tasks). Raises `TileError` with the bill where nothing fits.
+    A `pipelined` computation holds the previous stage while it waits for the next: it needs two stages. `may_overlap`:
+    may the epilogue tiles lie over the ring? `others`: bytes for what is no tile (what other blocks send, numbers of
+    tasks). Raises `TileError` with the bill where nothing fits.
     """
     limit = chip_of(arch).shared_for(blocks_per_sm) - RESERVE - plan.spare
     stage, finish = _padded(plan.ring), consumers * _padded(plan.epilogue)
@@ -108,7 +125,9 @@ def _over_ring(plan: layout, consumers: int, stages: int) -> tuple[int, Places] 
     largest_first = sorted(tiles, key=lambda item: -item[1].nbytes)
     slots = [(stage, name, tile.nbytes) for stage in reversed(range(stages)) for name, tile in largest_first]
     places = _over(plan, tiles, [slots] * consumers)
-    return None if places is None else (min((stage for mine in places for _, stage, _, _ in mine), default=stages), places)
+    return (
+        None if places is None else (min((stage for mine in places for _, stage, _, _ in mine), default=stages), places)
+    )
 
 
 def _over_scratch(plan: layout, consumers: int) -> Places | None:
@@ -118,7 +137,8 @@ def _over_scratch(plan: layout, consumers: int) -> Places | None:
 
 
 def _over(plan: layout, homes: tuple[tuple[str, Any], ...], slots: list[list[tuple[int, str, int]]]) -> Places | None:
-    """For each epilogue tile and consumer the first of its `slots` (number, tile, bytes), which are of the tiles `homes`, that it fits into."""
+    """For each epilogue tile and consumer the first of its `slots` (number, tile, bytes), which are of the tiles
+    `homes`, that it fits into."""
     if not all(isinstance(tile, st) and len(tile.pieces()) == 1 for _, tile in (*plan.epilogue, *homes)):
         return None
     used: dict[tuple[str, int], int] = {}
@@ -129,7 +149,10 @@ def _over(plan: layout, homes: tuple[tuple[str, Any], ...], slots: list[list[tup
         for slots_of_consumer in slots:
             for slot, name, capacity in slots_of_consumer:
                 key = (name, slot)
-                if size.setdefault(key, tile.nbytes) == tile.nbytes and (used.get(key, 0) + 1) * tile.nbytes <= capacity:
+                if (
+                    size.setdefault(key, tile.nbytes) == tile.nbytes
+                    and (used.get(key, 0) + 1) * tile.nbytes <= capacity
+                ):
                     mine.append((name, slot, used.get(key, 0), capacity // tile.nbytes))
                     used[key] = used.get(key, 0) + 1
                     break

@@ -1,4 +1,6 @@
-"""What a template keeps in shared and tensor memory: tiles of the rings, of a task and of the epilogue, and their pipelines."""
+"""What a template keeps in shared and tensor memory: tiles of the rings, of a task and of the epilogue, and their
+pipelines."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -34,7 +36,8 @@ def new_pipeline(t: Trace, stages: int, full_arrivals: int, empty_arrivals: int)
 
 @op
 def template_memory(t: Trace, T: Traced) -> Traced:
-    """All shared and tensor memory of the template, and room for its barriers, which `open_memory` makes, as one record."""
+    """All shared and tensor memory of the template, and room for its barriers, which `open_memory` makes, as one
+    record."""
     T = unwrap(T)
     plan, placed = T._plan, T.placement(t.arch)
     fields: dict[str, Any] = {}
@@ -50,7 +53,8 @@ def template_memory(t: Trace, T: Traced) -> Traced:
     tiles_of("lagged", placed.stages, "stages")
     tiles_of("task", *(per_consumer if plan.per == "consumer" else (1, "slot")))
     tiles_of("late_task", 1, "slot")
-    # The exchange tiles before scratch tiles of the same size, where the compiler then puts them (measured: docs/notes/attention_backward.md)
+    # The exchange tiles before scratch tiles of the same size, where the compiler then puts them (measured:
+    # docs/notes/attention_backward.md)
     tiles_of("exchange", EXCHANGE_SLOTS, "slots")
     tiles_of("scratch", *per_consumer)
     if placed.over_ring is None and placed.over_scratch is None:
@@ -68,7 +72,8 @@ def template_memory(t: Trace, T: Traced) -> Traced:
 
 
 def _pipelines(t: Trace, T: Traced) -> dict[str, Traced]:
-    """The pipelines between producers, consumers and the storer: `NAME_pipeline` has the full and empty barriers of tiles NAME."""
+    """The pipelines between producers, consumers and the storer: `NAME_pipeline` has the full and empty barriers of
+    tiles NAME."""
     plan, stages, team = T._plan, T.placement(t.arch).stages, T.team * WARPS
     found: dict[str, Any] = {}
     if plan.output:
@@ -105,7 +110,11 @@ def _accumulators(t: Trace, T: Traced) -> dict[str, Traced]:
     """Accumulators in tensor memory, on chips that have it."""
     if not t.chip.tcgen05:
         return {}
-    found = {f"accumulator_{n}_{c}": t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols)) for n, s in T._plan.accumulators for c in range(T.consumers)}
+    found = {
+        f"accumulator_{n}_{c}": t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols))
+        for n, s in T._plan.accumulators
+        for c in range(T.consumers)
+    }
     for name, field in found.items():
         field._set_name(t.builder, name)
     return found
@@ -124,18 +133,27 @@ def open_memory(t: Trace, memory: Traced, T: Traced) -> Traced:
 
 def _shared_by(blocks: int, plan: Any, fields: dict[str, Any]) -> dict[str, struct]:
     """The rings, where so many blocks load the multicast tiles together."""
-    return {rings: struct(**{name: ring.loaded_by(blocks) if name in plan.multicast else ring for name, ring in fields[rings].fields.items()})
-            for rings in ("input", "lagged")}
+    return {
+        rings: struct(
+            **{
+                name: ring.loaded_by(blocks) if name in plan.multicast else ring
+                for name, ring in fields[rings].fields.items()
+            }
+        )
+        for rings in ("input", "lagged")
+    }
 
 
 @op
 def own_rings(t: Trace, memory: Traced, T: Traced) -> Traced:
-    """The same memory, for a block of a cluster that loads its rings alone. One thread issues the many copies of a stage with page indices: between two of them
-    the compiler would put a barrier."""
+    """The same memory, for a block of a cluster that loads its rings alone. One thread issues the many copies of a
+    stage with page indices: between two of them the compiler would put a barrier."""
     plan = unwrap(T)._plan
     rings = _shared_by(1, plan, memory.fields)
     if plan.page_indices:
-        rings = {n: struct(**{name: ring.loaded_alone() for name, ring in of.fields.items()}) for n, of in rings.items()}
+        rings = {
+            n: struct(**{name: ring.loaded_alone() for name, ring in of.fields.items()}) for n, of in rings.items()
+        }
     return struct(**{**memory.fields, **rings})
 
 
@@ -145,18 +163,22 @@ def in_slot(t: Trace, rings: struct, slot: Traced) -> dict[str, Traced]:
 
 
 def block_task_tiles(t: Trace, memory: Traced, plan: Traced, slot: Traced, phase: Traced) -> dict[str, struct]:
-    """The tiles that all consumers of a task share, by group, with their full and empty barriers. `phase`: of the task; `slot`: zero."""
+    """The tiles that all consumers of a task share, by group, with their full and empty barriers. `phase`: of the task;
+    `slot`: zero."""
     found = {}
     for group in block_tasks(plan):
         pipe = memory.fields[f"{group}_pipeline"]
         barriers = {name: t.call(pipe.fields[name].__getitem__, 0) for name in ("full", "empty")}
-        found[group] = struct(**in_slot(t, memory.fields[group], slot), group=tl.constexpr(group), phase=phase, **barriers)
+        found[group] = struct(
+            **in_slot(t, memory.fields[group], slot), group=tl.constexpr(group), phase=phase, **barriers
+        )
     return found
 
 
 @op
 def epilogue_tiles(t: Trace, ctx: Traced, memory: Traced, worker: Traced) -> Traced:
-    """The epilogue tiles of a consumer: memory of its own, or views over the tail of the ring or over the scratch tiles."""
+    """The epilogue tiles of a consumer: memory of its own, or views over the tail of the ring or over the scratch
+    tiles."""
     config, c = unwrap(ctx.config), unwrap(worker)
     placed = config.placement(t.arch)
     over = placed.over_ring if placed.over_scratch is None else placed.over_scratch
@@ -175,7 +197,8 @@ def epilogue_tiles(t: Trace, ctx: Traced, memory: Traced, worker: Traced) -> Tra
 
 @op
 def slot_tiles(t: Trace, memory: Traced, slot: Traced, producer: Traced = False) -> Traced:
-    """The tiles of a stage; for the producer with its full barrier, for a consumer with lagged tiles with its empty barrier."""
+    """The tiles of a stage; for the producer with its full barrier, for a consumer with lagged tiles with its empty
+    barrier."""
     tiles, pipe = in_slot(t, memory.input, slot), memory.input_pipeline
     if unwrap(producer):
         tiles["full"] = t.call(pipe.full.__getitem__, slot)
@@ -186,7 +209,8 @@ def slot_tiles(t: Trace, memory: Traced, slot: Traced, producer: Traced = False)
 
 @op
 def tiles_before(t: Trace, memory: Traced, slot: Traced, phases: Traced) -> Traced:
-    """What `compute` sees of the previous iteration, and `compute_last` of the last: its lagged tiles, their full barrier and its phase, or all its tiles."""
+    """What `compute` sees of the previous iteration, and `compute_last` of the last: its lagged tiles, their full
+    barrier and its phase, or all its tiles."""
     if not memory.lagged.fields:
         return t.call(slot_tiles, memory, slot)
     full = t.call(memory.lagged_pipeline.full.__getitem__, slot)

@@ -1,9 +1,11 @@
-"""`lcf` and `lcsf`: load / compute / (store) / finish. Write the hooks; the template writes the ring, the barriers and their phases, the roles, and the loop over
-the tasks.
+"""`lcf` and `lcsf`: load / compute / (store) / finish. Write the hooks; the template writes the ring, the barriers and
+their phases, the roles, and the loop over the tasks.
 
-One producer warp loads tiles into a ring of pipeline stages in shared memory; consumer warpgroups compute on them; each finishes its task by storing results,
-while the producer already fills the ring for the next task. Source: ThunderKittens (Spector et al., 2024), section 3.2, and its `lcf` and `lcsf` templates.
+One producer warp loads tiles into a ring of pipeline stages in shared memory; consumer warpgroups compute on them; each
+finishes its task by storing results, while the producer already fills the ring for the next task. Source:
+ThunderKittens (Spector et al., 2024), section 3.2, and its `lcf` and `lcsf` templates.
 """
+
 from __future__ import annotations
 
 import functools
@@ -48,42 +50,56 @@ KNOBS = (int, float, str, tuple, type(None), tl.dtype, TileType, Knob)  # class 
 
 
 class lcf(Configuration, Interned):
-    """Base class of load / compute / finish kernels. Subclass it, declare `layout`, write the hooks as `@triton.jit` functions without `self`.
+    """Base class of load / compute / finish kernels. Subclass it, declare `layout`, write the hooks as `@triton.jit`
+    functions without `self`.
 
-    A template is a constant: `MyKernel(stages=4)` with equal knobs is the same object, found again in less than a microsecond, and its knobs are fixed. What its
-    methods return (`layout`, `tasks`, `registers`) depends on its knobs and their arguments only. help() shows the hooks below. Rules that concern several:
+    A template is a constant: `MyKernel(stages=4)` with equal knobs is the same object, found again in less than a
+    microsecond, and its knobs are fixed. What its methods return (`layout`, `tasks`, `registers`) depends on its knobs
+    and their arguments only. help() shows the hooks below. Rules that concern several:
 
-    - With `compute_last` the computation is pipelined by one iteration. Lagged tiles are used one iteration later: `previous` (and the argument of `compute_last`)
-      holds just them, to be waited for with `tk.wait_for(previous)`, and `compute_first` and `compute` release their input with `tk.release(ctx, input)`.
-    - Consumers that share a task write `ctx.exchange` tiles for each other, `ctx.exchange.X[i]` in two slots: in turns, and all see them after
-      `tk.sync_consumers(ctx)`; or one for each of two consumers, as a pipeline between them: `tk.exchange_acquire`, `tk.exchange_commit`, `tk.exchange_wait`,
-      `tk.exchange_release`.
-    - Task tiles of a consumer are released before `compute_last`: products that read them must have been waited for. Copies of the load hooks are counted where
-      they are written, once for each helper function and its argument types.
+    - With `compute_last` the computation is pipelined by one iteration. Lagged tiles are used one iteration later:
+      `previous` (and the argument of `compute_last`) holds just them, to be waited for with `tk.wait_for(previous)`,
+      and `compute_first` and `compute` release their input with `tk.release(ctx, input)`.
+    - Consumers that share a task write `ctx.exchange` tiles for each other, `ctx.exchange.X[i]` in two slots: in turns,
+      and all see them after `tk.sync_consumers(ctx)`; or one for each of two consumers, as a pipeline between them:
+      `tk.exchange_acquire`, `tk.exchange_commit`, `tk.exchange_wait`, `tk.exchange_release`.
+    - Task tiles of a consumer are released before `compute_last`: products that read them must have been waited for.
+      Copies of the load hooks are counted where they are written, once for each helper function and its argument types.
 
-    `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template), `task_id`, `iterations`, `rank` (of the block in its cluster), `part` (of
-    the task, where blocks share it); where it makes sense also `iter`, `consumer` (its number among those that share a task, of `config.team`), `task`, `late_task`,
-    `scratch`, `exchange`, `accumulators`, `params`. Consumers also have `edge`, a constant: may this iteration be one of the task's `edges`? Edges run in a
-    loop of their own, so that the other iterations have no branch for what only edges need. Without `edges` in `setup` any iteration may be one; with a run-time
-    number the first of a pipelined computation may.
+    `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template), `task_id`, `iterations`,
+    `rank` (of the block in its cluster), `part` (of the task, where blocks share it); where it makes sense also `iter`,
+    `consumer` (its number among those that share a task, of `config.team`), `task`, `late_task`, `scratch`, `exchange`,
+    `accumulators`, `params`. Consumers also have `edge`, a constant: may this iteration be one of the task's `edges`?
+    Edges run in a loop of their own, so that the other iterations have no branch for what only edges need. Without
+    `edges` in `setup` any iteration may be one; with a run-time number the first of a pipelined computation may.
 
-    Extensions (`tk.SplitTask`, `tk.DeferredEpilogue`, `tk.ReduceStoreWarp`, `tk.IndexPrefetch`) are mixin classes that add hooks.
+    Extensions (`tk.SplitTask`, `tk.DeferredEpilogue`, `tk.ReduceStoreWarp`, `tk.IndexPrefetch`) are mixin classes that
+    add hooks.
 
-    Knobs (class attributes, overridden by keyword at construction; `explain()` says what was chosen for those that are None, and why):
+    Knobs (class attributes, overridden by keyword at construction; `explain()` says what was chosen for those that are
+    None, and why):
 
-    - `consumers` warpgroups (2), which share a task, or with `pingpong` take a task each, so that one computes while another finishes;
+    - `consumers` warpgroups (2), which share a task, or with `pingpong` take a task each, so that one computes while
+      another finishes;
     - `warp_scheduler_barrier`: `tk.warp_scheduler_sync` / `tk.warp_scheduler_arrive` alternate the consumers;
-    - `staggered_epilogue`: consumers that share a task of a pipelined computation end it one after the other, so that one's last products hide the other's epilogue
-      (in tasks of at least eight rings of iterations that are followed by others; not with a dynamic schedule);
-    - `lagged_producer`: a warp of its own loads lagged tiles; where stages take many copies, one warp takes as long to issue them as memory to serve them;
+    - `staggered_epilogue`: consumers that share a task of a pipelined computation end it one after the other, so that
+      one's last products hide the other's epilogue (in tasks of at least eight rings of iterations that are followed by
+      others; not with a dynamic schedule);
+    - `lagged_producer`: a warp of its own loads lagged tiles; where stages take many copies, one warp takes as long to
+      issue them as memory to serve them;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
-    - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout names in `multicast` once for all;
-    - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`, `SplitRest()`, `StreamK()`;
-    - `one_tile_per_block` (`OnePerBlock` always): no block has more than one work tile, as every launch checks; without the loop, starts and ends are shorter;
-    - `broadcast_tile`: the producer computes a fetched work tile (`Dynamic`), or a block's first, and broadcasts it; otherwise each role computes it. Better where
-      `setup` reads from memory. What is broadcast stays in registers for a task;
+    - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout
+      names in `multicast` once for all;
+    - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`,
+      `SplitRest()`, `StreamK()`;
+    - `one_tile_per_block` (`OnePerBlock` always): no block has more than one work tile, as every launch checks; without
+      the loop, starts and ends are shorter;
+    - `broadcast_tile`: the producer computes a fetched work tile (`Dynamic`), or a block's first, and broadcasts it;
+      otherwise each role computes it. Better where `setup` reads from memory. What is broadcast stays in registers for
+      a task;
     - `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
-    - `consumer_registers`, `producer_registers` a thread (None: an equal share where that is at least `needed_registers`, a property, otherwise by table).
+    - `consumer_registers`, `producer_registers` a thread (None: an equal share where that is at least
+      `needed_registers`, a property, otherwise by table).
     """
 
     consumers: int = 2
@@ -107,21 +123,30 @@ class lcf(Configuration, Interned):
         own = repr(sorted(self.__dict__.items()))  # what a constructor of a derived class has set
         self._take_knobs(knobs)
         derived = extensions_of(type(self))
-        self.pipelined = check_hooks(type(self), self._stores, derived, [e for e in EXTENSIONS if not issubclass(type(self), e)], KNOBS)
+        self.pipelined = check_hooks(
+            type(self), self._stores, derived, [e for e in EXTENSIONS if not issubclass(type(self), e)], KNOBS
+        )
         self.one_tile_per_block = self.one_tile_per_block or self.schedule.one_tile_per_block
         self.team = 1 if self.pingpong else self.consumers  # consumers that share a task
         self.splits, self.dynamic = self.schedule.splits, self.schedule.dynamic
         self.sharers = self.schedule.cluster_parts  # blocks of a cluster that share a task's iterations
         self.cluster_size = self.cluster * self.sharers
         self._plan = self.layout()
-        self.extensions = tuple(e for e in derived if not e.added_fields or any(getattr(self._plan, field, None) for field in e.added_fields))
+        self.extensions = tuple(
+            e
+            for e in derived
+            if not e.added_fields or any(getattr(self._plan, field, None) for field in e.added_fields)
+        )
         check_layout(self, derived)
-        self.received = received_bytes(self._plan, self.consumers, self.sharers, f"{type(self).__name__}(schedule={self.schedule!r})")
+        self.received = received_bytes(
+            self._plan, self.consumers, self.sharers, f"{type(self).__name__}(schedule={self.schedule!r})"
+        )
         self.reducers = sum(len(e.added_warps(self)) for e in self.extensions)  # a warp each
         self.merges = bool(self._plan.merged)
         self._placements: dict[int, Placement] = {}
         self._conceded = 0  # bytes that the ring leaves to the compiler, beside the layout's `spare`
-        self._fitted: dict[int, lcf] = {}  # by architecture: the same with fewer stages, where more did not leave the compiler what it takes
+        # by architecture: the same with fewer stages, where more did not leave the compiler what it takes
+        self._fitted: dict[int, lcf] = {}
         self._calls: dict[tuple[Any, ...], Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
         self._share_registers()
@@ -145,19 +170,25 @@ class lcf(Configuration, Interned):
         threads = (self.consumers + self._helpers) * GROUP
         share = self.launch_registers = REGISTERS // (self.blocks_per_sm * threads) // 8 * 8  # of a thread
         self._pool = threads * share  # what the block starts with: setmaxnreg only moves registers inside it
-        # Moving registers between roles makes a block's start longer: not where an equal share is enough (measured: docs/notes/gemm.md)
+        # Moving registers between roles makes a block's start longer: not where an equal share is enough (measured:
+        # docs/notes/gemm.md)
         needed = self.needed_registers
-        self.reallocates = bool(self.consumer_registers or self.producer_registers or needed is None or needed > min(share, MAX_REGISTERS))
+        self.reallocates = bool(
+            self.consumer_registers or self.producer_registers or needed is None or needed > min(share, MAX_REGISTERS)
+        )
         # The launch allocates registers: with several blocks on a multiprocessor each must request its share
         mine = ("maxnreg", share) if self.reallocates else ("minnctapersm", self.blocks_per_sm)
         self._options = (mine,) if self.blocks_per_sm > 1 else ()
         if self.cluster_size > 1:
             self._options = (*self._options, ("cluster_size", self.cluster_size))
         wanted = self.registers()
-        asked = (sum(wanted[:self.consumers]) + wanted[-1] * self._helpers) * GROUP
+        asked = (sum(wanted[: self.consumers]) + wanted[-1] * self._helpers) * GROUP
         if asked > self._pool:
-            raise self._error(f"registers over budget: {wanted} a thread of {self.consumers + self._helpers} warpgroups are {asked} of {self._pool}, "
-                              f"what a block of {threads} threads, {self.blocks_per_sm} an SM, starts with")
+            raise self._error(
+                f"registers over budget: {wanted} a thread of {self.consumers + self._helpers} warpgroups are {asked} "
+                f"of {self._pool}, "
+                f"what a block of {threads} threads, {self.blocks_per_sm} an SM, starts with"
+            )
 
     @property
     def _identity(self) -> str | int:
@@ -171,8 +202,16 @@ class lcf(Configuration, Interned):
 
     @property
     def needed_registers(self) -> int | None:
-        """Registers that a consumer's thread needs, where that is known: the accumulators that the layout names, and what works on them."""
-        held = sum(tile.rows * tile.cols for _, tile in self._plan.merged or self._plan.accumulators if isinstance(tile, rt)) // GROUP
+        """Registers that a consumer's thread needs, where that is known: the accumulators that the layout names, and
+        what works on them."""
+        held = (
+            sum(
+                tile.rows * tile.cols
+                for _, tile in self._plan.merged or self._plan.accumulators
+                if isinstance(tile, rt)
+            )
+            // GROUP
+        )
         return held + WORKING_REGISTERS if held else None
 
     def _error(self, message: str) -> TileError:
@@ -182,7 +221,8 @@ class lcf(Configuration, Interned):
         check_knobs(self)
 
     def _moved(self, tiles: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The tile types that TMA moves of a tensor: with a tile that the cluster loads together, also the parts that each block loads."""
+        """The tile types that TMA moves of a tensor: with a tile that the cluster loads together, also the parts that
+        each block loads."""
         if self.cluster == 1:
             return tiles
         together = [tile for name, tile in self._plan.ring if name in self._plan.multicast]
@@ -204,8 +244,8 @@ class lcf(Configuration, Interned):
         return type(self).__name__, {"G": self.tensors, "A": self._plan.args}
 
     def tasks(self, *shapes: Any) -> int:
-        """How many tasks there are for tensors of these shapes. Override it to launch no more blocks than tasks; by default it is unknown, and a launch has as many
-        blocks as run at once."""
+        """How many tasks there are for tensors of these shapes. Override it to launch no more blocks than tasks; by
+        default it is unknown, and a launch has as many blocks as run at once."""
         return UNKNOWN_TASKS
 
     def blocks(self, slots: int, *shapes: Any) -> int:
@@ -221,17 +261,27 @@ class lcf(Configuration, Interned):
         return {n: getattr(self, n) for n in names if not n.startswith("_") and n not in vars(Extension)}
 
     def _properties(self) -> dict[str, Any]:
-        """What properties of classes derived from these say: constants that hooks may read, by code which no hash of hooks or knobs covers."""
+        """What properties of classes derived from these say: constants that hooks may read, by code which no hash of
+        hooks or knobs covers."""
         classes = [c for c in type(self).__mro__ if not c.__module__.startswith("tritonkittens.lang.")]
         return {n: getattr(self, n) for c in classes for n, v in vars(c).items() if isinstance(v, property)}
 
     def _make_key(self, own: str) -> str:
-        hooks = [h for h in (getattr(type(self), n) for n in dir(type(self))) if isinstance(h, JITFunction)]  # and the helpers that they call by `ctx.config`
+        # and the helpers that they call by `ctx.config`
+        hooks = [h for h in (getattr(type(self), n) for n in dir(type(self))) if isinstance(h, JITFunction)]
         constants = sorted((n, getattr(v, "cache_key", v)) for n, v in (self._knobs() | self._properties()).items())
         added = [(name, point) for e in self.extensions for name, point in e.points.items()]
         added += [(str(number), role) for e in self.extensions for role, number in e.added_warps(self)]
-        parts = [type(self).__qualname__, library_hash(), own, repr(constants), repr(self._plan), repr(self.registers()), *(h.cache_key for h in hooks),
-                 *(f"{name} {getattr(f, 'cache_key', f.__qualname__)}" for name, f in added)]
+        parts = [
+            type(self).__qualname__,
+            library_hash(),
+            own,
+            repr(constants),
+            repr(self._plan),
+            repr(self.registers()),
+            *(h.cache_key for h in hooks),
+            *(f"{name} {getattr(f, 'cache_key', f.__qualname__)}" for name, f in added),
+        ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     @property
@@ -256,18 +306,35 @@ class lcf(Configuration, Interned):
         if arch not in self._placements:
             # Finish tiles over the ring need all consumers of the block, and only them, to be at the end of a task
             plan = self._plan
-            together = not (self.pingpong or self.splits or self.cluster_size > 1 or plan.output
-                            or plan.epilogue_loads or plan.epilogue_reloads or plan.deferred_results)
+            together = not (
+                self.pingpong
+                or self.splits
+                or self.cluster_size > 1
+                or plan.output
+                or plan.epilogue_loads
+                or plan.epilogue_reloads
+                or plan.deferred_results
+            )
             # Where accumulators lie in tensor memory, the compiler cuts their columns through shared memory
             task = self.consumers * CUTTING if self.received and chip_of(arch).tcgen05 else 0
             numbers = BYTES if self.dynamic else 0
-            self._placements[arch] = place(self._plan, self.consumers, self.blocks_per_sm, self.stages, arch, type(self).__name__, self.pipelined,
-                                           getattr(self, "output_stages", 0), together, self.received + task + numbers + self._conceded)
+            self._placements[arch] = place(
+                self._plan,
+                self.consumers,
+                self.blocks_per_sm,
+                self.stages,
+                arch,
+                type(self).__name__,
+                self.pipelined,
+                getattr(self, "output_stages", 0),
+                together,
+                self.received + task + numbers + self._conceded,
+            )
         return self._placements[arch]
 
     def with_less_memory(self, arch: int, excess: int) -> lcf | None:
-        """The same with fewer stages, for the compiler takes `excess` bytes of shared memory more than these leave it; None where they are given or no fewer
-        fit."""
+        """The same with fewer stages, for the compiler takes `excess` bytes of shared memory more than these leave it;
+        None where they are given or no fewer fit."""
         if self.stages is not None:
             return None
         placed, conceded = self.placement(arch), self._conceded + excess
@@ -288,10 +355,15 @@ class lcf(Configuration, Interned):
     def memory_advice(self) -> tuple[str, str]:
         """What a message calls this template, and what to do where its shared memory is over budget."""
         given = "" if self.stages is None else f"(stages={self.stages})"
-        return type(self).__name__ + given, "; take fewer `stages` (None: as many as fit) or smaller tiles; `spare` in the layout keeps bytes for the compiler"
+        return (
+            type(self).__name__ + given,
+            "; take fewer `stages` (None: as many as fit) or smaller tiles; `spare` in the layout keeps bytes for the "
+            "compiler",
+        )
 
     def staggers(self, arch: int) -> bool:
-        """Do consumers end tasks one after the other on an architecture? Not where they must meet before they stage results, or take turns anyway."""
+        """Do consumers end tasks one after the other on an architecture? Not where they must meet before they stage
+        results, or take turns anyway."""
         placed = self.placement(arch)
         apart = placed.over_ring is None and placed.over_scratch is None
         return self.staggered_epilogue and self.pipelined and self.team > 1 and not self.dynamic and apart
@@ -313,12 +385,21 @@ class lcf(Configuration, Interned):
         return explained(self, self._fitted.get(capability, self), capability)
 
     def call(self, *tensors: Any) -> Call:
-        """What a call with tensors of these shapes on their device needs beside the tensors; found by shapes, made once."""
+        """What a call with tensors of these shapes on their device needs beside the tensors; found by shapes, made
+        once."""
         try:
-            key = (*[t.shape for t in tensors], *[t.dtype for t in tensors], tensors[0].get_device() if tensors else -1, simulated_facts())
+            key = (
+                *[t.shape for t in tensors],
+                *[t.dtype for t in tensors],
+                tensors[0].get_device() if tensors else -1,
+                simulated_facts(),
+            )
         except AttributeError:
             kinds = ", ".join(type(t).__name__ for t in tensors)
-            raise TypeError(f"{type(self).__name__}({kinds}): it takes the tensors {', '.join(n for n, _ in self._plan.globals)}; numbers go by name") from None
+            raise TypeError(
+                f"{type(self).__name__}({kinds}): it takes the tensors {', '.join(n for n, _ in self._plan.globals)}; "
+                "numbers go by name"
+            ) from None
         found = self._calls.get(key)
         if found is None:
             if len(self._calls) >= MAX_CALLS:
@@ -329,7 +410,8 @@ class lcf(Configuration, Interned):
     def __call__(self, *tensors: Any, blocks: int | None = None, debug: bool = False, **args: Any) -> None:
         """Run on tensors (in the order of `layout.globals`) and numbers (`layout.args`).
 
-        `blocks` overrides the size of the persistent grid (in clusters); `debug` makes a wait that never ends trap after two seconds.
+        `blocks` overrides the size of the persistent grid (in clusters); `debug` makes a wait that never ends trap
+        after two seconds.
         """
         self.call(*tensors)(*tensors, blocks=blocks, debug=debug, **args)
 
@@ -343,14 +425,16 @@ class lcf(Configuration, Interned):
 
 
 class lcsf(lcf):
-    """Base class of load / compute / store / finish kernels: like `lcf`, and every iteration writes tiles that a storer warp moves to global memory while
-    the next are computed.
+    """Base class of load / compute / store / finish kernels: like `lcf`, and every iteration writes tiles that a storer
+    warp moves to global memory while the next are computed.
 
-    `layout(output=…)` declares the tiles of a stage of the output ring (`output_stages`, 2). Hooks beside those of `lcf`:
+    `layout(output=…)` declares the tiles of a stage of the output ring (`output_stages`, 2). Hooks beside those of
+    `lcf`:
 
     - `compute(ctx, state, input, output)` → state: writes the output tiles with `tk.store`;
     - `store(ctx, output)` (storer, once an iteration): `tk.store_async` of every output tile, once;
-    - `finish` may be missing. There is no `compute_last`: a stage of either ring is released as soon as `compute` returns.
+    - `finish` may be missing. There is no `compute_last`: a stage of either ring is released as soon as `compute`
+      returns.
     """
 
     output_stages: int = 2
@@ -362,7 +446,9 @@ class lcsf(lcf):
         if not isinstance(self.output_stages, int) or not 1 <= self.output_stages <= 32:
             raise self._error(f"(output_stages={self.output_stages!r}): must be 1 to 32")
         if not self.schedule.whole_tasks:
-            raise self._error(f"(schedule={self.schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split")
+            raise self._error(
+                f"(schedule={self.schedule!r}): an lcsf template stores in every iteration; its tasks cannot be split"
+            )
         if self.schedule.dynamic:
             raise self._error(f"(schedule={self.schedule!r}): only an lcf template fetches its tasks")
 
@@ -371,4 +457,6 @@ for _template in (lcf, lcsf):
     _hooks = reference(list(hooks_of(_template._stores).values()), _template._stores)
     _template.__doc__ = f"{inspect.cleandoc(_template.__doc__ or '')}\n\nHooks:\n\n{_hooks}"
 for _extension in EXTENSIONS:
-    _extension.__doc__ = f"{inspect.cleandoc(_extension.__doc__ or '')}\n\nHooks:\n\n{reference(_extension.added_hooks)}"
+    _extension.__doc__ = (
+        f"{inspect.cleandoc(_extension.__doc__ or '')}\n\nHooks:\n\n{reference(_extension.added_hooks)}"
+    )

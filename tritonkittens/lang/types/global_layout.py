@@ -1,4 +1,5 @@
 """Global layouts: a tensor as explicit kernels see it, with one TMA descriptor for each kind of tile piece."""
+
 from __future__ import annotations
 
 import functools
@@ -56,7 +57,10 @@ def map_specs(tiles: tuple[st | sv, ...], rank: int, fill: str, ragged: bool = F
     specs: dict[TensorMapSpec, None] = {}
     if ragged and not (2 <= rank <= MAX_RANK - 2 and tiles and all(isinstance(tile, st) for tile in tiles)):
         what = ", ".join(map(repr, tiles)) or "no tile type"
-        raise TileError(f"gl(…, ragged=True) of {rank} dimensions with {what}: takes two or three dimensions, and types of tiles (st)")
+        raise TileError(
+            f"gl(…, ragged=True) of {rank} dimensions with {what}: takes two or three dimensions, and types of tiles "
+            "(st)"
+        )
     for tile in tiles:
         if isinstance(tile, st):
             if rank < 2:
@@ -107,7 +111,14 @@ class gl:
 
     __slots__ = ("fill", "ragged", "specs", "static", "tensor", "tiles")
 
-    def __init__(self, tensor: torch.Tensor, *tiles: st | sv, fill: str = "zero", static: bool | int | tuple[int, ...] = False, ragged: bool = False):
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        *tiles: st | sv,
+        fill: str = "zero",
+        static: bool | int | tuple[int, ...] = False,
+        ragged: bool = False,
+    ):
         if not isinstance(tensor, torch.Tensor):
             raise TileError(f"gl({type(tensor).__name__}): needs a torch tensor")
         if not 1 <= tensor.ndim <= MAX_RANK:
@@ -118,7 +129,10 @@ class gl:
             raise TileError(f"gl of {error}") from None
         for tile in tiles:
             if tile.dtype != dtype:
-                raise TileError(f"gl of {name_of(from_torch(tensor.dtype))} with {tile!r}: the tile's element type must be the tensor's")
+                raise TileError(
+                    f"gl of {name_of(from_torch(tensor.dtype))} with {tile!r}: the tile's element type must be the "
+                    "tensor's"
+                )
         if fill not in ("zero", "nan"):
             raise TileError(f"gl(fill={fill!r}): TMA fills with 'zero' or 'nan'; use a mask for anything else")
         self.tensor, self.tiles, self.fill = tensor, tiles, fill
@@ -130,8 +144,10 @@ class gl:
     def fixed(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
         """Return (extents, strides) that the kernel is compiled for. A run-time value has None in its place."""
         extents, strides = self.tensor.shape, self.tensor.stride()
-        return (tuple([n if axis in self.static else None for axis, n in enumerate(extents)]),
-                tuple([n if axis in self.static else None for axis, n in enumerate(strides)]))
+        return (
+            tuple([n if axis in self.static else None for axis, n in enumerate(extents)]),
+            tuple([n if axis in self.static else None for axis, n in enumerate(strides)]),
+        )
 
     # triton.autotune reads the dtype for its key, and writes the tensor for `reset_to_zero` and `restore_value`.
 

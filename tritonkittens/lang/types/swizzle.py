@@ -6,6 +6,7 @@ Within every 1024 bytes, the 16-byte chunks of a 128-byte line are permuted by X
 memory has 32 banks of 4 bytes, and one wavefront serves each bank once.
 Source: PTX ISA, "Swizzling modes".
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -4,6 +4,7 @@ kernels.
 `zero`, `load`, `allocate` and others make values of these types. A template declares them in its `layout`.
 Constructing a type checks it.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
@@ -149,8 +150,10 @@ class _tile_vector(TileType):
 
     def check(self) -> None:
         if not isinstance(self.tile, rt):
-            raise TileError(f"{type(self).__name__}({self.tile!r}): a tile vector is tied to a register tile type; "
-                            "give tk.rt(dtype, rows, cols), or use rv")
+            raise TileError(
+                f"{type(self).__name__}({self.tile!r}): a tile vector is tied to a register tile type; "
+                "give tk.rt(dtype, rows, cols), or use rv"
+            )
         if self.dtype is None:
             object.__setattr__(self, "dtype", self.tile.dtype)
         _element_type(self, self.dtype)
@@ -237,13 +240,19 @@ class st(TileType):
         row_bytes = self.cols * itemsize(self.dtype) if isinstance(self.cols, int) else 0
         if isinstance(self.cols, int) and self.cols % step:
             raise TileError(
-                f"{self!r}: {self.cols} columns are {row_bytes} bytes; a swizzled {name_of(self.dtype)} tile needs a multiple of {step} columns "
-                f"({step * itemsize(self.dtype)} bytes)")
+                f"{self!r}: {self.cols} columns are {row_bytes} bytes; a swizzled {name_of(self.dtype)} tile needs a "
+                f"multiple of {step} columns "
+                f"({step * itemsize(self.dtype)} bytes)"
+            )
         _positive_multiple(f"{self!r}: cols", self.cols, step, f"the base tile of {name_of(self.dtype)} is 16×{step}")
         _positive_multiple(f"{self!r}: rows", self.rows, 16, f"the base tile of {name_of(self.dtype)} is 16×{step}")
         if self.contiguous and not (self._is_one_line(row_bytes) if self.rows_in_pieces else self._is_lines(row_bytes)):
-            raise TileError(f"{self!r}: a contiguous tile has rows that are no power of two, and its {row_bytes} bytes of columns are one swizzle line: "
-                            f"{', '.join(map(str, SWIZZLES))}; or columns that are no power of two, and they are lines of {SWIZZLE_LINE} bytes")
+            raise TileError(
+                f"{self!r}: a contiguous tile has rows that are no power of two, and its {row_bytes} bytes of columns "
+                "are one swizzle line: "
+                f"{', '.join(map(str, SWIZZLES))}; or columns that are no power of two, and they are lines of "
+                f"{SWIZZLE_LINE} bytes"
+            )
         if self.swizzle != "auto":
             if self.swizzle not in SWIZZLES:
                 raise TileError(f"{self!r}: swizzle {self.swizzle!r} must be 'auto', 32, 64 or 128 bytes")
@@ -251,7 +260,8 @@ class st(TileType):
                 if piece * itemsize(self.dtype) % self.swizzle:
                     raise TileError(
                         f"{self!r}: a swizzle of {self.swizzle} bytes must divide the row; "
-                        f"{piece} columns are {piece * itemsize(self.dtype)} bytes")
+                        f"{piece} columns are {piece * itemsize(self.dtype)} bytes"
+                    )
 
     def _is_one_line(self, row_bytes: int) -> bool:
         return row_bytes in SWIZZLES and self.swizzle in ("auto", row_bytes)
@@ -277,7 +287,11 @@ class st(TileType):
     @property
     def unit(self) -> tuple[int, int]:
         """Rows and columns of a contiguous tile's storage unit: its smallest piece, or a whole swizzle line."""
-        return (split(self.rows)[-1], self.cols) if self.rows_in_pieces else (self.rows, SWIZZLE_LINE // itemsize(self.dtype))
+        return (
+            (split(self.rows)[-1], self.cols)
+            if self.rows_in_pieces
+            else (self.rows, SWIZZLE_LINE // itemsize(self.dtype))
+        )
 
     def piece_swizzle(self, cols: int) -> int:
         """Swizzle span in bytes of a power-of-two piece of `cols` columns."""
@@ -342,12 +356,20 @@ class st(TileType):
 
             if access == "row":
                 line = min(swizzling.LINE, row_bytes)
-                lanes = [[at(r, c + i) for i in range(0, line, chunk)] for r in range(8) for c in range(0, row_bytes, line)]
+                lanes = [
+                    [at(r, c + i) for i in range(0, line, chunk)] for r in range(8) for c in range(0, row_bytes, line)
+                ]
             elif access == "ldmatrix":
-                lanes = [[at(r + i, c) for i in range(8)] for r in range(0, rows, 8) for c in range(0, row_bytes, chunk)]
+                lanes = [
+                    [at(r + i, c) for i in range(8)] for r in range(0, rows, 8) for c in range(0, row_bytes, chunk)
+                ]
             else:
                 together = min(32, rows)
-                lanes = [[at(r + i, c) for i in range(together)] for r in range(0, rows, together) for c in range(0, row_bytes, size)]
+                lanes = [
+                    [at(r + i, c) for i in range(together)]
+                    for r in range(0, rows, together)
+                    for c in range(0, row_bytes, size)
+                ]
             width = size if access == "column" else chunk
             worst = max(worst, *(swizzling.wavefronts(offsets, width) - 1 for offsets in lanes))
         return worst
@@ -370,7 +392,9 @@ class sv(TileType):
         _element_type(self, self.dtype)
         _positive_multiple(f"{self!r}: length", self.length, 16, "a shared vector is moved in whole 16-element pieces")
         if self.length * itemsize(self.dtype) % 16:
-            raise TileError(f"{self!r}: {self.length * itemsize(self.dtype)} bytes; bulk copies move multiples of 16 bytes")
+            raise TileError(
+                f"{self!r}: {self.length * itemsize(self.dtype)} bytes; bulk copies move multiples of 16 bytes"
+            )
 
     @property
     def shape(self) -> tuple[int]:

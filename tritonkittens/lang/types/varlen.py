@@ -2,6 +2,7 @@
 
 A sequence is the first coordinate of a copy. The copy ends where the sequence ends.
 """
+
 from __future__ import annotations
 
 from tritonkittens.lang.core.backend import Trace, Traced, op
@@ -56,9 +57,13 @@ def ragged_place(t: Trace, sequence: Traced, place: list[Traced]) -> list[Traced
 def check_sequence(g: Traced, sequence: Traced, of_tile: bool, what: str) -> None:
     """Refuse a TMA copy of a sequence that the tensor's map does not bound."""
     if sequence is not None and not of_tile:
-        raise TileError(f"{what} of a sequence: TMA moves tiles of it, not vectors, which begin at multiples of 16 bytes only")
+        raise TileError(
+            f"{what} of a sequence: TMA moves tiles of it, not vectors, which begin at multiples of 16 bytes only"
+        )
     if sequence is not None and not is_ragged(g):
-        raise TileError(f"{what} of a sequence: the tensor's map ends with the tensor; pass tk.gl(tensor, tile types, ragged=True)")
+        raise TileError(
+            f"{what} of a sequence: the tensor's map ends with the tensor; pass tk.gl(tensor, tile types, ragged=True)"
+        )
 
 
 __all__ = ["sequence"]

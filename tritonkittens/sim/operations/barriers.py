@@ -1,6 +1,7 @@
 """mbarrier operations of TTGIR. PTX ISA "Parallel Synchronization: mbarrier"; their instructions are in
 TritonNvidiaGPUOps.td.
 """
+
 from __future__ import annotations
 
 from typing import Any

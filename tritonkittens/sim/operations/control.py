@@ -1,6 +1,7 @@
 """Program ids, synchronisation of a whole CTA or cluster, messages and assertions. Branches and partitions are the
 interpreter's.
 """
+
 from __future__ import annotations
 
 import sys
@@ -82,14 +83,25 @@ def role_ranks(role: Role) -> range:
 @effect("tt.assert", "cf.assert")
 def device_assert(role: Role, op: Op, condition: Any, *mask: Any) -> None:
     if poison := poisoned(condition):
-        role.machine.report("uninitialized", "an assertion on a value that was never computed", role, op, computed=str(poison.op.location))
+        role.machine.report(
+            "uninitialized",
+            "an assertion on a value that was never computed",
+            role,
+            op,
+            computed=str(poison.op.location),
+        )
         return
     holds = np.asarray(condition).astype(bool)
     if mask:
         holds = holds | ~np.asarray(mask[0]).astype(bool)
     if not holds.all():
         message = op.attributes.get("message") or op.attributes.get("msg") or "assertion failed"
-        role.machine.report("assert", f"{message}" + (f" ({int((~holds).sum())} of {holds.size} elements)" if holds.size > 1 else ""), role, op)
+        role.machine.report(
+            "assert",
+            f"{message}" + (f" ({int((~holds).sum())} of {holds.size} elements)" if holds.size > 1 else ""),
+            role,
+            op,
+        )
         from ..report import Finding, Place
 
         raise Stop(Finding("assert", str(message), (Place(role.machine.where(role), "asserts", op.location),)))
@@ -115,7 +127,11 @@ def dependency_wait(role: Role, op: Op) -> None:
 
 
 @effect(
-    "tt.gdc_launch_dependents", "ttg.gdc_launch_dependents", "nvvm.griddepcontrol.launch.dependents", "ttng.gdc_launch", "tt.grid_dependency_launch_dependents"
+    "tt.gdc_launch_dependents",
+    "ttg.gdc_launch_dependents",
+    "nvvm.griddepcontrol.launch.dependents",
+    "ttng.gdc_launch",
+    "tt.grid_dependency_launch_dependents",
 )
 def launch_dependents(role: Role, op: Op) -> None:
     """Do nothing: launches are simulated one after the other."""

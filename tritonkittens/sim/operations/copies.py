@@ -2,6 +2,7 @@
 
 PTX ISA "cp.async" (an ordinary access, not the bulk copy).
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -26,11 +27,21 @@ def async_copy(role: Role, op: Op, pointers: np.ndarray, target: View, *rest: An
     other = given.pop(0) if segments[3] else None
     machine = role.machine
     if poison := poisoned(pointers, mask):
-        machine.stop("uninitialized", "a copy whose address or mask was never computed", role, op, computed=str(poison.op.location))
+        machine.stop(
+            "uninitialized",
+            "a copy whose address or mask was never computed",
+            role,
+            op,
+            computed=str(poison.op.location),
+        )
     element = element_of(op.operand_types[0])
     shape = target.map.shape
     addresses = np.broadcast_to(np.asarray(pointers, np.int64), shape).reshape(-1)
-    on = np.ones(addresses.size, bool) if mask is None else np.broadcast_to(np.asarray(mask).astype(bool), shape).reshape(-1)
+    on = (
+        np.ones(addresses.size, bool)
+        if mask is None
+        else np.broadcast_to(np.asarray(mask).astype(bool), shape).reshape(-1)
+    )
     check_address(role, op, addresses[on], element.nbytes)
     if role.bulk_writes:
         machine.settled(role, Spans(addresses[on], element.nbytes), op, "cp.async")
@@ -46,7 +57,11 @@ def async_copy(role: Role, op: Op, pointers: np.ndarray, target: View, *rest: An
         machine.touch(operation, target, True, GENERIC, op)
         machine.write(target, words.reshape(shape))
 
-    role.copy_open.append(machine.start("cp.async", role, op, effect, unit="cp.async", cost=global_cycles(target.map.total), latency=GLOBAL_LATENCY))
+    role.copy_open.append(
+        machine.start(
+            "cp.async", role, op, effect, unit="cp.async", cost=global_cycles(target.map.total), latency=GLOBAL_LATENCY
+        )
+    )
 
 
 @effect("ttg.async_commit_group")
@@ -70,6 +85,7 @@ def wait_copy_groups(role: Role, pending: int) -> Any:
             time=lambda: max(o.finish for o in operations),
         )  # fmt: skip
         for operation in operations:
-            role.clock.operations |= operation.bit  # they are ordinary stores, so the asynchronous proxy needs a fence after them
+            # they are ordinary stores, so the asynchronous proxy needs a fence after them
+            role.clock.operations |= operation.bit
             role.time = max(role.time, operation.finish)
     role.copy_groups = role.copy_groups[len(over) :]

@@ -1,4 +1,5 @@
 """Loads, stores and atomics of threads on global memory, and scratch memory of the compiler."""
+
 from __future__ import annotations
 
 import math
@@ -32,12 +33,23 @@ def check_address(role: Role, op: Op, addresses: np.ndarray, nbytes: int) -> Non
     wrong = addresses % nbytes != 0
     if wrong.any():
         address = int(addresses[wrong][0])
-        role.machine.stop("misaligned", f"an access of {nbytes} bytes at {role.machine.simulation.memory.name(address)}, not a multiple of {nbytes}", role, op)
+        role.machine.stop(
+            "misaligned",
+            f"an access of {nbytes} bytes at {role.machine.simulation.memory.name(address)}, not a multiple of "
+            f"{nbytes}",
+            role,
+            op,
+        )
 
 
 def outside(role: Role, op: Op, address: int, nbytes: int, what: str) -> None:
     nearest = role.machine.simulation.memory.name(address)
-    role.machine.stop("out-of-bounds", f"{what} of {nbytes} bytes at {address:#x}, outside every tensor of the launch; nearest before it: {nearest}", role, op)
+    role.machine.stop(
+        "out-of-bounds",
+        f"{what} of {nbytes} bytes at {address:#x}, outside every tensor of the launch; nearest before it: {nearest}",
+        role,
+        op,
+    )
 
 
 @effect("tt.load")
@@ -48,7 +60,13 @@ def load(role: Role, op: Op, pointers: Any, *rest: Any) -> Any:
     mask = rest_list.pop(0) if segments[1] else None
     other = rest_list.pop(0) if segments[2] else None
     if poison := poisoned(pointers, mask):
-        role.machine.stop("uninitialized", "a load whose address or mask was never computed", role, op, computed=str(poison.op.location))
+        role.machine.stop(
+            "uninitialized",
+            "a load whose address or mask was never computed",
+            role,
+            op,
+            computed=str(poison.op.location),
+        )
     kind = op.result_types[0]
     element = element_of(kind)
     scalar = not isinstance(kind, Tensor)
@@ -83,10 +101,18 @@ def as_scalar(value: Any, element: Scalar) -> Any:
 @effect("tt.store")
 def store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> None:
     if poison := poisoned(pointers, *mask):
-        role.machine.stop("uninitialized", "a store whose address or mask was never computed", role, op, computed=str(poison.op.location))
+        role.machine.stop(
+            "uninitialized",
+            "a store whose address or mask was never computed",
+            role,
+            op,
+            computed=str(poison.op.location),
+        )
     if poison := poisoned(values):
         place = Place(role.machine.where(role), poison.why, poison.op.location)
-        role.machine.report("uninitialized", "a store of a value that was never computed", role, op, "stores it", (place,))
+        role.machine.report(
+            "uninitialized", "a store of a value that was never computed", role, op, "stores it", (place,)
+        )
         return
     kind = op.operand_types[0]
     element = element_of(kind)
@@ -108,12 +134,19 @@ def combine(name: str, element: Scalar, old: np.ndarray, new: np.ndarray) -> np.
     """Apply one atomic operation to values."""
     if name in ("umax", "umin"):
         word: Any = _WORD[old.dtype.itemsize]
-        return (np.maximum if name == "umax" else np.minimum)(old.view(word), new.astype(old.dtype).view(word)).view(old.dtype)
+        return (np.maximum if name == "umax" else np.minimum)(old.view(word), new.astype(old.dtype).view(word)).view(
+            old.dtype
+        )
     if name in ("add", "fadd"):
         total = old + new
         return round_to(element.name, total) if element.is_float else total.astype(old.dtype)
-    table = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "max": np.fmax if element.is_float else np.maximum,
-             "min": np.fmin if element.is_float else np.minimum}  # fmt: skip
+    table = {
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+        "max": np.fmax if element.is_float else np.maximum,
+        "min": np.fmin if element.is_float else np.minimum,
+    }
     return new.astype(old.dtype) if name == "exch" else table[name](old, new)
 
 
@@ -151,7 +184,11 @@ def _atomic(role: Role, op: Op, pointers: Any, mask: Any, change: Any) -> Any:
     scalar = not isinstance(kind, Tensor)
     shape = kind.shape if isinstance(kind, Tensor) else ()
     addresses = np.broadcast_to(np.asarray(pointers, np.int64), shape).reshape(-1)
-    on = np.ones(addresses.size, bool) if mask is None else np.broadcast_to(np.asarray(mask).astype(bool), shape).reshape(-1)
+    on = (
+        np.ones(addresses.size, bool)
+        if mask is None
+        else np.broadcast_to(np.asarray(mask).astype(bool), shape).reshape(-1)
+    )
     old = read_modify_write(role, op, addresses[on], element, change(shape, on, element))
     full = np.zeros(addresses.size, old.dtype)
     full[on] = old
@@ -206,7 +243,13 @@ def atomic_poll(role: Role, op: Op, pointers: Any, expected: Any, *timeout: Any)
     ones do.
     """
     if poison := poisoned(pointers, expected, *timeout):
-        role.machine.stop("uninitialized", "a poll whose address, value or timeout was never computed", role, op, computed=str(poison.op.location))
+        role.machine.stop(
+            "uninitialized",
+            "a poll whose address, value or timeout was never computed",
+            role,
+            op,
+            computed=str(poison.op.location),
+        )
     kind = op.operand_types[0]
     element = element_of(kind)
     shape = kind.shape if isinstance(kind, Tensor) else ()
@@ -223,7 +266,11 @@ def atomic_poll(role: Role, op: Op, pointers: Any, expected: Any, *timeout: Any)
     simulation = role.machine.simulation
     end = role.time + int(timeout[0]) * CLOCK_GHZ if timeout else math.inf
     while not equal().all() and role.time < end:  # others run between two reads, also other CTAs
-        yield None if timeout else Rest(role, [Read(addresses, simulation.memory.peek(addresses, element.nbytes), op)], [], None)
+        yield (
+            None
+            if timeout
+            else Rest(role, [Read(addresses, simulation.memory.peek(addresses, element.nbytes), op)], [], None)
+        )
         role.time += GLOBAL_LATENCY
         role.steps += 1
         simulation.steps += 1

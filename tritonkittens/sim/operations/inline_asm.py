@@ -1,6 +1,7 @@
 """Inline PTX in a kernel: operands to registers in the layouts' order, the block executed for the role's threads,
 results back.
 """
+
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
@@ -88,7 +89,9 @@ def view_column(role: Role, view: View) -> np.ndarray:
     first = view.base + int(view.map.offsets.reshape(-1)[0])
     if len(role_ranks(role)) == 1:
         return np.full(threads_of(role), first, np.uint64)
-    return np.repeat(np.uint64(first % SHARED_STRIDE) + (np.array(role_ranks(role), np.uint64) << np.uint64(24)), 32 * role.warps)
+    return np.repeat(
+        np.uint64(first % SHARED_STRIDE) + (np.array(role_ranks(role), np.uint64) << np.uint64(24)), 32 * role.warps
+    )
 
 
 # ---------------------------------------------------------------- execution
@@ -106,7 +109,9 @@ def parsed(role: Role, op: Op, text: str, constraints: str) -> Block:
         raise stop(role, op, error) from None
 
 
-def run_block(threads: RoleThreads, block: Block, inputs: Sequence[np.ndarray]) -> Generator[Wait | None, None, list[np.ndarray]]:
+def run_block(
+    threads: RoleThreads, block: Block, inputs: Sequence[np.ndarray]
+) -> Generator[Wait | None, None, list[np.ndarray]]:
     """Execute a block. Yields the waits of its instructions, and None at every turn of a loop, which counts as a
     step.
     """
@@ -133,7 +138,9 @@ def run_block(threads: RoleThreads, block: Block, inputs: Sequence[np.ndarray]) 
             then()
 
 
-def side_by_side(runs: list[Generator[Wait | None, None, list[np.ndarray]]]) -> Generator[Wait | None, None, list[list[np.ndarray]]]:
+def side_by_side(
+    runs: list[Generator[Wait | None, None, list[np.ndarray]]],
+) -> Generator[Wait | None, None, list[list[np.ndarray]]]:
     """Execute a block in each CTA of a role; they may wait for one another."""
     if len(runs) == 1:
         return [(yield from runs[0])]
@@ -151,9 +158,12 @@ def side_by_side(runs: list[Generator[Wait | None, None, list[np.ndarray]]]) -> 
         if waits and len(pending) == len(waits):
             first = pending[0]
             wait = Wait(
-                lambda: any(w.ready() for w in pending), lambda: " and ".join(dict.fromkeys(w.describe() for w in pending)), first.barrier, first.parity,
+                lambda: any(w.ready() for w in pending),
+                lambda: " and ".join(dict.fromkeys(w.describe() for w in pending)),
+                first.barrier,
+                first.parity,
                 lambda: min((w.time() for w in pending if w.time is not None and w.ready()), default=0.0),
-            )  # fmt: skip
+            )
             wait.outside = any(w.outside for w in pending)
             yield wait
         elif waits:
@@ -161,7 +171,9 @@ def side_by_side(runs: list[Generator[Wait | None, None, list[np.ndarray]]]) -> 
     return [results[k] for k in range(len(runs))]
 
 
-def run_threads(role: Role, op: Op, block: Block, columns: list[np.ndarray], per_thread: int = 1) -> Generator[Wait | None, None, list[np.ndarray]]:
+def run_threads(
+    role: Role, op: Op, block: Block, columns: list[np.ndarray], per_thread: int = 1
+) -> Generator[Wait | None, None, list[np.ndarray]]:
     """Execute a block for the role's threads, `per_thread` times each (for elements). Columns and results have one
     entry for each time.
     """
@@ -219,7 +231,13 @@ def in_flight(role: Role, block: Block, results: list[tuple[Any, range]], operan
 
 def unpoisoned(role: Role, op: Op, operands: Sequence[Any]) -> None:
     if poison := poisoned(*operands):
-        role.machine.stop("uninitialized", "inline PTX gets a value that was never computed", role, op, computed=str(poison.op.location))
+        role.machine.stop(
+            "uninitialized",
+            "inline PTX gets a value that was never computed",
+            role,
+            op,
+            computed=str(poison.op.location),
+        )
 
 
 @effect("ttg.inline_asm")
@@ -227,7 +245,8 @@ def inline_asm(role: Role, op: Op, *operands: Any) -> Any:
     """Execute inline PTX: every thread executes the block once. A tile is its registers, in the layout's order."""
     unpoisoned(role, op, operands)
     block = parsed(role, op, op.attributes["asm_string"], op.attributes["constraints"])
-    takes = any(m.startswith(("wgmma.", "tcgen05.wait::ld")) for m in block.mnemonics)  # values in flight are legal operands
+    # values in flight are legal operands
+    takes = any(m.startswith(("wgmma.", "tcgen05.wait::ld")) for m in block.mnemonics)
     mine = chosen(role)
     columns: list[np.ndarray] = []
     for value, kind in zip(operands, op.operand_types):
@@ -276,13 +295,17 @@ def extern_function(role: Role, op: Op, *operands: Any) -> Any:
     return (yield from by_element(role, op, parsed(role, op, *extern.PTX[op.attributes["symbol"]]), 1, operands))
 
 
-def by_element(role: Role, op: Op, block: Block, pack: int, operands: Sequence[Any]) -> Generator[Wait | None, None, Any]:
+def by_element(
+    role: Role, op: Op, block: Block, pack: int, operands: Sequence[Any]
+) -> Generator[Wait | None, None, Any]:
     tile = next((k for k in (*op.result_types, *op.operand_types) if isinstance(k, Tensor)), None)
     mine = chosen(role)
     if tile is None:
         columns = [scalar_column(role, v, k)[mine] for v, k in zip(operands, op.operand_types)]
         outputs = yield from run_threads(role, op, block, columns)
-        scalars = [scalar_result(role, np.asarray(o).astype(np.uint64), kind) for o, kind in zip(outputs, op.result_types)]
+        scalars = [
+            scalar_result(role, np.asarray(o).astype(np.uint64), kind) for o, kind in zip(outputs, op.result_types)
+        ]
         return tuple(scalars) if len(scalars) != 1 else scalars[0]
     assert tile.layout is not None
     index = registers(tile.layout, tile.shape, role.warps)[mine]

@@ -1,4 +1,6 @@
-"""wgmma: products of a warpgroup, in flight until a wait. PTX ISA "Asynchronous warpgroup level matrix instructions"."""
+"""wgmma: products of a warpgroup, in flight until a wait. PTX ISA "Asynchronous warpgroup level matrix
+instructions"."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -58,25 +60,48 @@ def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> An
     assert isinstance(kind, Tensor)
     if isinstance(c, Poison):
         if use_c:
-            machine.report("uninitialized", "wgmma adds to an accumulator that was never computed", role, op, computed=str(c.op.location))
+            machine.report(
+                "uninitialized",
+                "wgmma adds to an accumulator that was never computed",
+                role,
+                op,
+                computed=str(c.op.location),
+            )
         use_c = False
     chained = c.product if isinstance(c, InFlight) else None
     if chained is not None and chained.waited and chained.value is None:
         chained = None
     values = chained.value if chained is not None and chained.value is not None else None if chained is not None else c
     if isinstance(a, InFlight):
-        machine.report("in-flight", "the register operand of a wgmma is the accumulator of another that is still in flight", role, op)
+        machine.report(
+            "in-flight",
+            "the register operand of a wgmma is the accumulator of another that is still in flight",
+            role,
+            op,
+        )
         a = np.zeros(kind.shape, np.float32)
 
     def effect(operation: Async) -> None:
         start = (chained.value if chained is not None else values) if use_c else None
-        left, right = operand(machine, operation, a, op, op.operand_types[0]), operand(machine, operation, b, op, op.operand_types[1])
+        left, right = (
+            operand(machine, operation, a, op, op.operand_types[0]),
+            operand(machine, operation, b, op, op.operand_types[1]),
+        )
         product.value = accumulate(left, right, start, kind.element)  # type: ignore[arg-type]
 
     m, n = kind.shape[-2:]
     k = op.operand_types[0].shape[-1]  # type: ignore[union-attr]
     cost = wgmma_cycles(m, n, k, op.operand_types[0].element.bits)  # type: ignore[union-attr]
-    operation = machine.start("wgmma", role, op, effect, queue=("wgmma", role.index), unit=f"tensor core {role.rank}", cost=cost, latency=WGMMA_LATENCY)
+    operation = machine.start(
+        "wgmma",
+        role,
+        op,
+        effect,
+        queue=("wgmma", role.index),
+        unit=f"tensor core {role.rank}",
+        cost=cost,
+        latency=WGMMA_LATENCY,
+    )
     product.operation = operation
     role.products.append(operation)
     if not isinstance(a, View):
@@ -99,16 +124,24 @@ def check_registers(role: Role, product: Async, op: Op) -> None:
     """
     if product.registers is not None and role.environment[product.op.operands[0]] is not product.registers:
         role.machine.report(
-            "in-flight", "the register operand of a wgmma is overwritten before a wait for the wgmma that reads it", role, op, "comes too late",
+            "in-flight",
+            "the register operand of a wgmma is overwritten before a wait for the wgmma that reads it",
+            role,
+            op,
+            "comes too late",
             (Place(role.machine.where(role), "wgmma", product.op.location),),
-        )  # fmt: skip
+        )
 
 
 def wait_products(role: Role, pending: int) -> Any:
     """Execute wgmma.wait_group for all but the last `pending` groups of this warpgroup."""
     over = role.products[: max(0, len(role.products) - pending)]
     if over:
-        yield Wait(lambda: all(o.done for o in over), lambda: f"{sum(not o.done for o in over)} wgmma", time=lambda: max(o.finish for o in over))
+        yield Wait(
+            lambda: all(o.done for o in over),
+            lambda: f"{sum(not o.done for o in over)} wgmma",
+            time=lambda: max(o.finish for o in over),
+        )
         role.machine.acquire(role, over)
     role.products = role.products[len(over) :]
 

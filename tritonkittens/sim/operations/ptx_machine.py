@@ -3,6 +3,7 @@
 It maps to the simulator's memories, barriers and asynchronous operations. Each shim states the meaning of its
 instruction; this module and `..machine` define memories, barriers and copies.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -25,10 +26,31 @@ from ..ttgir import Op, Scalar, Tensor
 from ..values import AddressMap, Allocation, Spans, TensorMap, View
 from .control import role_ranks
 from .global_memory import outside
-from .tma import box_spans, box_words, check_coordinates, check_map, over_but_for, start_bulk, start_load, start_store, write_box
+from .tma import (
+    box_spans,
+    box_words,
+    check_coordinates,
+    check_map,
+    over_but_for,
+    start_bulk,
+    start_load,
+    start_store,
+    write_box,
+)
 
 _WORD: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_MLIR = {"u32": "i32", "s32": "i32", "b32": "i32", "u64": "i64", "s64": "i64", "b64": "i64", "f16": "f16", "bf16": "bf16", "f32": "f32", "f64": "f64"}
+_MLIR = {
+    "u32": "i32",
+    "s32": "i32",
+    "b32": "i32",
+    "u64": "i64",
+    "s64": "i64",
+    "b64": "i64",
+    "f16": "f16",
+    "bf16": "bf16",
+    "f32": "f32",
+    "f64": "f64",
+}
 CLOCK_GHZ = 1.7  # clock of the modelled time, for %globaltimer and nanosleep
 CLC_LATENCY = 700.0
 # Fences of accesses that are in order here anyway.
@@ -41,7 +63,9 @@ class ThenWait(Wait):
 
     __slots__ = ("then",)
 
-    def __init__(self, ready: Callable[[], bool], describe: Callable[[], str], then: Callable[[], None], **options: Any):
+    def __init__(
+        self, ready: Callable[[], bool], describe: Callable[[], str], then: Callable[[], None], **options: Any
+    ):
         super().__init__(ready, describe, **options)
         self.then = then
 
@@ -76,18 +100,50 @@ class RoleThreads:
         lockstep = simulation.program.num_ctas > 1  # Triton's grid counts clusters, the hardware's CTAs
         grid = (simulation.grid[0] * size, *simulation.grid[1:]) if lockstep else simulation.grid
         table: dict[str, Any] = {
-            "%tid": self.tid, "%tid.x": self.tid, "%tid.y": 0, "%tid.z": 0, "%laneid": self.lane, "%warpid": self.warp, "%nwarpid": 64,
-            "%ntid": 32 * simulation.program.total_warps, "%ntid.x": 32 * simulation.program.total_warps, "%ntid.y": 1, "%ntid.z": 1,
-            "%ctaid.x": x * size + self.rank if lockstep else x, "%ctaid.y": y, "%ctaid.z": z, "%nctaid.x": grid[0], "%nctaid.y": grid[1], "%nctaid.z": grid[2],
-            "%cluster_ctarank": self.rank, "%cluster_nctarank": size, "%cluster_ctaid.x": self.rank, "%cluster_ctaid.y": 0, "%cluster_ctaid.z": 0,
-            "%cluster_nctaid.x": size, "%cluster_nctaid.y": 1, "%cluster_nctaid.z": 1, "%is_explicit_cluster": int(size > 1),
-            "%clusterid.x": x if lockstep else x // size, "%clusterid.y": y, "%clusterid.z": z,
-            "%nclusterid.x": -(-grid[0] // size), "%nclusterid.y": grid[1], "%nclusterid.z": grid[2],
-            "%clock": int(now) & 0xFFFFFFFF, "%clock_hi": int(now) >> 32, "%clock64": int(now), "%globaltimer": int(now / CLOCK_GHZ),
-            "%globaltimer_lo": int(now / CLOCK_GHZ) & 0xFFFFFFFF, "%globaltimer_hi": int(now / CLOCK_GHZ) >> 32,
-            "%smid": (machine.index * size + self.rank) % 132, "%nsmid": 132, "%gridid": 1,
-            "%dynamic_smem_size": simulation.program.shared_bytes, "%total_smem_size": cta.shared.size,
-        }  # fmt: skip
+            "%tid": self.tid,
+            "%tid.x": self.tid,
+            "%tid.y": 0,
+            "%tid.z": 0,
+            "%laneid": self.lane,
+            "%warpid": self.warp,
+            "%nwarpid": 64,
+            "%ntid": 32 * simulation.program.total_warps,
+            "%ntid.x": 32 * simulation.program.total_warps,
+            "%ntid.y": 1,
+            "%ntid.z": 1,
+            "%ctaid.x": x * size + self.rank if lockstep else x,
+            "%ctaid.y": y,
+            "%ctaid.z": z,
+            "%nctaid.x": grid[0],
+            "%nctaid.y": grid[1],
+            "%nctaid.z": grid[2],
+            "%cluster_ctarank": self.rank,
+            "%cluster_nctarank": size,
+            "%cluster_ctaid.x": self.rank,
+            "%cluster_ctaid.y": 0,
+            "%cluster_ctaid.z": 0,
+            "%cluster_nctaid.x": size,
+            "%cluster_nctaid.y": 1,
+            "%cluster_nctaid.z": 1,
+            "%is_explicit_cluster": int(size > 1),
+            "%clusterid.x": x if lockstep else x // size,
+            "%clusterid.y": y,
+            "%clusterid.z": z,
+            "%nclusterid.x": -(-grid[0] // size),
+            "%nclusterid.y": grid[1],
+            "%nclusterid.z": grid[2],
+            "%clock": int(now) & 0xFFFFFFFF,
+            "%clock_hi": int(now) >> 32,
+            "%clock64": int(now),
+            "%globaltimer": int(now / CLOCK_GHZ),
+            "%globaltimer_lo": int(now / CLOCK_GHZ) & 0xFFFFFFFF,
+            "%globaltimer_hi": int(now / CLOCK_GHZ) >> 32,
+            "%smid": (machine.index * size + self.rank) % 132,
+            "%nsmid": 132,
+            "%gridid": 1,
+            "%dynamic_smem_size": simulation.program.shared_bytes,
+            "%total_smem_size": cta.shared.size,
+        }
         if name not in table:
             raise NoMeaning(f"the simulator knows no special register {name}")
         return table[name]
@@ -116,9 +172,15 @@ class RoleThreads:
     def _view(self, space: str, address: int, map: AddressMap) -> View:
         rank, inside = address // SHARED_STRIDE, address % SHARED_STRIDE
         cta = self.machine.ctas[rank] if rank < len(self.machine.ctas) else None
-        holder = next((a for a in cta.allocations[space][::-1] if a.base <= inside < a.base + a.size), None) if cta is not None else None
+        holder = (
+            next((a for a in cta.allocations[space][::-1] if a.base <= inside < a.base + a.size), None)
+            if cta is not None
+            else None
+        )
         if holder is None and space == "tensor" and cta is not None:
-            holder = next((a for a in cta.tensor_live.values() if a.base <= inside % TENSOR_LANE_BYTES < a.base + a.size), None)
+            holder = next(
+                (a for a in cta.tensor_live.values() if a.base <= inside % TENSOR_LANE_BYTES < a.base + a.size), None
+            )
         kind = Tensor(map.shape, Scalar({1: "i8", 2: "i16", 4: "i32", 8: "i64"}.get(map.nbytes, "i8")), None)
         return View(space, address, map, kind, holder or Allocation(f"{space} memory at {inside}", self.op, 0, 1 << 24))
 
@@ -152,8 +214,12 @@ class RoleThreads:
         align = min(nbytes, 16) if nbytes & (nbytes - 1) == 0 else 1
         if (flat % align).any():
             bad = int(flat[flat % align != 0][0])
-            name = self.machine.name_of("shared", bad) if space == "shared" else self.machine.simulation.memory.name(bad)
-            self.machine.stop("misaligned", f"{what} of {nbytes} bytes at {name}, not a multiple of {align}", self.role, self.op)
+            name = (
+                self.machine.name_of("shared", bad) if space == "shared" else self.machine.simulation.memory.name(bad)
+            )
+            self.machine.stop(
+                "misaligned", f"{what} of {nbytes} bytes at {name}, not a multiple of {align}", self.role, self.op
+            )
         return space, flat
 
     def _allocated(self, columns: np.ndarray, nbytes: int, what: str) -> None:
@@ -166,11 +232,21 @@ class RoleThreads:
         wide = columns[..., None] + np.arange(max(1, nbytes // 4))
         if columns.size and not owned[wide].all():
             bad = int(wide[~owned[wide]].reshape(-1)[0])
-            self.machine.stop("tmem", f"{what} in column {bad} of tensor memory, which no tcgen05.alloc holds", self.role, self.op)
+            self.machine.stop(
+                "tmem", f"{what} in column {bad} of tensor memory, which no tcgen05.alloc holds", self.role, self.op
+            )
 
     def _fetch(
-        self, agent: Role | Async, proxy: str, space: str, flat: np.ndarray, nbytes: int, *, atomic: bool = False, write: bool = False
-    ) -> np.ndarray:  # fmt: skip
+        self,
+        agent: Role | Async,
+        proxy: str,
+        space: str,
+        flat: np.ndarray,
+        nbytes: int,
+        *,
+        atomic: bool = False,
+        write: bool = False,
+    ) -> np.ndarray:
         """Return uint8 [n, nbytes] at checked addresses."""
         if space == "global":
             out: np.ndarray = np.empty((flat.size, nbytes), np.uint8)
@@ -191,7 +267,9 @@ class RoleThreads:
             out[here] = memory.bytes[(flat[here] % SHARED_STRIDE)[:, None] + np.arange(nbytes)]
         return out
 
-    def _put(self, agent: Role | Async, proxy: str, space: str, flat: np.ndarray, data: np.ndarray, *, atomic: bool = False) -> None:
+    def _put(
+        self, agent: Role | Async, proxy: str, space: str, flat: np.ndarray, data: np.ndarray, *, atomic: bool = False
+    ) -> None:
         nbytes = data.shape[-1]
         if space == "global":
             word = next(n for n in (8, 4, 2, 1) if nbytes % n == 0)
@@ -213,7 +291,9 @@ class RoleThreads:
         """Return the active threads' addresses, flat."""
         return np.broadcast_to(addresses, addresses.shape)[active].reshape(-1)
 
-    def load(self, space: str, addresses: np.ndarray, nbytes: int, active: np.ndarray, order: str = "weak", scope: str = "") -> np.ndarray:
+    def load(
+        self, space: str, addresses: np.ndarray, nbytes: int, active: np.ndarray, order: str = "weak", scope: str = ""
+    ) -> np.ndarray:
         space, flat = self._where(space, self._rows(active, addresses), nbytes, "a load")
         out = np.zeros((*addresses.shape, nbytes), np.uint8)
         data = self._fetch(*self._agent(space, "ld"), space, flat, nbytes, atomic=order != "weak")
@@ -222,17 +302,31 @@ class RoleThreads:
             self._acquire(space, flat)
         return out
 
-    def store(self, space: str, addresses: np.ndarray, data: np.ndarray, active: np.ndarray, order: str = "weak", scope: str = "") -> None:
+    def store(
+        self,
+        space: str,
+        addresses: np.ndarray,
+        data: np.ndarray,
+        active: np.ndarray,
+        order: str = "weak",
+        scope: str = "",
+    ) -> None:
         space, flat = self._where(space, self._rows(active, addresses), data.shape[-1], "a store")
         if order != "weak":
             self._release(space, flat)
-        self._put(*self._agent(space, "st"), space, flat, data[active].reshape(-1, data.shape[-1]), atomic=order != "weak")
+        self._put(
+            *self._agent(space, "st"), space, flat, data[active].reshape(-1, data.shape[-1]), atomic=order != "weak"
+        )
 
     def _agent(self, space: str, what: str) -> tuple[Role | Async, str]:
         """Return the agent of an access and its proxy. An access of tensor memory is an operation of its own, which
         tcgen05.wait ends.
         """
-        return (self.role, GENERIC) if space != "tensor" else (self.machine.tensor_access(self.role, self.op, what), TENSOR_THREADS)
+        return (
+            (self.role, GENERIC)
+            if space != "tensor"
+            else (self.machine.tensor_access(self.role, self.op, what), TENSOR_THREADS)
+        )
 
     # Threads of a cluster synchronise through words that they store and load with an order (and fences around relaxed
     # ones): a reader of such a word acquires the clocks of its writers.
@@ -249,14 +343,24 @@ class RoleThreads:
                 self.role.clock.join(known)
 
     def atomic(
-        self, space: str, operation: str, format: str, addresses: np.ndarray, bits: np.ndarray, active: np.ndarray, order: str = "relaxed", scope: str = "gpu",
+        self,
+        space: str,
+        operation: str,
+        format: str,
+        addresses: np.ndarray,
+        bits: np.ndarray,
+        active: np.ndarray,
+        order: str = "relaxed",
+        scope: str = "gpu",
         compare: np.ndarray | None = None,
-    ) -> np.ndarray:  # fmt: skip
+    ) -> np.ndarray:
         words = np.broadcast_to(np.asarray(bits), addresses.shape)
         nbytes = words.dtype.itemsize
         space, flat = self._where(space, self._rows(active, addresses), nbytes, f"an atomic {operation}")
         new = words[active].reshape(-1)
-        expected = None if compare is None else np.broadcast_to(np.asarray(compare), addresses.shape)[active].reshape(-1)
+        expected = (
+            None if compare is None else np.broadcast_to(np.asarray(compare), addresses.shape)[active].reshape(-1)
+        )
         self._acquire(space, flat)
         self._release(space, flat)
         old = np.zeros(flat.size, words.dtype)
@@ -268,11 +372,15 @@ class RoleThreads:
         turn[order_of] = np.arange(flat.size) - np.maximum.accumulate(np.where(first, np.arange(flat.size), 0))
         for k in range(int(turn.max()) + 1 if flat.size else 0):
             here = np.flatnonzero(turn == k)
-            before = np.ascontiguousarray(self._fetch(self.role, GENERIC, space, flat[here], nbytes, atomic=True, write=True)).view(words.dtype)[:, 0]
+            before = np.ascontiguousarray(
+                self._fetch(self.role, GENERIC, space, flat[here], nbytes, atomic=True, write=True)
+            ).view(words.dtype)[:, 0]
             old[here] = before
             after = combined(operation, format, before, new[here], None if expected is None else expected[here])
             self.machine.version += not np.array_equal(before, after)
-            self._put(self.role, GENERIC, space, flat[here], np.ascontiguousarray(after)[:, None].view(np.uint8), atomic=True)
+            self._put(
+                self.role, GENERIC, space, flat[here], np.ascontiguousarray(after)[:, None].view(np.uint8), atomic=True
+            )
         out = np.zeros(addresses.shape, words.dtype)
         out[active] = old.reshape(-1, *addresses.shape[1:])
         return out
@@ -303,7 +411,9 @@ class RoleThreads:
     def barrier(self, address: int) -> PtxBarrier:
         return PtxBarrier(self, int(address))
 
-    def named_barrier(self, number: int, threads: int | None, arriving: int, arrive_only: bool, votes: int = 0) -> Wait | None:
+    def named_barrier(
+        self, number: int, threads: int | None, arriving: int, arrive_only: bool, votes: int = 0
+    ) -> Wait | None:
         machine, role = self.machine, self.role
         if not 0 <= number < 16:
             raise PtxFault(f"barrier {number}: a CTA has 16")
@@ -315,9 +425,11 @@ class RoleThreads:
             return None
         self._rounds[number] = (state, generation)
         return ThenWait(
-            lambda: state.generation > generation, lambda: f"named barrier {number}: {state.arrived} of {state.threads} threads have arrived",
-            lambda: role.clock.join(state.rounds[generation][2]), time=lambda: state.time,
-        )  # fmt: skip
+            lambda: state.generation > generation,
+            lambda: f"named barrier {number}: {state.arrived} of {state.threads} threads have arrived",
+            lambda: role.clock.join(state.rounds[generation][2]),
+            time=lambda: state.time,
+        )
 
     def barrier_votes(self, number: int) -> tuple[int, int]:
         state, generation = self._rounds[number]
@@ -327,7 +439,9 @@ class RoleThreads:
         machine, role = self.machine, self.role
         lockstep = machine.simulation.program.num_ctas > 1
         ranks = range(self.rank, self.rank + 1) if lockstep else role_ranks(role)
-        role.seen_phase[-1 - self.rank * lockstep] = machine.cluster_barrier.arrive(role, len(np.unique(self.warp[active])), ranks)
+        role.seen_phase[-1 - self.rank * lockstep] = machine.cluster_barrier.arrive(
+            role, len(np.unique(self.warp[active])), ranks
+        )
 
     def cluster_wait(self, active: np.ndarray) -> Wait | None:
         machine, role = self.machine, self.role
@@ -390,7 +504,13 @@ class RoleThreads:
 
     def trap(self, active: np.ndarray) -> None:
         if active.any():
-            raise Stop(Finding("trap", f"{self.role.name} executed trap", (Place(self.machine.where(self.role), "trap", self.op.location),)))
+            raise Stop(
+                Finding(
+                    "trap",
+                    f"{self.role.name} executed trap",
+                    (Place(self.machine.where(self.role), "trap", self.op.location),),
+                )
+            )
 
     # ---- bulk copies
 
@@ -402,17 +522,31 @@ class RoleThreads:
         ranks = [r for r in range(16) if multicast >> r & 1]
         late = [r for r in ranks if r >= len(self.machine.ctas)]
         if late or not ranks:
-            self.machine.stop("out-of-bounds", f"a multicast to the CTAs {ranks} of a cluster of {len(self.machine.ctas)}", self.role, self.op)
+            self.machine.stop(
+                "out-of-bounds",
+                f"a multicast to the CTAs {ranks} of a cluster of {len(self.machine.ctas)}",
+                self.role,
+                self.op,
+            )
         return [((r << 24) + inside, None if at is None else (r << 24) + at) for r in ranks]
 
     def _aligned(self, value: int, what: str, to: int = 16) -> None:
         if value % to:
-            self.machine.stop("misaligned", f"{what} {value % SHARED_STRIDE}: a multiple of {to} is needed", self.role, self.op)
+            self.machine.stop(
+                "misaligned", f"{what} {value % SHARED_STRIDE}: a multiple of {to} is needed", self.role, self.op
+            )
 
     def bulk_copy(
-        self, destination: tuple[str, int], source: tuple[str, int], nbytes: int, *, thread: int, barrier: int | None = None, multicast: int | None = None,
+        self,
+        destination: tuple[str, int],
+        source: tuple[str, int],
+        nbytes: int,
+        *,
+        thread: int,
+        barrier: int | None = None,
+        multicast: int | None = None,
         reduction: tuple[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         machine = self.machine
         self._aligned(nbytes, "cp.async.bulk: the number of bytes")
         self._aligned(destination[1], "cp.async.bulk: the destination")
@@ -433,14 +567,29 @@ class RoleThreads:
                 old = self._fetch(operation, ASYNC, space, flat, size, atomic=True, write=True)
                 words = np.ascontiguousarray(old).view(_WORD[size])[:, 0]
                 data = np.ascontiguousarray(combined(name, format, words, data.view(_WORD[size]), None)).view(np.uint8)
-            self._put(operation, ASYNC, space, np.arange(start, start + nbytes, 16), data.reshape(-1, 16), atomic=reduction is not None)
+            self._put(
+                operation,
+                ASYNC,
+                space,
+                np.arange(start, start + nbytes, 16),
+                data.reshape(-1, 16),
+                atomic=reduction is not None,
+            )
 
         if source[0] == "global" and machine.simulation.schedule.reads_early():
             early.append(read(self.role))
         if destination[0] == "global":
             place = destination[1]
             target = Spans(np.array([place]), nbytes)
-            start_bulk(self.role, self.op, "TMA store", nbytes, read, lambda data: write(self.role, "global", place, data), target)
+            start_bulk(
+                self.role,
+                self.op,
+                "TMA store",
+                nbytes,
+                read,
+                lambda data: write(self.role, "global", place, data),
+                target,
+            )
             return
         if source[0] == "global" and self.role.bulk_writes:
             machine.settled(self.role, Spans(np.array([source[1]]), nbytes), self.op, "TMA load")
@@ -449,27 +598,44 @@ class RoleThreads:
             signalled = None if bar is None else machine.barrier(self.role, bar, self.op, "a copy signals it")
             phases: list[int] = []
 
-            def effect(operation: Async, place: int = place, signalled: Any = signalled, phases: list[int] = phases) -> None:
+            def effect(
+                operation: Async, place: int = place, signalled: Any = signalled, phases: list[int] = phases
+            ) -> None:
                 write(operation, destination[0], place, early[0] if early else read(operation))
                 if signalled is not None:
                     machine.deliver(operation, signalled, phases[0], nbytes)
 
-            operation = machine.start(what, self.role, self.op, effect, unit="TMA", cost=tma_cycles(nbytes), latency=TMA_LATENCY)
+            operation = machine.start(
+                what, self.role, self.op, effect, unit="TMA", cost=tma_cycles(nbytes), latency=TMA_LATENCY
+            )
             if signalled is not None:
                 phases.append(machine.promise(operation, signalled))
             if barrier is None:
                 self.role.bulk_open.append(operation)
 
     def tensor_copy(
-        self, direction: str, tensor_map: int, coordinates: tuple[int, ...], shared: int, *, thread: int, barrier: int | None = None,
-        multicast: int | None = None, reduction: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        direction: str,
+        tensor_map: int,
+        coordinates: tuple[int, ...],
+        shared: int,
+        *,
+        thread: int,
+        barrier: int | None = None,
+        multicast: int | None = None,
+        reduction: str | None = None,
+    ) -> None:
         role, op = self.role, self.op
         self._aligned(tensor_map, "a tensor map's address", 64)
         tensor = check_map(role, op, int(tensor_map))
         start = list(coordinates[::-1])
         if len(start) != len(tensor.shape):
-            self.machine.stop("misaligned", f"{tensor.name}: {len(start)} coordinates for a tensor of {len(tensor.shape)} dimensions", role, op)
+            self.machine.stop(
+                "misaligned",
+                f"{tensor.name}: {len(start)} coordinates for a tensor of {len(tensor.shape)} dimensions",
+                role,
+                op,
+            )
         kind = f"TMA {direction}" if reduction is None else f"TMA reduce ({reduction})"
         check_coordinates(role, op, tensor, start, kind)
         self._aligned(shared, f"a TMA {direction} of {tensor.name}: the shared address", 128)
@@ -480,15 +646,27 @@ class RoleThreads:
                 if bar is None:
                     raise PtxFault("a tensor load without an mbarrier")
                 target = self._box(place, tensor)
-                start_load(role, op, [bar], target, lambda: box_words(role, op, tensor, start, tensor.box), target.map.total)
+                start_load(
+                    role, op, [bar], target, lambda: box_words(role, op, tensor, start, tensor.box), target.map.total
+                )
             return
         source = self._box(shared, tensor)
         row, end = tensor.shape[-1] * tensor.nbytes, (start[-1] + tensor.box[-1]) * tensor.nbytes
         if end > row and row % 16:
-            message = f"a TMA store past the end of the rows of {tensor.name}: rows are {row} bytes, and whole 16-byte pieces are written"
+            message = (
+                f"a TMA store past the end of the rows of {tensor.name}: rows are {row} bytes, and whole "
+                "16-byte pieces are written"
+            )
             self.machine.report("out-of-bounds", message, role, op, buffer=source.name)
         written = box_spans(tensor, start, tensor.box)
-        start_store(role, op, source, lambda words: write_box(role, op, tensor, start, words.reshape(tensor.box), reduction), written, kind)
+        start_store(
+            role,
+            op,
+            source,
+            lambda words: write_box(role, op, tensor, start, words.reshape(tensor.box), reduction),
+            written,
+            kind,
+        )
 
     def _box(self, address: int, tensor: TensorMap) -> View:
         """Return the addresses of a box's elements: row after row, with 16-byte pieces exchanged by the map's swizzle
@@ -496,8 +674,15 @@ class RoleThreads:
         """
         inner = tensor.box[-1] * tensor.nbytes
         if tensor.swizzle and inner > tensor.swizzle:
-            self.machine.stop("misaligned", f"{tensor.name}: rows of a box of {inner} bytes under a {tensor.swizzle}-byte swizzle", self.role, self.op)
-        places: np.ndarray = address % SHARED_STRIDE + np.arange(int(np.prod(tensor.box)), dtype=np.int64) * tensor.nbytes
+            self.machine.stop(
+                "misaligned",
+                f"{tensor.name}: rows of a box of {inner} bytes under a {tensor.swizzle}-byte swizzle",
+                self.role,
+                self.op,
+            )
+        places: np.ndarray = (
+            address % SHARED_STRIDE + np.arange(int(np.prod(tensor.box)), dtype=np.int64) * tensor.nbytes
+        )
         if tensor.swizzle:
             places ^= (places >> 7 & tensor.swizzle // 16 - 1) << 4
         base = address - address % SHARED_STRIDE + int(places.min())
@@ -523,11 +708,15 @@ class RoleThreads:
         where, flat = self._where(space, np.array([address], np.int64), tensormaps.NBYTES, "tensormap.replace")
         self._aligned(address, "tensormap.replace at", tensormaps.NBYTES)
         if space == "shared":
-            tensor = tensormaps.unpack(self._fetch(self.role, GENERIC, where, flat, tensormaps.NBYTES).tobytes(), "tensor")
+            tensor = tensormaps.unpack(
+                self._fetch(self.role, GENERIC, where, flat, tensormaps.NBYTES).tobytes(), "tensor"
+            )
         else:
             tensor = simulation.tensor_map(address)
         if tensor is None:
-            self.machine.stop("uninitialized", f"tensormap.replace at {address:#x}, where no tensor map was made", self.role, self.op)
+            self.machine.stop(
+                "uninitialized", f"tensormap.replace at {address:#x}, where no tensor map was made", self.role, self.op
+            )
             return
         try:
             new = tensormaps.changed(tensor, field, ordinal, value)
@@ -555,7 +744,9 @@ class RoleThreads:
             flat = np.ascontiguousarray(addresses).reshape(-1).astype(np.int64)
             reads.append(flat + (self.rank << 24))
             if int(flat.max()) + nbytes > memory.size:
-                message = f"wgmma reads an operand up to byte {int(flat.max()) + nbytes} of {memory.size} of shared memory"
+                message = (
+                    f"wgmma reads an operand up to byte {int(flat.max()) + nbytes} of {memory.size} of shared memory"
+                )
                 self.machine.stop("out-of-bounds", message, self.role, self.op)
             return memory.bytes[flat[:, None] + np.arange(nbytes)].reshape(*addresses.shape, nbytes)
 
@@ -569,7 +760,15 @@ class RoleThreads:
         return values
 
     def _wgmma(self, kind: str, effect: Callable[[Async], None], latency: float = 0.0) -> Async:
-        return self.machine.start(kind, self.role, self.op, effect, queue=("wgmma", self.role.index), unit=f"tensor core {self.rank}", latency=latency)
+        return self.machine.start(
+            kind,
+            self.role,
+            self.op,
+            effect,
+            queue=("wgmma", self.role.index),
+            unit=f"tensor core {self.rank}",
+            latency=latency,
+        )
 
     def wgmma_fence(self) -> None:
         """Do nothing: registers are in order here."""
@@ -598,7 +797,9 @@ class RoleThreads:
             taken[: self.machine.simulation.program.tensor_columns] = True
             for allocation in cta.tensor_live.values():
                 taken[allocation.base // 4 : (allocation.base + allocation.size) // 4] = True
-            return next((c for c in range(0, TENSOR_COLUMNS - columns + 1, columns) if not taken[c : c + columns].any()), None)
+            return next(
+                (c for c in range(0, TENSOR_COLUMNS - columns + 1, columns) if not taken[c : c + columns].any()), None
+            )
 
         if free() is None:
             yield Wait(lambda: free() is not None, lambda: f"{columns} columns of tensor memory")
@@ -615,7 +816,9 @@ class RoleThreads:
         known = cta.tensor_live.get(address)
         if known is None or known.size != columns * 4:
             held = ", ".join(f"{a.size // 4} columns at {start}" for start, a in cta.tensor_live.items()) or "nothing"
-            self.machine.report("tmem", f"tcgen05.dealloc of {columns} columns at {address}; {held} is allocated", self.role, self.op)
+            self.machine.report(
+                "tmem", f"tcgen05.dealloc of {columns} columns at {address}; {held} is allocated", self.role, self.op
+            )
             return
         del cta.tensor_live[address]
 
@@ -644,10 +847,20 @@ class RoleThreads:
 
     def _window(self, space: str, addresses: np.ndarray) -> np.ndarray:
         """Return addresses relative to the start of the CTA's own shared memory, as in descriptors."""
-        return np.asarray(addresses).astype(np.int64) + (self.rank << 24) if space == "shared" else np.asarray(addresses)
+        return (
+            np.asarray(addresses).astype(np.int64) + (self.rank << 24) if space == "shared" else np.asarray(addresses)
+        )
 
     def _tcgen05(self, kind: str, effect: Callable[[Async], None], latency: float = 0.0) -> Async:
-        return self.machine.start(kind, self.role, self.op, effect, queue=("tcgen05", self.role.index), unit=f"tensor core {self.rank}", latency=latency)
+        return self.machine.start(
+            kind,
+            self.role,
+            self.op,
+            effect,
+            queue=("tcgen05", self.role.index),
+            unit=f"tensor core {self.rank}",
+            latency=latency,
+        )
 
     def tcgen05_commit(self, barriers: list[int], thread: int) -> None:
         machine, role, op = self.machine, self.role, self.op
@@ -660,7 +873,9 @@ class RoleThreads:
                 barrier = machine.barrier(role, address, op, "tcgen05.commit")
                 if barrier is not None:
                     barrier.pending_time = max(barrier.pending_time, operation.finish)
-                    machine.arrive(role, barrier, 1, op, "arrives (tcgen05.commit)", clock, f"{role.name} (tcgen05.commit)")
+                    machine.arrive(
+                        role, barrier, 1, op, "arrives (tcgen05.commit)", clock, f"{role.name} (tcgen05.commit)"
+                    )
 
         self._tcgen05("tcgen05.commit", effect)
 
@@ -693,7 +908,10 @@ def combined(operation: str, format: str, old: np.ndarray, new: np.ndarray, comp
     if operation in ("and", "or", "xor"):
         return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[operation](old, new)
     if format.endswith("x2"):
-        low, high = (combined(operation, format[:-2], (old >> s).astype(np.uint16), (new >> s).astype(np.uint16), None) for s in (np.uint32(0), np.uint32(16)))
+        low, high = (
+            combined(operation, format[:-2], (old >> s).astype(np.uint16), (new >> s).astype(np.uint16), None)
+            for s in (np.uint32(0), np.uint32(16))
+        )
         return low.astype(np.uint32) | high.astype(np.uint32) << np.uint32(16)
     if operation == "inc":
         return np.where(old >= new, 0, old + old.dtype.type(1)).astype(old.dtype)
@@ -758,9 +976,13 @@ class PtxBarrier:
             return None
         inner = machine.wait_for(role, found, int(parity), op)
         if limit_ns is None:
-            return ThenWait(inner.ready, inner.describe, lambda: None, barrier=found, parity=inner.parity, time=inner.time)
+            return ThenWait(
+                inner.ready, inner.describe, lambda: None, barrier=found, parity=inner.parity, time=inner.time
+            )
         # the timer completes last: a timeout expires only when nothing else can happen
-        timer = machine.start("timer", role, op, lambda operation: None, unit=f"timer of {role.name}", latency=limit_ns * CLOCK_GHZ)
+        timer = machine.start(
+            "timer", role, op, lambda operation: None, unit=f"timer of {role.name}", latency=limit_ns * CLOCK_GHZ
+        )
         timer.gate = lambda: machine.idle_but_for(timer)
 
         def over() -> None:
@@ -768,9 +990,13 @@ class PtxBarrier:
                 machine.flying.remove(timer)
 
         return ThenWait(
-            lambda: found.completed(int(parity)) or timer.done, inner.describe, over, barrier=found, parity=inner.parity,
+            lambda: found.completed(int(parity)) or timer.done,
+            inner.describe,
+            over,
+            barrier=found,
+            parity=inner.parity,
             time=lambda: found.time if found.completed(int(parity)) else timer.finish,
-        )  # fmt: skip
+        )
 
 
 class NamedBarrier:
@@ -788,9 +1014,17 @@ class NamedBarrier:
     def arrive(self, role: Role, count: int, threads: int, votes: int, op: Op) -> int:
         """Arrive with `count` threads. Return their round."""
         if threads % 32 or threads <= 0:
-            role.machine.report("arrivals", f"named barrier {self.number}: {threads} threads; a positive multiple of 32 is needed", role, op)
+            role.machine.report(
+                "arrivals",
+                f"named barrier {self.number}: {threads} threads; a positive multiple of 32 is needed",
+                role,
+                op,
+            )
         if self.arrived and threads != self.threads:
-            message = f"named barrier {self.number}: {role.name} expects {threads} threads, those before expected {self.threads}"
+            message = (
+                f"named barrier {self.number}: {role.name} expects {threads} threads, those before expected "
+                f"{self.threads}"
+            )
             role.machine.report("arrivals", message, role, op)
         self.threads = threads
         generation = self.generation
@@ -799,7 +1033,12 @@ class NamedBarrier:
         self.arrived += count
         self.votes += votes
         if self.arrived > threads:
-            role.machine.report("arrivals", f"named barrier {self.number}: {self.arrived} threads have arrived, it is for {threads}", role, op)
+            role.machine.report(
+                "arrivals",
+                f"named barrier {self.number}: {self.arrived} threads have arrived, it is for {threads}",
+                role,
+                op,
+            )
         if self.arrived >= threads:
             self.rounds[generation] = (self.votes, self.arrived, self.gathering)
             self.rounds.pop(generation - 8, None)

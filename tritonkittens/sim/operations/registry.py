@@ -3,6 +3,7 @@
 A function may be a generator. It yields a `Wait` to suspend its role, or None to let others run first; its return
 value is the result. Operations without side effects are in `pure_operations`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -3,6 +3,7 @@
 Kind and scale format follow from the operation as in Triton's lowering. PTX ISA "tcgen05.mma", "Block scaling",
 "Instruction descriptor".
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -20,7 +21,9 @@ from .registry import effect
 from .tensor_memory import in_shared, product
 
 
-def kind_and_scales(a_type: str, b_type: str, scales: tuple[MemDesc, MemDesc], block: int, k_major: bool) -> tuple[str, str]:
+def kind_and_scales(
+    a_type: str, b_type: str, scales: tuple[MemDesc, MemDesc], block: int, k_major: bool
+) -> tuple[str, str]:
     """Return the instruction's kind and the format of its scales. `block` is the number of elements of A per scale."""
     if (a_type, b_type) != ("e2m1", "e2m1"):
         return "mxf8f6f4", "ue8m0"
@@ -40,21 +43,44 @@ def check_operand(role: Role, op: Op, name: str, form: str, tile: MemDesc, kind:
     """Report a tile whose numbers are not where the instruction reads them."""
     machine, padded = role.machine, "fp4Padded = true" in tile.layout
     if form not in ("f8E4M3FN", "f8E5M2", "e2m1") or tile.element.nbytes != 1:
-        machine.stop("unknown", f"operand {name} of a scaled product is {form} in elements of {tile.element.name}", role, op)
+        machine.stop(
+            "unknown", f"operand {name} of a scaled product is {form} in elements of {tile.element.name}", role, op
+        )
     if padded and (form != "e2m1" or kind != "mxf8f6f4"):
-        machine.stop("illegal", f"operand {name}: kind::{kind} reads {form} without padding, and the tile's layout is fp4_padded", role, op)
+        machine.stop(
+            "illegal",
+            f"operand {name}: kind::{kind} reads {form} without padding, and the tile's layout is fp4_padded",
+            role,
+            op,
+        )
     if form == "e2m1" and kind == "mxf8f6f4" and not padded:
-        machine.stop("illegal", f"operand {name}: kind::{kind} reads e2m1 from a tile that is fp4_padded; this one's layout is not", role, op)
+        machine.stop(
+            "illegal",
+            f"operand {name}: kind::{kind} reads e2m1 from a tile that is fp4_padded; this one's layout is not",
+            role,
+            op,
+        )
     if form == "e2m1" and not contiguous_along_k(tile, name == "B"):
-        machine.stop("illegal", f"operand {name}: numbers of 4 bits are packed along K, which has to be the contiguous dimension of the tile", role, op)
+        machine.stop(
+            "illegal",
+            f"operand {name}: numbers of 4 bits are packed along K, which has to be the contiguous dimension of the "
+            "tile",
+            role,
+            op,
+        )
 
 
 def check_scales(role: Role, op: Op, name: str, kind: str, form: str, block: int) -> None:
     """Report a format or block of scales that the kind does not have."""
     if form == "ue5m3":
-        message = f"scales {name} of integers, one for {block} numbers, are ue5m3 for the compiler: the simulator has no meaning for them"
+        message = (
+            f"scales {name} of integers, one for {block} numbers, are ue5m3 for the compiler: the simulator "
+            "has no meaning for them"
+        )
         role.machine.stop("unknown", message, role, op)
-    allowed = {("mxf8f6f4", "ue8m0"): (32,), ("mxf4", "ue8m0"): (32,), ("mxf4nvf4", "ue4m3"): (16,)}.get((kind, form), ())
+    allowed = {("mxf8f6f4", "ue8m0"): (32,), ("mxf4", "ue8m0"): (32,), ("mxf4nvf4", "ue4m3"): (16,)}.get(
+        (kind, form), ()
+    )
     if block not in allowed:
         message = f"scales {name}: kind::{kind} has no scales of {form} for {block} numbers each"
         role.machine.stop("illegal", message, role, op)

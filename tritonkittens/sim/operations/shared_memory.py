@@ -1,4 +1,5 @@
 """Allocations in shared memory, views of them, and accesses by threads."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -30,7 +31,11 @@ def address_map(kind: MemDesc) -> tuple[AddressMap, int]:
         nbytes = kind.element.nbytes
         offsets, replicas = shared_offsets(kind.layout, tail, nbytes)
         within = offsets & (SHARED_STRIDE - 1)
-        stride = int(within.max()) + nbytes if "padded" in kind.layout else int(np.prod(tail)) * nbytes // len(np.unique(offsets >> 24))
+        stride = (
+            int(within.max()) + nbytes
+            if "padded" in kind.layout
+            else int(np.prod(tail)) * nbytes // len(np.unique(offsets >> 24))
+        )
         if "fp4Padded = true" in kind.layout:
             stride *= 2  # every 8 bytes take 16
     else:
@@ -98,9 +103,13 @@ def local_alloc(role: Role, op: Op, *source: Any) -> View:
     for cta in machine.ctas if machine.simulation.program.num_ctas > 1 else [machine.ctas[role.rank]]:
         if idle(role):
             cta.shared.forget(base, base + size)
-        for address in [a for a in machine.barriers if a >> 24 == cta.rank and base <= a & (SHARED_STRIDE - 1) < base + size]:
+        for address in [
+            a for a in machine.barriers if a >> 24 == cta.rank and base <= a & (SHARED_STRIDE - 1) < base + size
+        ]:
             barrier = machine.barriers[address]
-            machine.report("barrier-life", f"{barrier.name}: its memory is allocated again without mbarrier.inval", role, op)
+            machine.report(
+                "barrier-life", f"{barrier.name}: its memory is allocated again without mbarrier.inval", role, op
+            )
             del machine.barriers[address]
     if source:
         machine.store(role, made, source[0], op)
@@ -133,7 +142,12 @@ def _picked(buffer: View, indices: np.ndarray, axis: int) -> View:
 def _check_indices(role: Role, op: Op, buffer: View, indices: np.ndarray, axis: int) -> None:
     if indices.size and (indices.min() < 0 or indices.max() >= buffer.map.shape[axis]):
         extent = buffer.map.shape[axis]
-        role.machine.stop("out-of-bounds", f"{buffer.name}: indices {int(indices.min())} to {int(indices.max())} along a dimension of {extent}", role, op)
+        role.machine.stop(
+            "out-of-bounds",
+            f"{buffer.name}: indices {int(indices.min())} to {int(indices.max())} along a dimension of {extent}",
+            role,
+            op,
+        )
 
 
 @effect("ttg.local_gather")
@@ -179,8 +193,19 @@ def memdesc_index(role: Role, op: Op, source: View, index: Any) -> Any:
     assert isinstance(kind, MemDesc)
     if not 0 <= int(index) < source.map.shape[0]:
         message = f"{source.name}: index {index} of {source.map.shape[0]} buffers"
-        return Outside(Finding("out-of-bounds", message, (Place(role.machine.where(role), op.name, op.location),), {"buffer": source.name}))
-    step = int(source.map.offsets.reshape(source.map.shape[0], -1)[:2, 0][-1] - source.map.offsets.reshape(-1)[0]) if source.map.shape[0] > 1 else 0
+        return Outside(
+            Finding(
+                "out-of-bounds",
+                message,
+                (Place(role.machine.where(role), op.name, op.location),),
+                {"buffer": source.name},
+            )
+        )
+    step = (
+        int(source.map.offsets.reshape(source.map.shape[0], -1)[:2, 0][-1] - source.map.offsets.reshape(-1)[0])
+        if source.map.shape[0] > 1
+        else 0
+    )
     inner = source.map.derive("index", lambda offsets: offsets[0])
     return View(source.space, source.base + int(index) * step, inner, kind, source.allocation)
 
@@ -192,7 +217,13 @@ def memdesc_subslice(role: Role, op: Op, source: View) -> View:
     assert isinstance(kind, MemDesc)
     offsets = op.attributes["offsets"]
     cut = tuple(slice(o, o + n) for o, n in zip(offsets, kind.shape))
-    return View(source.space, source.base, source.map.derive(("slice", offsets, kind.shape), lambda a: a[cut]), kind, source.allocation)
+    return View(
+        source.space,
+        source.base,
+        source.map.derive(("slice", offsets, kind.shape), lambda a: a[cut]),
+        kind,
+        source.allocation,
+    )
 
 
 @view("ttng.tmem_subslice")
@@ -204,14 +235,26 @@ def tmem_subslice(role: Role, op: Op, source: View) -> View:
     axis -= len(kind.shape)
     width = kind.shape[axis]
     cut = (..., slice(start, start + width), *[slice(None)] * (-1 - axis))
-    return View(source.space, source.base, source.map.derive(("part", axis, start, width), lambda a: a[cut]), kind, source.allocation)
+    return View(
+        source.space,
+        source.base,
+        source.map.derive(("part", axis, start, width), lambda a: a[cut]),
+        kind,
+        source.allocation,
+    )
 
 
 @view("ttg.memdesc_trans")
 @of_view
 def memdesc_trans(role: Role, op: Op, source: View) -> View:
     order = tuple(op.attributes["order"])
-    return View(source.space, source.base, source.map.derive(("trans", order), lambda a: a.transpose(order)), op.result_types[0], source.allocation)
+    return View(
+        source.space,
+        source.base,
+        source.map.derive(("trans", order), lambda a: a.transpose(order)),
+        op.result_types[0],
+        source.allocation,
+    )
 
 
 @view("ttg.memdesc_reshape")
@@ -219,7 +262,13 @@ def memdesc_trans(role: Role, op: Op, source: View) -> View:
 def memdesc_reshape(role: Role, op: Op, source: View) -> View:
     kind = op.result_types[0]
     assert isinstance(kind, MemDesc)
-    return View(source.space, source.base, source.map.derive(("reshape", kind.shape), lambda a: a.reshape(kind.shape)), kind, source.allocation)
+    return View(
+        source.space,
+        source.base,
+        source.map.derive(("reshape", kind.shape), lambda a: a.reshape(kind.shape)),
+        kind,
+        source.allocation,
+    )
 
 
 @view("ttg.memdesc_reinterpret")

@@ -1,6 +1,7 @@
 """tcgen05: tensor memory, products that accumulate in it, copies into it, and cluster launch control. PTX ISA
 "TensorCore 5th generation".
 """
+
 from __future__ import annotations
 
 import functools
@@ -35,7 +36,9 @@ def tmem_alloc(role: Role, op: Op, *source: Any) -> Any:
         machine.stop("unknown", "tmem_alloc without an offset: the allocation pass has not run", role, op)
         raise AssertionError
     map, stride = address_map(kind)
-    made = allocate(role, op, kind, row * TENSOR_LANE_BYTES + column * 4, LANES * TENSOR_LANE_BYTES, buffer_name(op), stride)
+    made = allocate(
+        role, op, kind, row * TENSOR_LANE_BYTES + column * 4, LANES * TENSOR_LANE_BYTES, buffer_name(op), stride
+    )
     for rank, base, runs in machine._pieces(made.base, made.map) if idle(role) else ():
         memory = machine.memory("tensor", rank)
         for start, end in runs:
@@ -49,7 +52,11 @@ def written(role: Role, view: View) -> bool:
     """Whether every byte of the view is written."""
     machine = role.machine
     pieces = machine._pieces(view.base, view.map)
-    return all(machine.memory(view.space, rank).written[base + s : base + e].all() for rank, base, runs in pieces for s, e in runs)
+    return all(
+        machine.memory(view.space, rank).written[base + s : base + e].all()
+        for rank, base, runs in pieces
+        for s, e in runs
+    )
 
 
 @effect("ttng.tmem_load")
@@ -74,7 +81,12 @@ def reduced_rows(role: Role, op: Op, values: np.ndarray) -> np.ndarray:
     """
     name, arch = op.result_types[0].element.name, role.machine.simulation.program.arch  # type: ignore[union-attr]
     if name != "f32" or arch == 100:
-        role.machine.stop("illegal", f"tcgen05.ld.red of {name} on sm_{arch}: the instruction belongs to sm_103 and takes f32", role, op)
+        role.machine.stop(
+            "illegal",
+            f"tcgen05.ld.red of {name} on sm_{arch}: the instruction belongs to sm_103 and takes f32",
+            role,
+            op,
+        )
     choose = _CHOICES[op.attributes["redOp"].text.partition("<")[2].rstrip(">"), bool(op.attributes.get("NaN"))]
     shown = np.abs(values) if op.attributes.get("abs") else values
     return functools.reduce(choose, np.moveaxis(shown, -1, 0))
@@ -146,7 +158,9 @@ def matrix(role: Role, agent: Async, value: View, op: Op) -> np.ndarray:
     return round_to("tf32", values, toward_zero=True) if value.type.element.name == "f32" else values
 
 
-def product(role: Role, op: Op, d: View, use: bool, bars: list[View], shared: tuple[View, ...], operands: Any, cost: float) -> Any:
+def product(
+    role: Role, op: Op, d: View, use: bool, bars: list[View], shared: tuple[View, ...], operands: Any, cost: float
+) -> Any:
     """Start D = A·B (+ D). `operands(operation)` reads A and B."""
     machine = role.machine
 
@@ -157,11 +171,22 @@ def product(role: Role, op: Op, d: View, use: bool, bars: list[View], shared: tu
             machine.check_written(operation, d, op)
             old = decode(d.type.element.name, machine.read(d))
         machine.touch(operation, d, True, ASYNC, op)
-        machine.write(d, np.broadcast_to(encode(d.type.element.name, accumulate(a, b, old, d.type.element)), d.map.shape))
+        machine.write(
+            d, np.broadcast_to(encode(d.type.element.name, accumulate(a, b, old, d.type.element)), d.map.shape)
+        )
         if bars:
             signal(role, op, operation, bars, shared if op.attributes.get("multicast") else ())
 
-    return machine.start("tcgen05.mma", role, op, effect, queue=queue(role), unit=f"tensor core {role.rank}", cost=cost, latency=TCGEN05_LATENCY)
+    return machine.start(
+        "tcgen05.mma",
+        role,
+        op,
+        effect,
+        queue=queue(role),
+        unit=f"tensor core {role.rank}",
+        cost=cost,
+        latency=TCGEN05_LATENCY,
+    )
 
 
 def in_shared(*views: View) -> tuple[View, ...]:
@@ -185,10 +210,22 @@ def tc_gen5_mma(role: Role, op: Op, *operands: Any) -> Any:
     def read(operation: Async) -> tuple[np.ndarray, np.ndarray]:
         x, y = matrix(role, operation, a, op), matrix(role, operation, b, op)
         if op.attributes.get("is_unsigned"):
-            x, y = (v.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[v.dtype.itemsize]) if v.dtype.kind == "i" else v for v in (x, y))
+            x, y = (
+                v.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[v.dtype.itemsize]) if v.dtype.kind == "i" else v
+                for v in (x, y)
+            )
         return x, y
 
-    operation = product(role, op, d, bool(use), chosen, in_shared(a, b), read, tcgen05_cycles(m, n, a.map.shape[-1], a.type.element.bits))
+    operation = product(
+        role,
+        op,
+        d,
+        bool(use),
+        chosen,
+        in_shared(a, b),
+        read,
+        tcgen05_cycles(m, n, a.map.shape[-1], a.type.element.bits),
+    )
     if not op.attributes.get("is_async") and not bars and "is_async" in op.attributes:
         yield from finish(role, op, operation)
     yield None
@@ -202,7 +239,12 @@ def tc_gen5_commit(role: Role, op: Op, *operands: Any) -> None:
     if predicate and not predicate[0]:
         return
     role.machine.start(
-        "tcgen05.commit", role, op, lambda operation: signal(role, op, operation, [bar], shared), queue=queue(role), unit=f"tensor core {role.rank}"
+        "tcgen05.commit",
+        role,
+        op,
+        lambda operation: signal(role, op, operation, [bar], shared),
+        queue=queue(role),
+        unit=f"tensor core {role.rank}",
     )
 
 
@@ -219,14 +261,17 @@ def tmem_copy(role: Role, op: Op, source: View, target: View, *bar: Any) -> None
             words = unblock_scales(words, target.map.shape)
         machine.touch(operation, target, True, ASYNC, op)
         machine.write(target, words.reshape(target.map.shape))
-        if not whole:  # a pipeline may copy unwritten scales for a predicated-off product; only a product that reads them is a bug
+        # a pipeline may copy unwritten scales for a predicated-off product; only a product that reads them is a bug
+        if not whole:
             for rank, base, runs in machine._pieces(target.base, target.map):
                 for start, end in runs:
                     machine.memory("tensor", rank).forget(base + start, base + end)
         if bar:
             signal(role, op, operation, list(bar))
 
-    machine.start("tcgen05.cp", role, op, effect, queue=queue(role), unit=f"tensor core {role.rank}", cost=source.map.total / 128)
+    machine.start(
+        "tcgen05.cp", role, op, effect, queue=queue(role), unit=f"tensor core {role.rank}", cost=source.map.total / 128
+    )
 
 
 def unblock_scales(words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -259,7 +304,12 @@ def clc_try_cancel(role: Role, op: Op, result: View, bar: View) -> None:
             words[:] = (1 << 63) | (x & 0xFFFFFFFF) << 1 & 0x7FFFFFFF | (y & 0xFFFF) << 32, z
         machine.touch(operation, result, True, ASYNC, op)
         data = np.frombuffer(words.tobytes(), np.uint8)
-        machine.write(result, data.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[result.map.nbytes]).reshape(result.map.shape))
+        machine.write(
+            result,
+            data.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[result.map.nbytes]).reshape(
+                result.map.shape
+            ),
+        )
         for barrier, phase in zip(bars, phases):
             machine.deliver(operation, barrier, phase, 16)
 

@@ -1,6 +1,7 @@
 """The tensor memory accelerator: boxes of a tensor between global and shared memory. PTX ISA "cp.async.bulk.tensor",
 "Tensor-map".
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -25,7 +26,8 @@ COPY_ALIGNMENT = 128  # bytes; alignment of a box in shared memory
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 # tt::DescriptorReduceKind, by its value in the attribute
 REDUCE = {1: "add", 2: "min", 3: "max", 4: "inc", 5: "dec", 6: "and", 7: "or", 8: "xor"}
-PADDED_FP4 = 14  # elemtype .b4x16_p64: two e2m1 numbers a byte; shared memory alternates 8 bytes of them and 8 of padding
+# elemtype .b4x16_p64: two e2m1 numbers a byte; shared memory alternates 8 bytes of them and 8 of padding
+PADDED_FP4 = 14
 
 
 def box_words(role: Role, op: Op, tensor: TensorMap, start: list[int], box: tuple[int, ...]) -> np.ndarray:
@@ -50,13 +52,17 @@ def box_spans(tensor: TensorMap, start: list[int], box: tuple[int, ...]) -> Span
     return Spans(starts, (inside[-1][1] - inside[-1][0]) * tensor.nbytes)
 
 
-def strided(role: Role, op: Op, tensor: TensorMap, start: list[int], extents: list[int], writes: bool = False) -> np.ndarray:
+def strided(
+    role: Role, op: Op, tensor: TensorMap, start: list[int], extents: list[int], writes: bool = False
+) -> np.ndarray:
     """Return a window into the tensor in global memory."""
     address = (tensor.address + sum(s * stride for s, stride in zip(start, tensor.strides))) % (1 << 64)
     last = address + sum((n - 1) * stride for n, stride in zip(extents, tensor.strides)) + tensor.nbytes
     found = role.machine.simulation.memory.find(address)
     if found is None or last > found[0] + found[1]:
-        role.machine.stop("out-of-bounds", f"a TMA copy of {tensor.name}: its map reaches outside the tensor's memory", role, op)
+        role.machine.stop(
+            "out-of-bounds", f"a TMA copy of {tensor.name}: its map reaches outside the tensor's memory", role, op
+        )
         raise AssertionError
     if writes:
         role.machine.simulation.memory.check_writable(found[0])
@@ -68,7 +74,9 @@ def check_map(role: Role, op: Op, tensor: Any) -> TensorMap:
     if isinstance(tensor, int):
         known = role.machine.simulation.tensor_map(tensor)
         if known is None:
-            role.machine.stop("uninitialized", f"a TMA descriptor at {tensor:#x}, where no tensor map was made", role, op)
+            role.machine.stop(
+                "uninitialized", f"a TMA descriptor at {tensor:#x}, where no tensor map was made", role, op
+            )
         tensor = known
     if tensor.address % 16:
         role.machine.stop("misaligned", f"{tensor.name}: a tensor map's address lies on 16 bytes", role, op)
@@ -87,7 +95,12 @@ def check_coordinates(role: Role, op: Op, tensor: TensorMap, start: list[int], k
     padded = isinstance(descriptor, Descriptor) and "fp4Padded = true" in (descriptor.layout or "")
     last, alignment = start[-1] * tensor.nbytes, 64 if padded else 16
     if last % alignment:
-        role.machine.stop("misaligned", f"{what}: the last is {last} bytes, not a multiple of {alignment} (illegal instruction)", role, op)
+        role.machine.stop(
+            "misaligned",
+            f"{what}: the last is {last} bytes, not a multiple of {alignment} (illegal instruction)",
+            role,
+            op,
+        )
 
 
 def delivered(role: Role, bars: list[int], target: View) -> int:
@@ -100,13 +113,25 @@ def delivered(role: Role, bars: list[int], target: View) -> int:
 
 
 def start_load(
-    role: Role, op: Op, bar_addresses: list[int], target: View, words: Any, bytes_per_barrier: int, kind: str = "TMA load", clock_from: Any = None
+    role: Role,
+    op: Op,
+    bar_addresses: list[int],
+    target: View,
+    words: Any,
+    bytes_per_barrier: int,
+    kind: str = "TMA load",
+    clock_from: Any = None,
 ) -> None:
     """Start a copy into shared memory that reports its bytes to barriers. `words()` reads the source."""
     machine = role.machine
     first = (target.base + int(target.map.offsets.reshape(-1).min())) % SHARED_STRIDE
     if first % COPY_ALIGNMENT:
-        machine.stop("misaligned", f"a {kind} to shared memory at byte {first}: it must lie on {COPY_ALIGNMENT} bytes (misaligned address)", role, op)
+        machine.stop(
+            "misaligned",
+            f"a {kind} to shared memory at byte {first}: it must lie on {COPY_ALIGNMENT} bytes (misaligned address)",
+            role,
+            op,
+        )
     barriers = [b for b in (machine.barrier(role, a, op, "a copy signals it") for a in bar_addresses) if b is not None]
     early = words() if machine.simulation.schedule.reads_early() else None
 
@@ -117,7 +142,9 @@ def start_load(
         for barrier, phase in zip(barriers, phases):
             machine.deliver(operation, barrier, phase, bytes_per_barrier)
 
-    operation = machine.start(kind, role, op, effect, unit="TMA", cost=tma_cycles(target.map.total), latency=TMA_LATENCY)
+    operation = machine.start(
+        kind, role, op, effect, unit="TMA", cost=tma_cycles(target.map.total), latency=TMA_LATENCY
+    )
     phases = [machine.promise(operation, b) for b in barriers]
 
 
@@ -148,7 +175,9 @@ def load(role: Role, op: Op, *operands: Any) -> None:
     start_load(role, op, bars, target, words, delivered(role, bars, target))
 
 
-def im2col_words(role: Role, op: Op, tensor: TensorMap, start: list[int], shift: list[int], box: tuple[int, ...]) -> np.ndarray:
+def im2col_words(
+    role: Role, op: Op, tensor: TensorMap, start: list[int], shift: list[int], box: tuple[int, ...]
+) -> np.ndarray:
     """Return pixels of a convolution's input in the order of its output, shifted by a filter tap (PTX ISA "im2col
     mode").
 
@@ -178,7 +207,9 @@ def im2col_words(role: Role, op: Op, tensor: TensorMap, start: list[int], shift:
         if 0 <= number < tensor.shape[0] and all(0 <= p < n for p, n in zip(at, spatial)):
             width = min(channels, tensor.shape[-1] - channel)
             if width > 0:
-                out[row, :width] = strided(role, op, tensor, [number, *at, channel], [1] * (len(at) + 1) + [width]).reshape(-1)
+                out[row, :width] = strided(
+                    role, op, tensor, [number, *at, channel], [1] * (len(at) + 1) + [width]
+                ).reshape(-1)
     return out.reshape(box)
 
 
@@ -200,7 +231,15 @@ def start_bulk(role: Role, op: Op, kind: str, nbytes: int, read: Any, put: Any, 
     """
     machine = role.machine
     data: list[np.ndarray] = []
-    reads = machine.start(kind, role, op, lambda operation: data.append(read(operation)), unit="TMA", cost=tma_cycles(nbytes), latency=TMA_LATENCY)
+    reads = machine.start(
+        kind,
+        role,
+        op,
+        lambda operation: data.append(read(operation)),
+        unit="TMA",
+        cost=tma_cycles(nbytes),
+        latency=TMA_LATENCY,
+    )
     writes = machine.follow(reads, "writes", lambda operation: put(data.pop()))
     role.bulk_open.append(writes)
     role.bulk_writes.append((writes, target))
@@ -213,7 +252,9 @@ def write_box(role: Role, op: Op, tensor: TensorMap, start: list[int], words: np
         return
     if kind is None:
         inside[-1] = inside[-1][0], whole_pieces(tensor, start[-1], inside[-1][1], box[-1])
-    target = strided(role, op, tensor, [s + a for s, (a, _) in zip(start, inside)], [b - a for a, b in inside], writes=True)
+    target = strided(
+        role, op, tensor, [s + a for s, (a, _) in zip(start, inside)], [b - a for a, b in inside], writes=True
+    )
     data = words[tuple(slice(a, b) for a, b in inside)]
     target[...] = data if kind is None else reduced(tensor, kind, target, data)
 
@@ -274,7 +315,9 @@ def reduce(role: Role, op: Op, tensor: Any, *rest: Any) -> None:
 
 
 @effect("ttng.async_tma_gather")
-def gather(role: Role, op: Op, tensor: Any, rows: np.ndarray, column: Any, bar: View, target: View, predicate: Any) -> None:
+def gather(
+    role: Role, op: Op, tensor: Any, rows: np.ndarray, column: Any, bar: View, target: View, predicate: Any
+) -> None:
     if not predicate:
         return
     tensor = check_map(role, op, tensor)
@@ -284,7 +327,9 @@ def gather(role: Role, op: Op, tensor: Any, rows: np.ndarray, column: Any, bar: 
         role.machine.settled(role, rows_spans(tensor, rows, int(column), width), op, "TMA gather")
 
     def words() -> np.ndarray:
-        return np.concatenate([box_words(role, op, tensor, [int(r), int(column)], (1, width)) for r in rows.reshape(-1)])
+        return np.concatenate(
+            [box_words(role, op, tensor, [int(r), int(column)], (1, width)) for r in rows.reshape(-1)]
+        )
 
     bars = addresses(role, bar)
     start_load(role, op, bars, target, words, delivered(role, bars, target), "TMA gather")
@@ -295,7 +340,9 @@ def rows_spans(tensor: TensorMap, rows: np.ndarray, column: int, width: int) -> 
     inside: np.ndarray = rows.reshape(-1).astype(np.int64)
     inside = inside[(inside >= 0) & (inside < tensor.shape[0])]
     first, last = max(0, column), min(tensor.shape[1], column + width)
-    return Spans(tensor.address + inside * tensor.strides[0] + first * tensor.nbytes, max(0, last - first) * tensor.nbytes)
+    return Spans(
+        tensor.address + inside * tensor.strides[0] + first * tensor.nbytes, max(0, last - first) * tensor.nbytes
+    )
 
 
 @effect("ttng.async_tma_scatter")
@@ -317,7 +364,9 @@ def store_wait(role: Role, op: Op) -> Any:
     operations, what = over_but_for(role, op.attributes["pendings"], bool(op.attributes.get("read_only")))
     if operations:
         yield Wait(
-            lambda: all(o.done for o in operations), lambda: f"{sum(not o.done for o in operations)} {what}", time=lambda: max(o.finish for o in operations)
+            lambda: all(o.done for o in operations),
+            lambda: f"{sum(not o.done for o in operations)} {what}",
+            time=lambda: max(o.finish for o in operations),
         )
         role.machine.acquire(role, operations)
 
@@ -346,7 +395,9 @@ def tensormap_create(role: Role, op: Op, *operands: Any) -> None:
     element, nbytes = FORMATS[ELEMENT_TYPES[0 if padded else number]]
     fill = float("nan") if op.attributes.get("fill_mode") else 0.0
     # the hardware's order is innermost first; it counts fp4 numbers, tiles count bytes
-    shape, box = ([int(n) // (1 + (padded and d == 0)) for d, n in enumerate(sizes)][::-1] for sizes in (extents, boxes))
+    shape, box = (
+        [int(n) // (1 + (padded and d == 0)) for d, n in enumerate(sizes)][::-1] for sizes in (extents, boxes)
+    )
     name = f"the tensor at {role.machine.simulation.memory.name(int(address))}"
     apart = (*(int(s) for s in strides[::-1]), nbytes)
     swizzle = SWIZZLES[op.attributes["swizzle_mode"]]

@@ -1,4 +1,5 @@
 """Extensions of the templates: a mixin class in a file of its own each, listed here."""
+
 from tritonkittens.lang.template.extension import Extension
 from tritonkittens.lang.template.extensions.deferred_epilogue import DeferredEpilogue
 from tritonkittens.lang.template.extensions.index_prefetch import IndexPrefetch

@@ -1,4 +1,5 @@
 """Results that wait in registers and leave during the products of the thread block's next task."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -49,16 +50,23 @@ def _call_defer_results(t: Trace, ctx: Traced, state: Traced, memory: Traced) ->
     results = t.call(type(config).defer_results, ctx, state, staged(t, ctx, memory))
     declared = {n: (tile.shape, tile.dtype) for n, tile in config._plan.deferred_results}
     if not isinstance(results, struct) or {n: (shape_of(v), v.dtype) for n, v in results.fields.items()} != declared:
-        have = ", ".join(f"{n} {list(shape_of(v))} of {name_of(v.dtype)}" for n, v in results.fields.items()) if isinstance(results, struct) else repr(results)
-        raise TileError(f"{type(config).__name__}.defer_results: must return a tk.struct as layout(deferred_results={dict(config._plan.deferred_results)}) says, "
-                        f"not {have}")
+        have = (
+            ", ".join(f"{n} {list(shape_of(v))} of {name_of(v.dtype)}" for n, v in results.fields.items())
+            if isinstance(results, struct)
+            else repr(results)
+        )
+        raise TileError(
+            f"{type(config).__name__}.defer_results: must return a tk.struct as "
+            f"layout(deferred_results={dict(config._plan.deferred_results)}) says, "
+            f"not {have}"
+        )
     return struct(**{n: results.fields[n] for n in declared})
 
 
 @triton.jit
 def _defer_joined(ctx, state, memory):
-    """The results of a task that blocks share, and whether this block is the last of them. In another block the results are unused; a branch would keep the
-    previous task's results in registers."""
+    """The results of a task that blocks share, and whether this block is the last of them. In another block the results
+    are unused; a branch would keep the previous task's results in registers."""
     state, last = join_parts(ctx, own_part(ctx, state))
     return _call_defer_results(ctx, state, memory), tl.where(last, 1, 0)
 
@@ -68,7 +76,9 @@ def _defer(t: Trace, ctx: Traced, state: Traced, memory: Traced, turn: Traced) -
     """(what hook `defer_results` returns, 1 or 0 where another block finishes the task)."""
     config = unwrap(ctx.config)
     if config._plan.epilogue_loads:
-        t.call(wait, t.call(memory.epilogue_pipeline.full.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1))
+        t.call(
+            wait, t.call(memory.epilogue_pipeline.full.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1)
+        )
     if config.splits:
         return t.call(_defer_joined, ctx, state, memory)
     return tl.tuple([t.call(_call_defer_results, ctx, state, memory), 1])
@@ -78,7 +88,13 @@ def _defer(t: Trace, ctx: Traced, state: Traced, memory: Traced, turn: Traced) -
 def _store(t: Trace, ctx: Traced, results: Traced, memory: Traced, n: Traced) -> Traced:
     """Store tile number n, or stage it for `finish_deferred`."""
     config, n = unwrap(ctx.config), unwrap(n)
-    t.call(type(config).store_deferred, ctx, results.fields[config._plan.deferred_results[n][0]], _staged(t, ctx, memory), tl.constexpr(n))
+    t.call(
+        type(config).store_deferred,
+        ctx,
+        results.fields[config._plan.deferred_results[n][0]],
+        _staged(t, ctx, memory),
+        tl.constexpr(n),
+    )
 
 
 @op
@@ -108,7 +124,8 @@ def _until(T: tl.constexpr):
 
 @triton.jit
 def _store_at(before, results, memory, i, pending, T: tl.constexpr):
-    """After the product of iteration i: store or stage one tile of the previous task's results, or take one step on it, by code that all tiles share. The first
+    """After the product of iteration i: store or stage one tile of the previous task's results, or take one step on it,
+    by code that all tiles share. The first
     iterations do neither: while the other consumer ends its task, the tensor cores have only this one's products."""
     TILES: tl.constexpr = _tiles(T)
     EVERY: tl.constexpr = _every(T)
@@ -136,7 +153,8 @@ def _record(t: Trace, results: Traced, done: Traced, pending: Traced) -> Traced:
 
 @triton.jit
 def _consumer_begins(ctx, A, T: tl.constexpr):
-    # Not the first task's tile: in Triton 3.9 a loop does not carry a name that it gives another one's value where both begin as the same value
+    # Not the first task's tile: in Triton 3.9 a loop does not carry a name that it gives another one's value where both
+    # begin as the same value
     return _record(_nothing(T), any_tile(ctx, A), 0)
 
 
@@ -187,43 +205,87 @@ def _consumer_ends(carried, ctx, memory, WORKER: tl.constexpr, turn):
 
 
 class DeferredEpilogue(Extension):
-    """Results wait in registers, in fewer than accumulators take, and leave during the products of the thread block's next task.
+    """Results wait in registers, in fewer than accumulators take, and leave during the products of the thread block's
+    next task.
 
-    The layout's `deferred_results` declares register tiles (`rt`); `deferred_steps` (0) is the number of iterations after one that stages a tile, in each of which
-    hook `finish_deferred` is called. Hook `defer_results` replaces `finish`. `epilogue_reloads` tiles are loaded by `prefetch_deferred` and the hooks after it."""
+    The layout's `deferred_results` declares register tiles (`rt`); `deferred_steps` (0) is the number of iterations
+    after one that stages a tile, in each of which hook `finish_deferred` is called. Hook `defer_results` replaces
+    `finish`. `epilogue_reloads` tiles are loaded by `prefetch_deferred` and the hooks after it."""
 
     added_hooks: ClassVar[tuple[Hook, ...]] = (
-        Hook("defer_results", CONSUMER, "once a task, instead of `finish`", ("ctx", "state", "epilogue"), "a `tk.struct` of the layout's `deferred_results`",
-             "Returns the task's results.", "deferred_results"),
-        Hook("store_deferred", CONSUMER, "after the product of an iteration", ("ctx", "tile", "epilogue", "n"), "",
-             "Stores result tile number `n` (a constant) through the epilogue tiles, except those in `epilogue_loads`. `ctx` is that of the task that computed it.",
-             "deferred_results"),
-        Hook("finish_deferred", CONSUMER, "after each of the next `deferred_steps` iterations", ("ctx", "epilogue", "n", "step", "steps"), "",
-             "Takes one of `steps` (a constant) equal steps on tile number `n`, which `store_deferred` has only staged; without products to overlap with, all in "
-             "one step. `n` and `step` are run-time numbers: one copy of the code serves all tiles and stays in the instruction cache."),
-        Hook("prefetch_deferred", CONSUMER, "once a task, before `defer_results`", ("ctx", "epilogue"), "",
-             "Starts the loads of what will be added to the first result tile, as soon as the previous task's results have left the epilogue tiles."),
-    )  # fmt: skip
+        Hook(
+            "defer_results",
+            CONSUMER,
+            "once a task, instead of `finish`",
+            ("ctx", "state", "epilogue"),
+            "a `tk.struct` of the layout's `deferred_results`",
+            "Returns the task's results.",
+            "deferred_results",
+        ),
+        Hook(
+            "store_deferred",
+            CONSUMER,
+            "after the product of an iteration",
+            ("ctx", "tile", "epilogue", "n"),
+            "",
+            "Stores result tile number `n` (a constant) through the epilogue tiles, except those in `epilogue_loads`. "
+            "`ctx` is that of the task that computed it.",
+            "deferred_results",
+        ),
+        Hook(
+            "finish_deferred",
+            CONSUMER,
+            "after each of the next `deferred_steps` iterations",
+            ("ctx", "epilogue", "n", "step", "steps"),
+            "",
+            "Takes one of `steps` (a constant) equal steps on tile number `n`, which `store_deferred` has only "
+            "staged; without products to overlap with, all in "
+            "one step. `n` and `step` are run-time numbers: one copy of the code serves all tiles and stays in the "
+            "instruction cache.",
+        ),
+        Hook(
+            "prefetch_deferred",
+            CONSUMER,
+            "once a task, before `defer_results`",
+            ("ctx", "epilogue"),
+            "",
+            "Starts the loads of what will be added to the first result tile, as soon as the previous task's results "
+            "have left the epilogue tiles.",
+        ),
+    )
     replaced_hooks: ClassVar[tuple[str, ...]] = ("finish",)
     needs_fields: ClassVar[bool] = False
     added_fields: ClassVar[tuple[str, ...]] = ("deferred_results", "deferred_steps")
     points: ClassVar[dict[str, Callable[..., Any]]] = dict(
-        consumer_begins=_consumer_begins, task_begins=_task_begins, iteration_ends=_iteration_ends, task_ends=_task_ends, consumer_ends=_consumer_ends,
-    )  # fmt: skip
+        consumer_begins=_consumer_begins,
+        task_begins=_task_begins,
+        iteration_ends=_iteration_ends,
+        task_ends=_task_ends,
+        consumer_ends=_consumer_ends,
+    )
 
     @staticmethod
     def check_template(T: Any) -> None:
         plan = T._plan
         if not T.pipelined or T.sharers > 1 or plan.scratch:
-            raise T._error(f"(schedule={T.schedule!r}): deferred results are stored during products of the next task; that needs hook 'compute_last', whole tasks "
-                           "of a block, and no scratch tiles")
+            raise T._error(
+                f"(schedule={T.schedule!r}): deferred results are stored during products of the next task; that needs "
+                "hook 'compute_last', whole tasks "
+                "of a block, and no scratch tiles"
+            )
         if plan.epilogue_reloads and T.splits:
-            raise T._error(f"(schedule={T.schedule!r}): of the blocks that share a task only one stores deferred results; none can load epilogue tiles itself "
-                           f"(epilogue_reloads={plan.epilogue_reloads})")
+            raise T._error(
+                f"(schedule={T.schedule!r}): of the blocks that share a task only one stores deferred results; none "
+                "can load epilogue tiles itself "
+                f"(epilogue_reloads={plan.epilogue_reloads})"
+            )
 
     @staticmethod
     def explained_lines(T: Any, arch: int) -> list[str]:
         plan, stages = T._plan, T.placement(arch).stages
         tiles = ", ".join(f"{n} {tile!r}" for n, tile in plan.deferred_results)
         often = "an iteration" if plan.deferred_steps == 0 else f"in {1 + plan.deferred_steps} iterations"
-        return [f"  results wait in registers ({tiles}) and leave during the next task, a tile {often}, after its first {stages - 1}"]
+        return [
+            f"  results wait in registers ({tiles}) and leave during the next task, a tile {often}, after its first "
+            f"{stages - 1}"
+        ]

@@ -1,8 +1,11 @@
-"""Indices from tables in global memory that copies need, such as page numbers: a producer has them in shared memory before it needs them.
+"""Indices from tables in global memory that copies need, such as page numbers: a producer has them in shared memory
+before it needs them.
 
-A thread's read of global memory queues behind what its multiprocessor has already requested. So the indices of a thread block's first iterations are read before
-its first copy, the others one window ahead, by copies that no register waits for (cp.async). Measured: docs/notes/attention_decode.md.
+A thread's read of global memory queues behind what its multiprocessor has already requested. So the indices of a thread
+block's first iterations are read before its first copy, the others one window ahead, by copies that no register waits
+for (cp.async). Measured: docs/notes/attention_decode.md.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -50,8 +53,10 @@ def _read_indices(t: Trace, ctx: Traced, memory: Traced, window: Traced) -> Trac
     pointers = t.call(config.page_index, ctx, n)
     found = (pointers.type.scalar, pointers.shape) if isinstance(pointers, tl.tensor) else pointers
     if found != (tl.pointer_type(tl.int32), n.shape):
-        raise TileError(f"{config.__name__}.page_index must return pointers to int32, one for each of its numbers, "
-                        f"got {getattr(pointers, 'type', pointers)!r}")
+        raise TileError(
+            f"{config.__name__}.page_index must return pointers to int32, one for each of its numbers, "
+            f"got {getattr(pointers, 'type', pointers)!r}"
+        )
     t.call(async_copy.async_load, t.call(memory.windows.__getitem__, window).pieces[0], pointers)
     t.call(async_copy.commit_group)
 
@@ -123,25 +128,40 @@ def _iteration_ends(whole, memory, i, PART: tl.constexpr, T: tl.constexpr):
 class IndexPrefetch(Extension):
     """Reads ahead indices from tables in global memory, such as page numbers, for `load` and `load_lagged`.
 
-    The layout's `page_indices` says how many int32 the copies of an iteration need; hook `page_index` returns where they stand; `load` and `load_lagged` read
-    them as `ctx.page_indices[k]`. A copy that read an index itself would wait for that read behind the copies in flight."""
+    The layout's `page_indices` says how many int32 the copies of an iteration need; hook `page_index` returns where
+    they stand; `load` and `load_lagged` read them as `ctx.page_indices[k]`. A copy that read an index itself would wait
+    for that read behind the copies in flight."""
 
     added_hooks: ClassVar[tuple[Hook, ...]] = (
-        Hook("page_index", PRODUCER, "ahead of the iterations", ("ctx", "n"), "pointers to int32",
-             "Returns where indices number `n` stand in global memory: `n` is a tile of numbers, counted from iteration `ctx.iter` on. Every pointer must be valid, "
-             "also those of iterations after the last.", "page_indices"),
-    )  # fmt: skip
+        Hook(
+            "page_index",
+            PRODUCER,
+            "ahead of the iterations",
+            ("ctx", "n"),
+            "pointers to int32",
+            "Returns where indices number `n` stand in global memory: `n` is a tile of numbers, counted from "
+            "iteration `ctx.iter` on. Every pointer must be valid, "
+            "also those of iterations after the last.",
+            "page_indices",
+        ),
+    )
     added_fields: ClassVar[tuple[str, ...]] = ("page_indices",)
     points: ClassVar[dict[str, Callable[..., Any]]] = dict(
-        block_begins=_block_begins, early_loads_begin=_wait_for_windows, producer_task_begins=_task_begins, producer_iteration_begins=_iteration_begins,
-        producer_iteration=_iteration, producer_iteration_ends=_iteration_ends,
-    )  # fmt: skip
+        block_begins=_block_begins,
+        early_loads_begin=_wait_for_windows,
+        producer_task_begins=_task_begins,
+        producer_iteration_begins=_iteration_begins,
+        producer_iteration=_iteration,
+        producer_iteration_ends=_iteration_ends,
+    )
 
     @staticmethod
     def check_template(T: Any) -> None:
         number = T._plan.page_indices
         if not isinstance(number, int) or not 1 <= number <= MOST_INDICES:
-            raise T._error(f"its layout has page_indices={number!r}; with tk.IndexPrefetch an iteration has 1 to {MOST_INDICES}")
+            raise T._error(
+                f"its layout has page_indices={number!r}; with tk.IndexPrefetch an iteration has 1 to {MOST_INDICES}"
+            )
 
     @staticmethod
     def added_memory(t: Trace, T: Traced) -> dict[str, Traced]:

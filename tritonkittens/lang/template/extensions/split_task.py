@@ -1,7 +1,10 @@
-"""Tasks that several thread blocks share, joined by the kernel's own hooks instead of by adding accumulators (attention: partial softmax results).
+"""Tasks that several thread blocks share, joined by the kernel's own hooks instead of by adding accumulators
+(attention: partial softmax results).
 
-The schedules that share tasks (`SplitK`, `StreamK`, `ClusterSplitK`, …) need no extension: without hooks they add the accumulators.
+The schedules that share tasks (`SplitK`, `StreamK`, `ClusterSplitK`, …) need no extension: without hooks they add the
+accumulators.
 """
+
 from __future__ import annotations
 
 from typing import ClassVar
@@ -11,17 +14,33 @@ from tritonkittens.lang.template.hook_table import CONSUMER, Hook
 
 
 class SplitTask(Extension):
-    """Hooks `part` and `merge` say what a part of a task comes to, and two of them together, where the tile scheduler splits tasks.
+    """Hooks `part` and `merge` say what a part of a task comes to, and two of them together, where the tile scheduler
+    splits tasks.
 
-    The layout's `merged` declares what they return, of fp32: tiles (`rt`), of which each thread block of a cluster that shares a task (`ClusterSplitK`) gets its
-    columns, and vectors (`rv`, a value for every row), which each gets whole. `finish` gets all parts merged in their order. The code stands with the tile
-    schedulers (`schedule/split_k.py`, `schedule/cluster_split_k.py`)."""
+    The layout's `merged` declares what they return, of fp32: tiles (`rt`), of which each thread block of a cluster that
+    shares a task (`ClusterSplitK`) gets its columns, and vectors (`rv`, a value for every row), which each gets whole.
+    `finish` gets all parts merged in their order. The code stands with the tile schedulers (`schedule/split_k.py`,
+    `schedule/cluster_split_k.py`)."""
 
     added_hooks: ClassVar[tuple[Hook, ...]] = (
-        Hook("part", CONSUMER, "after the iterations of a part", ("ctx", "state"), "a `tk.struct` of the layout's `merged`",
-             "Returns what a part of a task comes to.", "merged"),
-        Hook("merge", CONSUMER, "once for each further part", ("ctx", "mine", "theirs"), "a `tk.struct` of the layout's `merged`",
-             "Returns two parts together.", "merged"),
-    )  # fmt: skip
+        Hook(
+            "part",
+            CONSUMER,
+            "after the iterations of a part",
+            ("ctx", "state"),
+            "a `tk.struct` of the layout's `merged`",
+            "Returns what a part of a task comes to.",
+            "merged",
+        ),
+        Hook(
+            "merge",
+            CONSUMER,
+            "once for each further part",
+            ("ctx", "mine", "theirs"),
+            "a `tk.struct` of the layout's `merged`",
+            "Returns two parts together.",
+            "merged",
+        ),
+    )
     needs_fields: ClassVar[bool] = False
     added_fields: ClassVar[tuple[str, ...]] = ("merged",)

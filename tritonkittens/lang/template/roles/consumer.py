@@ -1,4 +1,5 @@
 """The consumer role: waits for pipeline stages, computes on them, and finishes its task."""
+
 from __future__ import annotations
 
 import triton
@@ -22,7 +23,16 @@ from tritonkittens.lang.template.compute import (
     release_slot,
 )
 from tritonkittens.lang.template.consumer_barriers import await_previous, call_next, open_turns
-from tritonkittens.lang.template.contexts import addressed_anew, after_input, at_iteration, extended, marked_edges, new_context, of_consumer, without
+from tritonkittens.lang.template.contexts import (
+    addressed_anew,
+    after_input,
+    at_iteration,
+    extended,
+    marked_edges,
+    new_context,
+    of_consumer,
+    without,
+)
 from tritonkittens.lang.template.epilogue import end_task, release_epilogue
 from tritonkittens.lang.template.extension import at_with, context_at, values_at, values_from
 from tritonkittens.lang.template.facts import facts
@@ -30,18 +40,20 @@ from tritonkittens.lang.template.next_tile import first_tile, next_tile, receive
 from tritonkittens.lang.template.pipeline_state import next_slot, skip_slots
 from tritonkittens.lang.template.storage import output_tiles, slot_tiles, tiles_before
 
-# Rings full of iterations from which on consumers end a task one after the other: before they do, and when the next task begins, the ring runs low. In a task of
-# little more than a ring that costs more than it hides (measured: docs/notes/gemm.md)
+# Rings full of iterations from which on consumers end a task one after the other: before they do, and when the next
+# task begins, the ring runs low. In a task of little more than a ring that costs more than it hides (measured:
+# docs/notes/gemm.md)
 LONG_TASK = tl.constexpr(8)
 
 
 @triton.jit
 def leave_input(ctx, A, memory, following, tile, WORKER: tl.constexpr, T: tl.constexpr):
-    """A consumer has seen all input of its work tile: its task tiles are free, and with `pingpong` the ring is that of the consumer of the next work tile. Returns
-    the next work tile, or with a dynamic schedule this one: the next is not known yet.
+    """A consumer has seen all input of its work tile: its task tiles are free, and with `pingpong` the ring is that of
+    the consumer of the next work tile. Returns the next work tile, or with a dynamic schedule this one: the next is not
+    known yet.
 
-    It is computed here, while products are in flight: its divisions take 500 cycles or more (measured: docs/notes/gemm.md). With `pingpong` the other consumer's
-    products hide them anyway."""
+    It is computed here, while products are in flight: its divisions take 500 cycles or more (measured:
+    docs/notes/gemm.md). With `pingpong` the other consumer's products hide them anyway."""
     OWN_TASK: tl.constexpr = facts(T).own_task
     TEAMS: tl.constexpr = facts(T).teams
     DYNAMIC: tl.constexpr = facts(T).dynamic
@@ -68,26 +80,46 @@ def last_edge(tile, number):
 
 @triton.jit
 def held_from(ctx, A, following, tile, T: tl.constexpr):
-    """With `staggered_epilogue`: the iteration before which a consumer waits until the one ahead ends the task; 0 where it does not wait. After the last task there
-    is nothing to overlap with; in a short one it does not pay (and in one of no more iterations than stages the one ahead could come here again before this one
-    has). The previous stage is not released yet: the one ahead still needs all others."""
+    """With `staggered_epilogue`: the iteration before which a consumer waits until the one ahead ends the task; 0 where
+    it does not wait. After the last task there is nothing to overlap with; in a short one it does not pay (and in one
+    of no more iterations than stages the one ahead could come here again before this one has). The previous stage is
+    not released yet: the one ahead still needs all others."""
     STAGGERS: tl.constexpr = facts(T).staggers
     STAGES: tl.constexpr = facts(T).stages
     if STAGGERS:
-        return tl.where((tile.count >= LONG_TASK * STAGES) & tile_after(ctx, A, tile, following).is_valid, tile.count - (STAGES - 1), 0)
+        return tl.where(
+            (tile.count >= LONG_TASK * STAGES) & tile_after(ctx, A, tile, following).is_valid,
+            tile.count - (STAGES - 1),
+            0,
+        )
     else:
         return 0
 
 
 @triton.jit
-def pipelined_iteration(mine, memory, state, slot, phases, previous, i, held_at, during, EDGE: tl.constexpr, WORKER: tl.constexpr, T: tl.constexpr):
+def pipelined_iteration(
+    mine,
+    memory,
+    state,
+    slot,
+    phases,
+    previous,
+    i,
+    held_at,
+    during,
+    EDGE: tl.constexpr,
+    WORKER: tl.constexpr,
+    T: tl.constexpr,
+):
     """An iteration after the first: (state, next stage, phases, this stage)."""
     STAGGERS: tl.constexpr = facts(T).staggers
     if STAGGERS and WORKER > 0:
         if i == held_at:
             await_previous(WORKER)
     wait(memory.input_pipeline.full[slot], (phases >> slot) & 1)
-    here = context_at(T, "consumer_iteration", at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE), memory, phases)
+    here = context_at(
+        T, "consumer_iteration", at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE), memory, phases
+    )
     state = call_compute(here, state, slot_tiles(memory, slot), tiles_before(memory, previous, phases))
     release_before(memory, previous, T)
     after, phases = next_slot(slot, phases, facts(T).stages)
@@ -96,7 +128,9 @@ def pipelined_iteration(mine, memory, state, slot, phases, previous, i, held_at,
 
 
 @triton.jit
-def pipelined_task(ctx, A, mine, memory, state, slot, phases, turn, following, tile, carried, WORKER: tl.constexpr, T: tl.constexpr):
+def pipelined_task(
+    ctx, A, mine, memory, state, slot, phases, turn, following, tile, carried, WORKER: tl.constexpr, T: tl.constexpr
+):
     """The iterations of a task with `compute_last`: (state, next stage, phases, the next work tile)."""
     STAGES: tl.constexpr = facts(T).stages
     STAGGERS: tl.constexpr = facts(T).staggers
@@ -114,9 +148,13 @@ def pipelined_task(ctx, A, mine, memory, state, slot, phases, turn, following, t
         inner = last_edge(tile, 1)
         if EDGES == -1:
             for i in range(1, inner):
-                state, slot, phases, previous = pipelined_iteration(mine, memory, state, slot, phases, previous, i, held_at, during, True, WORKER, T)
+                state, slot, phases, previous = pipelined_iteration(
+                    mine, memory, state, slot, phases, previous, i, held_at, during, True, WORKER, T
+                )
         for i in range(inner, tile.count):
-            state, slot, phases, previous = pipelined_iteration(mine, memory, state, slot, phases, previous, i, held_at, during, EDGES is None, WORKER, T)
+            state, slot, phases, previous = pipelined_iteration(
+                mine, memory, state, slot, phases, previous, i, held_at, during, EDGES is None, WORKER, T
+            )
         if STAGGERS and WORKER + 1 < T.consumers:
             if held_at > 0:
                 call_next(WORKER, T)
@@ -136,10 +174,13 @@ def pipelined_task(ctx, A, mine, memory, state, slot, phases, turn, following, t
 
 @triton.jit
 def plain_iteration(mine, memory, state, slot, phases, out, out_phases, i, EDGE: tl.constexpr, T: tl.constexpr):
-    """An iteration of a computation without `compute_last`: (state, next stage, phases, next output stage, its phases)."""
+    """An iteration of a computation without `compute_last`: (state, next stage, phases, next output stage, its
+    phases)."""
     OUTPUTS: tl.constexpr = facts(T).output_stages
     wait(memory.input_pipeline.full[slot], (phases >> slot) & 1)
-    here = context_at(T, "consumer_iteration", at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE), memory, phases)
+    here = context_at(
+        T, "consumer_iteration", at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE), memory, phases
+    )
     if OUTPUTS > 0:
         wait(memory.output_pipeline.empty[out], (out_phases >> out) & 1)
         state = call_compute(here, state, slot_tiles(memory, slot), output_tiles(memory, out))
@@ -154,16 +195,23 @@ def plain_iteration(mine, memory, state, slot, phases, out, out_phases, i, EDGE:
 
 
 @triton.jit
-def plain_task(ctx, A, mine, memory, state, slot, phases, out, out_phases, following, tile, WORKER: tl.constexpr, T: tl.constexpr):
-    """The iterations of a task without `compute_last`: (state, next stage, phases, next output stage, its phases, the next work tile)."""
+def plain_task(
+    ctx, A, mine, memory, state, slot, phases, out, out_phases, following, tile, WORKER: tl.constexpr, T: tl.constexpr
+):
+    """The iterations of a task without `compute_last`: (state, next stage, phases, next output stage, its phases, the
+    next work tile)."""
     EDGES: tl.constexpr = marked_edges(tile)
     release_epilogue(memory, WORKER, T)
     inner = last_edge(tile, 0)
     if EDGES is not None and EDGES != 0:
         for i in range(inner):
-            state, slot, phases, out, out_phases = plain_iteration(mine, memory, state, slot, phases, out, out_phases, i, True, T)
+            state, slot, phases, out, out_phases = plain_iteration(
+                mine, memory, state, slot, phases, out, out_phases, i, True, T
+            )
     for i in range(inner, tile.count):
-        state, slot, phases, out, out_phases = plain_iteration(mine, memory, state, slot, phases, out, out_phases, i, EDGES is None, T)
+        state, slot, phases, out, out_phases = plain_iteration(
+            mine, memory, state, slot, phases, out, out_phases, i, EDGES is None, T
+        )
     after = leave_input(ctx, A, memory, following, tile, WORKER, T)
     release_block_task(mine)
     return state, slot, phases, out, out_phases, after
@@ -201,14 +249,22 @@ def consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         mine = call_load_params(mine)
         state = call_start(mine)
         following = index if DYNAMIC else next_index(ctx, A, index, tile)
-        if TEAMS > 1:  # a parity tells a stage's last two phases apart: nobody looks at one before the consumer of the previous work tile has seen its own
+        # a parity tells a stage's last two phases apart: nobody looks at one before the consumer of the previous work
+        # tile has seen its own
+        if TEAMS > 1:
             if turn > 0 or WORKER > 0:
                 await_previous(WORKER)
         if PIPELINED:
-            state, slot, phases, after = pipelined_task(ctx, A, mine, memory, state, slot, phases, turn, following, tile, carried, WORKER, T)
+            state, slot, phases, after = pipelined_task(
+                ctx, A, mine, memory, state, slot, phases, turn, following, tile, carried, WORKER, T
+            )
         else:
-            state, slot, phases, out, out_phases, after = plain_task(ctx, A, mine, memory, state, slot, phases, out, out_phases, following, tile, WORKER, T)
-        carried = end_task(carried, ctx, without(mine, "task", "late_task"), state, memory, turn, phases, tile, after.is_valid)
+            state, slot, phases, out, out_phases, after = plain_task(
+                ctx, A, mine, memory, state, slot, phases, out, out_phases, following, tile, WORKER, T
+            )
+        carried = end_task(
+            carried, ctx, without(mine, "task", "late_task"), state, memory, turn, phases, tile, after.is_valid
+        )
         index, tile = received_tile(ctx, A, memory, turn) if DYNAMIC else (following, after)
         turn += 1
         if TEAMS > 1:

@@ -1,4 +1,6 @@
-"""The producer role: one warp that loads input and task tiles, and lagged tiles too, unless a second warp (`lagged_producer`) loads those."""
+"""The producer role: one warp that loads input and task tiles, and lagged tiles too, unless a second warp
+(`lagged_producer`) loads those."""
+
 from __future__ import annotations
 
 import triton
@@ -18,7 +20,8 @@ from tritonkittens.lang.template.storage import own_rings
 
 @triton.jit
 def early_count(tile, T: tl.constexpr):
-    """How many stages of the block's first work tile are filled before the roles begin; with `epilogue_loads` not its last, after which the producer loads those."""
+    """How many stages of the block's first work tile are filled before the roles begin; with `epilogue_loads` not its
+    last, after which the producer loads those."""
     LIMIT: tl.constexpr = facts(T).early_stages
     EPILOGUE_LOADS: tl.constexpr = facts(T).epilogue_loads
     if EPILOGUE_LOADS:
@@ -35,14 +38,14 @@ def iteration_context(whole, memory, i, PART: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def load_early(ctx, tile, memory, T: tl.constexpr):
-    """Load the block's first input before the roles begin: starting them takes as long as the first bytes are in flight. A block of a cluster loads it for
-    itself, because the others' barriers may not be there yet."""
+    """Load the block's first input before the roles begin: starting them takes as long as the first bytes are in
+    flight. A block of a cluster loads it for itself, because the others' barriers may not be there yet."""
     LAGGED: tl.constexpr = facts(T).lagged
     if tile.is_valid:
         whole = extended(ctx, tile)
         own = own_rings(memory, T)
-        # The first input before the task tiles of one consumer (measured: docs/notes/attention_decode.md). Those of several are as many bytes as the input or
-        # more, and go first
+        # The first input before the task tiles of one consumer (measured: docs/notes/attention_decode.md). Those of
+        # several are as many bytes as the input or more, and go first
         LAST: tl.constexpr = T.consumers == 1
         count = early_count(tile, T)
         if not LAST:
@@ -62,8 +65,8 @@ def load_early(ctx, tile, memory, T: tl.constexpr):
 
 @triton.jit
 def await_ring(memory, turn):
-    """Once a task, before the stages that epilogue tiles lie over are filled: the previous task's stores have read them. Each producer arrives for the next
-    phase when it has seen so."""
+    """Once a task, before the stages that epilogue tiles lie over are filled: the previous task's stores have read
+    them. Each producer arrives for the next phase when it has seen so."""
     wait(memory.ring_empty[0], (turn & 1) ^ 1)
     arrive(memory.ring_empty[0], per="warp")
 
@@ -108,7 +111,8 @@ def load_tile(whole, memory, tile, begun, slot, phases, previous, turn, T: tl.co
                 load_lagged_of(whole, memory, i - 1, previous, phases, T)
             previous = slot
         slot, phases = next_slot(slot, phases, STAGES)
-        if EPILOGUE_LOADS:  # consumers release the epilogue tiles once they are in the task: not before its first stages are on their way
+        # consumers release the epilogue tiles once they are in the task: not before its first stages are on their way
+        if EPILOGUE_LOADS:
             if i == tl.minimum(tile.count, STAGES) - 1:
                 load_epilogue(whole, memory, turn)
         at(T, "producer_iteration_ends", whole, memory, i, 0, T)

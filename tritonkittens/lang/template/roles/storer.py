@@ -1,4 +1,5 @@
 """The storer role of `lcsf`: a warp that stores output tiles; and the warps that only fill up a warpgroup."""
+
 from __future__ import annotations
 
 import triton
@@ -17,7 +18,8 @@ from tritonkittens.lang.template.storage import output_tiles
 
 @triton.jit
 def storer(G, A, memory, T: tl.constexpr):
-    """Stores output stages in the order in which consumers write them; a stage is empty once the store after it is issued and this one has read it."""
+    """Stores output stages in the order in which consumers write them; a stage is empty once the store after it is
+    issued and this one has read it."""
     STAGES: tl.constexpr = facts(T).output_stages
     slot = 0
     phases = 0
