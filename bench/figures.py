@@ -127,9 +127,26 @@ def table(folder: pathlib.Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
+def ladder(folder: pathlib.Path = RESULTS) -> str:
+    """The programs of `examples/` in Markdown, beside the shipped kernels and the best peer."""
+    lines = [
+        "| case | example | best peer | example, times as fast | shipped kernel, times as fast |",
+        "|---|---|---|---|---|",
+    ]
+    for row in result(folder, "examples")["rows"]:
+        cells, best = row["contenders"], row["best_peer"]
+        rate = row["facts"]["rate"]
+        found = [f"{figure(cells[name]['extra'][rate], rate)} {rate}" for name in ("example", best)]
+        shipped = f"{cells['tritonkittens']['ratio']:.2f}" if "tritonkittens" in cells else ""
+        lines.append(
+            f"| {row['case']} | {found[0]} | {found[1]} ({best}) | {cells['example']['ratio']:.2f} | {shipped} |"
+        )
+    return "\n".join(lines)
+
+
 def figure(value: float, unit: str) -> str:
     return f"{value:.2f}" if unit == "TB/s" else f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
 if __name__ == "__main__":
-    print(overview(), table(), sep="\n\n")
+    print(overview(), table(), ladder(), sep="\n\n")
