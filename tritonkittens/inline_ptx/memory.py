@@ -45,7 +45,7 @@ def access(
     """The mnemonic of a weak global access (`operation` is "load", "load_nc" or "store") of `vec` words of `bits` bits.
 
     Errors: ValueError for an unknown hint, a cache operator together with an eviction priority, a vector that no
-        instruction moves.
+    instruction moves.
     """
     widest = 256 if l2 or bits * vec == 256 else 128
     if bits not in (32, 64) or vec not in (1, 2, 4, 8) or bits * vec > widest:

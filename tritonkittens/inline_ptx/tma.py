@@ -208,7 +208,7 @@ def store_tensor(tensor_map, coordinates, source, cache_hint=None, issuer: tl.co
     No coordinate may be negative, and the fastest one times the element size must be a multiple of 16 bytes (otherwise:
     an illegal instruction). Rows are
     written in pieces of 16 bytes: where the tensor's row ends inside one, the rest of that piece is written too (seen
-        on the H200).
+    on the H200).
 
     sm_90. PTX ISA "cp.async.bulk.tensor".
     """
@@ -356,7 +356,7 @@ def commit_group():
     """`cp.async.bulk.commit_group`: closes each thread's group of the stores and reductions that it issued. sm_90.
 
     Every thread executes it: groups belong to threads, and one without stores is complete at once. PTX ISA
-        "cp.async.bulk.commit_group".
+    "cp.async.bulk.commit_group".
     """
     require("cp.async.bulk.commit_group", 90)
     asm("cp.async.bulk.commit_group;", "", [])

@@ -83,7 +83,7 @@ def _store_panels(ctx, sums, epilogue, row):
     """Two panels take turns: one leaves while the next is computed. A residual's first two panels have come already,
     each later one comes to where its results
     will be once those before have left: where consumers take turns, the other's products hide that (measured:
-        docs/notes/gemm.md)."""
+    docs/notes/gemm.md)."""
     RESIDUAL: tl.constexpr = ctx.config.epilogue.residual
     PANEL: tl.constexpr = ctx.config.epilogue_n
     PANELS: tl.constexpr = ctx.config.result_cols // PANEL

@@ -102,7 +102,7 @@ def _load_b(
     word.
 
     Words: those of the first and the last row may reach beyond the matrix, where nothing may be read; `_completed` has
-        their elements. Words of other rows
+    their elements. Words of other rows
     reach into their neighbours: columns that are dropped, or what `_completed` clears."""
     d, c = tl.arange(0, DEPTH), tl.arange(0, COLS)
     more = at < stop

@@ -17,7 +17,7 @@ def open_cluster(t: Trace, T: Traced) -> Traced:
     """Before the first copy to other blocks all warps of a cluster meet, so that every block has made its barriers.
     Blocks that share a task's iterations only
     arrive: they send each other nothing before its end, see `cluster_opened`. The barriers are all that was written,
-        and fenced."""
+    and fenced."""
     if unwrap(T).cluster_size > 1:
         t.call(ptx_cluster.arrive, "relaxed")
     if unwrap(T).cluster > 1:

@@ -31,20 +31,25 @@ def _named(what: str, tiles: Any, kinds: tuple[type, ...]) -> tuple[tuple[str, A
 
 @dataclass(frozen=True)
 class layout:
-    """The tiles that a template moves and keeps. Each field is a dict of tile types by name, where nothing else is
-    said.
+    """The tiles that a template moves and keeps. Each field is a dict of tile types by name, unless
+    it says otherwise.
 
-    Args: globals: for each tensor of the call, in order, the tile type (or a tuple of them, or None for pointer access
-        only) that TMA moves. input: the tiles of one pipeline stage (at least one). lagged: tiles of a second ring of
-        as many stages, which are used one iteration later (attention: K is input, V is lagged). multicast: names of
-        input and lagged tiles that all blocks of a cluster need alike: they load them together, each block a part for
-        all. task: tiles that are loaded once a task, for each consumer (`per="consumer"`) or for all consumers together
-        (`per="block"`). per: "consumer" or "block". Tiles of a block are released after the task; hook `compute_last`
-        may release them earlier (`tk.release(ctx, ctx.task)`). late_task: more task tiles of a block, for which hook
-        `compute_first` waits itself, where it needs them (`tk.wait_for(ctx.late_task)`). scratch: tiles that each
-        consumer writes and reads itself, from the second iteration on (the previous task's results may be staged
-        there), or passes to
-            its reduce-store warp (`tk.ReduceStoreWarp`).
+    Args:
+        globals: for each tensor of the call, in order, the tile type (or a tuple of them, or None for pointer access
+            only) that TMA moves.
+        input: the tiles of one pipeline stage (at least one).
+        lagged: tiles of a second ring of as many stages, which are used one iteration later (attention: K is input, V
+            is lagged).
+        multicast: names of input and lagged tiles that all blocks of a cluster need alike: they load them together,
+            each block a part for all.
+        task: tiles that are loaded once a task, for each consumer (`per="consumer"`) or for all consumers together
+            (`per="block"`).
+        per: "consumer" or "block". Tiles of a block are released after the task; hook `compute_last` may release them
+            earlier (`tk.release(ctx, ctx.task)`).
+        late_task: more task tiles of a block, for which hook `compute_first` waits itself, where it needs them
+            (`tk.wait_for(ctx.late_task)`).
+        scratch: tiles that each consumer writes and reads itself, from the second iteration on (the previous task's
+            results may be staged there), or passes to its reduce-store warp (`tk.ReduceStoreWarp`).
         exchange: tiles, two of each, that the consumers of a task write for each other.
         epilogue: tiles in which each consumer stages results.
         epilogue_loads: names of epilogue tiles that hook `load_epilogue` fills before `finish` (a residual to which the
