@@ -281,12 +281,12 @@ def asm(
                   address); lang objects, which provide one of these in their property `__asm_operand__`; a tuple of
                   these is one operand of several registers, and None is an operand of no register.
     result_types  () for none, a scalar dtype, in explicit kernels a tile type (`tile.type`), or a tuple of these (gives
-    a tuple). is_pure       True only where the block reads nothing but its operands: the compiler may then move, merge
-    or drop it.
+                  a tuple).
+    is_pure       True only where the block reads nothing but its operands: the compiler may then move, merge or drop
+                  it.
 
     The compiler models nothing that the block does to memory or barriers. Scalar results count as uniform in the
-    compiler's eyes.
-    """
+    compiler's eyes."""
     semantic = _semantic_of(_semantic, "asm(...)")
     explicit = isinstance(semantic, GluonSemantic)
     constraints, is_pure = unwrap(constraints), bool(unwrap(is_pure))

@@ -472,8 +472,8 @@ def red_add(
     returning the old one.
 
     values  float32 for kind "f32"; a word of two packed halves (uint32) for "f16x2" and "bf16x2" (sm_90+); "s32",
-    "u32", "u64". order   "relaxed", or "release" (the thread's earlier writes are visible to a thread that acquires the
-    sum).
+            "u32", "u64".
+    order   "relaxed", or "release" (the thread's earlier writes are visible to a thread that acquires the sum).
     issuer  which threads add a scalar: "thread" (each of them!), "warp", "warpgroup" or "cta" (one of each).
     Tiles are for explicit kernels, in layouts that hold each element once. PTX ISA 9.7.14 `red.global.add`.
     """

@@ -294,9 +294,9 @@ def ld(
     """A register tile of 32-bit elements from tensor memory; it may be used after `wait_ld` only. Explicit kernels, a
     whole warpgroup.
 
-    address     lane 0 of the tile; each warp adds its own quarter of the lanes. tile_shape  (rows, columns) and layout:
-    the instruction fills thread t's registers in the layout's order. Default: 128
-                rows, row t in thread t ("32x32b").
+    address     lane 0 of the tile; each warp adds its own quarter of the lanes.
+    tile_shape  (rows, columns) and layout: the instruction fills thread t's registers in the layout's order. Default:
+                128 rows, row t in thread t ("32x32b").
     shape       "32x32b", "16x64b", "16x128b", "16x256b" or "16x32bx2" (with `split`, the column distance of its
                 halves); the repeat count follows.
     half        two 16-bit columns are packed into each register. PTX ISA 9.7.16.8.3 `tcgen05.ld`.
@@ -420,10 +420,11 @@ def mma(
 ):
     """One MMA, asynchronously: d = a b + (d if accumulate else 0), for K = 32 bytes of each operand.
 
-    d            tensor-memory address (int32 or descriptor) of the accumulator, m x n. a            uint64 shared
-    descriptor, or with a_in_tmem a tensor-memory address; b: uint64 shared descriptor. instruction  int32 from
-    `instruction_descriptor`; kind "f16", "tf32", "f8f6f4" or "i8" (sm_100a only) must agree with it. PTX ISA
-    9.7.16.10.9.1 `tcgen05.mma`.
+    d            tensor-memory address (int32 or descriptor) of the accumulator, m x n.
+    a            uint64 shared descriptor, or with a_in_tmem a tensor-memory address; b: uint64 shared descriptor.
+    instruction  int32 from `instruction_descriptor`; kind "f16", "tf32", "f8f6f4" or "i8" (sm_100a only) must agree
+                 with it.
+    PTX ISA 9.7.16.10.9.1 `tcgen05.mma`.
     """
     constraints: tl.constexpr = ("r", "r" if a_in_tmem else "l", "l", "r", "r")
     only: tl.constexpr = (100,) if kind == "i8" else (100, 103)
@@ -504,7 +505,8 @@ class Product:
     """One tcgen05.mma of one thread: D (tensor memory, `d` uint32 [m, n] addresses) = A B (+ D).
 
     a  int64 [m, k] byte addresses in the CTA's shared window, or with `a_in_tmem` uint32 [m, 8] addresses of the 32-bit
-    columns that hold a row of 32 bytes b  int64 [n, k] byte addresses
+       columns that hold a row of 32 bytes
+    b  int64 [n, k] byte addresses
     """
 
     d: np.ndarray

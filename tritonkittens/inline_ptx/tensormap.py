@@ -82,8 +82,9 @@ def replace(
     """`tensormap.replace.tile`: overwrites one field of a tensor map in memory. sm_90a, sm_100a, sm_103a, sm_120a.
 
     tensor_map  a generic address (u64 or pointer), or with `space` "shared::cta" an i32 shared address; 128-byte
-    aligned. value       the new value. field       "global_address" (bytes, u64), "rank" (i32, rank - 1), "box_dim",
-    "global_dim", "element_stride" (i32,
+                aligned.
+    value       the new value.
+    field       "global_address" (bytes, u64), "rank" (i32, rank - 1), "box_dim", "global_dim", "element_stride" (i32,
                 elements) or "global_stride" (u64, bytes; ordinal 0 is dimension 1).
     ordinal     the dimension, fastest first.
 

@@ -578,15 +578,17 @@ def mma_async(
     Returns the accumulator, which is not ready before the wait.
 
     accumulator  a register tile or a tuple of them (see the module), N columns together. It fixes D: float32, int32, or
-    packed float16. a            uint64 matrix descriptor of 64 x K, or a register fragment tile; b: uint64 matrix
-    descriptor. K is 32 bytes: 16 for 16-bit
-                 types, 8 for tf32, 32 for 8-bit types. A fragment wider than K supplies its columns of K step `step`.
+                 packed float16.
+    a            uint64 matrix descriptor of 64 x K, or a register fragment tile; b: uint64 matrix descriptor. K is 32
+                 bytes: 16 for 16-bit types, 8 for tf32, 32 for 8-bit types. A fragment wider than K supplies its
+                 columns of K step `step`.
     a_type       "f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8" or the Triton type; needed unless A is a register
                  tile of that type. b_type: likewise, default a_type.
-    scale_d      int32 or constant; scale_a, scale_b: 1 or -1 (not for integers). trans_a/b    True for an MN-major
-    shared operand (16-bit types). saturate: int32 accumulators clamp instead of wrapping. A 16- or 8-bit fragment is
-    packed inside, with moves and a second fence in each call. In a loop, call `pack` once. PTX ISA 9.7.15.5.2
-    `wgmma.mma_async`.
+    scale_d      int32 or constant; scale_a, scale_b: 1 or -1 (not for integers).
+    trans_a/b    True for an MN-major shared operand (16-bit types). saturate: int32 accumulators clamp instead of
+                 wrapping.
+    A 16- or 8-bit fragment is packed inside, with moves and a second fence in each call. In a loop, call `pack` once.
+    PTX ISA 9.7.15.5.2 `wgmma.mma_async`.
     """
     return _mma_async(accumulator, a, b, a_type, b_type, scale_d, scale_a, scale_b, trans_a, trans_b, saturate, step)
 
@@ -706,13 +708,11 @@ def mma_sync(
 
     accumulator  a register tile or a tuple of them (see the module): float32, int32, or here also plain float16 tiles.
     a            shared tile with 64 rows, or a register fragment 64 x K; b: shared tile with at least N columns, of
-    which the first N are
-                 used.
-    a_k_axis     the axis of K in a shared A: 1 for [M, K]. b_k_axis: 0 for B of [K, N], 1 for [N, K]. Shared tiles are
-    in a swizzled NVMMASharedLayout or in core_matrix_layout; which operands are MN-major follows from it. Writes to
-    them by ordinary stores must be made visible first (barrier, fence.proxy.async). Explicit kernels, sm_90a. PTX ISA
-    9.7.15.5.2.
-    """
+                 which the first N are used.
+    a_k_axis     the axis of K in a shared A: 1 for [M, K]. b_k_axis: 0 for B of [K, N], 1 for [N, K].
+    Shared tiles are in a swizzled NVMMASharedLayout or in core_matrix_layout; which operands are MN-major follows from
+    it. Writes to them by ordinary stores must be made visible first (barrier, fence.proxy.async). Explicit kernels,
+    sm_90a. PTX ISA 9.7.15.5.2."""
     return _mma_sync(accumulator, a, b, a_k_axis, b_k_axis, scale_d, scale_a, scale_b, saturate)
 
 

@@ -174,19 +174,21 @@ def encode_tiled(
 ) -> bytes:
     """The 128 bytes of a tensor map (tiled mode), by the driver's `cuTensorMapEncodeTiled`.
 
-    address          of the tensor in global memory, a multiple of 16 bytes dtype            a name ("bfloat16",
-    "bf16"), `tl.dtype` or `torch.dtype`; 8-bit floats travel as bytes shape            extents in elements, fastest
-    dimension first (`tensor.shape[::-1]`), rank 1 to 5 strides          in bytes, of all dimensions but the fastest
-    (which is contiguous): multiples of 16, below 2**40 box              extents of the tile in elements, each at most
-    256; the fastest one a multiple of 16 bytes, at most the swizzle's span swizzle          0, 32, 64 or 128 bytes
-    interleave       0, 16 or 32 bytes fill             the value outside the tensor: "zero" or "nan"
+    address          of the tensor in global memory, a multiple of 16 bytes
+    dtype            a name ("bfloat16", "bf16"), `tl.dtype` or `torch.dtype`; 8-bit floats travel as bytes
+    shape            extents in elements, fastest dimension first (`tensor.shape[::-1]`), rank 1 to 5
+    strides          in bytes, of all dimensions but the fastest (which is contiguous): multiples of 16, below 2**40
+    box              extents of the tile in elements, each at most 256; the fastest one a multiple of 16 bytes, at most
+                     the swizzle's span
+    swizzle          0, 32, 64 or 128 bytes
+    interleave       0, 16 or 32 bytes
+    fill             the value outside the tensor: "zero" or "nan"
     l2_promotion     0, 64, 128 or 256 bytes: the granularity of L2 fetches
     element_strides  step between elements along each dimension, 1 to 8
 
     A kernel argument cannot carry it here: put it in global memory (128 bytes, 128-byte aligned) and let each CTA that
     uses it execute `tma.fence_tensormap_acquire` once. ValueError: a rule is broken; RuntimeError: no driver, or the
-    driver refuses.
-    """
+    driver refuses."""
     check_tiled(address, dtype, shape, strides, box, swizzle, interleave, fill, l2_promotion, element_strides)
     rank = len(shape)
     simulated = simulator.get()
