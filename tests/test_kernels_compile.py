@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.cases_gemm import NO_OPERANDS
-from tests.util import slow
+from tests.util import logical_lines, slow
 from tritonkittens.arch import CHIPS, SHARED_RESERVED
 from tritonkittens.inspect import _sass, _tools, inspect
 from tritonkittens.inspect.cli import registry
@@ -205,7 +205,9 @@ def test_decoding_has_one_loop_and_fences_only_where_threads_write():
 @pytest.mark.parametrize(("dim", "at_once"), [slow(64, 0), slow(64, 1), slow(64, 3), (64, 4), (128, 0), slow(128, 1)])
 def test_decoding_from_pages_leaves_shared_memory_for_as_many_blocks(dim, at_once):
     """Numbers of pages and of the first task lie beside the tiles, where a reserve is for what is small."""
-    kernel = decode_kernel(DecodeKind(torch.bfloat16, dim, dim, page_size=16), partial=at_once < 2, at_once=at_once)
+    kernel = decode_kernel(
+        DecodeKind(torch.bfloat16, dim, dim, page_size=16), partial=at_once < 2, blocks_per_sm=at_once
+    )
     shapes = dict(
         Q=(4, 8, 4, dim),
         K=(99, 8, 16, dim),
@@ -437,9 +439,9 @@ def test_rows_that_begin_anywhere_are_read_in_words(rows, transposed):
 
 
 def lines(cls, names):
-    """Source lines of methods and hooks, the decorator's included."""
+    """Lines of methods and hooks, the decorator's included: a statement is one, however the formatter wraps it."""
     functions = [vars(cls)[n] for n in names if n in vars(cls)]
-    return sum(len(python_inspect.getsource(getattr(f, "fn", f)).splitlines()) for f in functions)
+    return sum(logical_lines(python_inspect.getsource(getattr(f, "fn", f))) for f in functions)
 
 
 SHORT = [

@@ -1,7 +1,10 @@
 """What tests share."""
 
+import io
 import itertools
 import re
+import textwrap
+import tokenize
 from unittest import mock
 
 import pytest
@@ -77,6 +80,12 @@ def in_types(cases, first, *others):
     fourth, for types differ in little there."""
     few = on_gpu_or_simulated(cases, cases[::4])
     return [(*case, first) for case in cases] + [(*case, dtype) for dtype in others for case in few]
+
+
+def logical_lines(source):
+    """Lines of a function's source, a statement, decorator or docstring one each, however the formatter wraps it."""
+    tokens = tokenize.generate_tokens(io.StringIO(textwrap.dedent(source)).readline)
+    return sum(token.type == tokenize.NEWLINE for token in tokens)
 
 
 def slow(*case, **named):

@@ -253,7 +253,7 @@ def test_operands_read_by_ordinary_loads(tiles, transposed, schedules, rng):
 
 @explored(*SCHEDULES)
 @pytest.mark.parametrize(
-    "name", some_slow(["panels of a residual", "packed", "cluster_split_k"], ["panels of a residual"])
+    "name", some_slow(["panels of a residual", "deferred", "cluster_split_k"], ["panels of a residual"])
 )
 def test_epilogues_of_users(name, schedules, rng):
     """A tile of theirs comes to where results are staged, as a residual does."""
@@ -269,7 +269,7 @@ def test_epilogues_of_users(name, schedules, rng):
 
 
 @pytest.mark.parametrize("wanted", [dict(activation="gelu"), dict(gate=True, residual=True)], ids=lambda x: "-".join(x))
-def test_packed_results_on_blackwell(wanted, rng):
+def test_deferred_results_on_blackwell(wanted, rng):
     """Their sums come from tensor memory, in another register layout."""
     a, b, known = (
         randn(130, 72).cpu(),
@@ -279,7 +279,7 @@ def test_packed_results_on_blackwell(wanted, rng):
     operands = {name: known.get(name, value) for name, value in wanted.items()}
     out = poison(torch.empty(130, 136, dtype=BF16))
     with sim.device("sm_100a"):
-        gemm(a, b, out=out, config=Config(**dict(KINDS["packed"].__dict__, stages=2)), **operands)
+        gemm(a, b, out=out, config=Config(**dict(KINDS["deferred"].__dict__, stages=2)), **operands)
     check(out, a, b, deferred_epilogue=True, **operands)
 
 
