@@ -486,9 +486,8 @@ def _template_of(
         plain = config.schedule in UNSPLIT and not (config.swap_ab or config.pingpong)
         if config.depth_of(1) != BLOCK or 2 * BLOCK % config.tile_n or not plain or config.deferred_epilogue:
             raise ValueError(
-                f"{config}: with block scales depth is {BLOCK}, cols divides {2 * BLOCK}, tasks are neither swapped, "
-                "independent nor split, and "
-                "results not packed"
+                f"{config}: block scales need tile_k={BLOCK}, tile_n that divides {2 * BLOCK}, swap_ab=False, "
+                "pingpong=False, deferred_epilogue=False and a schedule that splits no tasks"
             )
         return BlockwiseGemm(epilogue=epilogue, schedule=config.scheduler(), **knobs)
     if config.swap_ab:

@@ -43,7 +43,7 @@ FIX_UP = 3.2e-6  # of a task that parts are summed up for, beside writing a part
 # of a task whose sums the blocks of a cluster exchange, beside their bytes at a quarter of shared memory's rate
 SUM_IN_CLUSTER = 0.7e-6
 CLUSTER_LAUNCH = 1e-6  # more than LAUNCH where blocks wait for each other
-NEIGHBOURS = 16  # blocks of a GPC, one behind the other in the grid: what several of them read comes from L2 once
+NEIGHBOURS = 16  # blocks of a GPC, next to each other in the grid: what several of them read comes from L2 once
 L2_EFFICIENCY = 0.42  # of the rate of L2 with many readers
 # of a multiprocessor for each element of C
 EPILOGUE_CYCLES = {"": 0.0, "vector": 0.06, "tile": 0.12, "silu": 0.25, "gelu_tanh": 0.3, "gelu": 0.4}
@@ -60,7 +60,7 @@ POWER_LIMITED, TURNS_DRAW = 4e-4, 1.05
 # as many bytes, multiplied at the same rate
 TWINS = {"bf16": "fp16", "fp16": "bf16", "fp8e4nv": "fp8e5", "fp8e5": "fp8e4nv"}
 TURNS_STAGES = 6  # slots from which on consumers that take turns find the first of their task filled
-LATENCY = 1.4e-6  # from a copy's issue to its arrival while many are under way
+LATENCY = 1.4e-6  # from a copy's issue to its arrival while many are in flight
 
 
 class Problem(NamedTuple):
@@ -91,10 +91,10 @@ class Config:
     iteration. `swap_ab`: Cᵀ = Bᵀ·Aᵀ is
     computed, so that `tile_m` run along N: for few rows of A. `splits`: parts of a task (schedule "split_k").
     `epilogue_n`: columns of its results that a consumer stages at a time, which leaves more shared memory to the ring;
-    None: all, as where a residual would come in an odd number of panels. `streamed`: B and the results leave L2 before
-    the rows of A that a supergroup reads again. `deferred_epilogue`: results wait in registers and leave in panels
-    under the products of the block's next task; those of more than two bytes, and of one byte or of split tasks where
-    there is a residual, leave at the end of their task all the same.
+    None: all at once, also where a residual would need an odd number of them. `streamed`: B and the results leave L2
+    before the rows of A that a supergroup reads again. `deferred_epilogue`: results wait in registers and leave in
+    panels under the products of the block's next task; those of more than two bytes, and of one byte or of split tasks
+    where there is a residual, leave at the end of their task all the same.
 
     Raises ValueError for values that no kernel has.
     """

@@ -33,9 +33,8 @@ def gemm(
     a: (…, M, K), b: (…, K, N), both bf16, both fp16, or fp8 (e4m3 and e5m2 may mix). Leading dimensions broadcast as in
     `torch.matmul`. Any strides; without a copy where one of the last two strides is 1 and the other a multiple of 16
     bytes (give a transposed matrix as a view: `w.T`); fp8 needs the depth contiguous in both (`b = w.T` of a contiguous
-    w). Other operands are copied first, and a result whose rows are no multiples of 16 bytes last; but not where
-    `config` is None and two 16-bit matrices have few rows or columns, or a small product: there a kernel of its own
-    reads and writes any strides.
+    w). Other operands are copied first, and the result is copied at the end if its rows are not multiples of 16 bytes.
+    Small or skinny products of 16-bit matrices (with `config=None`) need no copy: another kernel reads any strides.
 
     bias: one number or (N,). activation: None, "gelu", "gelu_tanh" or "silu". gate: one number, (N,), (M, 1), or the
     result's shape. residual: the result's shape and dtype. scale_a: fp32, one number, (M,) or (M, 1), or (M, ⌈K/128⌉)
@@ -46,9 +45,9 @@ def gemm(
     place of an activation.
 
     Returns (…, M, N), written to `out` where given. Sums in fp32; of fp8 as exactly as the tensor cores sum (about 14
-    bits), with block scales in fp32 every 128 of K. Rounded once, but where results wait in registers (`Config.packed`,
-    chosen for large products): there a residual is added to rounded results of 16 bits, and an activation with nothing
-    behind it is one of rounded bf16, as in torch's own sequence of operations. Differentiable in a, b, bias, gate and
+    bits), with block scales in fp32 every 128 of K. Rounded once, except with `Config.deferred_epilogue`, which is
+    chosen for large products: there the sum is rounded to 16 bits first, and the residual, or a final activation, is
+    applied to the rounded value, as in torch's own sequence of operations. Differentiable in a, b, bias, gate and
     residual, any number of times; under forward-mode differentiation torch's own operations compute it, in fp32.
     torch.compile, make_fx and vmap see the operator `tritonkittens::gemm`. None of these can see into an `epilogue`.
     `out` may be in the memory of an operand: as the residual itself it is written in place, else by a copy. Raises

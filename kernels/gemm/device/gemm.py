@@ -41,7 +41,7 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
     """One task is a tile of C of `tile_n` columns and `tile_m` rows a consumer (and block of the cluster); `tile_k` of
     K an iteration.
 
-    Consumers end a long task one behind the other (`staggered_epilogue`): the other's products hide what one does
+    Consumers end a long task one after the other (`staggered_epilogue`): the other's products hide what one does
     between two tasks.
 
     `epilogue_n`: so many columns of its results a consumer stages at a time, two panels in turn; None: all. What that
@@ -307,7 +307,7 @@ def _rows_of_a(ctx, input):
 
 @triton.jit
 def _multiply(ctx, input, acc):
-    """acc + A·B for the rows of this consumer, left under way."""
+    """acc + A·B for the rows of this consumer, left in flight."""
     a = _rows_of_a(ctx, input)
     if ctx.config.a_stored_km:
         if ctx.config.b_stored_nk:

@@ -38,7 +38,7 @@ SMALL_RESULT, MEDIUM_RESULT = 1 << 15, 1 << 19  # elements of C up to which smal
 
 @dataclass(frozen=True)
 class Tiles:
-    """How such a product is dealt out: a block computes `rows` × `cols` of C over one of `parts` parts of K (of each
+    """How such a product is split: a block computes `rows` × `cols` of C over one of `parts` parts of K (of each
     class of rows, where these lie along K), `depth` at a time, with `warps` warps. `rows` 1: by multiply-adds, else by
     tensor cores. `wide`: is B read in words? All but `parts` are powers of two; `rows` is 1 or at least 16, `cols` at
     least 16, and `depth` too where tensor cores multiply.
@@ -331,7 +331,7 @@ def unaligned_product(
         if is_last:
             i = tl.arange(0, COLS)
             total = tl.zeros((ROWS, COLS), tl.float32)
-            for p in tl.range(PARTS, loop_unroll_factor=UNROLL):  # the loads of several parts are under way at once
+            for p in tl.range(PARTS, loop_unroll_factor=UNROLL):  # the loads of several parts are in flight at once
                 total += tl.load(
                     partials + (tile * PARTS + p) * (ROWS * COLS) + place + i[None, :],
                     mask=(i < SPAN)[None, :],
@@ -378,7 +378,7 @@ def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tile
 
 
 # For one row: tiles, and how many blocks a multiprocessor holds. What counts is that all blocks run at once and keep as
-# many loads as possible under way: a few too many to run at once take longest (measured: docs/notes/gemm.md).
+# many loads as possible in flight: a few too many to run at once take longest (measured: docs/notes/gemm.md).
 ONE_ROW = {
     "n": (
         (Tiles(1, 128, 16, 4, wide=True), 7),

@@ -3,6 +3,16 @@ points of the roles' loops.
 
     class MyKernel(tk.ReduceStoreWarp, tk.lcf): …
 
+A kernel may define an extension of its own. It has hooks, points, warps and shared memory; new fields of `tk.layout`
+are the library's alone:
+
+    @triton.jit
+    def count(carried, ctx, memory, WORKER: tl.constexpr, turn):
+        tl.atomic_add(ctx.globals.counter.pointer, turn)
+
+    class CountedTasks(tk.Extension):
+        points = dict(consumer_ends=count)
+
 The roles call a fixed list of points (`POINTS`) and name no extension. A template without extensions has no code there.
 """
 
@@ -18,7 +28,9 @@ from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.template.hook_table import Hook
 
-# Points by role: what an extension's function gets there, and what it returns
+# Points by role: what an extension's function gets there, and what it returns. `ctx` is the context that hooks get, `T`
+# the template, `A` the run-time arguments, `memory` what `storage.py` makes, `WORKER` the number of the consumer in its
+# block, `turn` how many tasks the role has done, `tile` the work tile, `phases` the phase bits of the input ring
 POINTS: dict[str, str] = {
     # consumer
     "consumer_begins": "(ctx, A, T) → what is carried from task to task",
@@ -29,9 +41,10 @@ POINTS: dict[str, str] = {
     "the task's context",
     "epilogue_begins": "(ctx, memory, phases): before results are staged over tiles that the task used",
     "consumer_ends": "(carried, ctx, memory, WORKER, turn)",
-    # producer; PART is 0, or 1 in a producer of lagged tiles
-    "block_begins": "(ctx, tile, memory, T): before the barriers are made and the roles begin",
+    # before the roles begin
+    "block_begins": "(ctx, tile, memory, T): before the barriers are made",
     "early_loads_begin": "(): before the loads that precede the roles",
+    # producer; PART is 0, or 1 in a producer of lagged tiles
     "producer_task_begins": "(ctx, memory, turn, PART, T)",
     "producer_iteration_begins": "(i, T)",
     "producer_iteration": "(ctx, memory, i, PART, T) → the context of iteration i",

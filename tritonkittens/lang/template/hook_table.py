@@ -142,8 +142,9 @@ HOOKS: tuple[Hook, ...] = (
         ("ctx", "state", "input"),
         "the state",
         "Pipelines the computation by one iteration: a stage is released one iteration later, so that products that "
-        "read it may still be in flight. `compute` "
-        "then sees the previous stage as `previous`, and `compute_last` completes the last one.",
+        "read it may still be in flight. `compute` then takes a fourth argument, `previous`: the previous stage, or "
+        "of a "
+        "layout with lagged tiles those of the previous stage. `compute_last` completes the last one.",
         lcsf=False,
     ),
     Hook(
@@ -182,7 +183,8 @@ def reference(hooks: Sequence[Hook], stores: bool = False) -> str:
     lines = []
     for hook in hooks:
         returns = f" → {hook.returns}" if hook.returns else ""
-        need = " Required." if hook.required else f" For `{hook.layout}` of the layout." if hook.layout else ""
+        required = hook.required and not (hook.name == "finish" and stores)
+        need = " Required." if required else f" For `{hook.layout}` of the layout." if hook.layout else ""
         lines.append(
             f"`{hook.name}({', '.join(parameters_of(hook, stores, False))})`{returns} ({hook.role}, {hook.when}): "
             f"{hook.text}{need}"

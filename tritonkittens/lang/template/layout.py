@@ -48,8 +48,9 @@ class layout:
             earlier (`tk.release(ctx, ctx.task)`).
         late_task: more task tiles of a block, for which hook `compute_first` waits itself, where it needs them
             (`tk.wait_for(ctx.late_task)`).
-        scratch: tiles that each consumer writes and reads itself, from the second iteration on (the previous task's
-            results may be staged there), or passes to its reduce-store warp (`tk.ReduceStoreWarp`).
+        scratch: tiles that each consumer writes and reads itself. With epilogue tiles only from the second iteration
+            on: the previous task's results may be staged over them until then. With `tk.ReduceStoreWarp` a consumer
+            passes them to its reduce-store warp.
         exchange: tiles, two of each, that the consumers of a task write for each other.
         epilogue: tiles in which each consumer stages results.
         epilogue_loads: names of epilogue tiles that hook `load_epilogue` fills before `finish` (a residual to which the
@@ -62,12 +63,12 @@ class layout:
             (two or three dimensions).
         args: names of run-time numbers of the call.
         spare: bytes of shared memory left to the compiler, which exchanges values between threads there where a hook
-            changes a tile's register layout. (Without it, a ring of as many stages as fit is compiled again with fewer
-            where these bytes are missing.)
+            changes a tile's register layout. Without it, the template is compiled again with fewer stages if the
+            compiler runs out.
         merged: what hook `part` returns (`tk.SplitTask`): tiles (`rt`) and vectors (`rv`) of fp32.
         deferred_results: what hook `defer_results` returns (`tk.DeferredEpilogue`): register tiles (`rt`).
-        deferred_steps: iterations between the one that stages a deferred result tile and that of the next, in each of
-            which hook `finish_deferred` is called.
+        deferred_steps: the number of iterations, after the one that stages a deferred result tile, in each of which
+            hook `finish_deferred` is called.
         page_indices: how many int32 of a table in global memory the copies of an iteration need (`tk.IndexPrefetch`).
 
     Raises:

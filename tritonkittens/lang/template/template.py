@@ -57,21 +57,24 @@ class lcf(Configuration, Interned):
     microsecond, and its knobs are fixed. What its methods return (`layout`, `tasks`, `registers`) depends on its knobs
     and their arguments only. help() shows the hooks below. Rules that concern several:
 
-    - With `compute_last` the computation is pipelined by one iteration. Lagged tiles are used one iteration later:
-      `previous` (and the argument of `compute_last`) holds just them, to be waited for with `tk.wait_for(previous)`,
-      and `compute_first` and `compute` release their input with `tk.release(ctx, input)`.
-    - Consumers that share a task write `ctx.exchange` tiles for each other, `ctx.exchange.X[i]` in two slots: in turns,
-      and all see them after `tk.sync_consumers(ctx)`; or one for each of two consumers, as a pipeline between them:
-      `tk.exchange_acquire`, `tk.exchange_commit`, `tk.exchange_wait`, `tk.exchange_release`.
+    - With `compute_last` the computation is pipelined by one iteration: `compute(ctx, state, input, previous)`. Without
+      lagged tiles, `previous` and the argument of `compute_last` are the whole previous stage, which the template waits
+      for and releases. With lagged tiles they are only the previous stage's lagged tiles: `compute` and `compute_last`
+      call `tk.wait_for(previous)` once, `compute_first` and `compute` call `tk.release(ctx, input)` once.
+    - Consumers that share a task write `ctx.exchange` tiles for each other, `ctx.exchange.X[i]` in two slots. With any
+      number of consumers, all see the tiles after `tk.sync_consumers(ctx)`. Two consumers may have a slot each, as a
+      pipeline: `tk.exchange_acquire`, `tk.exchange_commit`, `tk.exchange_wait`, `tk.exchange_release`.
     - Task tiles of a consumer are released before `compute_last`: products that read them must have been waited for.
-      Copies of the load hooks are counted where they are written, once for each helper function and its argument types.
+    - The template counts the bytes of a load hook's copies when it traces the hook. A helper function that starts
+      copies is traced, and counted, once for its argument types.
 
     `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template), `task_id`, `iterations`,
     `rank` (of the block in its cluster), `part` (of the task, where blocks share it); where it makes sense also `iter`,
     `consumer` (its number among those that share a task, of `config.team`), `task`, `late_task`, `scratch`, `exchange`,
     `accumulators`, `params`. Consumers also have `edge`, a constant: may this iteration be one of the task's `edges`?
-    Edges run in a loop of their own, so that the other iterations have no branch for what only edges need. Without
-    `edges` in `setup` any iteration may be one; with a run-time number the first of a pipelined computation may.
+    Edges run in a loop of their own, so that the other iterations have no branch for them. If `setup` names no
+    `edges`, `edge` is true in all iterations. With a run-time number of edges it is also true in the first iteration
+    of a pipelined computation.
 
     Extensions (`tk.SplitTask`, `tk.DeferredEpilogue`, `tk.ReduceStoreWarp`, `tk.IndexPrefetch`) are mixin classes that
     add hooks.
@@ -83,23 +86,25 @@ class lcf(Configuration, Interned):
       another finishes;
     - `warp_scheduler_barrier`: `tk.warp_scheduler_sync` / `tk.warp_scheduler_arrive` alternate the consumers;
     - `staggered_epilogue`: consumers that share a task of a pipelined computation end it one after the other, so that
-      one's last products hide the other's epilogue (in tasks of at least eight rings of iterations that are followed by
-      others; not with a dynamic schedule);
-    - `lagged_producer`: a warp of its own loads lagged tiles; where stages take many copies, one warp takes as long to
-      issue them as memory to serve them;
+      one's last products hide the other's epilogue. Only in tasks of at least 8 · `stages` iterations, except a block's
+      last one, and not with a dynamic schedule or `warp_scheduler_barrier`;
+    - `lagged_producer`: a warp of its own loads lagged tiles. It helps where one warp takes as long to issue a stage's
+      copies as memory takes to serve them;
     - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
-    - `cluster` (1): so many blocks take neighbouring parts (`ctx.rank`) of one task together, and load what the layout
-      names in `multicast` once for all;
+    - `cluster` (1): so many blocks compute neighbouring sub-tiles (`ctx.rank`) of one task together, and load what the
+      layout names in `multicast` once for all;
     - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`,
       `SplitRest()`, `StreamK()`;
     - `one_tile_per_block` (`OnePerBlock` always): no block has more than one work tile, as every launch checks; without
       the loop, starts and ends are shorter;
-    - `broadcast_tile`: the producer computes a fetched work tile (`Dynamic`), or a block's first, and broadcasts it;
-      otherwise each role computes it. Better where `setup` reads from memory. What is broadcast stays in registers for
-      a task;
+    - `broadcast_tile`: the producer computes the work tile that it fetched (`Dynamic`), or with other schedules the
+      block's first one, and broadcasts it. Otherwise each role computes it. Better where `setup` reads from memory. A
+      broadcast work tile stays in registers for a task;
     - `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
     - `consumer_registers`, `producer_registers` a thread (None: an equal share where that is at least
-      `needed_registers`, a property, otherwise by table).
+      `needed_registers`, a property, otherwise those of `tk.consumer_registers` and `tk.producer_registers`).
+
+    A class attribute of a type such as int, bool, str or a dtype is a knob too, the kernel's own: `ctx.config.NAME`.
     """
 
     consumers: int = 2

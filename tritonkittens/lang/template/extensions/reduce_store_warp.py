@@ -57,7 +57,7 @@ def _consumer_iteration(t: Trace, ctx: Traced, memory: Traced, phases: Traced) -
 
 @op
 def reduce_acquire(t: Trace, ctx: Traced) -> Traced:
-    """Wait until the reduce-store warp has read the scratch tiles, so that this consumer may write it. Once an
+    """Wait until the reduce-store warp has read the scratch tiles, so that this consumer may write them. Once an
     iteration, before `tk.reduce_commit`."""
     bill().reduces_acquired += 1
     reducing = _of(ctx, "reduce_acquire")
@@ -128,8 +128,8 @@ def reducer(WORKER: triton.language.constexpr, G, A, memory, T: triton.language.
 class ReduceStoreWarp(Extension):
     """A warp beside each consumer reduces tiles into global memory (attention's backward: dQ).
 
-    The scratch tiles are the buffer. In `compute` and `compute_last` a consumer acquires it (`tk.reduce_acquire`),
-    writes `ctx.scratch`, fences it and commits it (`tk.reduce_commit`). Hook `reduce_store` waits for the commit
+    In `compute` and `compute_last` a consumer acquires the scratch tiles (`tk.reduce_acquire`),
+    writes and fences them, and commits them (`tk.reduce_commit`). Hook `reduce_store` waits for the commit
     (`tk.reduce_wait`) and starts the copies."""
 
     added_hooks: ClassVar[tuple[Hook, ...]] = (
@@ -139,8 +139,8 @@ class ReduceStoreWarp(Extension):
             "once an iteration",
             ("ctx", "scratch"),
             "any value",
-            "Waits for the scratch tiles (`tk.reduce_wait`) and starts copies out of it. The buffer is released when "
-            "the copies have read it.",
+            "Waits for the scratch tiles (`tk.reduce_wait`) and starts copies out of them. They are released when the "
+            "copies have read them.",
         ),
         Hook(
             "reduce_store_done",

@@ -14,12 +14,12 @@ from tritonkittens.lang.template.hook_table import CONSUMER, Hook
 
 
 class SplitTask(Extension):
-    """Hooks `part` and `merge` say what a part of a task comes to, and two of them together, where the tile scheduler
-    splits tasks.
+    """Joins the parts of a task that the tile scheduler splits: hook `part` returns a part's result, `merge` combines
+    two.
 
     The layout's `merged` declares what they return, of fp32: tiles (`rt`), of which each thread block of a cluster that
     shares a task (`ClusterSplitK`) gets its columns, and vectors (`rv`, a value for every row), which each gets whole.
-    `finish` gets all parts merged in their order. The code stands with the tile schedulers (`schedule/split_k.py`,
+    `finish` gets all parts merged in their order. The code is with the tile schedulers (`schedule/split_k.py`,
     `schedule/cluster_split_k.py`)."""
 
     added_hooks: ClassVar[tuple[Hook, ...]] = (
@@ -29,7 +29,7 @@ class SplitTask(Extension):
             "after the iterations of a part",
             ("ctx", "state"),
             "a `tk.struct` of the layout's `merged`",
-            "Returns what a part of a task comes to.",
+            "Returns the result of a part.",
             "merged",
         ),
         Hook(
@@ -38,7 +38,7 @@ class SplitTask(Extension):
             "once for each further part",
             ("ctx", "mine", "theirs"),
             "a `tk.struct` of the layout's `merged`",
-            "Returns two parts together.",
+            "Combines the results of two parts.",
             "merged",
         ),
     )
