@@ -25,9 +25,13 @@ def launch(case, bug, rng, schedule):
 
 
 def names_line(finding, fault):
-    """Does one end of a finding lie on a line marked with the fault, in the kernel or in what called it?"""
-    lines = [linecache.getline(frame.file, frame.line) for place in finding.places for frame in place.location.frames]
-    return any(re.search(rf"# reports:.*\b{fault}\b", line) for line in lines)
+    """Does one end of a finding lie on a line marked with the fault, or below such a comment, in the kernel or in what
+    called it?"""
+    frames = [frame for place in finding.places for frame in place.location.frames]
+    marks = [linecache.getline(frame.file, frame.line) for frame in frames]
+    above = [linecache.getline(frame.file, frame.line - 1) for frame in frames]
+    marks += [line for line in above if line.lstrip().startswith("# reports:")]
+    return any(re.search(rf"# reports:.*\b{fault}\b", line) for line in marks)
 
 
 @pytest.mark.parametrize("case", FAULTS, ids=str)
