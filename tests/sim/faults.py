@@ -1,8 +1,8 @@
 """Kernels with one real mistake each, and the same kernels without it.
 
-Every kernel takes `BUG`, a compile-time name of the mistake, "" for none. A comment `# reports: name` stands on, or above, a line
-that the report of that mistake has to name (`Fault.line` where several share one). `FAULTS` lists what is run: the
-right kind of report, a schedule that finds it, inputs, and what the correct twin gives.
+Every kernel takes `BUG`, a compile-time name of the mistake, "" for none. A comment `# reports: name` marks its line,
+or the line below, as one that the report of that mistake has to name (`Fault.line` where several share one). `FAULTS`
+lists what is run: the right kind of report, a schedule that finds it, inputs, and what the correct twin gives.
 """
 
 from __future__ import annotations
