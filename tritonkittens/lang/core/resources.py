@@ -31,7 +31,7 @@ class Bill:
     late_task_released: int = 0
     reduces_committed: int = 0  # reduce buffers that hooks of a template commit
     reduces_acquired: int = 0
-    reduces_awaited: int = 0  # by hook `send`
+    reduces_awaited: int = 0  # by hook `reduce_store`
     reads_shared: int = 0  # reads of shared memory by threads themselves (ld.shared, ldmatrix)
     # whether hooks that use pipeline stages read any; None before the first of these hooks
     reads_ring: bool | None = None

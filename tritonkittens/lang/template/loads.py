@@ -13,7 +13,7 @@ from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.sync.semaphores import expect, wait
 from tritonkittens.lang.template.compute import counted
 from tritonkittens.lang.template.smem_plan import nbytes
-from tritonkittens.lang.template.storage import block_tasks, in_slot, slot_tiles
+from tritonkittens.lang.template.storage import block_tasks, in_slot
 
 
 def _checked_load(t: Trace, hook: Traced, what: str, consumer: int | None, expected: int, *args: Traced) -> None:
@@ -27,23 +27,26 @@ def _checked_load(t: Trace, hook: Traced, what: str, consumer: int | None, expec
         )
 
 
+def _fill(t: Trace, ctx: Traced, what: str, memory: Traced, group: str, slot: Traced) -> None:
+    """Announce the bytes of a group's tiles in a slot and call the hook that loads them."""
+    config = unwrap(ctx.config)
+    expected = nbytes(getattr(config._plan, group))
+    bar = t.call(memory.fields[f"{group}_pipeline"].full.__getitem__, slot)
+    t.call(expect, bar, expected)
+    tiles = struct(**in_slot(t, memory.fields[group], slot), full=bar)
+    _checked_load(t, getattr(type(config), what), what, None, expected, ctx, tiles)
+
+
 @op
 def load_input(t: Trace, ctx: Traced, memory: Traced, slot: Traced) -> Traced:
-    """Ask for the input tiles of an iteration."""
-    config = unwrap(ctx.config)
-    expected = nbytes(config._plan.input)
-    t.call(expect, t.call(memory.input_pipeline.full.__getitem__, slot), expected)
-    _checked_load(t, type(config).load, "load", None, expected, ctx, t.call(slot_tiles, memory, slot, True))
+    """Start the loads of the input tiles of an iteration."""
+    _fill(t, ctx, "load", memory, "input", slot)
 
 
 @op
 def load_lagged(t: Trace, ctx: Traced, memory: Traced, slot: Traced) -> Traced:
-    """Ask for the lagged tiles of an iteration."""
-    config = unwrap(ctx.config)
-    expected, bar = nbytes(config._plan.lagged), t.call(memory.lagged_pipeline.full.__getitem__, slot)
-    t.call(expect, bar, expected)
-    tiles = struct(**in_slot(t, memory.lagged, slot), full=bar)
-    _checked_load(t, type(config).load_lagged, "load_lagged", None, expected, ctx, tiles)
+    """Start the loads of the lagged tiles of an iteration."""
+    _fill(t, ctx, "load_lagged", memory, "lagged", slot)
 
 
 @triton.jit
@@ -72,18 +75,14 @@ def _load_for_consumers(
 @op
 def load_task(t: Trace, ctx: Traced, memory: Traced, turn: Traced) -> Traced:
     """Fill the tiles that consumers keep for a task, once they have released those of the previous task."""
-    config = unwrap(ctx.config)
-    plan = config._plan
+    plan = unwrap(ctx.config)._plan
     if plan.task and plan.per == "consumer":
         fresh = t.method(turn, "__add__", 1)  # a fresh barrier counts as empty
         _load_for_consumers(t, ctx, "load_task", memory.task.fields, plan.task, memory.task_pipeline, fresh)
     for group in block_tasks(plan):
-        pipe, expected = memory.fields[f"{group}_pipeline"], nbytes(getattr(plan, group))
-        bar = t.call(pipe.full.__getitem__, 0)
-        t.call(wait, t.call(pipe.empty.__getitem__, 0), t.method(t.method(turn, "__add__", 1), "__and__", 1))
-        t.call(expect, bar, expected)
-        tiles = struct(**in_slot(t, memory.fields[group], 0), full=bar)
-        _checked_load(t, getattr(type(config), f"load_{group}"), f"load_{group}", None, expected, ctx, tiles)
+        empty = t.call(memory.fields[f"{group}_pipeline"].empty.__getitem__, 0)
+        t.call(wait, empty, t.method(t.method(turn, "__add__", 1), "__and__", 1))
+        _fill(t, ctx, f"load_{group}", memory, group, 0)
 
 
 @op

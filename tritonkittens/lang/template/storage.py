@@ -196,14 +196,11 @@ def epilogue_tiles(t: Trace, ctx: Traced, memory: Traced, worker: Traced) -> Tra
 
 
 @op
-def slot_tiles(t: Trace, memory: Traced, slot: Traced, producer: Traced = False) -> Traced:
-    """The tiles of a stage; for the producer with its full barrier, for a consumer with lagged tiles with its empty
-    barrier."""
-    tiles, pipe = in_slot(t, memory.input, slot), memory.input_pipeline
-    if unwrap(producer):
-        tiles["full"] = t.call(pipe.full.__getitem__, slot)
-    elif memory.lagged.fields:
-        tiles["empty"] = t.call(pipe.empty.__getitem__, slot)
+def slot_tiles(t: Trace, memory: Traced, slot: Traced) -> Traced:
+    """A consumer's tiles of a stage, with its empty barrier where there are lagged tiles."""
+    tiles = in_slot(t, memory.input, slot)
+    if memory.lagged.fields:
+        tiles["empty"] = t.call(memory.input_pipeline.empty.__getitem__, slot)
     return struct(**tiles)
 
 
