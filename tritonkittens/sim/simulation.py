@@ -14,7 +14,8 @@ from tritonkittens.inline_ptx.tensormap import PARAMETER_WINDOW
 from tritonkittens.launch import hardware_box
 
 from . import divergence, tensormaps
-from .machine import Async, Machine, Role, Wait, needs_wait, used_in_flight
+from .agents import Async, Role, Wait, needs_wait, used_in_flight
+from .machine import Machine
 from .memory import Global
 from .operations import EFFECTS
 from .program import (

@@ -26,7 +26,8 @@ from .timeline_picture import Picture
 from .values import View
 
 if TYPE_CHECKING:
-    from .machine import Async, Machine, Role
+    from .agents import Async, Role
+    from .machine import Machine
     from .program import Step
     from .ttgir import Op
 

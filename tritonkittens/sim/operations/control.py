@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..machine import Role, poisoned
+from ..agents import Role, poisoned
 from ..report import Stop
 from ..ttgir import Op
 from .registry import effect, view

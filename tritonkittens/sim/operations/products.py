@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..agents import Async, Role, Wait
 from ..clocks import ASYNC
 from ..costs import WGMMA_LATENCY, wgmma_cycles
-from ..machine import Async, Machine, Role, Wait
+from ..machine import Machine
 from ..numbers import round_to
 from ..report import Place
 from ..ttgir import Op, Scalar, Tensor

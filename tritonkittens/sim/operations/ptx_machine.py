@@ -15,10 +15,10 @@ from tritonkittens.inline_ptx import clc, tcgen05
 from tritonkittens.inline_ptx._meaning import NoMeaning, PtxFault
 
 from .. import tensormaps
+from ..agents import Async, Role, Wait
 from ..clocks import ASYNC, GENERIC, TENSOR_THREADS, Clock
 from ..costs import TCGEN05_LATENCY, TMA_LATENCY, WGMMA_LATENCY, tma_cycles
 from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES
-from ..machine import Async, Role, Wait
 from ..numbers import decode, encode, round_to
 from ..report import Finding, Place, Stop
 from ..spinning import Watch
@@ -394,17 +394,17 @@ class RoleThreads:
 
     def _store_async(self, flat: np.ndarray, data: np.ndarray, bar: int) -> None:
         machine = self.machine
-        barrier = machine.barrier(self.role, bar, self.op, "st.async signals it")
+        barrier = machine.barriers.find(self.role, bar, self.op, "st.async signals it")
         if barrier is not None and (flat // SHARED_STRIDE != bar // SHARED_STRIDE).any():
             raise PtxFault("st.async to another CTA than its mbarrier's")
 
         def effect(operation: Async) -> None:
             self._put(operation, GENERIC, "shared", flat, data)
             if barrier is not None:
-                machine.deliver(operation, barrier, phase, data.size)
+                machine.barriers.deliver(operation, barrier, phase, data.size)
 
         operation = machine.start("st.async", self.role, self.op, effect, unit="st.async", latency=TMA_LATENCY / 2)
-        phase = machine.promise(operation, barrier) if barrier is not None else 0
+        phase = machine.barriers.promise(operation, barrier) if barrier is not None else 0
 
     # ---- synchronisation
 
@@ -595,7 +595,7 @@ class RoleThreads:
             machine.settled(self.role, Spans(np.array([source[1]]), nbytes), self.op, "TMA load")
         what = "TMA load" if source[0] == "global" else "bulk copy between CTAs"
         for place, bar in self._targets(destination[1], barrier, multicast):
-            signalled = None if bar is None else machine.barrier(self.role, bar, self.op, "a copy signals it")
+            signalled = None if bar is None else machine.barriers.find(self.role, bar, self.op, "a copy signals it")
             phases: list[int] = []
 
             def effect(
@@ -603,13 +603,13 @@ class RoleThreads:
             ) -> None:
                 write(operation, destination[0], place, early[0] if early else read(operation))
                 if signalled is not None:
-                    machine.deliver(operation, signalled, phases[0], nbytes)
+                    machine.barriers.deliver(operation, signalled, phases[0], nbytes)
 
             operation = machine.start(
                 what, self.role, self.op, effect, unit="TMA", cost=tma_cycles(nbytes), latency=TMA_LATENCY
             )
             if signalled is not None:
-                phases.append(machine.promise(operation, signalled))
+                phases.append(machine.barriers.promise(operation, signalled))
             if barrier is None:
                 self.role.bulk_open.append(operation)
 
@@ -870,10 +870,10 @@ class RoleThreads:
             clock.operations |= operation.bit
             clock.fenced_operations |= operation.bit
             for address in barriers:
-                barrier = machine.barrier(role, address, op, "tcgen05.commit")
+                barrier = machine.barriers.find(role, address, op, "tcgen05.commit")
                 if barrier is not None:
                     barrier.pending_time = max(barrier.pending_time, operation.finish)
-                    machine.arrive(
+                    machine.barriers.arrive(
                         role, barrier, 1, op, "arrives (tcgen05.commit)", clock, f"{role.name} (tcgen05.commit)"
                     )
 
@@ -885,17 +885,17 @@ class RoleThreads:
         machine, role = self.machine, self.role
         self._aligned(result, "clusterlaunchcontrol.try_cancel: the result")
         targets = self._targets(result, barrier, (1 << len(machine.ctas)) - 1 if multicast else None)
-        bars = [machine.barrier(role, bar, self.op, "try_cancel") for _, bar in targets if bar is not None]
+        bars = [machine.barriers.find(role, bar, self.op, "try_cancel") for _, bar in targets if bar is not None]
 
         def effect(operation: Async) -> None:
             answer = clc.encode_answer(machine.simulation.cancel_next())
             for (place, _), bar, phase in zip(targets, bars, phases):
                 self._put(operation, ASYNC, "shared", np.array([place]), answer.reshape(1, 16))
                 if bar is not None:
-                    machine.deliver(operation, bar, phase, 16)
+                    machine.barriers.deliver(operation, bar, phase, 16)
 
         operation = machine.start("try_cancel", role, self.op, effect, unit="CLC", latency=CLC_LATENCY)
-        phases = [0 if bar is None else machine.promise(operation, bar) for bar in bars]
+        phases = [0 if bar is None else machine.barriers.promise(operation, bar) for bar in bars]
 
 
 def combined(operation: str, format: str, old: np.ndarray, new: np.ndarray, compare: np.ndarray | None) -> np.ndarray:
@@ -935,28 +935,28 @@ class PtxBarrier:
         self.threads, self.address = threads, address
 
     def _find(self, what: str) -> Any:
-        return self.threads.machine.barrier(self.threads.role, self.address, self.threads.op, what)
+        return self.threads.machine.barriers.find(self.threads.role, self.address, self.threads.op, what)
 
     def init(self, count: int) -> None:
-        self.threads.machine.init_barrier(self.threads.role, self.address, int(count), self.threads.op)
+        self.threads.machine.barriers.init(self.threads.role, self.address, int(count), self.threads.op)
 
     def invalidate(self) -> None:
-        self.threads.machine.invalidate_barrier(self.threads.role, self.address, self.threads.op)
+        self.threads.machine.barriers.invalidate(self.threads.role, self.address, self.threads.op)
 
     def arrive(self, count: int, remote: bool) -> None:
         found = self._find("arrives")
         if found is not None:
-            self.threads.machine.arrive(self.threads.role, found, int(count), self.threads.op)
+            self.threads.machine.barriers.arrive(self.threads.role, found, int(count), self.threads.op)
 
     def expect(self, nbytes: int) -> None:
         found = self._find(f"expects {nbytes} bytes")
         if found is not None:
-            self.threads.machine.expect(self.threads.role, found, int(nbytes), self.threads.op)
+            self.threads.machine.barriers.expect(self.threads.role, found, int(nbytes), self.threads.op)
 
     def complete(self, nbytes: int) -> None:
         found = self._find(f"completes {nbytes} bytes")
         if found is not None:
-            self.threads.machine.complete_bytes(self.threads.role, found, int(nbytes), self.threads.op)
+            self.threads.machine.barriers.complete_bytes(self.threads.role, found, int(nbytes), self.threads.op)
 
     def completed(self, parity: int) -> bool:
         found = self._find(f"tests parity {parity & 1}")
@@ -966,7 +966,7 @@ class PtxBarrier:
             watch.looked[f"{found.name} (waiting for its phase of parity {parity & 1}: {found.state()})"] = None
         done = bool(found.completed(int(parity)))
         if done:
-            self.threads.machine.passed(self.threads.role, found)
+            self.threads.machine.barriers.passed(self.threads.role, found)
         return done
 
     def wait(self, parity: int, limit_ns: int | None) -> Wait | None:
@@ -974,7 +974,7 @@ class PtxBarrier:
         found = self._find(f"waits for parity {parity & 1}")
         if found is None or found.completed(int(parity)):
             return None
-        inner = machine.wait_for(role, found, int(parity), op)
+        inner = machine.barriers.wait_for(role, found, int(parity), op)
         if limit_ns is None:
             return ThenWait(
                 inner.ready, inner.describe, lambda: None, barrier=found, parity=inner.parity, time=inner.time
