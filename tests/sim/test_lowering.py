@@ -16,7 +16,7 @@ from tritonkittens.sim import ttgir, ttgir_parser
 from tritonkittens.sim.layouts import registers, shared_offsets, tensor_offsets
 from tritonkittens.sim.lowering import load_ttgir
 from tritonkittens.sim.memory import Global
-from tritonkittens.sim.simulation import Simulation
+from tritonkittens.sim.simulation import Grid, Simulation
 from tritonkittens.sim.ttgir import Dense, Descriptor, MemDesc, Opaque, Pointer, Scalar, Tensor
 from tritonkittens.sim.ttgir_parser import ParseError, parse
 
@@ -183,7 +183,8 @@ def test_an_unknown_operation_stops_the_run_and_is_named():
         if op.name == "arith.remsi":
             op.name = "test.mystery"
     memory = Global()
-    simulation = Simulation(program, (1, 1, 1), [1] * len(program.module.kernel.regions[0].blocks[0].arguments), memory)
+    arguments = [1] * len(program.module.kernel.regions[0].blocks[0].arguments)
+    simulation = Simulation(program, Grid((1, 1, 1)), arguments, memory)
     simulation.run()
     (finding,) = simulation.findings
     assert (
