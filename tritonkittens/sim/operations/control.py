@@ -1,5 +1,5 @@
-"""Program ids, synchronisation of a whole CTA or cluster, messages and assertions. Branches and partitions are the
-interpreter's.
+"""Program ids, synchronisation of a whole CTA or cluster, messages and assertions. Branches and partitions are in
+`control_flow`.
 """
 
 from __future__ import annotations
