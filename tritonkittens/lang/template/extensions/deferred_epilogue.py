@@ -1,4 +1,4 @@
-"""Results that wait in registers and leave during the products of the thread block's next task."""
+"""Results that wait in registers and leave during the products of the CTA's next task."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _call_defer_results(t: Trace, ctx: Traced, state: Traced, memory: Traced) ->
 
 @triton.jit
 def _defer_joined(ctx, state, memory):
-    """The results of a task that blocks share, and whether this block is the last of them. In another block the results
+    """The results of a task that CTAs share, and whether this CTA is the last of them. In another CTA the results
     are unused; a branch would keep the previous task's results in registers."""
     state, last = join_parts(ctx, own_part(ctx, state))
     return _call_defer_results(ctx, state, memory), tl.where(last, 1, 0)
@@ -73,7 +73,7 @@ def _defer_joined(ctx, state, memory):
 
 @op
 def _defer(t: Trace, ctx: Traced, state: Traced, memory: Traced, turn: Traced) -> Traced:
-    """(what hook `defer_results` returns, 1 or 0 where another block finishes the task)."""
+    """(what hook `defer_results` returns, 1 or 0 where another CTA finishes the task)."""
     config = unwrap(ctx.config)
     if config._plan.epilogue_loads:
         t.call(
@@ -190,7 +190,7 @@ def _task_ends(carried, ctx, ended, state, memory, WORKER: tl.constexpr, turn, t
 
 @triton.jit
 def _consumer_ends(carried, ctx, memory, WORKER: tl.constexpr, turn):
-    """The results of the block's last task: no products overlap with them, nor need registers."""
+    """The results of the CTA's last task: no products overlap with them, nor need registers."""
     T: tl.constexpr = ctx.config
     TILES: tl.constexpr = _tiles(T)
     EVERY: tl.constexpr = _every(T)
@@ -205,7 +205,7 @@ def _consumer_ends(carried, ctx, memory, WORKER: tl.constexpr, turn):
 
 
 class DeferredEpilogue(Extension):
-    """Results wait in registers, in fewer than accumulators take, and leave during the products of the thread block's
+    """Results wait in registers, in fewer than accumulators take, and leave during the products of the CTA's
     next task.
 
     The layout's `deferred_results` declares register tiles (`rt`); `deferred_steps` (0) is the number of iterations

@@ -1,9 +1,9 @@
 """Indices from tables in global memory that copies need, such as page numbers: a producer has them in shared memory
 before it needs them.
 
-A thread's read of global memory queues behind what its multiprocessor has already requested. So the indices of a thread
-block's first iterations are read before its first copy, the others one window ahead, by copies that no register waits
-for (cp.async). Measured: docs/notes/attention_decode.md.
+A thread's read of global memory queues behind what its SM has already requested. So the indices of a CTA's
+first iterations are read before its first copy, the others one window ahead, by copies that no register waits for
+(cp.async). Measured: docs/notes/attention_decode.md.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _read_window(whole, memory, number, PART: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def _block_begins(ctx, tile, memory, T: tl.constexpr):
-    """The block's first window of each producer is in flight while the barriers are made."""
+    """The CTA's first window of each producer is in flight while the barriers are made."""
     if tile.is_valid:
         for part in tl.static_range(1 + T.lagged_producer):
             _read_window(extended(ctx, tile), memory, 0, part, T)
@@ -94,7 +94,7 @@ def _block_begins(ctx, tile, memory, T: tl.constexpr):
 
 @triton.jit
 def _task_begins(whole, memory, turn, PART: tl.constexpr, T: tl.constexpr):
-    """Read a task's first window, except of the block's first task, and start the second."""
+    """Read a task's first window, except of the CTA's first task, and start the second."""
     EARLY: tl.constexpr = facts(T).early_stages
     if EARLY == 0 or not T.one_tile_per_block:
         if EARLY == 0 or turn > 0:

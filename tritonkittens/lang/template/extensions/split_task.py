@@ -1,4 +1,4 @@
-"""Tasks that several thread blocks share, joined by the kernel's own hooks instead of by adding accumulators
+"""Tasks that several CTAs share, joined by the kernel's own hooks instead of by adding accumulators
 (attention: partial softmax results).
 
 The schedules that share tasks (`SplitK`, `StreamK`, `ClusterSplitK`, …) need no extension: without hooks they add the
@@ -17,7 +17,7 @@ class SplitTask(Extension):
     """Joins the parts of a task that the tile scheduler splits: hook `part` returns a part's result, `merge` combines
     two.
 
-    The layout's `merged` declares what they return, of fp32: tiles (`rt`), of which each thread block of a cluster that
+    The layout's `merged` declares what they return, of fp32: tiles (`rt`), of which each CTA of a cluster that
     shares a task (`ClusterSplitK`) gets its columns, and vectors (`rv`, a value for every row), which each gets whole.
     `finish` gets all parts merged in their order. The code is with the tile schedulers (`schedule/split_k.py`,
     `schedule/cluster_split_k.py`)."""
