@@ -275,6 +275,11 @@ def test_notes_and_files_that_are_cited_exist():
     assert len(cited) > 5 and all((ROOT / name).exists() for name in cited), cited
 
 
+def test_the_glossary_is_in_order():
+    terms = re.findall(r"^- \*\*(.+?)\*\*: ", PAGES["docs/project/glossary.md"], re.MULTILINE)
+    assert len(terms) > 50 and terms == sorted(terms, key=str.lower)
+
+
 def test_the_readme_is_short():
     assert len(README.splitlines()) <= 150
 
