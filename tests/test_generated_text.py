@@ -26,7 +26,9 @@ def hook_rows(hooks: tuple[Hook, ...]) -> list[str]:
     for hook in hooks:
         signature = f"`{hook.name}({', '.join(parameters_of(hook, False, False))})`"
         returns = f" → {hook.returns}" if hook.returns else ""
-        need = " Required." if hook.required else f" For `{hook.layout}` of the layout." if hook.layout else ""
+        need = (
+            " Required." if hook.required else f" Required where the layout has `{hook.layout}`." if hook.layout else ""
+        )
         rows.append(f"| {signature}{returns} | {hook.role}, {hook.when} | {hook.text}{need} |")
     return rows
 

@@ -205,12 +205,13 @@ def _consumer_ends(carried, ctx, memory, WORKER: tl.constexpr, turn):
 
 
 class DeferredEpilogue(Extension):
-    """Results wait in registers, in fewer than accumulators take, and leave during the products of the CTA's
-    next task.
+    """Results wait in registers and leave during the products of the CTA's next task. They take fewer registers than
+    the accumulators.
 
-    The layout's `deferred_results` declares register tiles (`rt`); `deferred_steps` (0) is the number of iterations
-    after one that stages a tile, in each of which hook `finish_deferred` is called. Hook `defer_results` replaces
-    `finish`. `epilogue_reloads` tiles are loaded by `prefetch_deferred` and the hooks after it."""
+    The layout's `deferred_results` declares the register tiles (`rt`). Hook `defer_results` replaces `finish`. In an
+    iteration of the next task `store_deferred` stores a tile, or only stages it: then `finish_deferred` runs in each of
+    the next `deferred_steps` (0) iterations. Tiles of `epilogue_reloads` are loaded by `prefetch_deferred` and the
+    hooks after it."""
 
     added_hooks: ClassVar[tuple[Hook, ...]] = (
         Hook(
@@ -238,10 +239,9 @@ class DeferredEpilogue(Extension):
             "after each of the next `deferred_steps` iterations",
             ("ctx", "epilogue", "n", "step", "steps"),
             "",
-            "Takes one of `steps` (a constant) equal steps on tile number `n`, which `store_deferred` has only "
-            "staged; without products to overlap with, all in "
-            "one step. `n` and `step` are run-time numbers: one copy of the code serves all tiles and stays in the "
-            "instruction cache.",
+            "Does one of `steps` (a constant) equal steps on tile number `n`, which `store_deferred` has staged. After "
+            "the last task of a CTA it does all in one step. `n` and `step` are run-time numbers, so that one copy of "
+            "the code serves all tiles.",
         ),
         Hook(
             "prefetch_deferred",

@@ -126,11 +126,11 @@ def _iteration_ends(whole, memory, i, PART: tl.constexpr, T: tl.constexpr):
 
 
 class IndexPrefetch(Extension):
-    """Reads ahead indices from tables in global memory, such as page numbers, for `load` and `load_lagged`.
+    """Reads indices from tables in global memory ahead of the iterations that need them, such as page numbers.
 
-    The layout's `page_indices` says how many int32 the copies of an iteration need; hook `page_index` returns where
-    they stand; `load` and `load_lagged` read them as `ctx.page_indices[k]`. A copy that read an index itself would wait
-    for that read behind the copies in flight."""
+    The layout's `page_indices` says how many int32 the copies of an iteration need. Hook `page_index` returns their
+    addresses, and `load` and `load_lagged` read them as `ctx.page_indices[k]`. If a hook read an index
+    itself, the read would queue behind the copies in flight."""
 
     added_hooks: ClassVar[tuple[Hook, ...]] = (
         Hook(
@@ -139,9 +139,8 @@ class IndexPrefetch(Extension):
             "ahead of the iterations",
             ("ctx", "n"),
             "pointers to int32",
-            "Returns where indices number `n` stand in global memory: `n` is a tile of numbers, counted from "
-            "iteration `ctx.iter` on. Every pointer must be valid, "
-            "also those of iterations after the last.",
+            "Returns the addresses of the indices with the numbers `n`, a tile of int32, counted from iteration "
+            "`ctx.iter` on. Each address must be valid, also for iterations after the last.",
             "page_indices",
         ),
     )
