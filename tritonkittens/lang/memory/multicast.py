@@ -32,7 +32,7 @@ BASE_ROWS = 16  # rows of the base tile; a slice must start at a swizzle pattern
 
 @triton.jit
 def _thread_of(thread, rank, BLOCK: tl.constexpr):
-    """Return the thread's number in its role in block `BLOCK` of the cluster, and 1 elsewhere, so that no thread
+    """Return the thread's number in its role in CTA `BLOCK` of the cluster, and 1 elsewhere, so that no thread
     issues copies there.
     """
     return tl.where(rank == BLOCK, thread, 1)
@@ -40,13 +40,13 @@ def _thread_of(thread, rank, BLOCK: tl.constexpr):
 
 @triton.jit
 def _thread_below(thread, rank, BLOCKS: tl.constexpr):
-    """Return the thread's number in its role in the first `BLOCKS` blocks of the cluster, and 1 elsewhere."""
+    """Return the thread's number in its role in the first `BLOCKS` CTAs of the cluster, and 1 elsewhere."""
     return tl.where(rank < BLOCKS, thread, 1)
 
 
 @triton.jit
 def _place_of(rank, NBYTES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DOWN: tl.constexpr):
-    """Return the offset (bytes, rows, columns) of a block's part in its region. `DOWN` parts, line by line, share the
+    """Return the offset (bytes, rows, columns) of a CTA's part in its region. `DOWN` parts, line by line, share the
     same columns.
     """
     return rank * NBYTES, rank % DOWN * ROWS, rank // DOWN * COLS
@@ -66,9 +66,9 @@ def _issue_alone(map, destination, bar, coordinates, POLICY: tl.constexpr):
 
 
 def slices_of(tile: st, blocks: int, name: str) -> tuple[tuple[st, ...], ...]:
-    """Return, for each contiguous region of a shared tile, the parts that `blocks` blocks load for all of them.
+    """Return, for each contiguous region of a shared tile, the parts that `blocks` CTAs load for all of them.
 
-    Each block loads at most one part. The parts follow each other in memory. A part is several swizzle lines of
+    Each CTA loads at most one part. The parts follow each other in memory. A part is several swizzle lines of
     columns where there are enough lines, else some rows of a line, split as evenly as whole base tiles allow.
     A contiguous tile is split as it lies on Hopper. Raises `TileError` for a vector.
     """
@@ -113,7 +113,7 @@ def load_slice(
     arrived: semaphore,
     policy: Traced,
 ) -> None:
-    """Load this block's part of a tile into all `dst.loaders` blocks of the cluster.
+    """Load this CTA's part of a tile into all `dst.loaders` CTAs of the cluster.
 
     `maps_of` returns the descriptor numbers of a part's pieces. `policy` is the L2 policy of these lines, or None.
     """
@@ -198,7 +198,7 @@ def load_by_address(
 ) -> None:
     """Issue the copies (descriptor, element coordinates, view) of a tile whose pieces have these extents.
 
-    They write to the blocks whose bit is set in `mask` (None: this block), and complete on the same barrier of each.
+    They write to the CTAs whose bit is set in `mask` (None: this CTA), and complete on the same barrier of each.
     `policy` is the L2 policy of these lines, or None.
     """
     order = {id(m): i for i, m in enumerate(src.maps)}
@@ -255,7 +255,7 @@ def _boxes(
     policy: Traced,
     thread: Traced,
 ) -> None:
-    """Issue the copies of a piece. The thread with number 0 in `thread` issues them; None: one thread of the block's
+    """Issue the copies of a piece. The thread with number 0 in `thread` issues them; None: one thread of the CTA's
     first warp.
     """
     for column, coordinates in _copies(t, width, swizzle, size, place):

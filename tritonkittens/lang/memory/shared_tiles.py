@@ -66,7 +66,7 @@ class shared(base_value):
         stages: the stages of a ring; None for one tile.
         pieces: Gluon's shared-memory descriptors.
         whole: False for a view that cuts a swizzle atom, which the tensor cores cannot read.
-        loaders: the blocks of a cluster that load the tile together, a part each.
+        loaders: the CTAs of a cluster that load the tile together, a part each.
         together: the pieces are contiguous (`st(contiguous=True)`). A ring is then one buffer. The pieces of a tile
             give their addresses, with the extents of `st.unit`.
         alone: one thread issues the copies into the tile, and the compiler adds no barriers for them. Nothing reads
@@ -165,7 +165,7 @@ class shared(base_value):
         return shared(**(kept | changes))
 
     def loaded_by(self, blocks: int) -> shared:
-        """Return the same memory, loaded together by `blocks` blocks of a cluster, a part each. 1: every block loads
+        """Return the same memory, loaded together by `blocks` CTAs of a cluster, a part each. 1: every CTA loads
         its own tile.
         """
         return self._with(loaders=blocks)
@@ -265,7 +265,7 @@ def allocate(t: Trace, spec: Traced, stages: Traced = None) -> Traced:
         A shared tile or vector. `ring[stage]` is one stage of a ring.
 
     Raises:
-        TileError: for another type, or with the itemised bill where the block's shared memory is exceeded.
+        TileError: for another type, or with the itemised bill where the CTA's shared memory is exceeded.
 
     Example::
 

@@ -199,7 +199,7 @@ def _map_numbers(g: Traced, pieces: Sequence[tuple[int, int, int, int]], tile: s
 
 
 def _maps_of_parts(g: Traced, tile: shared) -> Callable[[st], list[int]]:
-    """Return a function from a block's part of a cluster-loaded tile to the descriptor numbers of its pieces."""
+    """Return a function from a CTA's part of a cluster-loaded tile to the descriptor numbers of its pieces."""
     return lambda part: _map_numbers(g, part.pieces(), part, f"load_async of {tile.spec!r} by {tile.loaders} blocks")
 
 
@@ -233,13 +233,13 @@ def load_async(
             a multiple of 16 bytes; otherwise the copy runs through registers.
         cache_policy: the L2 policy, "evict_first", "evict_last" or "evict_normal" (TMA only).
         multicast: an int32 mask with one bit per cluster rank (`cluster_size=` at launch). The tile is written to the
-            same place in each of those blocks, and completes on the same semaphore of each, which must expect its
+            same place in each of those CTAs, and completes on the same semaphore of each, which must expect its
             bytes.
 
     Raises:
         TileError: for a layout without a descriptor for the tile, or arguments that do not fit.
 
-    All blocks of a cluster together load a ring tile that a template's layout names in `multicast`, a part each.
+    All CTAs of a cluster together load a ring tile that a template's layout names in `multicast`, a part each.
 
     Example::
 
