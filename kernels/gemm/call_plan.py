@@ -29,7 +29,8 @@ from tritonkittens.kernels.gemm.checks import (
     result_dtype,
     result_shape,
 )
-from tritonkittens.kernels.gemm.config import UNSPLIT, Config, Problem, family
+from tritonkittens.kernels.gemm.choice import family
+from tritonkittens.kernels.gemm.config import UNSPLIT, Config, Problem
 from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.device.epilogue import Steps
 from tritonkittens.kernels.gemm.device.gemm import Gemm

@@ -14,7 +14,7 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.kernels._inspection import Inspectable, launches_of
 from tritonkittens.kernels.gemm.checks import FP8
-from tritonkittens.kernels.gemm.config import ORDERS, SCHEDULES, SPLIT, WHOLE_COLS, Config
+from tritonkittens.kernels.gemm.config import ORDERS, SCHEDULES, SPLIT, Config
 from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS
 from tritonkittens.kernels.gemm.epilogue import Epilogue
 from tritonkittens.kernels.gemm.interface import gemm
@@ -143,7 +143,7 @@ TILES: dict[str, Kind] = {
     "three_consumers": dict(consumers=3, tile_n=176, epilogue_n=16, **NK),
     "four_consumers": dict(consumers=4, tile_n=112, **NK),
     "two_blocks": dict(blocks_per_sm=2, consumers=1, tile_n=64),
-    **{f"cols_{cols}": dict(tile_n=cols, consumers=1, **NK) for cols in WHOLE_COLS[::3]},
+    **{f"cols_{cols}": dict(tile_n=cols, consumers=1, **NK) for cols in (96, 160, 224)},
     "cols_144_in_pieces": dict(tile_n=144, consumers=1, cluster=4),
     "swapped": dict(swap_ab=True, tile_n=128),
     "panel": PANEL,

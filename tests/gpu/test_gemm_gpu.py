@@ -26,7 +26,7 @@ from tests.cases_gemm import (
 )
 from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, relative_error, slow, some_slow
 from tritonkittens.kernels.gemm import Config, gemm, gemm_torch
-from tritonkittens.kernels.gemm.config import candidates
+from tritonkittens.kernels.gemm.candidates import candidates
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
