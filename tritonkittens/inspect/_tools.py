@@ -21,8 +21,7 @@ def disassemble(cubin: bytes) -> tuple[str, str]:
     except RuntimeError as error:
         raise RuntimeError(
             "inspect: nvdisasm is not there; it comes with Triton's wheel and with the CUDA toolkit (put it on PATH, "
-            "or set "
-            "TRITON_NVDISASM_PATH)"
+            "or set TRITON_NVDISASM_PATH)"
         ) from error
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"

@@ -169,9 +169,8 @@ def argument_types(args: Sequence[Any], names: Names = ()) -> Types:
             out.append(CONSTEXPR)
         else:
             raise TypeError(
-                f"{name}: {type(value).__name__} {value!r}; a kernel takes torch tensors, GlobalArg, int, float, "
-                "bool, None, constexpr "
-                "and tuples of these"
+                f"{name}: {type(value).__name__} {value!r}; a kernel takes torch tensors, GlobalArg, int, float, bool, "
+                "None, constexpr and tuples of these"
             )
     return tuple(out)
 

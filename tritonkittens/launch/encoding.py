@@ -104,8 +104,7 @@ def check_tiled(
     if len(strides) != rank - 1:
         raise ValueError(
             f"encode_tiled(strides={tuple(strides)}): {rank - 1} strides in bytes for {rank} dimensions; the fastest "
-            "one is "
-            "contiguous and has none"
+            "one is contiguous and has none"
         )
     if len(box) != rank:
         raise ValueError(
@@ -140,8 +139,7 @@ def check_tiled(
     if not interleave and swizzle and row > swizzle:
         raise ValueError(
             f"encode_tiled(box={tuple(box)}, swizzle={swizzle}): {box[0]} elements of {itemsize} bytes are {row} "
-            "bytes; "
-            f"a {swizzle}-byte swizzle spans at most {swizzle}"
+            f"bytes; a {swizzle}-byte swizzle spans at most {swizzle}"
         )
     if interleave == 32 and swizzle != 32:
         raise ValueError(f"encode_tiled(interleave=32, swizzle={swizzle}): interleave 32 needs swizzle 32")

@@ -385,8 +385,8 @@ def _rows_at(t: Trace, tile: shared, rows: Traced, cols: Traced, row: Traced, co
     if not line or not _keeps_atoms(piece, rows, cols):
         raise TileError(
             f"subtile({rows}, {cols}) of {tile.spec!r} at a row of the run time: its rows must divide the tile's and "
-            "be whole swizzle atoms, and "
-            "it has all columns, one swizzle line, of a tile whose extents are powers of two and which is no view"
+            "be whole swizzle atoms, and it has all columns, one swizzle line, of a tile whose extents are powers of "
+            "two and which is no view"
         )
     views = t.call(piece.reinterpret, tile.dtype, [tile.rows // rows, rows, cols], piece.layout)
     return shared(tile.spec, ((rows,), (cols,)), None, (t.call(views.index, row),), tile.whole, alone=tile.alone)

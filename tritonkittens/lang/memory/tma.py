@@ -145,8 +145,7 @@ def _tma_maps(t: Trace, g: Traced, tile: shared, what: str) -> list[Traced]:
             )
             raise TileError(
                 f"{what} of {tile.spec!r}: the global layout has no descriptor for its {'×'.join(map(str, key[0]))} "
-                "piece "
-                f"(swizzle {key[1]}); it has {have}"
+                f"piece (swizzle {key[1]}); it has {have}"
             )
         found.append(maps[key])
     return found
@@ -255,8 +254,7 @@ def load_async(
         if policy is not None:
             raise TileError(
                 f"load_async(cache_policy={unwrap(cache_policy)!r}) without a semaphore: cp.async has no cache policy "
-                "here; "
-                f"give a semaphore"
+                "here; give a semaphore"
             )
         return _cp_async(t, dst, src, coord)
     if not isinstance(arrived, semaphore):

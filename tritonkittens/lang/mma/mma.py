@@ -145,8 +145,7 @@ def _check(name: str, a: Traced, b: Traced, acc: Traced) -> None:
         if _extents(acc) != [m, n]:
             raise TileError(
                 f"{name}: A is {_describe(a)}, B is {_describe(b)} (as M×K and K×N): the accumulator must be {m}×{n}, "
-                "got "
-                f"{'×'.join(map(str, _extents(acc)))}"
+                f"got {'×'.join(map(str, _extents(acc)))}"
             )
         if not isinstance(acc, pending):
             want = tl.int32 if _dtype(a) == tl.int8 else tl.float32
@@ -214,8 +213,7 @@ def _check_places(name: str, a: Traced, acc: Traced, transposed: tuple[bool, boo
     if isinstance(a, tensor_tile) and not isinstance(acc, tensor_tile):
         raise TileError(
             f"{name}: A is {_describe(a)}; only a product into tensor memory reads A there: the accumulator, or "
-            "`into`, must be a tile of "
-            "tensor_allocator"
+            "`into`, must be a tile of tensor_allocator"
         )
     if isinstance(a, tensor_tile) and transposed[0]:
         raise TileError(
@@ -307,9 +305,7 @@ def _wgmma(
                 if layout != _for_operands(layout, bits):
                     raise TileError(
                         f"{name}: the accumulator in flight was begun for operands of another width than "
-                        f"{name_of(_dtype(a))}; begin "
-                        f"it with "
-                        f"mma_begin(acc, {name_of(_dtype(a))})"
+                        f"{name_of(_dtype(a))}; begin it with mma_begin(acc, {name_of(_dtype(a))})"
                     )
             else:
                 layout = _for_operands(before[i * len(cols) + j].type.layout, bits)
@@ -348,11 +344,9 @@ def _check_depth(name: str, a_stored: Traced, b_stored: Traced, transposed: tupl
     for what, stored, k_major in (("A", a_stored, not transposed[0]), ("B", b_stored, transposed[1])):
         if isinstance(stored, shared) and not k_major:
             raise TileError(
-                f"{name}: {what} of {name_of(_dtype(stored))} is stored as {'×'.join(map(str, _extents(stored)))} "
-                "with its depth along the "
-                f"rows; {unit} reads {_dtype(stored).primitive_bitwidth}-bit operands with the depth along the "
-                "columns only: use mma_ABt with "
-                "K-major tiles"
+                f"{name}: {what} of {name_of(_dtype(stored))} is stored as {'×'.join(map(str, _extents(stored)))} with "
+                f"its depth along the rows; {unit} reads {_dtype(stored).primitive_bitwidth}-bit operands with the "
+                "depth along the columns only: use mma_ABt with K-major tiles"
             )
 
 
@@ -455,8 +449,7 @@ def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Callable[..., T
         if arrived is not None and unwrap(arrived) is not None and not isinstance(acc, tensor_tile):
             raise TileError(
                 f"mma_{suffix}(arrived=…): only a product into tensor memory completes on a semaphore; use wait=False "
-                "and "
-                f"mma_wait"
+                "and mma_wait"
             )
         return _product(
             t,

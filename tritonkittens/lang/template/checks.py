@@ -47,8 +47,8 @@ def check_knobs(T: lcf) -> None:
         raise error_of(
             T,
             f"(one_tile_per_block=True, schedule={T.schedule!r}, pingpong={T.pingpong}): a block with one work tile "
-            "neither fetches it nor enters a "
-            "task in the middle, and its consumers share it; that needs another schedule and pingpong=False",
+            "neither fetches it nor enters a task in the middle, and its consumers share it; that needs another "
+            "schedule and pingpong=False",
         )
     if T.staggered_epilogue and T.warp_scheduler_barrier:
         raise error_of(
