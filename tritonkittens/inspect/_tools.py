@@ -45,6 +45,8 @@ def _run(*command: str, refusals: tuple[str, ...] = ()) -> subprocess.CompletedP
 
 @dataclass(frozen=True)
 class PtxasLog:
+    """What ptxas's log says of a kernel; None where it says nothing."""
+
     registers: int | None  # of a thread, when the kernel starts
     stack_bytes: int | None
     spill_store_bytes: int | None
