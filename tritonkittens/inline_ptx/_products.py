@@ -14,6 +14,7 @@ def operand_values(name: str, bits: np.ndarray) -> np.ndarray:
 
 
 def accumulator_values(bits: np.ndarray, d_type: str) -> np.ndarray:
+    """float64 (int64 for s32) of an accumulator's words."""
     return unsigned(bits, 32).view(np.int32).astype(np.int64) if d_type == "s32" else decode(d_type, bits)
 
 

@@ -93,6 +93,7 @@ class Operand(NamedTuple):
     swizzle: int
 
     def offset(self, step: int) -> int:
+        """Bytes from the first element to K step `step`."""
         return operand_offset(step, self.rows, self.element_bytes, self.swizzle, self.k_major)
 
 

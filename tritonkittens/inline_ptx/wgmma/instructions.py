@@ -189,6 +189,7 @@ class Product:
 
     @property
     def element_bytes(self) -> int:
+        """Bytes of an element of A and of B."""
         return OPERANDS[self.multiply.a][0] // 8
 
     def compute(self, read: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:

@@ -50,6 +50,7 @@ class Multiply(NamedTuple):
 
     @property
     def mnemonic(self) -> str:
+        """The instruction's name in PTX."""
         saturate = ".satfinite" if self.saturate else ""
         return f"wgmma.mma_async.sync.aligned.m64n{self.n}k{self.k}{saturate}.{self.d}.{self.a}.{self.b}"
 

@@ -24,6 +24,8 @@ VECTOR = 16  # bytes of one access by a thread
 
 
 class shared_type(type_of_members):
+    """The type of a `shared` value: its attributes, with the types of the pieces."""
+
     def __init__(
         self,
         spec: st | sv,
@@ -143,6 +145,8 @@ class shared(base_value):
         stages: int | None = None,
         whole: bool | None = None,
     ) -> shared:
+        """Return the tile with `fn` of each piece, and with other `axes` or `whole` where given. It is a ring only with
+        `stages`."""
         return self._with(
             axes=axes or self.axes,
             stages=stages,

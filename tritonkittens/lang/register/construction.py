@@ -59,6 +59,7 @@ def row_layout(t: Trace, cols: int) -> DistributedLayout:
 
 
 def vector_layout(t: Trace) -> DistributedLayout:
+    """Return the layout of vectors: one element a thread, over all warps."""
     return gl.BlockedLayout([1], [32], [t.num_warps], [0])
 
 

@@ -40,6 +40,7 @@ class TileType(base_value):
         self.check()
 
     def check(self) -> None:
+        """Raise `TileError` for extents or a dtype that the type does not have."""
         raise NotImplementedError
 
     @property
