@@ -93,9 +93,8 @@ def byte_operand(t: Trace, tile: Traced, dtype: Traced) -> Traced:
     if dtype not in PACKED or not all(is_fragment(p) and int(unwrap(p.shape[1])) % DEPTH == 0 for p in pieces):
         raise TileError(
             f"byte_operand(dtype={name_of(dtype)}) of a tile of {name_of(pieces[0].dtype)} and shape "
-            f"{list(shape_of(tile))}: takes an "
-            f"fp32 accumulator of wgmma of {ROWS} rows and a multiple of {DEPTH} columns, and "
-            f"{' or '.join(map(name_of, PACKED))}"
+            f"{list(shape_of(tile))}: takes an fp32 accumulator of wgmma of {ROWS} rows and a multiple of {DEPTH} "
+            f"columns, and {' or '.join(map(name_of, PACKED))}"
         )
     return packed_bytes(dtype, tuple(_words(t, piece, PACKED[dtype]) for piece in pieces))
 

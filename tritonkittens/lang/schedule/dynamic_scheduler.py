@@ -90,8 +90,7 @@ def _write(t: Trace, place: Traced, task: Traced) -> None:
     if len(numbers) > NUMBERS or any(n.dtype not in (tl.int1, tl.int32) for n in numbers):
         raise TileError(
             f"tk.task of {len(numbers)} numbers, {', '.join(sorted({str(n.dtype) for n in numbers}))}: a broadcast "
-            "task has at most "
-            f"{NUMBERS}, truth values or int32"
+            f"task has at most {NUMBERS}, truth values or int32"
         )
     for i, number in enumerate(numbers):
         t.call(ptx_shared.store, t.method(place, "__add__", 4 * i), t.method(number, "to", tl.int32), tl.int32)

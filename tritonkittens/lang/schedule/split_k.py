@@ -46,8 +46,8 @@ def settled(t: Trace, ctx: Traced, state: Traced) -> Traced:
         have = ", ".join(f"{n} {list(shape_of(v))}" for n, v in tiles.items())
         raise TileError(
             f"{type(unwrap(ctx.config)).__name__}(schedule={unwrap(ctx.config).schedule!r}): tasks that are split are "
-            "summed up by their "
-            f"accumulators; the state must be the fp32 tiles of layout(accumulators={declared}), it has {have}"
+            f"summed up by their accumulators; the state must be the fp32 tiles of layout(accumulators={declared}), it "
+            f"has {have}"
         )
     return struct(**tiles)
 

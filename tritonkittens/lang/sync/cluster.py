@@ -10,8 +10,7 @@ from tritonkittens.lang.core.resources import bill
 
 CLUSTER_OF_ROLES = (
     "the cluster's barrier counts the warps of every role and would wait forever; write tk.specialize(..., "
-    "cluster_sync=True): all roles of all "
-    "blocks of the cluster then meet before they begin and before they end"
+    "cluster_sync=True): all roles of all blocks of the cluster then meet before they begin and before they end"
 )
 
 

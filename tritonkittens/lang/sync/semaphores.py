@@ -23,6 +23,8 @@ REPORT = "report"  # the debug mode in which a wait prints the warps that are st
 
 
 class semaphore_type(base_type):
+    """The type of a `semaphore`: how many there are (None: one), and the type of their memory."""
+
     def __init__(self, number: int | None, piece: base_type):
         self.number, self.piece = number, piece
 

@@ -117,15 +117,13 @@ def _check_lagged(config: Any, what: str, released: int, awaited: int) -> None:
     name = type(config).__name__
     if released != (what != "compute_last"):
         raise TileError(
-            f"{name}.{what} calls tk.release {released} times; 'compute_first' and 'compute' release their input "
-            "once, in the hook itself, "
-            "'compute_last' has none"
+            f"{name}.{what} calls tk.release {released} times; 'compute_first' and 'compute' release their input once, "
+            "in the hook itself, 'compute_last' has none"
         )
     if awaited != (what != "compute_first"):
         raise TileError(
             f"{name}.{what} calls tk.wait_for {awaited} times; 'compute' and 'compute_last' wait once, in the hook "
-            "itself, for their lagged tiles, "
-            "'compute_first' has none"
+            "itself, for their lagged tiles, 'compute_first' has none"
         )
 
 
