@@ -84,7 +84,7 @@ def schedule_knobs(causal: bool, dynamic: bool = True) -> dict[str, Any]:
 
 
 class Shape(NamedTuple):
-    """What a forward computes. `heads`: of all batches. Packed: keys of the longest sequence, queries of a mean one."""
+    """What a forward computes. `heads`: of all batches. Varlen: keys of the longest sequence, queries of a mean one."""
 
     head_dim: int
     value_dim: int
@@ -95,7 +95,7 @@ class Shape(NamedTuple):
     causal: bool
     window: bool
     softcap: bool
-    packed: bool = False
+    varlen: bool = False
 
     @property
     def whole_lines(self) -> bool:
@@ -124,7 +124,7 @@ def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
     - Dimension 64: exponentials take as long as the MMAs. With more consumers, more of them overlap the MMAs of others.
       But tiles of 192 queries waste more the shorter sequences are. Four consumers leave registers for blocks of 64
       keys only, which cost more instructions a key: they are for short sequences. Causal short sequences are mostly
-      diagonal, start and end, which three CTAs an SM of one consumer each overlap. Windows and long packed causal
+      diagonal, start and end, which three CTAs an SM of one consumer each overlap. Windows and long causal varlen
       sequences have two consumers, the only number measured. Long turns keep these two from waiting for the same unit.
     - Dimension 128: two stages with the epilogue's tiles beside them beat three under them. Blocks of 128 keys beat
       176, because the largest score need not be known there. Long turns win as often as they lose.
@@ -148,7 +148,7 @@ def _above_128(shape: Shape) -> list[Config]:
 
 def _above_64(shape: Shape) -> list[Config]:
     best, smaller = Config(long_turns=shape.itemsize == 1), Config(tile_n=64)
-    if shape.itemsize == 1 and shape.whole_lines and not (shape.window or shape.packed):
+    if shape.itemsize == 1 and shape.whole_lines and not (shape.window or shape.varlen):
         if not shape.causal:
             best = replace(best, tile_n=least(shape.keys, {128: 1.1, 192: 1.015, 224: 1.0}))
         elif shape.keys >= LONGEST:
@@ -165,10 +165,10 @@ def _up_to_64(shape: Shape, slots: int) -> list[Config]:
             return [Config(tile_n=64, consumers=1, blocks_per_sm=3, warp_scheduler_barrier=False)]
         if of_bytes:
             return [replace(best, tile_n=256 if keys >= LONGEST and shape.whole_lines else 128)]
-        return [best if shape.packed or shape.queries < TALL_OF_THREE else Config(consumers=3)]
+        return [best if shape.varlen or shape.queries < TALL_OF_THREE else Config(consumers=3)]
     if of_bytes:
         return [replace(best, tile_n=256 if keys >= MEDIUM else 128)]
-    if shape.packed:
+    if shape.varlen:
         return [replace(best, consumers=3 if keys >= MEDIUM and shape.queries >= 2 * TALL_OF_THREE else 2)]
     if keys >= LONG and shape.queries >= TALL_OF_THREE:
         return [Config(consumers=3)]

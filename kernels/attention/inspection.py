@@ -198,7 +198,7 @@ def _calls() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, ...]]
 
 
 def _backwards() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, ...]]]:
-    """More backwards, as `_calls` lists them: other features, parts of a group, packed sequences."""
+    """More backwards, as `_calls` lists them: other features, parts of a group, sequences of different lengths."""
     yield _backward, dict(dim=96, queries=1024), (None, None, "backward_d96", None)
     yield _backward, dict(dim=128, **WINDOW), (None, None, "backward_d128_window_softcap", None)
     yield (

@@ -29,20 +29,20 @@ from tritonkittens.kernels.attention.config import BackwardKind, choose_backward
 from tritonkittens.kernels.attention.device.backward import PARTS, ROWS
 from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward
 from tritonkittens.kernels.attention.device.varlen import (
-    PackedBackward,
-    PackedBackwardKeys,
-    PackedBackwardQueries,
-    packed_postprocess,
-    packed_preprocess,
+    VarlenBackward,
+    VarlenBackwardKeys,
+    VarlenBackwardQueries,
+    varlen_postprocess,
+    varlen_preprocess,
 )
 from tritonkittens.kernels.attention.varlen_plan import Listing, most_tiles, tiles_apart
 
 # as of `BackwardPlan`, cu_seqlens_q, cu_seqlens_k
 Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-_plans: dict[tuple[Any, ...], PackedBackwardPlan] = {}
+_plans: dict[tuple[Any, ...], VarlenBackwardPlan] = {}
 
 
-def packed_addends_in(dq: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+def varlen_addends_in(dq: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """(LSE_log2, dPsum) of the single pass, (1, H, groups of ROWS queries, PARTS, ROWS) bf16.
 
     They lie in the memory of dQ, (total, H, D) contiguous, which is written after their last use. Many short sequences
@@ -84,24 +84,24 @@ def run_packed_backward(
 
 def _plan(
     operands: Operands, features: tuple[bool, bool, bool], scores: Scores, deterministic: bool
-) -> PackedBackwardPlan:
+) -> VarlenBackwardPlan:
     """The plan of calls with operands like these."""
     q, v, out = operands[2], operands[4], operands[5]
     if out.numel() == 0 or v.shape[0] == 0:
-        return PackedBackwardPlan(operands)
+        return VarlenBackwardPlan(operands)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
     kind = BackwardKind(tk.from_torch(q.dtype), q.shape[2], v.shape[2], *features)
     factor = 0.0 if deterministic else summand_factor(numbers)
     if factor and has_single_pass(kind.head_dim, kind.value_dim):
-        return PackedSinglePassPlan(
-            operands, numbers, lambda parts: choose_fused(PackedBackward, kind, parts=parts), factor
+        return VarlenSinglePassPlan(
+            operands, numbers, lambda parts: choose_fused(VarlenBackward, kind, parts=parts), factor
         )
-    kernels = choose_backward(PackedBackwardQueries, PackedBackwardKeys, kind)
-    return PackedTwoPassPlan(operands, numbers, kernels, deterministic)
+    kernels = choose_backward(VarlenBackwardQueries, VarlenBackwardKeys, kind)
+    return VarlenTwoPassPlan(operands, numbers, kernels, deterministic)
 
 
-class PackedBackwardPlan(BackwardPlan):
-    """`BackwardPlan` of packed sequences, with query_starts and key_starts among its tensors."""
+class VarlenBackwardPlan(BackwardPlan):
+    """`BackwardPlan` of sequences of different lengths, with query_starts and key_starts among its tensors."""
 
     def __init__(self, operands: Operands):
         q, k, v = operands[2:5]
@@ -128,14 +128,14 @@ def heads_first(tensors: Tensors, *names: str) -> Tensors:
 
 
 def preprocess_step(tensors: Tensors, block: int, factor: float = 0.0) -> Step:
-    """LSE_log2 and dPsum, see `packed_preprocess`.
+    """LSE_log2 and dPsum, see `varlen_preprocess`.
 
     `block`: queries of a block of them. `factor`: see `summand_factor`, for the single pass; 0 for two passes.
     """
     o, do, LSE_log2 = tensors["O"], tensors["dO"], tensors["LSE_log2"]
     queries, heads, value_dim = o.shape
     return plain_step(
-        packed_preprocess,
+        varlen_preprocess,
         (tensors["of_rows"].shape[0], heads),
         tensors,
         ("O", "dO", "L", "dL", "of_rows", "LSE_log2", "dPsum"),
@@ -163,7 +163,7 @@ def postprocess_step(
     entries = "entries" if of_keys else "of_rows"
     _, heads, dim = tensors[gradient].shape
     return plain_step(
-        packed_postprocess,
+        varlen_postprocess,
         (tensors[entries].shape[0], heads),
         tensors,
         (accum, "words", gradient, entries),
@@ -177,7 +177,7 @@ def postprocess_step(
     )
 
 
-class PackedSinglePassPlan(PackedBackwardPlan):
+class VarlenSinglePassPlan(VarlenBackwardPlan):
     """One kernel for dQ, dK and dV. `factor`: see `summand_factor`."""
 
     def __init__(self, operands: Operands, numbers: dict[str, Any], fused_of: FusedOf, factor: float):
@@ -217,13 +217,13 @@ class PackedSinglePassPlan(PackedBackwardPlan):
             ]
 
     def make(self, tensors: Tensors) -> None:
-        LSE_log2, dPsum = packed_addends_in(tensors["dQ"], self.groups)
+        LSE_log2, dPsum = varlen_addends_in(tensors["dQ"], self.groups)
         tensors.update(dQ_accum=self.new_dq_accum(), words=self.new_words().zero_(), LSE_log2=LSE_log2, dPsum=dPsum)
         if self.new_parts is not None:
             tensors["dK"], tensors["dV"] = self.new_parts().zero_().unbind()
 
 
-class PackedTwoPassPlan(PackedBackwardPlan):
+class VarlenTwoPassPlan(VarlenBackwardPlan):
     """Two passes by the `kernels` of `choose_backward`."""
 
     def __init__(

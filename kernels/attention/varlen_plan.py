@@ -15,7 +15,7 @@ from tritonkittens.kernels._tensors import addressable, allocator, remember, sig
 from tritonkittens.kernels.attention.call_plan import Scores, fill_empty
 from tritonkittens.kernels.attention.config import Config, Shape, choose
 from tritonkittens.kernels.attention.device.backward import ROWS
-from tritonkittens.kernels.attention.device.varlen import ENTRIES, FIELDS, PackedForward, list_tiles
+from tritonkittens.kernels.attention.device.varlen import ENTRIES, FIELDS, VarlenForward, list_tiles
 from tritonkittens.launch import multiprocessor_count
 
 
@@ -74,7 +74,7 @@ def longest_sequences(q: Tensor, k: Tensor, max_seqlen_q: int | None, max_seqlen
 
 
 @functools.lru_cache
-def packed_forward(
+def forward_varlen(
     dtype: torch.dtype,
     head_dim: int,
     value_dim: int,
@@ -84,10 +84,10 @@ def packed_forward(
     shifted: bool,
     lse: bool,
     config: Config,
-) -> PackedForward:
+) -> VarlenForward:
     """The forward kernel for a dtype, dimensions and features."""
     knobs = {name: knob for name, knob in config.knobs(causal).items() if name not in ("order", "schedule")}
-    return PackedForward(
+    return VarlenForward(
         dtype=tk.from_torch(dtype),
         head_dim=head_dim,
         value_dim=value_dim,
@@ -167,9 +167,9 @@ def _plan(
     features, sequences = scores.features(*longest), starts_q.shape[0] - 1
     kind = (q.dtype, dim, value_dim, *features, features[0] and not same, lse is not None)
     shape = Shape(
-        dim, value_dim, q.element_size(), queries // max(1, sequences), longest[1], heads, *features, packed=True
+        dim, value_dim, q.element_size(), queries // max(1, sequences), longest[1], heads, *features, varlen=True
     )
-    kernel = choose(packed_forward, kind, shape, multiprocessor_count(q.get_device()))
+    kernel = choose(forward_varlen, kind, shape, multiprocessor_count(q.get_device()))
     listing = Listing(starts_q, starts_k, queries, keys, False, kernel.tile_m * kernel.consumers)  # type: ignore[attr-defined]
     as_they_are = all(map(addressable, (q, k, v))) and storable(out)
     sums = () if lse is None else (lse,)
