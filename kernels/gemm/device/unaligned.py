@@ -450,14 +450,14 @@ class Unaligned:
     ):
         (m, k), n = a.shape, b.shape[1]
         self.shape, self.dtype, self.is_same = (m, n), dtype, dtype == a.dtype
-        self.swapped = n < m
+        self.swap_ab = n < m
         strides = dict(
             zip(
                 ("am", "ak", "bk", "bn", "cm", "cn"),
                 (*a.stride(), *b.stride(), *((n, 1) if out is None else out.stride())),
             )
         )
-        if self.swapped:
+        if self.swap_ab:
             m, n, (a, b) = n, m, (b, a)
             order = ("bn", "bk", "ak", "am", "cn", "cm")
             strides = dict(zip(strides, [strides[name] for name in order]))
@@ -512,7 +512,7 @@ class Unaligned:
             if x.ndim
             else (0, 0)
         )
-        return (cols, rows) if self.swapped else (rows, cols)
+        return (cols, rows) if self.swap_ab else (rows, cols)
 
     def _arguments(
         self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, sums: tuple[Any, ...]
@@ -522,7 +522,7 @@ class Unaligned:
             given = tuple(
                 [tuple([(operands[x[0]], *x[1:]) if isinstance(x, tuple) else x for x in step]) for step in given]
             )
-        return (b, a, out, given, *sums, *self.numbers) if self.swapped else (a, b, out, given, *sums, *self.numbers)
+        return (b, a, out, given, *sums, *self.numbers) if self.swap_ab else (a, b, out, given, *sums, *self.numbers)
 
     def compile(
         self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, arch: str = "sm_90a"
