@@ -134,7 +134,7 @@ def fused_backward(kind: BackwardKind, cut: bool, parts: int) -> AttentionBackwa
         kind,
         cut=cut,
         parts=parts,
-        turns=parts == 1 and not (kind.causal or kind.window),
+        rotated=parts == 1 and not (kind.causal or kind.window),
         order=schedule_knobs(kind.causal)["order"],
     )
 

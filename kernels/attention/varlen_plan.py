@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,10 @@ from tritonkittens.kernels.attention.config import Config, Shape, choose
 from tritonkittens.kernels.attention.device.backward import ROWS
 from tritonkittens.kernels.attention.device.varlen import ENTRIES, FIELDS, VarlenForward, list_tiles
 from tritonkittens.launch import multiprocessor_count
+
+Operands: TypeAlias = tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None
+]  # q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse
 
 
 def tiles_apart(total: int, sequences: int, height: int) -> int:
@@ -138,29 +142,20 @@ def run_varlen_forward(
         and starts_q.data_ptr() == starts_k.data_ptr()
         and starts_q.stride() == starts_k.stride()
     )
-    key = (signature(q, k, v, starts_q, starts_k, out), same, lse is None, longest, scores)
+    operands = (q, k, v, starts_q, starts_k, out, lse)
+    key = (signature(*operands[:6]), same, lse is None, longest, scores)
     run = _plans.get(key)
     if run is None:
-        run = remember(_plans, key, _plan(q, k, v, starts_q, starts_k, out, lse, longest, scores, same))
-    run(q, k, v, starts_q, starts_k, out, lse)
+        run = remember(_plans, key, _plan(operands, longest, scores, same))
+    run(*operands)
 
 
 _plans: dict[tuple[Any, ...], Callable[..., None]] = {}
 
 
-def _plan(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts_q: Tensor,
-    starts_k: Tensor,
-    out: Tensor,
-    lse: Tensor | None,
-    longest: tuple[int, int],
-    scores: Scores,
-    same: bool,
-) -> Callable[..., None]:
-    """The function that calls with operands like these run."""
+def _plan(operands: Operands, longest: tuple[int, int], scores: Scores, same: bool) -> Callable[..., None]:
+    """The function that calls with operands like these run. `same`: queries and keys have the same sequences."""
+    q, k, v, starts_q, starts_k, out, lse = operands
     (queries, heads, dim), (keys, _, value_dim) = q.shape, v.shape
     if out.numel() == 0 or keys == 0:
         return lambda q, k, v, starts_q, starts_k, out, lse: fill_empty(out, lse)

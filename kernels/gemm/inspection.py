@@ -4,6 +4,7 @@ dtype."""
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -71,45 +72,61 @@ def _scaled_gelu(m: int, n: int, dtype: torch.dtype) -> Epilogue:
 OF_USERS = {"squared_relu": lambda m, n, dtype: Epilogue(squared_relu), "scaled_gelu": _scaled_gelu}
 
 
-def _product(
-    m: int = SIDE,
-    n: int = SIDE,
-    k: int = SIDE,
-    a: str = "mk",
-    b: str = "kn",
-    dtype: torch.dtype = torch.bfloat16,
-    b_dtype: torch.dtype | None = None,
-    out_dtype: torch.dtype | None = None,
-    batch: tuple[int, ...] = (),
-    scales: str | None = None,
-    bias: str | None = None,
-    gate: str | None = None,
-    residual: bool = False,
-    activation: str | None = None,
-    accumulate: str = "fp32",
-    chosen: bool = False,
-    user: str | None = None,
-    **knobs: Any,
-) -> Tensor:
-    """`gemm` of uninitialised operands with `Config(**knobs)`, or with the one that it chooses."""
-    b = "nk" if dtype in FP8 else b
-    result = out_dtype or (torch.bfloat16 if dtype in FP8 else dtype)
-    vectors = torch.bfloat16 if dtype in FP8 else dtype
-    scale_a, scale_b = _scales(scales, m, n, k)
-    return gemm(
-        _matrix(m, k, a, dtype, batch),
-        _matrix(k, n, b, b_dtype or dtype, batch),
-        bias=_vector(bias, m, n, vectors),
-        gate=_vector(gate, m, n, vectors, batch),
-        residual=torch.empty(*batch, m, n, dtype=result, device="cpu") if residual else None,
-        scale_a=scale_a,
-        scale_b=scale_b,
-        activation=activation,
-        out_dtype=out_dtype,
-        accumulate=accumulate,
-        config=None if chosen else Config(**knobs),
-        epilogue=OF_USERS[user](m, n, result) if user else None,
-    )
+@dataclass(frozen=True)
+class Product:
+    """A `gemm` of uninitialised operands, and its options.
+
+    Args:
+        a, b: the dimensions of the operands as they are stored: "mk" or "km", "kn" or "nk" (fp8: always "nk").
+        b_dtype, out_dtype: None: as `dtype`, and a bf16 result for fp8.
+        batch: leading dimensions.
+        scales, bias, gate: what they have values for, see `_scales` and `_vector`; None: not given.
+        user: the name of an epilogue in `OF_USERS`.
+    """
+
+    m: int = SIDE
+    n: int = SIDE
+    k: int = SIDE
+    a: str = "mk"
+    b: str = "kn"
+    dtype: torch.dtype = torch.bfloat16
+    b_dtype: torch.dtype | None = None
+    out_dtype: torch.dtype | None = None
+    batch: tuple[int, ...] = ()
+    scales: str | None = None
+    bias: str | None = None
+    gate: str | None = None
+    residual: bool = False
+    activation: str | None = None
+    accumulate: str = "fp32"
+    user: str | None = None
+
+    def __call__(self, config: Config | None) -> Tensor:
+        """The result with a configuration, or with the one that `gemm` chooses."""
+        m, n, k, batch, dtype = self.m, self.n, self.k, self.batch, self.dtype
+        vectors = torch.bfloat16 if dtype in FP8 else dtype
+        result = self.out_dtype or vectors
+        scale_a, scale_b = _scales(self.scales, m, n, k)
+        return gemm(
+            _matrix(m, k, self.a, dtype, batch),
+            _matrix(k, n, "nk" if dtype in FP8 else self.b, self.b_dtype or dtype, batch),
+            bias=_vector(self.bias, m, n, vectors),
+            gate=_vector(self.gate, m, n, vectors, batch),
+            residual=torch.empty(*batch, m, n, dtype=result, device="cpu") if self.residual else None,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            activation=self.activation,
+            out_dtype=self.out_dtype,
+            accumulate=self.accumulate,
+            config=config,
+            epilogue=OF_USERS[self.user](m, n, result) if self.user else None,
+        )
+
+
+def _product(chosen: bool = False, **kind: Any) -> Tensor:
+    """A `Product` and the knobs of its `Config`, or with the configuration that is `chosen` for it."""
+    given = {field.name: kind.pop(field.name) for field in fields(Product) if field.name in kind}
+    return Product(**given)(None if chosen else Config(**kind))
 
 
 EPILOGUES: dict[str, Kind] = {

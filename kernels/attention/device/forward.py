@@ -321,11 +321,11 @@ class AttentionForward(QueryTiles):
         total = tk.row_sum(state.sums)
         row = ctx.row * ctx.config.consumers + ctx.consumer
         o = tk.mul_row(state.o, ctx.config._share(ctx, total))
-        panels = (o,) if ctx.config.epilogue_n is None else tk.split_cols(o, ctx.config.epilogue_n)
-        for i in tl.static_range(len(panels)):
+        subtiles = (o,) if ctx.config.epilogue_n is None else tk.split_cols(o, ctx.config.epilogue_n)
+        for i in tl.static_range(len(subtiles)):
             if i > 0:
                 tk.store_read_wait(0)
-            tk.store(epilogue.O, panels[i])
+            tk.store(epilogue.O, subtiles[i])
             tk.fence_async()
             tk.store_async(ctx.globals.O, epilogue.O, (ctx.batch, ctx.head, row, i))
         if ctx.config.lse:

@@ -119,28 +119,10 @@ def _task(ctx, heads):
 @plain_kernel
 @triton.jit
 def varlen_preprocess(
-    O,  # noqa: E741
-    dO,
-    L,
-    dL,
-    entries,
-    LSE_log2,
-    dPsum,
-    o_row,
-    o_head,
-    do_row,
-    do_head,
-    n_head,
-    n_tile,
-    n_part,
-    total,
-    factor,  # noqa: E741
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HAS_DL: tl.constexpr,
-    TILES: tl.constexpr,
-    ADDENDS: tl.constexpr,
-):
+    O, dO, L, dL, entries, LSE_log2, dPsum,  # noqa: E741
+    o_row, o_head, do_row, do_head, n_head, n_tile, n_part, total, factor,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, TILES: tl.constexpr, ADDENDS: tl.constexpr,
+):  # fmt: skip
     """`preprocess` of sequences of different lengths. Grid: entries of the list of tiles of 64 queries, heads.
 
     O, dO: (total, H, DIM) with these strides, the last 1. L, dL: (H, total) fp32, contiguous. LSE_log2, dPsum: (1, H,
