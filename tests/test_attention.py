@@ -329,11 +329,11 @@ def test_configurations_at_larger_dimensions():
         best(16384, dim=128, causal=True) == best(170, 1000, dim=128) == Config(dynamic=True)
         and best(16384, dim=112).tile_n == 128
     )
-    panels = [
+    widths = [
         (c.tile_n, c.epilogue_n)
         for c in (best(4096, dim=d, value_dim=v) for d, v in ((192, 128), (160, 160), (256, 256)))
     ]
-    assert panels == [(128, 64), (128, 32), (64, 64)]
+    assert widths == [(128, 64), (128, 32), (64, 64)]
     assert [best(n, dim=128, itemsize=1).tile_n for n in (512, 1024, 2048, 4096)] == [128, 224, 192, 224]
     assert [best(n, dim=256, itemsize=1).tile_n for n in (512, 4096)] == [64, 96] and best(
         512, dim=160, itemsize=1

@@ -239,7 +239,7 @@ def test_configurations_that_are_none(given, message):
 @pytest.mark.parametrize("activation", ["gelu", "silu"])
 def test_candidates_fit_where_a_residual_comes_with_an_activation(activation, scaled):
     """Results in fp32 take most; the problem does not say that there is a residual, which is staged whole where its
-    panels are an odd number."""
+    sub-tiles are an odd number."""
     a, b = (empty(512, 512, dtype=E4M3 if scaled else BF16) for _ in range(2))
     scaling = dict(scale_a=empty(512, 4, dtype=FP32), scale_b=empty(4, 4, dtype=FP32)) if scaled else {}
     with sim.device("sm_90a"):

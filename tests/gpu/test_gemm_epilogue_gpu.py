@@ -15,7 +15,7 @@ from tritonkittens.kernels.gemm import Config, Epilogue, gemm
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
 CHOSEN = on_gpu_or_simulated(None, SMALL)
-QUICK = ["small", "deferred", "panels", "wide", "swap_ab", "split_k", "cluster_split_k", "stream_k", "cluster"]
+QUICK = ["small", "deferred", "sub-tiles", "wide", "swap_ab", "split_k", "cluster_split_k", "stream_k", "cluster"]
 
 
 @triton.jit
