@@ -71,6 +71,7 @@ class BackwardPlan:
     def tensors(
         self, grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Tensors:
+        """The tensors of a call by name, with new gradients and what `make` adds."""
         if not self.as_they_are:
             grad, q, k, v = map(as_addressable, (grad, q, k, v))
         dq, dk, dv = [new() for new in self.new_gradients]
@@ -99,6 +100,7 @@ class BackwardPlan:
 
 
 def clear(tensors: Tensors) -> None:
+    """Write zeros to all gradients."""
     for name in ("dQ", "dK", "dV"):
         tensors[name].zero_()
 

@@ -50,6 +50,7 @@ def by_operator(
     config: Config | None,
     accumulate: str,
 ) -> Tensor:
+    """`gemm` by the operator of torch.library, for tensors that torch traces, batches or fakes."""
     bias, gate, residual, scale_a, scale_b = operands
     chosen = None if config is None else config.to_text()
     return call("gemm", a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, chosen, accumulate)
@@ -294,6 +295,7 @@ class CallPlan:
 
     @property
     def batch_size(self) -> int:
+        """Matrices of a batch; 1 for a single product."""
         size = 1
         for n in self.batch if self.batched else ():
             size *= n

@@ -51,12 +51,14 @@ def _scales(kind: str | None, m: int, n: int, k: int) -> tuple[Tensor | None, Te
 
 @triton.jit
 def squared_relu(acc):
+    """An epilogue of a user without operands."""
     x = tl.maximum(acc, 0.0)
     return x * x
 
 
 @triton.jit
 def scaled_gelu(acc, scale, bias, residual, alpha):
+    """An epilogue of a user with an operand of each kind."""
     return tk.gelu(acc * scale + bias, fast=True) * alpha + residual
 
 
@@ -139,9 +141,9 @@ EPILOGUES: dict[str, Kind] = {
 }
 NK: Kind = dict(b="nk")
 SMALL: Kind = dict(m=1024, n=1024)  # few enough tiles to be split
-PANEL: Kind = dict(epilogue_n=64)
-PACKED: Kind = dict(epilogue_n=64, deferred_epilogue=True)
-TURNS: Kind = dict(tile_m=128, tile_n=128, pingpong=True, epilogue_n=32)
+SUBTILES: Kind = dict(epilogue_n=64)
+DEFERRED: Kind = dict(epilogue_n=64, deferred_epilogue=True)
+PINGPONG: Kind = dict(tile_m=128, tile_n=128, pingpong=True, epilogue_n=32)
 BY_BLOCK: Kind = dict(dtype=E4M3, scales="block", tile_k=BLOCK)
 FEW_ROWS: Kind = dict(m=16, swap_ab=True, tile_n=16, tile_k=128)
 
@@ -162,15 +164,15 @@ TILES: dict[str, Kind] = {
     "two_blocks": dict(blocks_per_sm=2, consumers=1, tile_n=64),
     **{f"cols_{cols}": dict(tile_n=cols, consumers=1, **NK) for cols in WHOLE_COLS[::3]},
     "cols_144_in_pieces": dict(tile_n=144, consumers=1, cluster=4),
-    "swapped": dict(swap_ab=True, tile_n=128),
-    "panel": PANEL,
-    "streamed": dict(streamed=True, **PANEL),
-    "packed": PACKED,
-    "packed_cluster": dict(cluster=2, **PACKED),
-    "packed_split_tail": dict(schedule="split_tail", **PACKED),
-    "turns": TURNS,
-    "turns_split_tail": dict(schedule="split_tail", **TURNS),
-    "turns_swapped": dict(swap_ab=True, streamed=True, **TURNS),
+    "swap_ab": dict(swap_ab=True, tile_n=128),
+    "epilogue_n": SUBTILES,
+    "streamed": dict(streamed=True, **SUBTILES),
+    "deferred": DEFERRED,
+    "deferred_cluster": dict(cluster=2, **DEFERRED),
+    "deferred_split_tail": dict(schedule="split_tail", **DEFERRED),
+    "pingpong": PINGPONG,
+    "pingpong_split_tail": dict(schedule="split_tail", **PINGPONG),
+    "pingpong_swap_ab": dict(swap_ab=True, streamed=True, **PINGPONG),
     "few_rows": FEW_ROWS,
     "few_rows_cluster_split_k": dict(schedule="cluster_split_k", splits=4, **FEW_ROWS | dict(tile_n=64)),
     "batched": dict(batch=(2,), m=1024),
@@ -178,46 +180,46 @@ TILES: dict[str, Kind] = {
 DTYPES: dict[str, Kind] = {
     "fp16": dict(dtype=torch.float16),
     "fp16_sums": dict(dtype=torch.float16, accumulate="fp16"),
-    "fp8": dict(dtype=E4M3, **PANEL),
+    "fp8": dict(dtype=E4M3, **SUBTILES),
     "fp8_mixed": dict(dtype=E5M2, b_dtype=E4M3),
-    "fp8_turns": dict(dtype=E4M3, streamed=True, **TURNS),
-    "fp8_packed_fp8_result": dict(dtype=E4M3, out_dtype=E4M3, epilogue_n=128, deferred_epilogue=True),
+    "fp8_pingpong": dict(dtype=E4M3, streamed=True, **PINGPONG),
+    "fp8_deferred_fp8_result": dict(dtype=E4M3, out_dtype=E4M3, epilogue_n=128, deferred_epilogue=True),
     "fp8_tensor_scales": dict(dtype=E4M3, scales="tensor"),
     "fp8_row_scales": dict(dtype=E4M3, scales="row"),
-    "fp8_row_scales_swapped_packed_bias_silu": dict(
-        dtype=E4M3, scales="row", swap_ab=True, bias="col", activation="silu", **PACKED
+    "fp8_row_scales_swap_ab_deferred_bias_silu": dict(
+        dtype=E4M3, scales="row", swap_ab=True, bias="col", activation="silu", **DEFERRED
     ),
     "fp8_block_scales": dict(tile_n=128, consumers=1, **BY_BLOCK),
     "fp8_block_scales_two_consumers": dict(tile_n=256, **BY_BLOCK),
     "fp8_block_scales_cluster": dict(tile_n=128, cluster=2, **BY_BLOCK),
-    "fp8_block_scales_panel_bias_silu": dict(tile_n=256, bias="col", activation="silu", **PANEL, **BY_BLOCK),
+    "fp8_block_scales_epilogue_n_bias_silu": dict(tile_n=256, bias="col", activation="silu", **SUBTILES, **BY_BLOCK),
     "fp8_block_scales_residual": dict(tile_n=128, residual=True, **BY_BLOCK),
 }
 FINISHED: dict[str, Kind] = {
     **EPILOGUES,
-    "panel_bias_silu_gate_residual": dict(bias="col", activation="silu", gate="col", residual=True, **PANEL),
+    "epilogue_n_bias_silu_gate_residual": dict(bias="col", activation="silu", gate="col", residual=True, **SUBTILES),
     **{
-        f"packed_{name}": EPILOGUES[name] | PACKED
+        f"deferred_{name}": EPILOGUES[name] | DEFERRED
         for name in ("bias_gelu", "bias_gelu_tanh", "bias_silu", "residual", "gate_residual")
     },
-    "packed_silu_fp16": dict(dtype=torch.float16, activation="silu", **PACKED),
-    "packed_residual_one_by_one": dict(residual=True, consumers=1, tile_n=128, **PACKED),
-    "packed_swapped_silu": dict(swap_ab=True, activation="silu", **PACKED),
-    "packed_swapped_gate_residual": dict(swap_ab=True, gate="col", residual=True, **PACKED),
+    "deferred_silu_fp16": dict(dtype=torch.float16, activation="silu", **DEFERRED),
+    "deferred_residual_one_by_one": dict(residual=True, consumers=1, tile_n=128, **DEFERRED),
+    "deferred_swap_ab_silu": dict(swap_ab=True, activation="silu", **DEFERRED),
+    "deferred_swap_ab_gate_residual": dict(swap_ab=True, gate="col", residual=True, **DEFERRED),
     "fp32_result_gelu": dict(out_dtype=torch.float32, activation="gelu"),
-    "swapped_residual": dict(swap_ab=True, tile_n=128, residual=True),
-    "turns_bias_silu": dict(bias="col", activation="silu", **TURNS),
-    "turns_gate_residual": dict(gate="col", residual=True, **TURNS),
+    "swap_ab_residual": dict(swap_ab=True, tile_n=128, residual=True),
+    "pingpong_bias_silu": dict(bias="col", activation="silu", **PINGPONG),
+    "pingpong_gate_residual": dict(gate="col", residual=True, **PINGPONG),
     "split_tail_gate_residual": dict(schedule="split_tail", gate="col", residual=True, **SMALL),
     "batched_gate_residual": dict(batch=(2,), m=1024, gate="tile", residual=True),
 }
 USERS: dict[str, Kind] = {
     **{f"user_{name}": dict(user=name) for name in OF_USERS},
-    "user_scaled_gelu_panel": dict(user="scaled_gelu", **PANEL),
-    "user_scaled_gelu_swapped": dict(user="scaled_gelu", swap_ab=True, tile_n=128),
+    "user_scaled_gelu_epilogue_n": dict(user="scaled_gelu", **SUBTILES),
+    "user_scaled_gelu_swap_ab": dict(user="scaled_gelu", swap_ab=True, tile_n=128),
     "user_scaled_gelu_split_k": dict(user="scaled_gelu", schedule="split_k", splits=2, **SMALL),
-    "user_squared_relu_packed": dict(user="squared_relu", **PACKED),
-    "user_squared_relu_packed_gate_residual": dict(user="squared_relu", gate="col", residual=True, **PACKED),
+    "user_squared_relu_deferred": dict(user="squared_relu", **DEFERRED),
+    "user_squared_relu_deferred_gate_residual": dict(user="squared_relu", gate="col", residual=True, **DEFERRED),
 }
 UNALIGNED: dict[str, Kind] = {
     **{f"one_row_{b}": dict(m=1, b=b) for b in ("kn", "nk")},

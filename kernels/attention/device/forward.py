@@ -77,6 +77,7 @@ class AttentionForward(QueryTiles):
 
     @property
     def one_edge(self) -> bool:
+        """Whether exactly one block of a task needs a mask."""
         whole = self.causal and not self.shifted and self.tile_n % (self.tile_m * self.consumers) == 0
         if self.lazy and self.consumers == 3 and not whole:
             # with a loop of its own for edges ptxas spills nothing in the main one; without, 20 registers an iteration
@@ -96,6 +97,7 @@ class AttentionForward(QueryTiles):
 
     @property
     def key_tiles(self) -> tuple[str, ...]:
+        """Names of the tiles of K of a block."""
         return tuple(f"K{i}" for i in range(self.key_lines)) or ("K",)
 
     def layout(self) -> tk.layout:

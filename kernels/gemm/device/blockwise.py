@@ -65,10 +65,12 @@ class BlockwiseGemm(tk.lcf):
 
     @property
     def result_cols(self) -> int:
+        """Columns that a block finishes of a task."""
         return self.tile_n
 
     @property
     def task_rows(self) -> int:
+        """Rows of C of a task: those of all consumers, and of all blocks of a cluster."""
         return self.cluster * self.consumers * self.tile_m
 
     def tasks(self, A: Any, B: Any, C: Any, *others: Any) -> int:

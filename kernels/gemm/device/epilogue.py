@@ -33,6 +33,7 @@ class Operand:
 
     @property
     def element(self) -> tl.dtype:
+        """The dtype of its elements on the device."""
         return tl.dtype(self.dtype)
 
 
@@ -50,6 +51,7 @@ class Step:
 
     @property
     def reads_tensors(self) -> bool:
+        """Whether an operand is a tensor."""
         return any(x.place not in NO_TENSOR for x in self.operands)
 
 
@@ -75,6 +77,7 @@ class Steps(tk.Knob):
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def mangle(self) -> str:
+        """Its part of the names of compiled functions."""
         return f"Steps_{self.cache_key[:16]}"
 
     @staticmethod
@@ -109,6 +112,7 @@ class Steps(tk.Knob):
 
     @property
     def numbers(self) -> tuple[str, ...]:
+        """Names of the operands that are run-time arguments of the kernel."""
         return tuple(x.name for step in self.steps for x in step.operands if x.place == "number")
 
     @property
@@ -124,6 +128,7 @@ class Steps(tk.Knob):
 
     @property
     def staged(self) -> Operand | None:
+        """The operand that TMA loads to the staging buffer; None without one."""
         return next((x for step in self.steps for x in step.operands if x.place == "staged"), None)
 
     @property
@@ -213,31 +218,37 @@ class Steps(tk.Knob):
 
 @triton.jit
 def multiply(acc, factor):
+    """acc · factor."""
     return acc * factor
 
 
 @triton.jit
 def add(acc, term):
+    """acc + term."""
     return acc + term
 
 
 @triton.jit
 def multiply_add(acc, factor, term):
+    """acc · factor + term, rounded once."""
     return tl.fma(acc, factor, term)
 
 
 @triton.jit
 def gelu(acc, fast: tl.constexpr):
+    """GELU by erf. `fast`: see `tk.gelu`."""
     return tk.gelu(acc, fast=fast)
 
 
 @triton.jit
 def gelu_tanh(acc, fast: tl.constexpr):
+    """GELU by tanh. `fast`: see `tk.gelu`."""
     return tk.gelu(acc, "tanh", fast=fast)
 
 
 @triton.jit
 def silu(acc, fast: tl.constexpr):
+    """acc · sigmoid(acc). `fast`: see `tk.silu`."""
     return tk.silu(acc, fast=fast)
 
 

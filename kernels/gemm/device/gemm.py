@@ -202,6 +202,7 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
 
     @property
     def task_rows(self) -> int:
+        """Rows of C of a task: those of all consumers, and of all blocks of a cluster."""
         return self.cluster * self.team * self.tile_m
 
     def tasks(self, A: Any, B: Any, C: Any, *others: Any) -> int:
