@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,6 +26,30 @@ from tritonkittens.kernels.attention.num_splits import (
 )
 from tritonkittens.launch import multiprocessor_count
 from tritonkittens.tune.cost import memory_bandwidth
+
+Operands: TypeAlias = tuple[
+    Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]  # q, k, v, out, lengths, starts, pages
+
+
+@dataclass(frozen=True)
+class DecodeCall:
+    """What a plan depends on beside the kinds of its operands.
+
+    Args:
+        row_tiles: tiles of the query rows of a key head, see `row_tiles_of`.
+        page_size: keys of a page; None: the cache has no pages.
+        keys: of a sequence, at most.
+        num_splits: given by the caller; None: chosen.
+    """
+
+    scores: Scores
+    causal: bool
+    return_lse: bool
+    row_tiles: int
+    page_size: int | None
+    keys: int
+    num_splits: int | None
 
 
 def run_decode(
@@ -49,7 +74,7 @@ def run_decode(
         return write_results(found, out, return_lse)
     if out is not None:
         announce_write(out)
-    operands = (q, k, v, out, lengths, starts, pages)
+    operands: Operands = (q, k, v, out, lengths, starts, pages)
     key, plan = (None, None) if debug else _find_plan(operands, (causal, scale, softcap, return_lse, num_splits))
     if plan is not None:
         return plan(*operands)
@@ -65,16 +90,7 @@ def run_decode(
         padded = _pad_groups(q, k.shape[1], row_tiles * heads)
         found = run_decode(padded, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits)
         return _unpad_groups(found, q, v, out, return_lse)
-    plan = DecodePlan(
-        *operands,
-        scores=scores,
-        causal=causal,
-        return_lse=return_lse,
-        row_tiles=row_tiles,
-        page_size=page_size,
-        keys=keys,
-        num_splits=num_splits,
-    )
+    plan = DecodePlan(operands, DecodeCall(scores, causal, return_lse, row_tiles, page_size, keys, num_splits))
     return (plan if key is None else remember(_plans, key, plan))(*operands)
 
 
@@ -113,53 +129,27 @@ class DecodePlan:
     """What one kind of calls does. It is made of checked operands; called with others like them, it returns the
     results."""
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor | None,
-        lengths: Tensor | None,
-        starts: Tensor | None,
-        pages: Tensor | None,
-        *,
-        scores: Scores,
-        causal: bool,
-        return_lse: bool,
-        row_tiles: int,
-        page_size: int | None,
-        keys: int,
-        num_splits: int | None,
-    ) -> None:
+    def __init__(self, operands: Operands, call: DecodeCall) -> None:
+        q, k, v, out, lengths, starts, _ = operands
         (batch, heads, queries, dim), (kv_heads, value_dim) = q.shape, (v.shape[1], v.shape[3])
-        tiles, rows = kv_heads * row_tiles, heads // kv_heads // row_tiles * queries
+        tiles, rows = kv_heads * call.row_tiles, heads // kv_heads // call.row_tiles * queries
+        whole = out is None or out.is_contiguous() and storable(out)
         features = (
-            queries > 1 and causal or starts is not None,
-            scores.softcap is not None,
+            queries > 1 and call.causal or starts is not None,
+            call.scores.softcap is not None,
             lengths is not None,
             starts is not None,
         )
-        kind = DecodeKind(q.dtype, dim, value_dim, *features, page_size, row_tiles)
-        multiprocessors = multiprocessor_count(q.get_device())
-        whole = out is None or out.is_contiguous() and storable(out)
-        if num_splits:
-            split = DecodeSplit(num_splits)
-        else:
-            split = choose_split(
-                batch * tiles, keys, multiprocessors, memory_bandwidth(q.device), rings_of(kind, whole)
-            )
-        kernel = kernel_for(kind, split, batch * tiles, multiprocessors, return_lse, whole)
-        self.kernel, self.partial, self.numbers, self.return_lse = (
-            kernel,
-            kernel.partial,
-            dict(scores.numbers(False), queries=queries),
-            return_lse,
-        )
+        kind = DecodeKind(q.dtype, dim, value_dim, *features, call.page_size, call.row_tiles)
+        split = _split_of(call, kind, batch * tiles, whole, q.device)
+        kernel = kernel_for(kind, split, batch * tiles, multiprocessor_count(q.get_device()), call.return_lse, whole)
+        self.kernel, self.partial, self.return_lse = kernel, kernel.partial, call.return_lse
+        self.numbers = dict(call.scores.numbers(False), queries=queries)
         # the launches of the kernel and of `combine`, bound by the first call
         self.bound: Callable[..., None] | None = None
         self.combine: Callable[..., None] | None = None
-        self.packed, self.shape = (batch, tiles, rows, dim), (batch, tiles, split.num_splits, rows)
-        self.addressable = addressable(q.reshape(self.packed)) and addressable(k) and addressable(v)
+        self.q_shape, self.shape = (batch, tiles, rows, dim), (batch, tiles, split.num_splits, rows)
+        self.addressable = addressable(q.reshape(self.q_shape)) and addressable(k) and addressable(v)
         self.new_result = allocator((batch, heads, queries, value_dim), q.dtype, q.device)
         self.new_lse = allocator((batch, heads, queries), torch.float32, q.device)
         if self.partial:
@@ -168,15 +158,8 @@ class DecodePlan:
                 allocator(self.shape, torch.float32, q.device),
             )
             self.grid = rows, tiles, batch
-            self.constants = (
-                split.num_splits,
-                rows,
-                queries,
-                value_dim,
-                power_of_two(split.num_splits),
-                power_of_two(value_dim),
-                return_lse,
-            )
+            widths = power_of_two(split.num_splits), power_of_two(value_dim)
+            self.constants = (split.num_splits, rows, queries, value_dim, *widths, call.return_lse)
 
     def __call__(
         self,
@@ -189,14 +172,14 @@ class DecodePlan:
         pages: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         result, lse = self.new_result() if out is None else out, self.new_lse() if self.return_lse else None
-        packed = q.reshape(self.packed)
+        q = q.reshape(self.q_shape)  # the query heads of a key head are rows of its tiles
         if not self.addressable:
-            packed, k, v = as_addressable(packed), as_addressable(k), as_addressable(v)
+            q, k, v = as_addressable(q), as_addressable(k), as_addressable(v)
         if self.partial:
             partial, lses = (new() for new in self.new_splits)
         else:
             partial, lses = result.view(*self.shape, result.shape[3]), None if lse is None else lse.view(self.shape)
-        tensors = dict(Q=packed, K=k, V=v, O=partial, L=lses, pages=pages)
+        tensors = dict(Q=q, K=k, V=v, O=partial, L=lses, pages=pages)
         tensors |= {name: x.contiguous() for name, x in (("lengths", lengths), ("starts", starts)) if x is not None}
         in_order = [tensors[name] for name in self.kernel.tensors]
         if self.bound is None:
@@ -208,6 +191,13 @@ class DecodePlan:
                 self.combine = combine.bind(self.grid, *combined, *result.stride(), *self.constants)
             self.combine(*combined)
         return result if lse is None else (result, lse)
+
+
+def _split_of(call: DecodeCall, kind: DecodeKind, tiles: int, whole: bool, device: torch.device) -> DecodeSplit:
+    """The split of so many `tiles`: given, or chosen. `whole`: the kernel may write the result itself."""
+    if call.num_splits:
+        return DecodeSplit(call.num_splits)
+    return choose_split(tiles, call.keys, multiprocessor_count(device), memory_bandwidth(device), rings_of(kind, whole))
 
 
 _plans: dict[tuple[Any, ...], DecodePlan] = {}

@@ -130,6 +130,10 @@ def load_tile(whole, memory, tile, begun, slot, phases, previous, turn, T: tl.co
 
 @triton.jit
 def producer(G, A, memory, T: tl.constexpr):
+    """Run the producer of template `T`: the hooks that load, task after task.
+
+    `G`: the tensors of the call. `A`: its numbers. `memory`: shared memory and pipelines of the thread block.
+    """
     STAGES: tl.constexpr = facts(T).stages
     EARLY: tl.constexpr = facts(T).early_stages
     DYNAMIC: tl.constexpr = facts(T).dynamic
