@@ -30,6 +30,7 @@ MODULES = (
     "gemm",
     "gemm_random",
     "attention",
+    "attention_random",
     "decode",
     "attention_models",
     "examples",

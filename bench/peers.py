@@ -198,13 +198,21 @@ def _whole_rows(scale: torch.Tensor) -> torch.Tensor:
 @dataclass(frozen=True)
 class Attention:
     """softmax(q kᵀ / √D) v; q: (batch, heads, sequence, D), k, v: (batch, kv_heads, keys, D), lengths equal where
-    `causal`. With `grad`, like q, the operands require gradients and it is their computation that is timed."""
+    `causal`. With `grad`, like q, the operands require gradients and it is their computation that is timed. `window`:
+    how many keys before its own a query of a causal attention sees; None for all."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     causal: bool = False
     grad: torch.Tensor | None = None
+    window: int | None = None
+
+    def hidden(self, queries: torch.Tensor) -> torch.Tensor:
+        """(queries, keys): may the query at each of these places not see a key?"""
+        keys = torch.arange(self.k.shape[-2], device=queries.device)
+        hidden = (keys > queries[:, None]) & self.causal
+        return hidden if self.window is None else hidden | (keys < queries[:, None] - self.window)
 
     @deferred
     def error(self, heads: int = 4, rows: int = 64) -> Callable[[torch.Tensor], float]:
@@ -213,12 +221,11 @@ class Attention:
         q, k, v = (x.detach().flatten(0, 1) for x in (self.q, self.k, self.v))
         places = torch.randperm(length, device=q.device)[:rows]
         which = torch.randperm(q.shape[0], device=q.device)[:heads]
-        hidden = torch.arange(k.shape[1], device=q.device) > places[:, None]
+        hidden = self.hidden(places)
         expected = []
         for head in which.tolist():  # a head at a time: caches are long
             scores = q[head, places].double() @ k[head // group].double().mT / q.shape[-1] ** 0.5
-            if self.causal:
-                scores = scores.masked_fill(hidden, float("-inf"))
+            scores = scores.masked_fill(hidden, float("-inf"))
             expected.append(torch.softmax(scores, -1) @ v[head // group].double())
         return frobenius_error(torch.cat(expected), (which[:, None] * length + places).flatten())
 
@@ -235,10 +242,8 @@ class Attention:
         for head in which.tolist():
             q, k, v = (of_key_heads(x)[head].double().requires_grad_() for x in (self.q, self.k, self.v))
             scores = q @ k.mT / q.shape[-1] ** 0.5
-            if self.causal:
-                scores = scores.masked_fill(
-                    torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1), float("-inf")
-                )
+            hidden = self.hidden(torch.arange(scores.shape[-2], device=q.device))
+            scores = scores.masked_fill(hidden, float("-inf"))
             expected.append(
                 torch.autograd.grad(torch.softmax(scores, -1) @ v, (q, k, v), of_key_heads(self.grad)[head].double())
             )
@@ -263,6 +268,9 @@ def _of_torch(backend: str) -> Peer:
     def make(p: Attention) -> Callable[[], Any]:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
+        if p.window is not None:
+            raise ValueError("scaled_dot_product_attention has windows only as masks")
+
         def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             with sdpa_kernel(getattr(SDPBackend, backend)):
                 return torch.nn.functional.scaled_dot_product_attention(
@@ -281,9 +289,10 @@ def _of_package(module: str) -> Peer:
 
     def make(p: Attention) -> Callable[[], Any]:
         function = importlib.import_module(module).flash_attn_func
+        given = {} if p.window is None else {"window_size": (p.window, 0)}
 
         def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            found = function(*(x.transpose(1, 2) for x in (q, k, v)), causal=p.causal)
+            found = function(*(x.transpose(1, 2) for x in (q, k, v)), causal=p.causal, **given)
             return (found[0] if isinstance(found, tuple) else found).transpose(1, 2)
 
         return p.timed(call)

@@ -17,10 +17,12 @@ import bench.__main__ as cli
 from bench import (
     attention,
     attention_models,
+    attention_random,
     block_order,
     decode,
     examples,
     gemm,
+    gemm_random,
     harness,
     hbm,
     machine,
@@ -36,7 +38,7 @@ from bench.harness import Case, Suite, Trial
 from tritonkittens import sim
 from tritonkittens.tune import timing as tune_timing
 
-OPTIONS = argparse.Namespace(out=None, quick=True, slow=False, only="", knobs=[], random=2, seed=3)
+OPTIONS = argparse.Namespace(out=None, quick=True, slow=False, only="", knobs=[], count=2, seed=3)
 
 
 @pytest.fixture
@@ -629,6 +631,8 @@ def test_every_case_has_a_name_of_its_own_and_its_work():
     [
         ("gemm", ""),
         ("gemm_models", " 64x"),
+        ("gemm_random", ""),
+        ("gemm_fp8_random", ""),
         ("gemm_fp8", ""),
         ("gemm_epilogues", ""),
         ("gemm_sustained", ""),
@@ -650,6 +654,8 @@ def test_suites_on_a_fake_gemm(suite, only, fake_gemm, monkeypatch, tmp_path, ca
         monkeypatch.setattr(gemm, layers, {"some model": {"some weight": (48, 32)}})
     monkeypatch.setattr(gemm, "TRAINED_TOKENS", (64,))
     monkeypatch.setattr(gemm, "RAGGED", ((64, 33, 17),))
+    for extent in ("M", "N", "K"):
+        monkeypatch.setattr(gemm_random, extent, (16, 300))
     monkeypatch.setattr(peers, "CHECKED_WHOLE", 64**3)
     monkeypatch.setattr(peers, "CHECKED_ROWS", 16)
     for module in (gemm, stages, persistence, workers):
@@ -770,6 +776,42 @@ def test_attention_gradients_reference(kv_heads):
     assert p.gradient_error()([g * (1.1 if i == 1 else 1) for i, g in enumerate(run())]) == pytest.approx(0.1, rel=1e-3)
 
 
+def test_windowed_attention_reference():
+    """A query sees its own key and as many before it as the window has."""
+    q, k, v, grad = (torch.randn(1, 2, 40, 16) for _ in range(4))
+    mask = torch.ones(40, 40, dtype=torch.bool).tril() & torch.ones(40, 40, dtype=torch.bool).triu(-7)
+    windowed = functools.partial(torch.nn.functional.scaled_dot_product_attention, attn_mask=mask)
+    right, causal = (peers.Attention(q, k, v, True, window=window) for window in (7, None))
+    assert right.error(heads=2, rows=40)(windowed(q, k, v)) < 1e-6 < causal.error()(windowed(q, k, v))
+    p = peers.Attention(*(x.requires_grad_() for x in (q, k, v)), True, grad, 7)
+    assert p.gradient_error()(p.timed(windowed)()) < 1e-5
+    with pytest.raises(ValueError, match="scaled_dot_product_attention has windows only as masks"):
+        peers.peers("attention", right)["cudnn"]()
+
+
+def test_random_shapes_are_those_of_their_seed():
+    for module in (gemm_random, attention_random):
+        first = module.shapes(5, 40)
+        assert first == module.shapes(5, 40) != module.shapes(6, 40) and len(first) == 40
+    drawn = gemm_random.shapes(0, 400)
+    assert all(8 <= s.m <= 16384 + 32 and 120 <= s.n <= 32768 and 120 <= s.k <= 24576 for s in drawn)
+    whole = [s for s in drawn if s.n % 64 == s.k % 64 == 0]
+    assert 0.7 < len(whole) / len(drawn) < 0.9 and all(gemm_random.has_aligned_rows(s) for s in whole)
+    assert not all(gemm_random.has_aligned_rows(s) for s in drawn)
+    shapes = attention_random.shapes(0, 400)
+    assert all(s.dim % 16 == 0 and s.heads % s.kv_heads == 0 and (s.causal or s.window is None) for s in shapes)
+    assert {s.causal for s in shapes} == {False, True} and any(s.window for s in shapes)
+
+
+def test_work_of_attention_with_a_window():
+    """The scores that a head computes, counted one by one."""
+    shape = attention_random.Shape(1, 1, 1, 50, 64, True, 9)
+    seen = sum(1 for q in range(50) for k in range(50) if q - 9 <= k <= q)
+    assert attention_random.scores(shape) == seen
+    assert attention_random.scores(shape._replace(window=None)) == 1250
+    assert attention_random.scores(shape._replace(window=None, causal=False)) == 2500
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_packed_attention_reference(causal):
     """Padded in torch it is right, packed with another mask wrong."""
@@ -783,7 +825,9 @@ def test_packed_attention_reference(causal):
     assert p.starts().tolist() == [0, 5, 35, 47]
 
 
-@pytest.mark.parametrize("suite", (*attention.SUITES, *decode.SUITES), ids=lambda suite: suite.name)
+@pytest.mark.parametrize(
+    "suite", (*attention.SUITES, *attention_random.SUITES, *decode.SUITES), ids=lambda suite: suite.name
+)
 def test_attention_suites(suite, monkeypatch):
     monkeypatch.setattr(gemm, "DEVICE", "cpu")
     small = {
@@ -800,6 +844,7 @@ def test_attention_suites(suite, monkeypatch):
             HOST_LENGTH=40,
             HOST_DIM=16,
         ),
+        attention_random: dict(LENGTHS=(20, 60), TOKENS=64, DIMS=(16, 48), LEAST_WINDOW=4),
         decode: dict(
             DECODE={64: ((2, 300),)},
             HEADS=4,

@@ -126,7 +126,7 @@ class _Issue:
         arrived: the semaphore on which they complete.
         mask: the blocks of the cluster that receive them, a bit each; None for this block.
         policy: the L2 policy of the lines, or None.
-        thread: the thread's number in its role; number 0 issues. None: one thread of the block's first warp issues.
+        thread: the thread's number in its role; number 0 issues. None: one thread of the CTA's first warp issues.
     """
 
     arrived: semaphore
