@@ -308,7 +308,7 @@ def as_json(report: dict[str, Any]) -> str:
 
 
 def with_knobs(name: str, texts: Sequence[str], make: Callable[[dict[str, Any]], Factory]) -> dict[str, Factory]:
-    """One more contender for each text of `--knobs`, such as "stages=2;panel=None;schedule=split_tail"; `make` takes
+    """One more contender for each text of `--knobs`, such as "stages=2;schedule=split_tail"; `make` takes
     the values by name."""
     return {
         f"{name}, {text}": make({knob: _value(value) for knob, value in (pair.split("=") for pair in text.split(";"))})

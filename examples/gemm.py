@@ -3,7 +3,7 @@
 What this rung teaches: a product that stays in flight. `compute` starts the wgmma of its iteration and waits for the
 one before, so that the tensor cores always have work. With the hook `compute_last` the template releases a stage one
 iteration later. With `staggered_epilogue` the two consumers end a task one after the other: one stores results while
-the other multiplies. Results leave in panels of 64 columns, which leaves shared memory for a fourth stage.
+the other multiplies. Results leave in sub-tiles of 64 columns, which leaves shared memory for a fourth stage.
 
 Run it: `python examples/gemm.py` (on a Hopper GPU, or in the simulator where there is none).
 """
@@ -68,13 +68,13 @@ class Gemm(tk.lcf):
     @triton.jit
     def finish(ctx, state, epilogue):
         row = ctx.row * ctx.config.consumers + ctx.consumer
-        panels = tk.split_cols(tk.load(tk.mma_wait(state.acc)), ctx.config.epilogue_n)
-        for i in tl.static_range(len(panels)):
+        sub_tiles = tk.split_cols(tk.load(tk.mma_wait(state.acc)), ctx.config.epilogue_n)
+        for i in tl.static_range(len(sub_tiles)):
             half = tk.subtile(epilogue.C, ctx.config.tile_m, ctx.config.epilogue_n, i % 2, 0)
-            tk.store_read_wait(1)  # the panel before the last has left
-            tk.store(half, panels[i])
+            tk.store_read_wait(1)  # the sub-tile before the last has left
+            tk.store(half, sub_tiles[i])
             tk.fence_async()  # TMA sees what registers wrote
-            tk.store_async(ctx.globals.C, half, (row, ctx.col * len(panels) + i))
+            tk.store_async(ctx.globals.C, half, (row, ctx.col * len(sub_tiles) + i))
 
 
 def gemm(a: torch.Tensor, b: torch.Tensor, **knobs) -> torch.Tensor:

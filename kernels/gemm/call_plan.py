@@ -481,7 +481,7 @@ def _template_of(
         blocks_per_sm=config.blocks_per_sm,
         cluster=config.cluster,
         order=order,
-        epilogue_n=config.epilogue_n if config.stages_panels(epilogue.residual) else None,
+        epilogue_n=config.epilogue_n if config.stages_sub_tiles(epilogue.residual) else None,
         cache_hint="evict_first" if config.streamed else None,
         **types,
     )
@@ -508,7 +508,7 @@ def _template_of(
         tile_k=config.depth_of(itemsize),
         schedule=config.scheduler(),
         deferred_epilogue=epilogue.may_wait
-        and config.packs(epilogue.residual, tk.to_torch(knobs["out_dtype"]).itemsize),
+        and config.defers(epilogue.residual, tk.to_torch(knobs["out_dtype"]).itemsize),
         accumulate=tk.fp16 if accumulate == "fp16" else tk.fp32,
         **knobs,
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 import tritonkittens.lang as tk
 from tritonkittens.arch import CHIPS
 from tritonkittens.kernels.gemm.config import MAX_SPLITS, UNSPLIT, Config, Problem, itemsize_of
-from tritonkittens.kernels.gemm.device.epilogue import turned_bytes
+from tritonkittens.kernels.gemm.device.epilogue import transposed_bytes
 from tritonkittens.kernels.gemm.device.gemm import is_one_product
 from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.lang.template.call import cluster_slots
@@ -39,9 +39,14 @@ def fits(problem: Problem, config: Config) -> bool:
     A residual may come with an activation, which the problem does not tell. It is staged whole where its sub-tiles are
     an odd number.
     """
-    known = problem.epilogue in ("", "vector") or config.epilogue_n is None or config.stages_panels(residual=True)
-    placed = config if known else replace(config, epilogue_n=None)
-    return shared_bytes(problem, placed) <= limit(config)
+    return _fits(problem.kind, config)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _fits(kind: Problem, config: Config) -> bool:
+    known = kind.epilogue in ("", "vector") or config.epilogue_n is None or config.stages_sub_tiles(residual=True)
+    placed = config if known else replace(config, epilogue_n=None, deferred_epilogue=False)
+    return shared_bytes(kind, placed) <= limit(config)
 
 
 def limit(config: Config) -> int:
@@ -64,19 +69,22 @@ def epilogue_bytes(problem: Problem, config: Config) -> int:
     """Return the bytes of staged results and of the epilogue's vectors."""
     vectors = 0 if not problem.epilogue else 4 * ALIGNMENT
     # whether there is a residual is not known here
-    transposed = turned_bytes(config.tile_m) if config.swap_ab and problem.epilogue else 0
+    transposed = transposed_bytes(config.tile_m) if config.swap_ab and problem.epilogue else 0
     staged = _padded(config.tile_m, config.staged, itemsize_of(problem.out))
     return config.consumers * (staged + vectors + transposed)
 
 
 def shared_bytes(problem: Problem, config: Config) -> int:
-    """Return the bytes of shared memory that a CTA needs at least: two stages and the results beside them, or over the
-    stages where the template places them there."""
+    """Return the bytes of shared memory that a CTA needs at least: two stages and the results beside them, or three
+    stages where the template places the results over them."""
     stage, epilogue = stage_bytes(problem, config), epilogue_bytes(problem, config)
     received = config.consumers * config.tile_m * (config.tile_n - config.result_cols) * 4
-    beside = config.epilogue_n or config.pingpong or config.cluster > 1 or config.schedule not in UNSPLIT
-    if not problem.epilogue and not beside:
-        return max(3 * stage, epilogue)
+    beside = problem.epilogue or config.epilogue_n or config.pingpong or config.cluster > 1
+    if not beside and config.schedule in UNSPLIT and config.tile_n & (config.tile_n - 1) == 0:
+        line = config.depth_of(itemsize_of(problem.dtype)) * itemsize_of(problem.dtype)
+        largest = max(config.consumers * config.tile_m, config.tile_n) * line
+        if config.tile_m * config.staged * itemsize_of(problem.out) <= largest:
+            return 3 * stage
     return 2 * stage + epilogue + received
 
 
@@ -127,7 +135,7 @@ def _staged(kind: Problem, config: Config) -> Config | None:
     split = None
     if 2 * sub_tile < config.tile_n and sub_tile * itemsize_of(kind.out) >= 32:
         split = replace(config, epilogue_n=sub_tile)
-        if kind.epilogue == "tile" and not split.stages_panels(residual=True):
+        if kind.epilogue == "tile" and not split.stages_sub_tiles(residual=True):
             split = None
     fitting = [c for c in (config, split) if c is not None and fits(kind, c) and _is_stored(kind, c)]
     return max(fitting, key=lambda c: stages(kind, c), default=None)
@@ -200,7 +208,7 @@ def _deferred(kind: Problem, config: Config) -> Config:
     """Return the configuration with results that leave under the products of the next task, if it can have them."""
     if config.tile_m == 64 and config.consumers == 2 and config.tile_n >= 192 and config.epilogue_n:
         deferred = replace(config, deferred_epilogue=True)
-        if deferred.packs(kind.epilogue == "tile", itemsize_of(kind.out)):
+        if deferred.defers(kind.epilogue == "tile", itemsize_of(kind.out)):
             return deferred
     return config
 
@@ -215,7 +223,7 @@ def _large(kind: Problem) -> tuple[Config, ...]:
     found += [replace(turns, group=group) for group in (2, 4)]
     found += [replace(turns, schedule="split_tail", group=group) for group in (4, 8)]
     found += [replace(turns, schedule="split_tail", group=12, swap_ab=swap, streamed=True) for swap in (False, True)]
-    return tuple(c for c in found if fits(kind, c) and (kind.epilogue != "tile" or c.stages_panels(residual=True)))
+    return tuple(c for c in found if fits(kind, c) and (kind.epilogue != "tile" or c.stages_sub_tiles(residual=True)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -231,7 +239,7 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
             found += [_with(config, cluster=cluster), *_split(problem, config, cluster)]
     if problem.batch * problem.m * problem.n >= MULTIPROCESSORS * 128 * 256:
         found += _large(kind)
-    return tuple(dict.fromkeys(found))
+    return tuple(c for c in dict.fromkeys(found) if _fits(kind, c))
 
 
 def _block_scaled(problem: Problem) -> Iterator[Config]:

@@ -20,7 +20,8 @@ ORDERS = ("supergroup", "row_major", "column_major")
 MAX_SPLITS = 16
 NEIGHBOURS = 16  # CTAs of a GPC, adjacent in the grid: what several of them read comes from L2 once
 AT_ONCE = 128  # tiles that all run at once: a supergroup's divisions would only delay a short kernel's start
-LONG, MUCH_LESS = 2048, 0.85  # K from which that is little beside reading so many times the lines
+LONG = 2048  # K from which a supergroup that reads MUCH_LESS lines is worth its divisions
+MUCH_LESS = 0.85
 GROUP = 8  # tiles of a supergroup at most: more leave the CTAs that run at once with too few columns of B in common
 
 
@@ -51,18 +52,28 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """How a product is computed; None is chosen for the problem.
+    """How a GEMM is computed. A field that is None is chosen for the problem.
 
-    A task is a tile of C of `tile_m` · consumers rows (`tile_m` with `pingpong`) by `tile_n`, `tile_k` of K an
-    iteration. `swap_ab`: Cᵀ = Bᵀ·Aᵀ is
-    computed, so that `tile_m` run along N: for few rows of A. `splits`: parts of a task (schedule "split_k").
-    `epilogue_n`: columns of its results that a consumer stages at a time, which leaves more shared memory to the ring;
-    None: all at once, also where a residual would need an odd number of them. `streamed`: B and the results leave L2
-    before the rows of A that a supergroup reads again. `deferred_epilogue`: results wait in registers and leave in
-    panels under the products of the block's next task; those of more than two bytes, and of one byte or of split tasks
-    where there is a residual, leave at the end of their task all the same.
+    A task is one tile of C: `tile_m` · `consumers` rows (`tile_m` with `pingpong`) and `tile_n` columns. An iteration
+    multiplies `tile_k` of K.
 
-    Raises ValueError for values that no kernel has.
+    Args:
+        tile_m: rows of a consumer, 64 or 128.
+        stages: stages of the pipeline; None: as many as fit.
+        blocks_per_sm: CTAs of an SM that run at once.
+        cluster: CTAs that share a tile of B by multicast, 1, 2 or 4.
+        pingpong: each consumer has a tile of its own, and the main loops alternate.
+        swap_ab: computes Cᵀ = Bᵀ·Aᵀ, so that `tile_m` runs along N. For few rows of A.
+        schedule: one of SCHEDULES; splits: the parts of a task of "split_k" and "cluster_split_k".
+        order: the raster order, one of ORDERS; group: rows of tiles of a supergroup.
+        epilogue_n: columns of results that a consumer stages at a time. That leaves more shared memory to the
+            pipeline. None, or where a residual would need an odd number of these sub-tiles: all columns.
+        streamed: B and the results leave L2 before the rows of A that a supergroup reads again.
+        deferred_epilogue: results wait in registers, and leave in sub-tiles under the products of the CTA's next task
+            (see `defers`).
+
+    Raises:
+        ValueError: values that no kernel has.
     """
 
     tile_m: int = 64
@@ -101,30 +112,26 @@ class Config:
         if self.schedule == "cluster_split_k" and not shared:
             raise ValueError(
                 f"Config(schedule='cluster_split_k', splits={self.splits}, tile_n={self.tile_n}, "
-                f"cluster={self.cluster}, "
-                f"pingpong={self.pingpong}): 2, 4 or 8 blocks of a cluster finish a multiple of 16 columns each; that "
-                "needs cluster=1 and "
-                "pingpong=False"
+                f"cluster={self.cluster}, pingpong={self.pingpong}): 2, 4 or 8 blocks of a cluster finish a multiple "
+                "of 16 columns each; that needs cluster=1 and pingpong=False"
             )
         if self.epilogue_n is not None and (self.epilogue_n <= 0 or self.result_cols % self.epilogue_n):
             raise ValueError(
-                f"Config(epilogue_n={self.epilogue_n!r}, tile_n={self.result_cols}): panels must divide the columns"
+                f"Config(epilogue_n={self.epilogue_n!r}, tile_n={self.result_cols}): sub-tiles must divide the columns"
             )
         if self.deferred_epilogue and (self.epilogue_n is None or self.schedule == "cluster_split_k"):
             raise ValueError(
                 f"Config(deferred_epilogue=True, epilogue_n={self.epilogue_n!r}, schedule={self.schedule!r}): results "
-                "that wait in registers leave in panels, of tasks "
-                "that a block finishes alone"
+                "that wait in registers leave in sub-tiles, of tasks that a block finishes alone"
             )
         if not 1 <= self.splits <= MAX_SPLITS or (self.splits > 1) != (self.schedule in SPLIT):
             raise ValueError(
                 f"Config(schedule={self.schedule!r}, splits={self.splits}): schedules 'split_k' and 'cluster_split_k' "
-                f"take 2 to {MAX_SPLITS} "
-                "splits, the others 1"
+                f"take 2 to {MAX_SPLITS} splits, the others 1"
             )
 
     def to_text(self) -> str:
-        """For where only plain values pass; see `from_text`."""
+        """Return all fields as JSON; `from_text` reads them."""
         return json.dumps(self.__dict__)
 
     @staticmethod
@@ -133,36 +140,38 @@ class Config:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Rows and columns of C that the blocks of a cluster compute together."""
+        """Rows and columns of C that the CTAs of a cluster compute together."""
         return self.tile_m * self.cluster * (1 if self.pingpong else self.consumers), self.tile_n
 
     @property
     def sharers(self) -> int:
-        """Blocks of a cluster that share a task's iterations, and then its columns."""
+        """CTAs of a cluster that share the iterations of a task, and then its columns."""
         return self.splits if self.schedule == "cluster_split_k" else 1
 
     @property
     def result_cols(self) -> int:
-        """Columns that a block finishes of a task."""
+        """Columns that a CTA finishes of a task."""
         return self.tile_n // self.sharers
 
     @property
     def staged(self) -> int:
-        """Columns of its results that a consumer has room for where they are staged."""
+        """Columns of results that a consumer stages: two sub-tiles, or all."""
         return 2 * self.epilogue_n if self.epilogue_n else self.result_cols
 
-    def stages_panels(self, residual: bool) -> bool:
-        """Are results staged in panels? A residual then comes panel by panel, and in an even number."""
+    def stages_sub_tiles(self, residual: bool) -> bool:
+        """Whether results are staged in sub-tiles. A residual then needs an even number of them."""
         return self.epilogue_n is not None and (not residual or self.result_cols // self.epilogue_n % 2 == 0)
 
-    def packs(self, residual: bool, itemsize: int) -> bool:
-        """Do results of so many bytes each wait in registers? Those of four bytes take as many as the sums. A residual
-        is added to them as they are, so not to single bytes, and of a task that blocks share not by all."""
-        added = self.stages_panels(residual=True) and self.schedule in UNSPLIT and itemsize == 2
+    def defers(self, residual: bool, itemsize: int) -> bool:
+        """Whether results of `itemsize` bytes wait in registers until the next task.
+
+        Results of four bytes would take as many registers as the accumulators. A residual is added to waiting results
+        in their dtype: not to single bytes, and not in tasks that CTAs share."""
+        added = self.stages_sub_tiles(residual=True) and self.schedule in UNSPLIT and itemsize == 2
         return self.deferred_epilogue and itemsize <= 2 and (added or not residual)
 
     def depth_of(self, itemsize: int) -> int:
-        """Depth of an iteration: a swizzled line of the operands unless given."""
+        """Return the K of an iteration: `tile_k`, or a swizzled line of operands of `itemsize` bytes."""
         return self.tile_k or SWIZZLE_LINE // itemsize
 
     def scheduler(self) -> tk.Schedule:
@@ -177,9 +186,11 @@ class Config:
         return made[self.schedule]()
 
     def ordering(self, problem: Problem, l2_bytes: int) -> tk.Order:
-        """The order of tasks. A supergroup's height is chosen so that its rows of A stay in L2 while B passes. Tiles
-        that run all at once are in the order in which neighbours have most in common, and of such in one that is soon
-        computed."""
+        """Return the raster order.
+
+        A supergroup has as many rows of tiles as stay in L2 with their rows of A while B passes. Tiles that all run at
+        once have the order in which neighbours share most lines, and of equal ones the order whose index is faster to
+        compute."""
         if self.order != "supergroup":
             return tk.RowMajor() if self.order == "row_major" else tk.ColumnMajor()
         if self.group is None and math.prod(self.tiles(problem)) <= AT_ONCE:
@@ -194,12 +205,12 @@ class Config:
         return tk.Supergroup(self.group or self._group(problem, l2_bytes))
 
     def tiles(self, problem: Problem) -> tuple[int, int]:
-        """Tiles of C, or of its transpose where that is computed, down and across."""
+        """Return the tiles of C (of Cᵀ with `swap_ab`), down and across."""
         m, n = (problem.n, problem.m) if self.swap_ab else (problem.m, problem.n)
         return -(-m // self.tile[0]), -(-n // self.tile[1])
 
     def shared_lines(self, problem: Problem, order: tk.Order) -> float:
-        """Rows of A plus columns of B that the blocks of a GPC read together in an iteration."""
+        """Return the rows of A plus columns of B that the CTAs of a GPC read together in an iteration."""
         down, across = self.tiles(problem)
         near = max(1, NEIGHBOURS // (self.cluster * self.sharers))
         if isinstance(order, tk.RowMajor):

@@ -168,7 +168,7 @@ class _Iteration(NamedTuple):
     depth: int
     size: int
     out: int
-    packs: bool
+    defers: bool
     kinds: tuple[float, float, float, float]  # one consumer, two, three, two in turns
 
 
@@ -192,7 +192,7 @@ def _iteration(kind: Problem, config: Config, device: tune.Device) -> _Iteration
         depth,
         size,
         itemsize_of(kind.out),
-        config.packs(kind.epilogue == "tile", itemsize_of(kind.out)),
+        config.defers(kind.epilogue == "tile", itemsize_of(kind.out)),
         (float(consumers == 1), float(consumers == 2), float(consumers >= 3), float(consumers == 0)),
     )
 
@@ -227,7 +227,7 @@ def work(problem: Problem, config: Config, device: tune.Device) -> Work:
         hbm=problem.batch * (problem.m + problem.n) * problem.k * i.size + area * i.out,
         tasks=r.tasks,
         results=i.rows * config.result_cols * i.out,
-        hides=float(config.pingpong or crowd > 1.5 or i.packs),
+        hides=float(config.pingpong or crowd > 1.5 or i.defers),
         sums=r.sums,
         parts=r.parts,
         partial=i.rows * i.columns * 4,

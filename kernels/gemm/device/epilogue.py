@@ -255,7 +255,7 @@ def silu(acc, fast: tl.constexpr):
 ACTIVATIONS: dict[str | None, JITFunction | None] = {None: None, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu}
 
 
-def turned_bytes(rows: int) -> int:
+def transposed_bytes(rows: int) -> int:
     """Shared memory that the compiler takes of a consumer to add a residual that is stored transposed: for 64 columns
     in fp32 at a time."""
     return rows * 64 * 4

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.device.epilogue import Steps, fetch_values, load_vectors, turned_bytes
+from tritonkittens.kernels.gemm.device.epilogue import Steps, fetch_values, load_vectors, transposed_bytes
 from tritonkittens.kernels.gemm.device.result import (
     defer_result,
     finish_deferred_subtile,
@@ -108,7 +108,7 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
             deferred_results=deferred,
             deferred_steps=steps,
             multicast=("B",) if self.cluster > 1 else (),
-            spare=self.consumers * turned_bytes(self.tile_m) if self.c_stored_nm and self.epilogue.residual else 0,
+            spare=self.consumers * transposed_bytes(self.tile_m) if self.c_stored_nm and self.epilogue.residual else 0,
         )
 
     @property
