@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,10 +12,18 @@ from torch.nn.functional import pad
 
 from tritonkittens.kernels._copies import as_addressable
 from tritonkittens.kernels._dispatch import announce_write, overlaps, requires_grad
-from tritonkittens.kernels._tensors import addressable, allocator, power_of_two, remember, signature, storable
+from tritonkittens.kernels._tensors import (
+    TMA_BYTES,
+    addressable,
+    allocator,
+    power_of_two,
+    remember,
+    signature,
+    storable,
+)
 from tritonkittens.kernels.attention.call_plan import Scores, fill_empty, scores_of, write_results
 from tritonkittens.kernels.attention.checks import check, check_decode, check_decode_values, check_window
-from tritonkittens.kernels.attention.device.decode import combine
+from tritonkittens.kernels.attention.device.decode import AttentionDecode, combine
 from tritonkittens.kernels.attention.num_splits import (
     DecodeKind,
     DecodeSplit,
@@ -23,8 +32,10 @@ from tritonkittens.kernels.attention.num_splits import (
     rings_of,
     row_tiles_of,
 )
-from tritonkittens.launch import multiprocessor_count
+from tritonkittens.launch import multiprocessor_count, simulated_facts
 from tritonkittens.tune.cost import memory_bandwidth
+
+SIGNIFICANT = 6  # bits of a number of keys that the choice of a split looks at
 
 
 def run_decode(
@@ -50,7 +61,7 @@ def run_decode(
     if out is not None:
         announce_write(out)
     operands = (q, k, v, out, lengths, starts, pages)
-    key, plan = (None, None) if debug else _find_plan(operands, (causal, scale, softcap, return_lse, num_splits))
+    key, plan = (None, None) if debug else find_decode_plan(operands, (causal, scale, softcap, return_lse, num_splits))
     if plan is not None:
         return plan(*operands)
     page_size, keys = check_decode(*operands, causal, num_splits)
@@ -65,16 +76,7 @@ def run_decode(
         padded = _pad_groups(q, k.shape[1], row_tiles * heads)
         found = run_decode(padded, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits)
         return _unpad_groups(found, q, v, out, return_lse)
-    plan = DecodePlan(
-        *operands,
-        scores=scores,
-        causal=causal,
-        return_lse=return_lse,
-        row_tiles=row_tiles,
-        page_size=page_size,
-        keys=keys,
-        num_splits=num_splits,
-    )
+    plan = _plan_of(operands, scores, causal, return_lse, row_tiles, page_size, keys, num_splits)
     return (plan if key is None else remember(_plans, key, plan))(*operands)
 
 
@@ -109,9 +111,22 @@ def _unpad_groups(
     return result if lse is None else (result, lse)
 
 
+class Task(NamedTuple):
+    """What a `DecodePlan` is of, beside its tensors: the split of `num_splits`, whose kernel writes results in fp32
+    where they are `partial`, and (batch, tiles, rows of a tile, head dimension) of the queries."""
+
+    kernel: AttentionDecode
+    num_splits: int
+    packed: tuple[int, int, int, int]
+    scores: Scores
+    return_lse: bool
+
+
 class DecodePlan:
-    """What one kind of calls does. It is made of checked operands; called with others like them, it returns the
-    results."""
+    """What calls of one kernel do, with operands that differ in the number of keys, and in where they are in memory.
+
+    It is made of checked operands; called with others like them, it returns the results.
+    """
 
     def __init__(
         self,
@@ -123,59 +138,36 @@ class DecodePlan:
         starts: Tensor | None,
         pages: Tensor | None,
         *,
-        scores: Scores,
-        causal: bool,
-        return_lse: bool,
-        row_tiles: int,
-        page_size: int | None,
-        keys: int,
-        num_splits: int | None,
+        task: Task,
     ) -> None:
-        (batch, heads, queries, dim), (kv_heads, value_dim) = q.shape, (v.shape[1], v.shape[3])
-        tiles, rows = kv_heads * row_tiles, heads // kv_heads // row_tiles * queries
-        features = (
-            queries > 1 and causal or starts is not None,
-            scores.softcap is not None,
-            lengths is not None,
-            starts is not None,
-        )
-        kind = DecodeKind(q.dtype, dim, value_dim, *features, page_size, row_tiles)
-        multiprocessors = multiprocessor_count(q.get_device())
-        whole = out is None or out.is_contiguous() and storable(out)
-        if num_splits:
-            split = DecodeSplit(num_splits)
-        else:
-            split = choose_split(
-                batch * tiles, keys, multiprocessors, memory_bandwidth(q.device), rings_of(kind, whole)
-            )
-        kernel = kernel_for(kind, split, batch * tiles, multiprocessors, return_lse, whole)
-        self.kernel, self.partial, self.numbers, self.return_lse = (
-            kernel,
-            kernel.partial,
-            dict(scores.numbers(False), queries=queries),
-            return_lse,
-        )
+        batch, tiles, rows, _ = task.packed
+        (_, heads, queries, _), value_dim, splits = q.shape, v.shape[3], task.num_splits
+        self.kernel, self.partial, self.return_lse = task.kernel, task.kernel.partial, task.return_lse
+        self.numbers = dict(task.scores.numbers(False), queries=queries)
         # the launches of the kernel and of `combine`, bound by the first call
         self.bound: Callable[..., None] | None = None
         self.combine: Callable[..., None] | None = None
-        self.packed, self.shape = (batch, tiles, rows, dim), (batch, tiles, split.num_splits, rows)
-        self.addressable = addressable(q.reshape(self.packed)) and addressable(k) and addressable(v)
+        self.packed, self.shape = task.packed, (batch, tiles, splits, rows)
+        packed = q.reshape(self.packed)
+        self.is_packed = packed.data_ptr() == q.data_ptr()
+        self.addressable = addressable(packed) and addressable(k) and addressable(v)
         self.new_result = allocator((batch, heads, queries, value_dim), q.dtype, q.device)
         self.new_lse = allocator((batch, heads, queries), torch.float32, q.device)
+        names = ("Q", "K", "V", "O", "L", "lengths", "starts", "pages")
+        self.in_order = operator.itemgetter(*map(names.index, self.kernel.tensors))
+        self.varying = tuple(self.kernel.tensors.index(name) for name in ("K", "V"))
         if self.partial:
-            self.new_splits = (
-                allocator((*self.shape, value_dim), torch.float32, q.device),
-                allocator(self.shape, torch.float32, q.device),
-            )
+            self.new_splits = allocator((*self.shape, value_dim), torch.float32, q.device)
+            self.new_lses = allocator(self.shape, torch.float32, q.device)
             self.grid = rows, tiles, batch
             self.constants = (
-                split.num_splits,
+                splits,
                 rows,
                 queries,
                 value_dim,
-                power_of_two(split.num_splits),
+                power_of_two(splits),
                 power_of_two(value_dim),
-                return_lse,
+                task.return_lse,
             )
 
     def __call__(
@@ -189,19 +181,18 @@ class DecodePlan:
         pages: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         result, lse = self.new_result() if out is None else out, self.new_lse() if self.return_lse else None
-        packed = q.reshape(self.packed)
+        if self.bound is None or not (self.is_packed and self.addressable):
+            q = q.reshape(self.packed)
         if not self.addressable:
-            packed, k, v = as_addressable(packed), as_addressable(k), as_addressable(v)
-        if self.partial:
-            partial, lses = (new() for new in self.new_splits)
-        else:
-            partial, lses = result.view(*self.shape, result.shape[3]), None if lse is None else lse.view(self.shape)
-        tensors = dict(Q=packed, K=k, V=v, O=partial, L=lses, pages=pages)
-        tensors |= {name: x.contiguous() for name, x in (("lengths", lengths), ("starts", starts)) if x is not None}
-        in_order = [tensors[name] for name in self.kernel.tensors]
+            q, k, v = as_addressable(q), as_addressable(k), as_addressable(v)
+        partial, lses = (self.new_splits(), self.new_lses()) if self.partial else (result, lse)
+        if lengths is not None:
+            lengths = lengths.contiguous()
+        if starts is not None:
+            starts = starts.contiguous()
         if self.bound is None:
-            self.bound = self.kernel.call(*in_order).bind(*in_order, **self.numbers)
-        self.bound(*in_order)
+            self.bound = self._bind(q, k, v, partial, lses, lengths, starts, pages)
+        self.bound(*self.in_order((q, k, v, partial, lses, lengths, starts, pages)))
         if self.partial:
             combined = (partial, lses, result, lses if lse is None else lse)
             if self.combine is None:
@@ -209,12 +200,70 @@ class DecodePlan:
             self.combine(*combined)
         return result if lse is None else (result, lse)
 
+    def _bind(
+        self, q: Tensor, k: Tensor, v: Tensor, results: Tensor, lses: Tensor | None, *others: Tensor | None
+    ) -> Callable[..., None]:
+        """The launch of the kernel, for `results` and `lses` in the shape of splits."""
+        shaped = results.view(*self.shape, results.shape[-1]), None if lses is None else lses.view(self.shape)
+        tensors = self.in_order((q, k, v, *shaped, *others))
+        return self.kernel.call(*tensors).bind(*tensors, varying=self.varying, **self.numbers)
+
 
 _plans: dict[tuple[Any, ...], DecodePlan] = {}
+_plans_of_tasks: dict[tuple[Any, ...], DecodePlan] = {}
 
 
-def _find_plan(operands: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, DecodePlan | None]:
-    """(key, plan) of calls like this one; None where operands and options cannot be a key: no tensors, fake ones."""
+def _plan_of(
+    operands: tuple[Any, ...],
+    scores: Scores,
+    causal: bool,
+    return_lse: bool,
+    row_tiles: int,
+    page_size: int | None,
+    keys: int,
+    num_splits: int | None,
+) -> DecodePlan:
+    """The plan of checked operands: that of an earlier call, where only the number of keys is another one."""
+    q, k, v, out, lengths, starts, pages = operands
+    (batch, heads, queries, dim), (kv_heads, value_dim) = q.shape, (v.shape[1], v.shape[3])
+    tiles, rows = kv_heads * row_tiles, heads // kv_heads // row_tiles * queries
+    features = (
+        queries > 1 and causal or starts is not None,
+        scores.softcap is not None,
+        lengths is not None,
+        starts is not None,
+    )
+    kind = DecodeKind(q.dtype, dim, value_dim, *features, page_size, row_tiles)
+    multiprocessors = multiprocessor_count(q.get_device())
+    whole = out is None or out.is_contiguous() and storable(out)
+    if num_splits:
+        split = DecodeSplit(num_splits)
+    else:
+        split = choose_split(
+            batch * tiles, similar_keys(keys), multiprocessors, memory_bandwidth(q.device), rings_of(kind, whole)
+        )
+    kernel = kernel_for(kind, split, batch * tiles, multiprocessors, return_lse, whole)
+    task = Task(kernel, split.num_splits, (batch, tiles, rows, dim), scores, return_lse)
+    fixed = [None if x is None else (x.shape, x.stride()) for x in (q, out, pages)]
+    places = [None if x is None else x.data_ptr() % TMA_BYTES for x in operands]
+    key = (task, value_dim, q.device, simulated_facts(), addressable(k), addressable(v), *fixed, *places)
+    found = _plans_of_tasks.get(key)
+    return remember(_plans_of_tasks, key, DecodePlan(*operands, task=task)) if found is None else found
+
+
+def similar_keys(keys: int) -> int:
+    """At most 3 % fewer keys, which are split alike: the choice takes longer than a token's attention."""
+    step = max(0, keys.bit_length() - SIGNIFICANT)
+    return keys >> step << step
+
+
+def find_decode_plan(
+    operands: tuple[Any, ...], options: tuple[Any, ...]
+) -> tuple[tuple[Any, ...] | None, DecodePlan | None]:
+    """(key, plan) of calls like this one; None where operands and options cannot be a key: no tensors, fake ones.
+
+    `operands` and `options` are those of `run_decode`, in order. A plan's operands need no check.
+    """
     try:
         given = [x is not None for x in operands]
         tensors = signature(*[x for x in operands if x is not None])
