@@ -1,5 +1,6 @@
 """What the host does for a token that a model of transformers generates: how often, and in how many steps."""
 
+import collections
 import sys
 import types
 
@@ -12,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from transformers import masking_utils as masks  # noqa: E402
 
 from tritonkittens import sim  # noqa: E402
-from tritonkittens.kernels.attention import decode_plan  # noqa: E402
+from tritonkittens.kernels.attention import attention_ranges, decode_plan, ranges_plan  # noqa: E402
 from tritonkittens.kernels.attention.decode_plan import DecodePlan  # noqa: E402
 from tritonkittens.launch.native import signature_reader  # noqa: E402
-from tritonkittens.ops import Unsupported, mask_functions, register_transformers  # noqa: E402
+from tritonkittens.ops import Unsupported, mask_functions, readings, register_transformers  # noqa: E402
 from tritonkittens.ops import transformers as implementation  # noqa: E402
 from tritonkittens.ops.transformers import attention_forward, attention_mask  # noqa: E402
 
@@ -26,7 +27,7 @@ BF16 = torch.bfloat16
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
-    for module, name in ((decode_plan, "_plans"), (decode_plan, "_plans_of_tasks"), (implementation, "_known_columns")):
+    for module, name in ((decode_plan, "_plans"), (decode_plan, "_plans_of_tasks"), (readings, "_readings")):
         monkeypatch.setattr(module, name, {})
 
 
@@ -123,29 +124,89 @@ def test_a_layer_takes_few_steps(mask, monkeypatch):
         calls = python_calls(lambda: attention_forward(MODULE, q, k, v, mask, **given))
     assert len(bound) == 4, "of the kernel and of the one that combines splits"
     assert len(calls) <= (16 if mask is None else 20), calls
-    assert not {name for name in calls if "check" in name or "choose" in name or name == "_split"}, calls
+    assert not {name for name in calls if "check" in name or "choose" in name or name == "_columns"}, calls
 
 
-def test_ranges_are_split_once_for_all_layers(monkeypatch):
-    """For every tensor, version and number of layers, but not where no version is counted."""
-    split, of = [], implementation._split
-    monkeypatch.setattr(implementation, "_split", lambda *args: split.append(1) or of(*args))
-    cpu = torch.device("cpu")
+def test_ranges_are_read_once_for_all_layers():
+    """For every tensor, version of it and reader, but every time where no version is counted."""
+    read, cpu = [], torch.device("cpu")
+
+    def reader(mask, device):
+        read.append(device)
+        return implementation._columns(mask, device)
+
+    def columns(mask):
+        return readings.read_once(mask, reader, cpu, device=cpu)
+
     for mask in (ranges((3, 0), 20), ranges((3, 0), 20)):
         for begin in (3, 5):
             mask[0, 0, 0, 0] = begin
             for _ in range(16):
-                starts, lengths = implementation._columns(mask, cpu)
+                starts, lengths = columns(mask)
                 assert starts.tolist() == [begin, 0] and lengths.tolist() == [20, 20]
-    assert len(split) == 4
+    assert read == [cpu] * 4
     with torch.inference_mode():
         mask = ranges((3, 0), 20)
         for begin in (3, 5):
             mask[0, 0, 0, 0] = begin
-            assert implementation._columns(mask, cpu)[0].tolist() == [begin, 0]
+            assert columns(mask)[0].tolist() == [begin, 0]
     for _ in range(20):
-        implementation._columns(ranges((3, 0), 20), cpu)
-    assert len(implementation._known_columns) <= implementation.KEPT_MASKS
+        columns(ranges((3, 0), 20))
+    assert len(readings._readings) <= readings.KEPT
+
+
+def test_runs_of_padded_sequences_are_found_once_for_all_layers(monkeypatch, rng):
+    """Also for the backward. Ranges that are written anew are read anew, also where torch does not see it."""
+    read, find = [], ranges_plan.runs
+    monkeypatch.setattr(ranges_plan, "runs", lambda numbers: read.append(1) or find(numbers))
+    monkeypatch.setattr(ranges_plan, "_known", collections.deque(maxlen=2))
+    q, k, v = (torch.randn(2, 2, 24, 64, dtype=BF16, requires_grad=True) for _ in range(3))
+    mask = torch.stack((torch.zeros(24), torch.arange(24) + 1), -1).int().expand(2, 1, 24, 2).clone()
+    with sim.device():
+        for begin in (0, 3, 0):
+            mask.numpy()[1, 0, begin:, 0] = begin
+            key = torch.arange(24)
+            visible = (key >= mask[..., :1]) & (key < mask[..., 1:])
+            for _ in range(2):
+                out = attention_ranges(q, k, v, mask)
+                close(out, torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in (q, k, v)), visible))
+        out.sum().backward()
+    assert len(read) == 4 and q.grad is not None
+
+
+@pytest.mark.parametrize(
+    "end, seen",
+    [([6, 7, 8], 8), ([1, 2, 3], 3), ([0, 1, 2], None), ([6, 6, 8], None), ([8, 8, 8], None), ([6, 7, 9], None)],
+)
+def test_causal_masks_of_the_first_keys(end, seen):
+    mask = torch.tensor([[[[0, n] for n in end]]] * 2, dtype=torch.int32)
+    assert implementation._keys_of_causal(mask) == seen
+    mask[1, 0, 1, 0] = 1
+    assert implementation._keys_of_causal(mask) is None
+
+
+def test_the_prefill_of_a_static_cache_is_causal_attention(monkeypatch, rng):
+    """Of the keys that are filled; few queries behind others take the decode kernel."""
+    called = []
+    for name in ("attention", "attention_decode", "attention_ranges"):
+        kernel = getattr(implementation, name)
+        monkeypatch.setattr(implementation, name, lambda *a, k=kernel, n=name, **b: called.append(n) or k(*a, **b))
+    q, k, v = torch.randn(2, 4, 80, 64, dtype=BF16), *operands(keys=100)[1:]
+    mask = attention_mask(
+        2, 80, 100, 0, mask_function=masks.causal_mask_function, attention_mask=torch.ones(2, 80, dtype=torch.bool)
+    )
+    with sim.device(), torch.no_grad():
+        for queries, first in ((80, 0), (5, 70)):
+            part = mask[:, :, first : first + queries]
+            out, _ = attention_forward(MODULE, q[:, :, first : first + queries], k, v, part)
+            visible = torch.arange(100) <= torch.arange(first, first + queries)[:, None]
+            expected = torch.nn.functional.scaled_dot_product_attention(
+                *(x.double() for x in (q[:, :, first : first + queries], k, v)), attn_mask=visible, enable_gqa=True
+            )
+            close(out, expected.transpose(1, 2))
+        with pytest.raises(ValueError, match="ranges has one beyond the 60 keys"):
+            attention_forward(MODULE, q, k[:, :, :60], v[:, :, :60], mask)
+    assert called == ["attention", "attention_decode", "attention_ranges"]
 
 
 @pytest.mark.parametrize("queries", [1, 30])

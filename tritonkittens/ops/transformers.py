@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from tritonkittens.kernels.attention.decode_plan import find_decode_plan
 from tritonkittens.kernels.attention.device.backward import ROWS
 from tritonkittens.ops.attention import Unsupported, padded, reason_against
 from tritonkittens.ops.mask_functions import Queries, ranges_of
+from tritonkittens.ops.readings import read_once
 
 HOLES = "a query sees keys on both sides of hidden ones; padding must be on one side (on the left for generate)"
 DENSE = f"attention_mask is a mask of queries and keys: one that was given as such, or one in which {HOLES}"
@@ -38,7 +39,6 @@ EVALUATED = 1 << 26  # elements of a mask that are evaluated at a time
 ADDED = ("s_aux", "sinks", "position_bias")  # arguments that are added to scores
 CHOSEN = ("indices", "block_indices")  # arguments that select keys
 UNSUPPORTED = frozenset(("output_attentions", *ADDED, *CHOSEN))
-KEPT_MASKS = 8  # more than the kinds of layers of a model
 
 
 def attention_mask(
@@ -312,7 +312,7 @@ def _of_known_token(
     if mask is not None:
         if not _has_ranges(mask) or mask.shape[2] != 1:
             return None
-        starts, lengths = _columns(mask, query.device)
+        starts, lengths = read_once(mask, _columns, query.device, device=query.device)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     operands = query, key, value, None, lengths, starts, None
     plan = find_decode_plan(operands, (True, scale, softcap, False, None))[1]
@@ -365,9 +365,12 @@ def _attend(
     differentiable = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     # then never slower, with a group of heads up to 10 times faster (measured: docs/notes/attention_decode.md)
     few = queries <= ROWS and not differentiable
+    if ranges is not None and queries > 1 and (seen := read_once(ranges, _keys_of_causal)) is not None:
+        key, value = (x if seen >= x.shape[2] else x[:, :, :seen] for x in (key, value))
+        ranges, causal = (ranges if seen > key.shape[2] else None), True  # `attention_ranges` refuses keys beyond
     q, k, v = (padded(x) for x in (query, key, value))
     if few and (ranges is None or queries == 1):
-        starts, lengths = (None, None) if ranges is None else _columns(ranges, q.device)
+        starts, lengths = (None, None) if ranges is None else read_once(ranges, _columns, q.device, device=q.device)
         causal = causal or queries == 1  # one plan for both
         return attention_decode(q, k, v, lengths=lengths, starts=starts, causal=causal, scale=scale, softcap=softcap)
     if ranges is not None:
@@ -375,40 +378,22 @@ def _attend(
     return attention(q, k, v, causal=causal, scale=scale, softcap=softcap)
 
 
-class Columns(NamedTuple):
-    """The columns of ranges of one query, each (batch,): of which tensor, in which version of it, and on which stream
-    of the GPU they were made."""
-
-    ranges: Tensor
-    version: int
-    stream: int
-    columns: tuple[Tensor, Tensor]
-
-
-_known_columns: dict[int, Columns] = {}  # by the identity of ranges, which these keep alive
-
-
 def _columns(ranges: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return (starts, lengths), (batch,), of ranges (batch, 1, 1, 2).
-
-    They are made once for all layers of a model, but not in a trace, nor in a CUDA graph, which must read the ranges.
-    """
-    if not is_plain(ranges) or ranges.is_inference() or (ranges.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return _split(ranges, device)
-    stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
-    known, version = _known_columns.get(id(ranges)), ranges._version
-    if known is not None and known.version == version and known.stream == stream:
-        return known.columns
-    if len(_known_columns) >= KEPT_MASKS:
-        _known_columns.clear()
-    columns = _split(ranges, device)
-    _known_columns[id(ranges)] = Columns(ranges, version, stream, columns)
-    return columns
-
-
-def _split(ranges: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return (starts, lengths), (batch,), of ranges (batch, 1, 1, 2)."""
     starts, lengths = ranges[:, 0, 0].to(device).unbind(1)
     return starts.contiguous(), lengths.contiguous()
+
+
+def _keys_of_causal(ranges: Tensor) -> int | None:
+    """Return the number of keys that a causal mask alone shows to the last query; None for other ranges. So it is in
+    the prefill of a static cache. A trace cannot read numbers.
+    """
+    if not is_plain(ranges):
+        return None
+    begin, end = ranges[:, 0].numpy(force=True).transpose(2, 0, 1)
+    seen = int(end[0, -1]) if end.size else 0
+    causal = not begin.any() and (end == np.arange(seen - end.shape[1], seen) + 1).all()
+    return seen if causal and seen >= end.shape[1] else None
 
 
 def _has_ranges(mask: Tensor) -> bool:
