@@ -1,7 +1,6 @@
 """The suite `generate` with a small model, ours in the simulator."""
 
 import argparse
-import time
 
 import pytest
 import torch
@@ -74,11 +73,15 @@ def test_a_token_takes_the_median_of_the_later_ones(small, monkeypatch):
     assert timing.own(call)() > 0
 
 
-def test_cases_after_the_budget_are_not_measured(small, monkeypatch):
-    cases = generate.cases(options(quick=True))
-    cases[0].prepare()
-    monkeypatch.setattr(generate.time, "perf_counter", lambda before=time.perf_counter: before() + generate.BUDGET_S)
-    row = harness.measure(cases[1], "ms", 20, {"own": fake_kind()})
+def test_cases_that_would_exceed_the_budget_are_not_measured(small, monkeypatch):
+    """The first takes 60 seconds, and the third would end after 150."""
+    now, made = [0.0], generate.cases(options(quick=False))
+    monkeypatch.setattr(generate.time, "perf_counter", lambda: now[0])
+    for begin, case in zip((0.0, 60.0, 100.0), made, strict=False):
+        now[0] = begin
+        trial = case.prepare()
+        assert bool(trial.ours) == (begin < 100)
+    row = harness.measure(made[3], "ms", 20, {"own": fake_kind()})
     assert row["contenders"] == {} and "at most 150 s" in row["note"]
     assert harness.faults([row]) == [] and "at most 150 s" in harness.format_row(row, "ms")
 
