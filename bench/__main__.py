@@ -28,6 +28,7 @@ MODULES = (
     "block_order",
     "workers",
     "gemm",
+    "gemm_random",
     "attention",
     "decode",
     "attention_models",
@@ -69,9 +70,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "its configuration; may be given several times",
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains TEXT")
-    parser.add_argument("--random", type=int, metavar="N", help="attention_decode_random: so many shapes (default 48)")
+    parser.add_argument("--count", type=int, metavar="N", help="the random suites: so many shapes")
     parser.add_argument(
-        "--seed", type=int, metavar="N", help="attention_decode_random: what they are drawn with (default 0)"
+        "--seed", type=int, metavar="N", help="the random suites: what shapes are drawn with (default 0)"
     )
     parser.add_argument(
         "--workers", type=int, default=1, metavar="N", help="compile our kernels first, in so many processes"
@@ -124,7 +125,7 @@ def flags(options: argparse.Namespace) -> list[str]:
         *(["--slow"] if options.slow else []),
         *(["--only", options.only] if options.only else []),
         *(x for text in options.knobs for x in ("--knobs", text)),
-        *(x for name in ("random", "seed") if (n := getattr(options, name)) is not None for x in (f"--{name}", str(n))),
+        *(x for name in ("count", "seed") if (n := getattr(options, name)) is not None for x in (f"--{name}", str(n))),
     ]
 
 

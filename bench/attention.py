@@ -41,7 +41,7 @@ def ours_new(p: Attention) -> Callable[[], torch.Tensor]:
 def ours_with(p: Attention, knobs: dict[str, Any]) -> Callable[[], Any]:
     """Ours with some knobs of the kernel (`Config` forward, `AttentionBackward` backward) not as they are chosen."""
     from tritonkittens.kernels.attention import backward_plan, call_plan, checks
-    from tritonkittens.kernels.attention.config import suited
+    from tritonkittens.kernels.attention.config import choose_fused, suited
     from tritonkittens.launch import multiprocessor_count
 
     if p.grad is None:
@@ -51,9 +51,7 @@ def ours_with(p: Attention, knobs: dict[str, Any]) -> Callable[[], Any]:
         # a configuration that says nothing of them gets as many as fit, under the results
         slots = {"stages": kernel.placement(90).stages}
         return ours(p, config=dataclasses.replace(chosen, **slots | knobs))
-    replaced: dict[str, Any] = dict(
-        fused_backward=functools.partial(backward_plan.fused_backward, more=tuple(knobs.items())), _plans={}
-    )
+    replaced: dict[str, Any] = dict(choose_fused=lambda *kind, **given: choose_fused(*kind, **given | knobs), _plans={})
     timed = ours(p)
 
     def call() -> Any:

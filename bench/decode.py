@@ -181,7 +181,7 @@ def label(shape: Shape) -> str:
 
 
 def random_cases(options: argparse.Namespace) -> list[Case]:
-    """`options.random` shapes (`SHAPES`) of seed `options.seed` (0), without a mask: what SDPA has cannot put one at
+    """`options.count` shapes (`SHAPES`) of seed `options.seed` (0), without a mask: what SDPA has cannot put one at
     the end of the keys."""
 
     def prepare(shape: Shape) -> Trial:
@@ -198,7 +198,7 @@ def random_cases(options: argparse.Namespace) -> list[Case]:
             functools.partial(prepare, shape),
             kind="reading",
         )
-        for shape in dict.fromkeys(itertools.islice(drawn_shapes(options.seed or 0), options.random or SHAPES))
+        for shape in dict.fromkeys(itertools.islice(drawn_shapes(options.seed or 0), options.count or SHAPES))
     ]
 
 

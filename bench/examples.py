@@ -169,6 +169,11 @@ def matrix_cases() -> list[Case]:
             {"torch.compile": compiled(eager_rmsnorm), "quack": quack_rmsnorm},
             nbytes=4 * size,
         ),
+    ]
+
+
+def rotary_cases() -> list[Case]:
+    return [
         case(
             f"rotary {ROTARY}",
             rotary.rotary,
@@ -176,7 +181,7 @@ def matrix_cases() -> list[Case]:
             error_to(rotary.rotary_torch),
             {"torch.compile": compiled(eager_rotary)},
             nbytes=4 * ROTARY[0] * ROTARY[1] * ROTARY[2],
-        ),
+        )
     ]
 
 
@@ -317,7 +322,7 @@ def linear_cases() -> list[Case]:
 
 
 def cases(options: argparse.Namespace) -> list[Case]:
-    return [*matrix_cases(), *product_cases(), *attention_cases(), *grouped_cases(), *linear_cases()]
+    return [*matrix_cases(), *rotary_cases(), *product_cases(), *attention_cases(), *grouped_cases(), *linear_cases()]
 
 
 SUITES = (

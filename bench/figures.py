@@ -51,13 +51,15 @@ def overview(folder: pathlib.Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
-def rows() -> list[tuple[str, str, str]]:
-    """(label, suite, case) of every row."""
-    gemm = [
+Row = tuple[str, str, str]  # label, suite, case
+
+
+def gemm_rows() -> list[Row]:
+    squares = [
         (f"GEMM bf16 {side}³", "gemm", f"bf16 {side}x{side}x{side} NN") for side in (512, 1024, 2048, 4096, 8192, 16384)
     ]
-    gemm += [(f"GEMM bf16 4096×4096×{k}", "gemm", f"bf16 4096x4096x{k} NN") for k in (256, 1024)]
-    gemm += [
+    depths = [(f"GEMM bf16 4096×4096×{k}", "gemm", f"bf16 4096x4096x{k} NN") for k in (256, 1024)]
+    models = [
         ("GEMM bf16 16×14336×4096 (Llama-3 8B, decode)", "gemm_models", "Llama-3 8B gate, up: 16x14336x4096 NT"),
         ("GEMM bf16 1×8192×28672 (Llama-3 70B, decode)", "gemm_models", "Llama-3 70B down: 1x8192x28672 NT"),
         (
@@ -80,14 +82,20 @@ def rows() -> list[tuple[str, str, str]]:
             "gemm_head",
             "GPT-2 head: 16384x50257x768 forward and backward",
         ),
+    ]
+    fp8 = [
         ("GEMM e4m3 4096³, a scale a tensor", "gemm_fp8", "e4m3 4096x4096x4096 scale per tensor"),
         ("GEMM e4m3 4096³, scales a row and column", "gemm_fp8", "e4m3 4096x4096x4096 scale per row"),
         ("GEMM e4m3 4096³, 128-block scales", "gemm_fp8", "e4m3 4096x4096x4096 scale per block"),
-        *(
-            (f"GEMM bf16 4096³ with {what}", "gemm_epilogues", f"bf16 4096³ {what}")
-            for what in ("bias, gelu", "bias, silu", "residual + gate · (a·b + bias)")
-        ),
     ]
+    epilogues = [
+        (f"GEMM bf16 4096³ with {what}", "gemm_epilogues", f"bf16 4096³ {what}")
+        for what in ("bias, gelu", "bias, silu", "residual + gate · (a·b + bias)")
+    ]
+    return squares + depths + models + fp8 + epilogues
+
+
+def attention_rows() -> list[Row]:
     attention = [
         (
             f"attention {backward}{causal}D {d} S {s} B {batch} H {heads}",
@@ -106,20 +114,21 @@ def rows() -> list[tuple[str, str, str]]:
         for causal in ("", "causal ")
         for s in (4096, 16384)
     ]
-    attention += [(f"attention {case} (peer: bf16)", "attention_fp8", case) for case in e4m3]
+    fp8 = [(f"attention {case} (peer: bf16)", "attention_fp8", case) for case in e4m3]
     decode = [
         (f"attention decode {shape} (TB/s of K and V)", "attention_decode", f"bf16 decode {shape}")
         for shape in ("D 128 B 8 S 4096", "D 128 B 64 S 8192", "D 64 B 8 S 4096", "D 64 B 64 S 8192")
     ]
-    return gemm + attention + decode
+    return attention + fp8 + decode
 
 
 def table(folder: pathlib.Path = RESULTS) -> str:
     """Some cases in Markdown. Raises KeyError for a case that the results do not have."""
-    results = {suite: result(folder, suite) for suite in dict.fromkeys(suite for _, suite, _ in rows())}
+    rows = gemm_rows() + attention_rows()
+    results = {suite: result(folder, suite) for suite in dict.fromkeys(suite for _, suite, _ in rows)}
     cases = {(suite, row["case"]): row for suite, measured in results.items() for row in measured["rows"]}
     lines = ["| TFLOP/s | tritonkittens | best peer | ratio |", "|---|---|---|---|"]
-    for label, suite, case in rows():
+    for label, suite, case in rows:
         row = cases[suite, case]
         ours, peer = row["contenders"]["tritonkittens"], row["contenders"][row["best_peer"]]
         figures = [figure(x["value"], results[suite]["unit"]) for x in (ours, peer)]

@@ -281,40 +281,41 @@ def linear_trial(
     return Trial({OURS: lambda: timed(Linear.from_torch(theirs))}, {"torch": lambda: timed(theirs)}, error, BF16_BOUND)
 
 
+def trial_in_turn(side: int) -> Trial:
+    """Each call has other tensors than the one before, as the layers of a model have."""
+    products = [bf16(side, side, side) for _ in range(MANY)]
+
+    def in_turn(make: Callable[[Product], Callable[[], Any]]) -> Callable[[], Any]:
+        calls = itertools.cycle([make(p) for p in products])
+        return lambda: next(calls)()
+
+    def peer(name: str, p: Product) -> Callable[[], Any]:
+        return peers("gemm", p)[name]()
+
+    against = {name: functools.partial(in_turn, functools.partial(peer, name)) for name in peers("gemm", products[0])}
+    return Trial({OURS: functools.partial(in_turn, ours)}, against, products[0].error(), BF16_BOUND)
+
+
+def linear_host_trial(side: int, backward: bool) -> Trial:
+    """A call of one Linear layer, or of it and its backward."""
+    theirs = torch.nn.Linear(side, side, device=DEVICE, dtype=torch.bfloat16)
+    x, grad = randn(side, side).requires_grad_(backward), randn(side, side)
+    weight, bias = theirs.weight, theirs.bias
+
+    def timed(module: torch.nn.Module) -> Callable[[], torch.Tensor]:
+        """One result to compare: y, or of the gradients that of the weight."""
+        if backward:
+            return lambda: torch.autograd.grad(module(x), (x, weight, bias), grad)[1]
+        return torch.no_grad()(functools.partial(module, x))
+
+    exact = (grad.double().T @ x.double() if backward else x.double() @ weight.double().T + bias.double()).detach()
+    return linear_trial(theirs, timed, frobenius_error(exact))
+
+
 def host_cases(options: argparse.Namespace) -> list[Case]:
     def prepare(side: int, new_result: bool) -> Trial:
         p = bf16(side, side, side)
         return trial(p, {OURS: functools.partial(ours, p, new_result)}, "gemm new result" if new_result else "gemm")
-
-    def prepare_many(side: int) -> Trial:
-        """Each call has other tensors than the one before, as the layers of a model have."""
-        products = [bf16(side, side, side) for _ in range(MANY)]
-
-        def in_turn(make: Callable[[Product], Callable[[], Any]]) -> Callable[[], Any]:
-            calls = itertools.cycle([make(p) for p in products])
-            return lambda: next(calls)()
-
-        def peer(name: str, p: Product) -> Callable[[], Any]:
-            return peers("gemm", p)[name]()
-
-        against = {
-            name: functools.partial(in_turn, functools.partial(peer, name)) for name in peers("gemm", products[0])
-        }
-        return Trial({OURS: functools.partial(in_turn, ours)}, against, products[0].error(), BF16_BOUND)
-
-    def prepare_linear(side: int, backward: bool) -> Trial:
-        theirs = torch.nn.Linear(side, side, device=DEVICE, dtype=torch.bfloat16)
-        x, grad = randn(side, side).requires_grad_(backward), randn(side, side)
-        weight, bias = theirs.weight, theirs.bias
-
-        def timed(module: torch.nn.Module) -> Callable[[], torch.Tensor]:
-            """One result to compare: y, or of the gradients that of the weight."""
-            if backward:
-                return lambda: torch.autograd.grad(module(x), (x, weight, bias), grad)[1]
-            return torch.no_grad()(functools.partial(module, x))
-
-        exact = (grad.double().T @ x.double() if backward else x.double() @ weight.double().T + bias.double()).detach()
-        return linear_trial(theirs, timed, frobenius_error(exact))
 
     cases = (("host", 256, False), ("host", 256, True), ("eager", 512, False), ("graph", 512, False))
     found = [
@@ -328,14 +329,14 @@ def host_cases(options: argparse.Namespace) -> list[Case]:
         for kind, side, new in cases
     ]
     in_turn = f"bf16 256³ out=, {MANY} products in turn, host time"
-    found.append(case(in_turn, (256, 256, 256), functools.partial(prepare_many, 256), "host", new_result=False))
+    found.append(case(in_turn, (256, 256, 256), functools.partial(trial_in_turn, 256), "host", new_result=False))
     return [
         *found,
         *(
             case(
                 f"bf16 256³ nn.Linear forward{' and backward' * backward}, host time",
                 (256, 256, 256),
-                functools.partial(prepare_linear, 256, backward),
+                functools.partial(linear_host_trial, 256, backward),
                 "host",
                 backward=backward,
             )

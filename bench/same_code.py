@@ -319,7 +319,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--arch", nargs="+", default=ARCHITECTURES, metavar="ARCH", help=f"default: {' '.join(ARCHITECTURES)}"
     )
-    parser.add_argument("--only", default="*", metavar="GLOB", help="kernels whose names match, such as 'gemm_packed*'")
+    parser.add_argument("--only", default="*", metavar="GLOB", help="kernels with such names: 'gemm_deferred*'")
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes that compile (default: one a CPU)"
     )

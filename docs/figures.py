@@ -110,7 +110,76 @@ def pipeline() -> str:
     return re.sub(r"<title>.*?</title>", "", drawn, flags=re.DOTALL)  # without the tooltips a third as large
 
 
-FIGURES = {"swizzles": swizzles, "register_layouts": register_layouts, "pipeline": pipeline}
+TASKS, ITERATIONS, SMS = 5, 8, 4  # of the figure of schedules
+SCHEDULES = (tk.Persistent(), tk.SplitK(2), tk.ClusterSplitK(2), tk.SplitTail(), tk.StreamK())
+
+
+class _Walk(tk.lcf):
+    """Writes down the task of each iteration that a CTA computes, in its order: `done` (CTAs), `log` (CTAs, most)."""
+
+    consumers: int = 1
+
+    def layout(self) -> tk.layout:
+        tile, sums = tk.st(tk.fp32, 16, 16), tk.rt(tk.fp32, 64, 64)
+        tensors = {"X": tile, "log": None, "done": None}
+        return tk.layout(globals=tensors, input={"X": tile}, accumulators={"sums": sums}, args=("tasks", "iterations"))
+
+    def tasks(self, X: tuple[int, ...], log: tuple[int, ...], done: tuple[int, ...]) -> int:
+        return TASKS
+
+    @triton.jit
+    def setup(ctx):
+        return tk.task(ctx.args.iterations, when=ctx.task_id < ctx.args.tasks)
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.X, ctx.globals.X, (0, 0), input.full)
+
+    @triton.jit
+    def start(ctx):
+        return tk.struct(sums=tk.zero(tk.rt(tk.fp32, 64, 64)))
+
+    @triton.jit
+    def compute(ctx, state, input):
+        cta = tk.block_index()
+        order = tl.atomic_add(ctx.globals.done.pointer + cta, 1)
+        tl.store(ctx.globals.log.pointer + cta * ctx.args.tasks * ctx.args.iterations + order, ctx.task_id)
+        return state
+
+    @triton.jit
+    def finish(ctx, state, epilogue):
+        pass
+
+
+def walked(schedule: tk.Schedule) -> list[list[int]]:
+    """The task of every iteration of each CTA, in the order of the CTA."""
+    log, done = torch.zeros(SMS, TASKS * ITERATIONS, dtype=torch.int32), torch.zeros(SMS, dtype=torch.int32)
+    with sim.device("sm_90a", multiprocessors=SMS):
+        _Walk(schedule=schedule)(torch.zeros(16, 16), log, done, tasks=TASKS, iterations=ITERATIONS)
+    return [row[:n].tolist() for row, n in zip(log, done.tolist(), strict=True)]
+
+
+def schedules() -> str:
+    """Which CTA computes which iterations of five tasks on four SMs."""
+    cell, height, gap = 13, 22, 34
+    width, most = 2 * ITERATIONS * cell, 3
+    shapes: list[str] = []
+    for i, schedule in enumerate(SCHEDULES):
+        x, y = LEFT + i % most * (width + LEFT + gap), i // most * (HEAD + SMS * height + 8)
+        ctas = walked(schedule)
+        shapes.append(_text(x, y + 14, f"{schedule!r}: {max(map(len, ctas))} iterations", 13, "start"))
+        for cta, tasks in enumerate(ctas):
+            top = y + 30 + cta * height
+            shapes.append(_text(x - 6, top + height / 2, f"CTA {cta}", 11, "end"))
+            for j, task in enumerate(tasks):
+                place = f'x="{x + j * cell}" y="{top}" width="{cell - 1}" height="{height - 2}"'
+                shapes.append(f'<rect {place} fill="{_colour(task, TASKS)}"/>')
+                if j == 0 or tasks[j - 1] != task:
+                    shapes.append(_text(x + (j + 0.5) * cell, top + height / 2 - 1, str(task), 11))
+    return _svg(most * (width + LEFT + gap), 2 * (HEAD + SMS * height + 8), shapes)
+
+
+FIGURES = {"schedules": schedules, "swizzles": swizzles, "register_layouts": register_layouts, "pipeline": pipeline}
 
 if __name__ == "__main__":
     for name, draw in FIGURES.items():

@@ -143,7 +143,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = 
     """softmax(q kᵀ / √D) v; q, k, v: (batch, heads, sequence, D), bf16 or fp16, D 64 or 128, at least one key.
 
     `causal`: a query sees the keys up to its own; there are as many keys as queries. Tasks then differ in length:
-    thread blocks fetch them, the longest first.
+    CTAs fetch them, the longest first.
     """
     if causal and q.shape[2] != k.shape[2]:
         raise ValueError(f"attention(causal=True): {q.shape[2]} queries, {k.shape[2]} keys; must be equally many")

@@ -1,8 +1,8 @@
-"""A tile in shared memory: TMA copies a matrix, a tile for each thread block.
+"""A tile in shared memory: TMA copies a matrix, a tile for each CTA.
 
 What this rung teaches: `@tk.kernel` makes a function an explicit kernel, which says where its tiles live. A TMA load is
 asynchronous. It completes on a semaphore (an mbarrier), which expects its bytes. A TMA store is waited for before the
-thread block ends, because it reads the block's shared memory.
+CTA ends, because it reads the CTA's shared memory.
 
 Run it: `python examples/tma_copy.py` (on a Hopper GPU, or in the simulator where there is none).
 """

@@ -10,7 +10,7 @@ from tritonkittens.kernels.attention import attention, attention_decode, attenti
 from tritonkittens.kernels.attention.backward_plan import addends_in
 from tritonkittens.kernels.attention.config import Config, Shape, least, parts_of_group, suited, worth_sums
 from tritonkittens.kernels.attention.reference import visible
-from tritonkittens.kernels.attention.varlen_backward_plan import packed_addends_in
+from tritonkittens.kernels.attention.varlen_backward_plan import varlen_addends_in
 
 BF16 = torch.bfloat16
 
@@ -146,9 +146,9 @@ def test_refused_in_decoding(operands, given, error, message):
         attention_decode(*operands, **given)
 
 
-P, R = x(9, 4, 64), x(7, 2, 64)  # packed queries, keys
+P, R = x(9, 4, 64), x(7, 2, 64)  # queries, keys of a call of attention_varlen
 S = torch.zeros(3, dtype=torch.int32)
-REFUSED_PACKED = [
+REFUSED_VARLEN = [
     ((P[None], R, R, S, S), {}, ValueError, "attention_varlen: q has shape (1, 9, 4, 64); it must have 3 dimensions"),
     (
         (P, R, R.half(), S, S),
@@ -214,8 +214,8 @@ REFUSED_PACKED = [
 ]
 
 
-@pytest.mark.parametrize(("operands", "given", "error", "message"), REFUSED_PACKED)
-def test_packed_sequences_refused(operands, given, error, message):
+@pytest.mark.parametrize(("operands", "given", "error", "message"), REFUSED_VARLEN)
+def test_varlen_sequences_refused(operands, given, error, message):
     with sim.device("sm_90a"), pytest.raises(error, match=re.escape(message)):
         attention_varlen(*operands, **given)
 
@@ -309,19 +309,19 @@ def test_configurations_at_dimension_64():
     assert few == [2, 2], "tiles of 192 for 128 queries"
 
 
-def test_configurations_of_packed_sequences():
+def test_configurations_of_varlen_sequences():
     """Whose lengths are not known: nothing that lengths must be whole multiples for, and tall tiles only where
     sequences are long on average."""
 
-    def packed(mean, longest, **given):
+    def varlen(mean, longest, **given):
         facts = (
-            dict(head_dim=64, value_dim=64, itemsize=2, causal=False, window=False, softcap=False, packed=True) | given
+            dict(head_dim=64, value_dim=64, itemsize=2, causal=False, window=False, softcap=False, varlen=True) | given
         )
         return suited(Shape(**facts, queries=mean, keys=longest, heads=8), 132)[0]
 
-    assert [packed(*n).consumers for n in ((1024, 1024), (500, 8192), (128, 1024), (1000, 1000))] == [3, 3, 2, 2]
-    assert [packed(100, n, causal=True).consumers for n in (8191, 16384)] == [1, 2]
-    assert packed(9000, 9000, causal=True).tile_n == packed(9000, 9000, head_dim=128, value_dim=128).tile_n == 128
+    assert [varlen(*n).consumers for n in ((1024, 1024), (500, 8192), (128, 1024), (1000, 1000))] == [3, 3, 2, 2]
+    assert [varlen(100, n, causal=True).consumers for n in (8191, 16384)] == [1, 2]
+    assert varlen(9000, 9000, causal=True).tile_n == varlen(9000, 9000, head_dim=128, value_dim=128).tile_n == 128
 
 
 def test_configurations_at_larger_dimensions():
@@ -329,11 +329,11 @@ def test_configurations_at_larger_dimensions():
         best(16384, dim=128, causal=True) == best(170, 1000, dim=128) == Config(dynamic=True)
         and best(16384, dim=112).tile_n == 128
     )
-    panels = [
+    widths = [
         (c.tile_n, c.epilogue_n)
         for c in (best(4096, dim=d, value_dim=v) for d, v in ((192, 128), (160, 160), (256, 256)))
     ]
-    assert panels == [(128, 64), (128, 32), (64, 64)]
+    assert widths == [(128, 64), (128, 32), (64, 64)]
     assert [best(n, dim=128, itemsize=1).tile_n for n in (512, 1024, 2048, 4096)] == [128, 224, 192, 224]
     assert [best(n, dim=256, itemsize=1).tile_n for n in (512, 4096)] == [64, 96] and best(
         512, dim=160, itemsize=1
@@ -396,9 +396,9 @@ def test_addends_wait_in_rows_of_their_own_head(queries, dim, permuted):
 
 
 @pytest.mark.parametrize("queries, groups, inside", [(640, 106, True), (640, 107, False), (1, 1, False)])
-def test_addends_of_packed_sequences_wait_in_dq_if_there_is_room(queries, groups, inside):
+def test_addends_of_varlen_sequences_wait_in_dq_if_there_is_room(queries, groups, inside):
     dq = torch.empty(queries, 4, 64, dtype=BF16)
-    offsets, deltas = packed_addends_in(dq, groups)
+    offsets, deltas = varlen_addends_in(dq, groups)
     assert offsets.shape == deltas.shape == (1, 4, groups, 3, 64)
     assert inside == (offsets.untyped_storage().data_ptr() == dq.untyped_storage().data_ptr())
     offsets[:], deltas[:] = 1, 2

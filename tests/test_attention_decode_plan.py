@@ -19,7 +19,7 @@ def plans(monkeypatch):
     """The plans that a test makes."""
     made, make = [], DecodePlan.__init__
     monkeypatch.setattr(decode_plan, "_plans", {})
-    monkeypatch.setattr(decode_plan, "_plans_of_tasks", {})
+    monkeypatch.setattr(decode_plan, "_plans_of_kernels", {})
     monkeypatch.setattr(
         DecodePlan, "__init__", lambda self, *args, **given: made.append(self) or make(self, *args, **given)
     )

@@ -874,7 +874,7 @@ def test_drawn_shapes():
         )
         assert 1 <= shape.batch <= 128 and 128 <= shape.keys <= 1 << 15
         assert least <= shape.bytes == 2 * shape.batch * shape.kv_heads * shape.keys * shape.dim * 2 <= most
-    cases = decode.random_cases(argparse.Namespace(**{**vars(OPTIONS), "random": 200, "seed": 5}))
+    cases = decode.random_cases(argparse.Namespace(**{**vars(OPTIONS), "count": 200, "seed": 5}))
     assert [case.name for case in cases] == [f"bf16 decode {decode.label(shape)}" for shape in dict.fromkeys(shapes)]
 
 
@@ -1055,9 +1055,9 @@ def test_kernels_are_compiled_in_processes_before_they_are_measured(monkeypatch)
         lambda command: done.append(command[3:]) or types.SimpleNamespace(wait=lambda: done.append("waited")),
     )
     monkeypatch.setattr(cli, "run", lambda suite, options: done.append(suite.name) or 0)
-    assert cli.main(["gemm", "--only", "4096", "--workers", "2", "--random", "7", "--seed", "0"]) == 0
+    assert cli.main(["gemm", "--only", "4096", "--workers", "2", "--count", "7", "--seed", "0"]) == 0
     parts = [
-        ["gemm", "--only", "4096", "--random", "7", "--seed", "0", "--compile", str(part), "2"] for part in range(2)
+        ["gemm", "--only", "4096", "--count", "7", "--seed", "0", "--compile", str(part), "2"] for part in range(2)
     ]
     assert done == [*parts, "waited", "waited", "gemm"]
     compiled = []

@@ -240,11 +240,10 @@ def test_the_key_of_a_kernel_covers_its_functions():
     )
 
 
-def test_packed_results_wait_for_a_residual_that_the_last_step_adds():
+def test_deferred_results_need_a_residual_that_the_last_step_adds():
     residual = Operand("residual", "staged", "bf16")
     Gemm(deferred_epilogue=True, epilogue_n=64, epilogue=Steps((Step(add, (residual,)),)))
     with pytest.raises(
-        tk.TileError,
-        match="a staged operand of results that wait in registers is added by the last step of the epilogue",
+        tk.TileError, match="the last step of the epilogue must add the staged operand of deferred results"
     ):
         Gemm(deferred_epilogue=True, epilogue_n=64, epilogue=Steps((Step(powered, (residual, residual)),)))

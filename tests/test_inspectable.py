@@ -101,7 +101,7 @@ def test_every_epilogue_occurs(products):
     )
     assert any(not template.epilogue.steps for template in products)
     assert any(template.activation_steps for template in products) and any(template.gates_late for template in products)
-    assert {template.asked_panels for template in products} == {0, 1, 2}
+    assert {template.reloaded_subtiles for template in products} == {0, 1, 2}
     operands = [operand for template in products for operand in template.epilogue.operands]
     places = {
         name: {operand.place for operand in operands if operand.name == name}

@@ -26,7 +26,7 @@ KERNELS = registry()  # compiled where a test asks for them: all of them take ma
 QUICK = {
     "gemm",
     "gemm_cluster",
-    "gemm_fp8_turns",
+    "gemm_fp8_pingpong",
     "attention_d64_causal",
     "attention_d64_short",
     "attention_shifted_d64_causal",
@@ -99,9 +99,9 @@ CHECKED = (
     *FROM_TEMPLATES,
     *NEEDED,
     "gemm_cluster",
-    "gemm_fp8_turns",
-    "gemm_user_squared_relu_packed",
-    "gemm_user_scaled_gelu_panel",
+    "gemm_fp8_pingpong",
+    "gemm_user_squared_relu_deferred",
+    "gemm_user_scaled_gelu_epilogue_n",
     *(
         f"attention_{name}_d{dim}{'_causal' * causal}"
         for name in ("fp8", "dq")
@@ -270,7 +270,7 @@ def test_contract_on_blackwell(name):
 
 def test_what_is_streamed_leaves_l2_first():
     """B and the results carry a policy, A does not."""
-    ptx = KERNELS["gemm_fp8_turns"]("sm_90a").asm["ptx"]
+    ptx = KERNELS["gemm_fp8_pingpong"]("sm_90a").asm["ptx"]
     copies = [line for line in ptx.splitlines() if "cp.async.bulk.tensor" in line]
     loads, stores = (
         [line for line in copies if kind in line]

@@ -21,7 +21,8 @@ import tritonkittens.lang as tk
 from bench import figures
 from tests.util import DEVICE, meta, relative_error
 from tritonkittens import sim
-from tritonkittens.kernels.attention import attention_torch
+from tritonkittens.kernels.attention import attention, attention_torch
+from tritonkittens.kernels.gemm import gemm
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -40,7 +41,7 @@ def pages_with_blocks():
     return [name for name, text in PAGES.items() if "```python\n" in text]
 
 
-def run_page(name, folder, **names):
+def run_page(name, folder):
     """Run the blocks of a page one after the other; returns the names that they define. Lines keep their numbers, and
     the source a file, as Triton wants it.
 
@@ -57,7 +58,6 @@ def run_page(name, folder, **names):
             lines[first : first + len(code)] = code
     path.write_text("\n".join(lines) + "\n")
     module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(path.stem, path))
-    module.__dict__.update(names)
     sys.modules[path.stem] = module
     printed = io.StringIO()
     for block in blocks:
@@ -89,6 +89,7 @@ def check_readme(names):
 
 def check_quick_start(names):
     assert relative_error(names["c"], names["a"].double() @ names["b"].double()) < 5e-3
+    assert relative_error(names["simulated"], names["a"].cpu().double() @ names["b"].cpu().double()) < 5e-3
     x = names["x"].double()
     assert relative_error(names["y"], x - x.mean(1, keepdim=True)) < 1e-6
 
@@ -154,7 +155,7 @@ def test_the_blocks_of_a_page_run(name, rng, tmp_path):
     # on a GPU, or simulated; other pages compile, or have the simulator in their blocks
     uses_device = "device=device" in PAGES[name]
     with sim.device() if uses_device and DEVICE == "cpu" else contextlib.nullcontext():
-        names = run_page(name, tmp_path, device=torch.device(DEVICE))
+        names = run_page(name, tmp_path)
     CHECKS.get(name, lambda names: None)(names)
 
 
@@ -189,6 +190,16 @@ def test_the_error_that_is_quoted():
     quoted = re.search(r"`(st\(bf16, 64, 24\).*?)`", README)[1]
     with pytest.raises(tk.TileError, match=re.escape(quoted)):
         tk.st(tk.bf16, 64, 24)
+
+
+def test_the_errors_that_the_quick_start_quotes():
+    other_gpu, no_gpu = re.findall(r"```text\n(.*?)\n```", PAGES["docs/quick_start.md"], re.DOTALL)
+    with sim.device("sm_80"), pytest.raises(tk.ArchitectureError, match=re.escape(other_gpu.replace("\n", " "))):
+        attention(*torch.zeros(3, 1, 2, 64, 64, dtype=torch.bfloat16))
+    with sim.device("sm_80"), pytest.raises(ValueError, match="the cost model knows the rates of 9.x and 10.x"):
+        gemm(*torch.zeros(2, 64, 64, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match=re.escape(no_gpu)):
+        gemm(*torch.zeros(2, 64, 64, dtype=torch.bfloat16))
 
 
 def test_the_inspect_commands():
@@ -262,6 +273,11 @@ def test_notes_and_files_that_are_cited_exist():
     }
     cited |= set(re.findall(r"\]\(([\w/]+(?:\.\w+)?)\)", README))
     assert len(cited) > 5 and all((ROOT / name).exists() for name in cited), cited
+
+
+def test_the_glossary_is_in_order():
+    terms = re.findall(r"^- \*\*(.+?)\*\*: ", PAGES["docs/project/glossary.md"], re.MULTILINE)
+    assert len(terms) > 50 and terms == sorted(terms, key=str.lower)
 
 
 def test_the_readme_is_short():

@@ -27,7 +27,7 @@ BF16 = torch.bfloat16
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
-    for module, name in ((decode_plan, "_plans"), (decode_plan, "_plans_of_tasks"), (readings, "_readings")):
+    for module, name in ((decode_plan, "_plans"), (decode_plan, "_plans_of_kernels"), (readings, "_readings")):
         monkeypatch.setattr(module, name, {})
 
 

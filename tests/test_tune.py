@@ -97,6 +97,9 @@ def results() -> store.Store:
 def test_cost_is_the_slowest_unit_and_what_nothing_hides():
     found = tune.Cost(hbm=3.0, l2=1.0, tensor=4.0, setup=0.5, synchronisation=0.25)
     assert (found.total, found.bound) == (4.75, "tensor")
+    assert tune.Cost(hbm=3.0, tensor=4.0, setup=0.5, overlap=2.0).total == pytest.approx(5.5)
+    assert tune.Cost(hbm=3.0, tensor=4.0, overlap=1.0).total == 7.0
+    assert "overlap" not in found.components()
 
 
 def test_rates_of_a_known_device():
@@ -612,7 +615,7 @@ def test_explanation_of_a_measured_problem():
         and "failed: tile=2 stages=2 cluster=[1, 1]: RuntimeError: tile 2 spills" in text
     )
     winner = next(row.split() for row in text.splitlines() if row.split()[:2] == ["7", "1.00"])
-    assert winner == ["7", "1.00", "7.10", "tensor", "0.06", "0.00", "0.00", "7.00", "0.00", "0.10", "0.00"]
+    assert winner == ["7", "1.00", "7.10", "tensor", "0.06", "0.00", "0.00", "7.00", "0.00", "0.00", "0.10", "0.00"]
     assert "does not fit" in report.table()
 
 
@@ -706,4 +709,4 @@ def test_shipped_tables_are_of_registered_families(monkeypatch):
         for entry in table.entries.values():
             found = known[entry.family]
             problem = found.problem_type(**{name: tuner._tuples(value) for name, value in entry.problem.items()})
-            assert found._config(entry.config, found._options(problem)) is not None, (table.path.name, entry)
+            assert found._config(entry.config, found._options(problem), problem) is not None, (table.path.name, entry)

@@ -1,7 +1,6 @@
-"""Directives that generate reference pages from the library.
+"""A directive that generates reference pages from the library.
 
-`finding-kinds` is the table of what the simulator finds. `public-names` documents a package's public names, a group for
-each module that defines some:
+`public-names` documents a package's public names, a group for each module that defines some:
 
     .. public-names:: tritonkittens.lang
        :below: tritonkittens.lang.register
@@ -21,8 +20,6 @@ from docstrings import convert, shortened
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
-
-from tritonkittens import sim
 
 
 def public_names(package: str, below: str, jit: bool = False) -> dict[str, list[str]]:
@@ -57,14 +54,6 @@ def entry(package: str, name: str) -> list[str]:
     return [f".. autofunction:: {package}.{name}", ""]
 
 
-class FindingKinds(SphinxDirective):
-    """The kinds of findings and their meanings."""
-
-    def run(self) -> list[nodes.Node]:
-        rows = [line for kind, meaning in sim.KINDS.items() for line in (f"``{kind}``", f"   {meaning}")]
-        return self.parse_text_to_nodes("\n".join(rows))
-
-
 class PublicNames(SphinxDirective):
     """The reference of a package."""
 
@@ -88,5 +77,4 @@ class PublicNames(SphinxDirective):
 
 def setup(app: Any) -> dict[str, Any]:
     app.add_directive("public-names", PublicNames)
-    app.add_directive("finding-kinds", FindingKinds)
     return {"version": "1", "parallel_read_safe": True}

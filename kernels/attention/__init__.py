@@ -16,10 +16,10 @@ from tritonkittens.kernels.attention.interface import (
     attention_varlen,
 )
 from tritonkittens.kernels.attention.reference import attention_torch
-from tritonkittens.kernels.attention.varlen_plan import packed_forward
+from tritonkittens.kernels.attention.varlen_plan import forward_varlen
 
 __all__ = [
     "AttentionBackward", "AttentionDecode", "AttentionDecodePaged", "AttentionForward", "AttentionForwardFp8",
     "Config", "attention", "attention_decode", "attention_fp8", "attention_operator", "attention_ranges",
-    "attention_torch", "attention_varlen", "forward", "forward_fp8", "packed_forward", "varlen_operator",
+    "attention_torch", "attention_varlen", "forward", "forward_fp8", "forward_varlen", "varlen_operator",
 ]  # fmt: skip

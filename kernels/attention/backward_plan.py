@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +24,10 @@ from tritonkittens.kernels._tensors import (
 )
 from tritonkittens.kernels.attention.call_plan import TILE, Scores, empty_like
 from tritonkittens.kernels.attention.config import (
+    BackwardKind,
     choose_backward,
     choose_fused,
+    has_single_pass,
     parts_of_group,
     schedule_knobs,
     worth_sums,
@@ -46,6 +48,7 @@ Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor] 
 Gradients = tuple[Tensor, Tensor, Tensor]  # dQ, dK, dV
 Tensors = dict[str, Tensor]
 Step = Callable[[Tensors], None]
+FusedOf = Callable[[int], AttentionBackward]  # the kernel of a single pass, by the parts of a group
 
 
 class BackwardPlan:
@@ -68,6 +71,7 @@ class BackwardPlan:
     def tensors(
         self, grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> Tensors:
+        """The tensors of a call by name, with new gradients and what `make` adds."""
         if not self.as_they_are:
             grad, q, k, v = map(as_addressable, (grad, q, k, v))
         dq, dk, dv = [new() for new in self.new_gradients]
@@ -96,6 +100,7 @@ class BackwardPlan:
 
 
 def clear(tensors: Tensors) -> None:
+    """Write zeros to all gradients."""
     for name in ("dQ", "dK", "dV"):
         tensors[name].zero_()
 
@@ -119,54 +124,20 @@ def summand_factor(numbers: dict[str, Any]) -> float:
     return 1 / numbers["scale"] if numbers["scale"] >= SMALLEST_SCALE else 0.0
 
 
-@functools.lru_cache
-def backward(
-    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool,
-) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
-    """The kernels of the deterministic backward for a dtype, dimensions and features: (for dQ, for dK and dV)."""
-    return choose_backward(
-        AttentionBackwardQueries,
-        AttentionBackwardKeys,
-        head_dim,
-        value_dim,
-        dtype=tk.from_torch(dtype),
-        causal=causal,
-        window=window,
-        softcap=softcap,
-        **schedule_knobs(causal),
-    )
+def fused_backward(kind: BackwardKind, cut: bool, parts: int) -> AttentionBackward:
+    """The kernel of the backward in a single pass.
 
-
-@functools.lru_cache
-def fused_backward(
-    dtype: torch.dtype,
-    head_dim: int,
-    value_dim: int,
-    causal: bool,
-    window: bool,
-    softcap: bool,
-    cut: bool,
-    parts: int = 1,
-    more: tuple[tuple[str, Any], ...] = (),
-) -> AttentionBackward | None:
-    """The kernel of the backward in a single pass; None where two passes are used.
-
-    `cut`: whether the last tile of keys may be partial. `parts`: tasks of a group's query heads. `more`: knobs and
-    their values.
+    Args:
+        cut: whether the last tile of keys may be partial.
+        parts: tasks of a group's query heads.
     """
     return choose_fused(
         AttentionBackward,
-        head_dim,
-        value_dim,
-        dtype=tk.from_torch(dtype),
-        causal=causal,
-        window=window,
-        softcap=softcap,
+        kind,
         cut=cut,
         parts=parts,
-        turns=parts == 1 and not (causal or window),
-        order=schedule_knobs(causal)["order"],
-        **dict(more),
+        rotated=parts == 1 and not (kind.causal or kind.window),
+        order=schedule_knobs(kind.causal)["order"],
     )
 
 
@@ -204,13 +175,13 @@ def _plan(operands: Operands, scores: Scores, deterministic: bool) -> BackwardPl
         return BackwardPlan(operands, like_operands(q, k, v))
     features = scores.features(queries, keys)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
-    kind = (q.dtype, dim, value_dim, *features)
-    single = (*kind, keys % (AttentionBackward.tile_m * AttentionBackward.consumers) != 0)
-    factor = 0.0 if deterministic or not worth_sums(dim, keys, features[0]) else summand_factor(numbers)
-    fused = fused_backward(*single) if factor else None
-    if fused is not None:
-        return SinglePassPlan(operands, numbers, fused, single, factor)
-    return TwoPassPlan(operands, numbers, backward(*kind), 1 if deterministic else heads // kv_heads)
+    kind = BackwardKind(tk.from_torch(q.dtype), dim, value_dim, *features)
+    factor = 0.0 if deterministic or not worth_sums(dim, keys, kind.causal) else summand_factor(numbers)
+    if factor and has_single_pass(dim, value_dim):
+        cut = keys % (AttentionBackward.tile_m * AttentionBackward.consumers) != 0
+        return SinglePassPlan(operands, numbers, functools.partial(fused_backward, kind, cut), factor)
+    kernels = choose_backward(AttentionBackwardQueries, AttentionBackwardKeys, kind, **schedule_knobs(kind.causal))
+    return TwoPassPlan(operands, numbers, kernels, 1 if deterministic else heads // kv_heads)
 
 
 def like_operands(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
@@ -219,77 +190,40 @@ def like_operands(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
 
 
 class SinglePassPlan(BackwardPlan):
-    """One kernel, `fused`, for dQ, dK and dV. `kind`: the arguments that `fused_backward` made it of."""
+    """One kernel for dQ, dK and dV. `factor`: see `summand_factor`."""
 
-    def __init__(
-        self,
-        operands: Operands,
-        numbers: dict[str, Any],
-        fused: AttentionBackward,
-        kind: tuple[Any, ...],
-        factor: float,
-    ):
+    def __init__(self, operands: Operands, numbers: dict[str, Any], fused_of: FusedOf, factor: float):
         _, _, q, k, v, *_ = operands
         super().__init__(operands, like_operands(q, k, v))
-        (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
-        device, summed = q.get_device(), fused.summed
-        tiles, blocks, group = (
-            -(-keys // (fused.tile_m * fused.consumers)),
-            -(-queries // fused.tile_n),
-            heads // kv_heads,
-        )
+        fused = fused_of(1)
+        (batch, heads, queries, _), (kv_heads, keys) = q.shape, k.shape[1:3]
+        device, group = q.get_device(), heads // kv_heads
+        tiles, blocks = -(-keys // (fused.tile_m * fused.consumers)), -(-queries // fused.tile_n)
         # A causal mask leaves half of a task on average
         parts = (
             parts_for(device, group, -(-tiles // 2) * batch * kv_heads, True, group * bytes_at_once(fused, q, tiles))
             if fused.causal
-            else (parts_for(device, group, tiles * batch * kv_heads))
+            else parts_for(device, group, tiles * batch * kv_heads)
         )
         if parts > 1:
-            fused = cast(AttentionBackward, fused_backward(*kind, parts))
+            fused = fused_of(parts)
         rows_of_parts = fused.consumers * tiles
         self.new_dq_accum = allocator((batch, heads, blocks, fused.block_numbers), torch.float32, q.device)
         self.new_words = allocator((batch, heads, blocks, fused.consumers), torch.int32, q.device)
-        self.new_parts = (
-            allocator((2, batch, kv_heads, rows_of_parts, fused.tile_m * summed), torch.float32, q.device)
-            if parts > 1
-            else None
-        )
+        of_parts = (2, batch, kv_heads, rows_of_parts, fused.tile_m * fused.summed)  # of dK and dV
+        self.new_parts = allocator(of_parts, torch.float32, q.device) if parts > 1 else None
 
         tensors, scale = self.tensors(*operands), numbers["gradient"]
-        across = -(-summed // 64)
         self.steps = [
             preprocess_step(tensors, factor),
             template_step(fused, tensors, numbers),
-            plain_step(
-                postprocess,
-                (across * blocks * fused.tile_n // ROWS, batch * heads),
-                tensors,
-                ("dQ_accum", "words", "dQ"),
-                *tensors["dQ"].stride()[:3],
-                scale,
-                queries,
-                heads,
-                summed,
-                dim,
-                True,
-            ),
+            postprocess_step(tensors, fused, "dQ_accum", "dQ", scale, blocks * fused.tile_n // ROWS),
         ]
-        for name, home, times in (("dK", "of_keys", scale), ("dV", "of_values", 1.0)) if parts > 1 else ():
-            self.steps.append(
-                plain_step(
-                    postprocess,
-                    (across * rows_of_parts, batch * kv_heads),
-                    tensors,
-                    (name, "words", home),
-                    *tensors[home].stride()[:3],
-                    times,
-                    keys,
-                    kv_heads,
-                    summed,
-                    dim,
-                    False,
-                )
-            )
+        if parts > 1:
+            self.steps += [
+                postprocess_step(tensors, fused, "dK", "of_keys", scale, rows_of_parts),
+                postprocess_step(tensors, fused, "dV", "of_values", 1.0, rows_of_parts),
+            ]
 
     def make(self, tensors: Tensors) -> None:
         LSE_log2, dPsum = addends_in(tensors["dQ"])
@@ -299,7 +233,7 @@ class SinglePassPlan(BackwardPlan):
 
 
 class TwoPassPlan(BackwardPlan):
-    """Two passes by the `kernels` of `backward`, for groups of so many query heads."""
+    """Two passes by the `kernels` of `choose_backward`, for groups of so many query heads."""
 
     def __init__(
         self, operands: Operands, numbers: dict[str, Any], kernels: tuple[tk.lcf, tuple[tk.lcf, ...]], group: int
@@ -349,6 +283,29 @@ def preprocess_step(tensors: Tensors, factor: float = 0.0) -> Step:
         power_of_two(dim),
         dl is not lse,
         factor != 0,
+    )
+
+
+def postprocess_step(
+    tensors: Tensors, fused: AttentionBackward, accum: str, gradient: str, factor: float, tiles: int
+) -> Step:
+    """A gradient, `factor` times its accumulation buffer, which has so many tiles of 64 rows a head.
+
+    `accum` and `gradient` are the names of both.
+    """
+    batch, heads, rows, dim = tensors[gradient].shape
+    return plain_step(
+        postprocess,
+        (-(-fused.summed // 64) * tiles, batch * heads),
+        tensors,
+        (accum, "words", gradient),
+        *tensors[gradient].stride()[:3],
+        factor,
+        rows,
+        heads,
+        fused.summed,
+        dim,
+        gradient == "dQ",
     )
 
 

@@ -15,7 +15,7 @@ from tritonkittens.kernels.attention.reference import LIMIT, sides
 HEAD_DIMS = range(16, 257, 16)
 HEAD_DIMS_FP8 = range(32, 257, 32)  # the depth of an 8-bit wgmma is 32
 OUT_TYPES_FP8 = (torch.bfloat16, torch.float16, torch.float32)
-MAX_ROWS = 1 << 29  # of packed sequences
+MAX_ROWS = 1 << 29  # of all sequences of `attention_varlen`
 MAX_SPLITS = 128  # of a decoded sequence
 PAGE = 16  # keys: a page is a multiple of the smallest tile's rows
 
@@ -75,7 +75,7 @@ def check_window(
     return sides(causal, window)
 
 
-# ---------------------------------------------------------------- packed sequences
+# ---------------------------------------------------------------- sequences of different lengths
 
 
 def check_varlen(

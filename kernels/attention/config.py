@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
+import triton.language as tl
+
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.device.forward import lines_of_keys
 from tritonkittens.lang.template.renamed import refuse_old
@@ -82,7 +84,7 @@ def schedule_knobs(causal: bool, dynamic: bool = True) -> dict[str, Any]:
 
 
 class Shape(NamedTuple):
-    """What a forward computes. `heads`: of all batches. Packed: keys of the longest sequence, queries of a mean one."""
+    """What a forward computes. `heads`: of all batches. Varlen: keys of the longest sequence, queries of a mean one."""
 
     head_dim: int
     value_dim: int
@@ -93,7 +95,7 @@ class Shape(NamedTuple):
     causal: bool
     window: bool
     softcap: bool
-    packed: bool = False
+    varlen: bool = False
 
     @property
     def whole_lines(self) -> bool:
@@ -122,7 +124,7 @@ def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
     - Dimension 64: exponentials take as long as the MMAs. With more consumers, more of them overlap the MMAs of others.
       But tiles of 192 queries waste more the shorter sequences are. Four consumers leave registers for blocks of 64
       keys only, which cost more instructions a key: they are for short sequences. Causal short sequences are mostly
-      diagonal, start and end, which three CTAs an SM of one consumer each overlap. Windows and long packed causal
+      diagonal, start and end, which three CTAs an SM of one consumer each overlap. Windows and long causal varlen
       sequences have two consumers, the only number measured. Long turns keep these two from waiting for the same unit.
     - Dimension 128: two stages with the epilogue's tiles beside them beat three under them. Blocks of 128 keys beat
       176, because the largest score need not be known there. Long turns win as often as they lose.
@@ -146,7 +148,7 @@ def _above_128(shape: Shape) -> list[Config]:
 
 def _above_64(shape: Shape) -> list[Config]:
     best, smaller = Config(long_turns=shape.itemsize == 1), Config(tile_n=64)
-    if shape.itemsize == 1 and shape.whole_lines and not (shape.window or shape.packed):
+    if shape.itemsize == 1 and shape.whole_lines and not (shape.window or shape.varlen):
         if not shape.causal:
             best = replace(best, tile_n=least(shape.keys, {128: 1.1, 192: 1.015, 224: 1.0}))
         elif shape.keys >= LONGEST:
@@ -163,10 +165,10 @@ def _up_to_64(shape: Shape, slots: int) -> list[Config]:
             return [Config(tile_n=64, consumers=1, blocks_per_sm=3, warp_scheduler_barrier=False)]
         if of_bytes:
             return [replace(best, tile_n=256 if keys >= LONGEST and shape.whole_lines else 128)]
-        return [best if shape.packed or shape.queries < TALL_OF_THREE else Config(consumers=3)]
+        return [best if shape.varlen or shape.queries < TALL_OF_THREE else Config(consumers=3)]
     if of_bytes:
         return [replace(best, tile_n=256 if keys >= MEDIUM else 128)]
-    if shape.packed:
+    if shape.varlen:
         return [replace(best, consumers=3 if keys >= MEDIUM and shape.queries >= 2 * TALL_OF_THREE else 2)]
     if keys >= LONG and shape.queries >= TALL_OF_THREE:
         return [Config(consumers=3)]
@@ -199,15 +201,27 @@ def _first_that_fits(make: Callable[..., tk.lcf], kind: tuple[Any, ...], configs
     return fitting(beside, configs)
 
 
+class BackwardKind(NamedTuple):
+    """The knobs that all kernels of a backward share: the operands' dtype and dimensions, and what scores become."""
+
+    dtype: tl.dtype
+    head_dim: int
+    value_dim: int
+    causal: bool
+    window: bool
+    softcap: bool
+
+
+@functools.lru_cache
 def choose_backward(
-    queries: type[tk.lcf], keys: type[tk.lcf], head_dim: int, value_dim: int, **knobs: Any,
-) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
-    """(kernel for dQ, kernels for dK and dV), of templates with these knobs.
+    queries: type[tk.lcf], keys: type[tk.lcf], kind: BackwardKind, **knobs: Any
+) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:
+    """The kernels of the deterministic backward: (for dQ, for dK and dV), of two templates with more `knobs`.
 
     One kernel computes both dK and dV where the accumulators of 64 keys leave registers for the scores.
     """
-    knobs |= dict(head_dim=head_dim, value_dim=value_dim)
-    parts = ((True, True),) if head_dim + value_dim <= MAX_SUMS else ((True, False), (False, True))
+    knobs |= kind._asdict()
+    parts = ((True, True),) if kind.head_dim + kind.value_dim <= MAX_SUMS else ((True, False), (False, True))
 
     def of_part(of_keys: bool, of_values: bool) -> tk.lcf:
         return fitting(
@@ -219,17 +233,20 @@ def choose_backward(
     )
 
 
-def choose_fused(template: type[Fused], head_dim: int, value_dim: int, **knobs: Any) -> Fused | None:
-    """The single pass for dQ, dK and dV, for a padded dimension, of a template with these knobs.
+def has_single_pass(head_dim: int, value_dim: int) -> bool:
+    """Whether `choose_fused` has a kernel for these dimensions.
 
-    None where two passes do less work (dimensions that differ or are far below 64), or where accumulators do not fit
-    into registers.
+    Two passes do less work where dimensions differ or are far below 64. Above 128, accumulators do not fit into
+    registers.
     """
-    if head_dim != value_dim or not MIN_FUSED_DIM <= head_dim <= 128:
-        return None
+    return head_dim == value_dim and MIN_FUSED_DIM <= head_dim <= 128
+
+
+def choose_fused(template: type[Fused], kind: BackwardKind, **knobs: Any) -> Fused:
+    """The kernel of the backward in a single pass, for a padded dimension, of a template with more `knobs`."""
     # Padded dimension, queries of a block, columns of the accumulation buffers
-    dim, cols, summed = (64, 128, 64) if head_dim <= 64 else (128, 64, 96 if head_dim <= 96 else 128)
-    return template(head_dim=dim, value_dim=dim, tile_n=cols, summed=summed, **knobs)
+    dim, cols, summed = (64, 128, 64) if kind.head_dim <= 64 else (128, 64, 96 if kind.head_dim <= 96 else 128)
+    return template(**kind._replace(head_dim=dim, value_dim=dim)._asdict(), tile_n=cols, summed=summed, **knobs)
 
 
 def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:

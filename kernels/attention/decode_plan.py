@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,6 +38,30 @@ from tritonkittens.tune.cost import memory_bandwidth
 
 SIGNIFICANT = 6  # bits of a number of keys that the choice of a split looks at
 
+Operands: TypeAlias = tuple[
+    Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]  # q, k, v, out, lengths, starts, pages
+
+
+@dataclass(frozen=True)
+class DecodeCall:
+    """What a plan depends on beside the kinds of its operands.
+
+    Args:
+        row_tiles: tiles of the query rows of a key head, see `row_tiles_of`.
+        page_size: keys of a page; None: the cache has no pages.
+        keys: of a sequence, at most.
+        num_splits: given by the caller; None: chosen.
+    """
+
+    scores: Scores
+    causal: bool
+    return_lse: bool
+    row_tiles: int
+    page_size: int | None
+    keys: int
+    num_splits: int | None
+
 
 def run_decode(
     q: Tensor,
@@ -60,7 +85,7 @@ def run_decode(
         return write_results(found, out, return_lse)
     if out is not None:
         announce_write(out)
-    operands = (q, k, v, out, lengths, starts, pages)
+    operands: Operands = (q, k, v, out, lengths, starts, pages)
     key, plan = (None, None) if debug else find_decode_plan(operands, (causal, scale, softcap, return_lse, num_splits))
     if plan is not None:
         return plan(*operands)
@@ -76,7 +101,7 @@ def run_decode(
         padded = _pad_groups(q, k.shape[1], row_tiles * heads)
         found = run_decode(padded, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits)
         return _unpad_groups(found, q, v, out, return_lse)
-    plan = _plan_of(operands, scores, causal, return_lse, row_tiles, page_size, keys, num_splits)
+    plan = _plan_of(operands, DecodeCall(scores, causal, return_lse, row_tiles, page_size, keys, num_splits))
     return (plan if key is None else remember(_plans, key, plan))(*operands)
 
 
@@ -111,64 +136,37 @@ def _unpad_groups(
     return result if lse is None else (result, lse)
 
 
-class Task(NamedTuple):
-    """What a `DecodePlan` is of, beside its tensors: the split of `num_splits`, whose kernel writes results in fp32
-    where they are `partial`, and (batch, tiles, rows of a tile, head dimension) of the queries."""
-
-    kernel: AttentionDecode
-    num_splits: int
-    packed: tuple[int, int, int, int]
-    scores: Scores
-    return_lse: bool
-
-
 class DecodePlan:
     """What calls of one kernel do, with operands that differ in the number of keys, and in where they are in memory.
 
     It is made of checked operands; called with others like them, it returns the results.
     """
 
-    def __init__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor | None,
-        lengths: Tensor | None,
-        starts: Tensor | None,
-        pages: Tensor | None,
-        *,
-        task: Task,
-    ) -> None:
-        batch, tiles, rows, _ = task.packed
-        (_, heads, queries, _), value_dim, splits = q.shape, v.shape[3], task.num_splits
-        self.kernel, self.partial, self.return_lse = task.kernel, task.kernel.partial, task.return_lse
-        self.numbers = dict(task.scores.numbers(False), queries=queries)
+    def __init__(self, operands: Operands, call: DecodeCall, kernel: AttentionDecode, num_splits: int) -> None:
+        q, k, v, *_ = operands
+        (batch, heads, queries, dim), (kv_heads, value_dim) = q.shape, (v.shape[1], v.shape[3])
+        tiles, rows = kv_heads * call.row_tiles, heads // kv_heads // call.row_tiles * queries
+        self.kernel, self.partial, self.return_lse = kernel, kernel.partial, call.return_lse
+        self.numbers = dict(call.scores.numbers(False), queries=queries)
         # the launches of the kernel and of `combine`, bound by the first call
         self.bound: Callable[..., None] | None = None
         self.combine: Callable[..., None] | None = None
-        self.packed, self.shape = task.packed, (batch, tiles, splits, rows)
-        packed = q.reshape(self.packed)
-        self.is_packed = packed.data_ptr() == q.data_ptr()
-        self.addressable = addressable(packed) and addressable(k) and addressable(v)
+        self.q_shape, self.shape = (batch, tiles, rows, dim), (batch, tiles, num_splits, rows)
+        reshaped = q.reshape(self.q_shape)  # the query heads of a key head are rows of its tiles
+        self.addressable = addressable(reshaped) and addressable(k) and addressable(v)
+        # a bound launch reads only the address of q
+        self.reshapes = not self.addressable or reshaped.data_ptr() != q.data_ptr()
         self.new_result = allocator((batch, heads, queries, value_dim), q.dtype, q.device)
         self.new_lse = allocator((batch, heads, queries), torch.float32, q.device)
         names = ("Q", "K", "V", "O", "L", "lengths", "starts", "pages")
-        self.in_order = operator.itemgetter(*map(names.index, self.kernel.tensors))
-        self.varying = tuple(self.kernel.tensors.index(name) for name in ("K", "V"))
+        self.in_order = operator.itemgetter(*map(names.index, kernel.tensors))
+        self.varying = kernel.tensors.index("K"), kernel.tensors.index("V")
         if self.partial:
             self.new_splits = allocator((*self.shape, value_dim), torch.float32, q.device)
             self.new_lses = allocator(self.shape, torch.float32, q.device)
             self.grid = rows, tiles, batch
-            self.constants = (
-                splits,
-                rows,
-                queries,
-                value_dim,
-                power_of_two(splits),
-                power_of_two(value_dim),
-                task.return_lse,
-            )
+            widths = power_of_two(num_splits), power_of_two(value_dim)
+            self.constants = (num_splits, rows, queries, value_dim, *widths, call.return_lse)
 
     def __call__(
         self,
@@ -181,8 +179,8 @@ class DecodePlan:
         pages: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         result, lse = self.new_result() if out is None else out, self.new_lse() if self.return_lse else None
-        if self.bound is None or not (self.is_packed and self.addressable):
-            q = q.reshape(self.packed)
+        if self.reshapes or self.bound is None:
+            q = q.reshape(self.q_shape)
         if not self.addressable:
             q, k, v = as_addressable(q), as_addressable(k), as_addressable(v)
         partial, lses = (self.new_splits(), self.new_lses()) if self.partial else (result, lse)
@@ -209,46 +207,40 @@ class DecodePlan:
         return self.kernel.call(*tensors).bind(*tensors, varying=self.varying, **self.numbers)
 
 
-_plans: dict[tuple[Any, ...], DecodePlan] = {}
-_plans_of_tasks: dict[tuple[Any, ...], DecodePlan] = {}
+_plans: dict[tuple[Any, ...], DecodePlan] = {}  # by all that is known of a call's operands
+_plans_of_kernels: dict[tuple[Any, ...], DecodePlan] = {}  # the same plans, without the number of keys
 
 
-def _plan_of(
-    operands: tuple[Any, ...],
-    scores: Scores,
-    causal: bool,
-    return_lse: bool,
-    row_tiles: int,
-    page_size: int | None,
-    keys: int,
-    num_splits: int | None,
-) -> DecodePlan:
+def _plan_of(operands: Operands, call: DecodeCall) -> DecodePlan:
     """The plan of checked operands: that of an earlier call, where only the number of keys is another one."""
     q, k, v, out, lengths, starts, pages = operands
-    (batch, heads, queries, dim), (kv_heads, value_dim) = q.shape, (v.shape[1], v.shape[3])
-    tiles, rows = kv_heads * row_tiles, heads // kv_heads // row_tiles * queries
+    (batch, _, queries, dim), (kv_heads, value_dim) = q.shape, (v.shape[1], v.shape[3])
+    tiles, whole = batch * kv_heads * call.row_tiles, out is None or out.is_contiguous() and storable(out)
     features = (
-        queries > 1 and causal or starts is not None,
-        scores.softcap is not None,
+        queries > 1 and call.causal or starts is not None,
+        call.scores.softcap is not None,
         lengths is not None,
         starts is not None,
     )
-    kind = DecodeKind(q.dtype, dim, value_dim, *features, page_size, row_tiles)
-    multiprocessors = multiprocessor_count(q.get_device())
-    whole = out is None or out.is_contiguous() and storable(out)
-    if num_splits:
-        split = DecodeSplit(num_splits)
-    else:
-        split = choose_split(
-            batch * tiles, similar_keys(keys), multiprocessors, memory_bandwidth(q.device), rings_of(kind, whole)
-        )
-    kernel = kernel_for(kind, split, batch * tiles, multiprocessors, return_lse, whole)
-    task = Task(kernel, split.num_splits, (batch, tiles, rows, dim), scores, return_lse)
+    kind = DecodeKind(q.dtype, dim, value_dim, *features, call.page_size, call.row_tiles)
+    split = _split_of(call, kind, tiles, whole, q.device)
+    kernel = kernel_for(kind, split, tiles, multiprocessor_count(q.get_device()), call.return_lse, whole)
     fixed = [None if x is None else (x.shape, x.stride()) for x in (q, out, pages)]
     places = [None if x is None else x.data_ptr() % TMA_BYTES for x in operands]
-    key = (task, value_dim, q.device, simulated_facts(), addressable(k), addressable(v), *fixed, *places)
-    found = _plans_of_tasks.get(key)
-    return remember(_plans_of_tasks, key, DecodePlan(*operands, task=task)) if found is None else found
+    kinds = kernel, split, call.scores, call.return_lse, q.device, simulated_facts(), addressable(k), addressable(v)
+    key = (*kinds, kv_heads, *fixed, *places)
+    found = _plans_of_kernels.get(key)
+    if found is None:
+        found = remember(_plans_of_kernels, key, DecodePlan(operands, call, kernel, split.num_splits))
+    return found
+
+
+def _split_of(call: DecodeCall, kind: DecodeKind, tiles: int, whole: bool, device: torch.device) -> DecodeSplit:
+    """The split of so many `tiles`: given, or chosen. `whole`: the kernel may write the result itself."""
+    if call.num_splits:
+        return DecodeSplit(call.num_splits)
+    keys, bandwidth = similar_keys(call.keys), memory_bandwidth(device)
+    return choose_split(tiles, keys, multiprocessor_count(device), bandwidth, rings_of(kind, whole))
 
 
 def similar_keys(keys: int) -> int:
@@ -257,12 +249,10 @@ def similar_keys(keys: int) -> int:
     return keys >> step << step
 
 
-def find_decode_plan(
-    operands: tuple[Any, ...], options: tuple[Any, ...]
-) -> tuple[tuple[Any, ...] | None, DecodePlan | None]:
+def find_decode_plan(operands: Operands, options: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, DecodePlan | None]:
     """(key, plan) of calls like this one; None where operands and options cannot be a key: no tensors, fake ones.
 
-    `operands` and `options` are those of `run_decode`, in order. A plan's operands need no check.
+    `options` are causal, scale, softcap, return_lse and num_splits. The operands of a plan need no check.
     """
     try:
         given = [x is not None for x in operands]

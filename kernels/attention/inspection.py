@@ -106,27 +106,23 @@ def _decode(
     dim: int,
     batch: int,
     keys: int,
-    kv_heads: int = 8,
-    group: int = 4,
     queries: int = 1,
-    value_dim: int | None = None,
     lengths: bool = False,
     starts: bool = False,
     page_size: int | None = None,
-    softcap: float | None = None,
-    num_splits: int | None = None,
-    lse: bool = True,
+    **options: Any,
 ) -> Any:
-    """`attention_decode` of a batch of sequences of one length."""
-    pool = (batch, kv_heads, keys) if page_size is None else (batch * keys // page_size, kv_heads, page_size)
-    shapes = (batch, kv_heads * group, queries, dim), (*pool, dim), (*pool, value_dim or dim)
-    q, k, v = (torch.empty(*shape, dtype=torch.bfloat16, device="cpu") for shape in shapes)
+    """`attention_decode` of a batch of sequences of one length, with eight key heads of four query heads each."""
+    pool = (batch, 8, keys) if page_size is None else (batch * keys // page_size, 8, page_size)
+    q, k, v = (
+        torch.empty(*shape, dim, dtype=torch.bfloat16, device="cpu") for shape in ((batch, 32, queries), pool, pool)
+    )
     numbers = torch.empty(batch, dtype=torch.int32, device="cpu")
     pages = None if page_size is None else torch.empty(batch, keys // page_size, dtype=torch.int32, device="cpu")
     given: Kind = dict(
         lengths=numbers if lengths or page_size else None, starts=numbers if starts else None, pages=pages
     )
-    return attention_decode(q, k, v, softcap=softcap, num_splits=num_splits, return_lse=lse, **given)
+    return attention_decode(q, k, v, **given, **dict(return_lse=True) | options)
 
 
 FORWARD: dict[str, Kind] = {
@@ -151,7 +147,7 @@ DECODE: dict[str, Kind] = {
     "d64_single": dict(dim=64, batch=36, keys=1024),
     "d64_even": dict(dim=64, batch=34, keys=3000),
     "d64_paged_16": dict(dim=64, batch=64, keys=4096, page_size=16),
-    "d128_cluster_4": dict(dim=128, batch=2, keys=512, lse=False),
+    "d128_cluster_4": dict(dim=128, batch=2, keys=512, return_lse=False),
     "d128_lengths_drawn": dict(dim=128, batch=34, keys=128, lengths=True),
     "d128_starts": dict(dim=128, batch=34, keys=128, lengths=True, starts=True),
     "d128_4_queries_lengths_softcap": dict(dim=128, batch=34, keys=128, queries=4, lengths=True, softcap=30.0),
@@ -190,7 +186,7 @@ def _calls() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, ...]]
     yield _decode, SPLITS | dict(dim=128), ("decode_d128", "decode_combine")
     yield (
         _decode,
-        SPLITS | dict(dim=128, lengths=True, lse=False),
+        SPLITS | dict(dim=128, lengths=True, return_lse=False),
         ("decode_lengths_d128", "decode_combine_without_lse"),
     )
     yield from ((_varlen, kind, (None, f"varlen_{name}")) for name, kind in VARLEN.items())
@@ -198,7 +194,7 @@ def _calls() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, ...]]
 
 
 def _backwards() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, ...]]]:
-    """More backwards, as `_calls` lists them: other features, parts of a group, packed sequences."""
+    """More backwards, as `_calls` lists them: other features, parts of a group, sequences of different lengths."""
     yield _backward, dict(dim=96, queries=1024), (None, None, "backward_d96", None)
     yield _backward, dict(dim=128, **WINDOW), (None, None, "backward_d128_window_softcap", None)
     yield (

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import allocator, power_of_two, remember, signature
 from tritonkittens.kernels.attention.backward_plan import (
     BackwardPlan,
+    FusedOf,
     Gradients,
     Step,
     Tensors,
@@ -25,57 +25,24 @@ from tritonkittens.kernels.attention.backward_plan import (
     template_step,
 )
 from tritonkittens.kernels.attention.call_plan import TILE, Scores
-from tritonkittens.kernels.attention.config import choose_backward, choose_fused
+from tritonkittens.kernels.attention.config import BackwardKind, choose_backward, choose_fused, has_single_pass
 from tritonkittens.kernels.attention.device.backward import PARTS, ROWS
+from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward
 from tritonkittens.kernels.attention.device.varlen import (
-    PackedBackward,
-    PackedBackwardKeys,
-    PackedBackwardQueries,
-    packed_postprocess,
-    packed_preprocess,
+    VarlenBackward,
+    VarlenBackwardKeys,
+    VarlenBackwardQueries,
+    varlen_postprocess,
+    varlen_preprocess,
 )
 from tritonkittens.kernels.attention.varlen_plan import Listing, most_tiles, tiles_apart
 
 # as of `BackwardPlan`, cu_seqlens_q, cu_seqlens_k
 Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-_plans: dict[tuple[Any, ...], PackedBackwardPlan] = {}
+_plans: dict[tuple[Any, ...], VarlenBackwardPlan] = {}
 
 
-@functools.lru_cache
-def packed_backward(
-    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool,
-) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:  # fmt: skip
-    """The kernels of the deterministic backward for a dtype, dimensions and features: (for dQ, for dK and dV)."""
-    return choose_backward(
-        PackedBackwardQueries,
-        PackedBackwardKeys,
-        head_dim,
-        value_dim,
-        dtype=tk.from_torch(dtype),
-        causal=causal,
-        window=window,
-        softcap=softcap,
-    )
-
-
-@functools.lru_cache
-def packed_fused_backward(
-    dtype: torch.dtype, head_dim: int, value_dim: int, causal: bool, window: bool, softcap: bool, parts: int = 1,
-) -> PackedBackward | None:  # fmt: skip
-    """The kernel of the single pass; None where two passes are used. `parts`: tasks of a group's query heads."""
-    return choose_fused(
-        PackedBackward,
-        head_dim,
-        value_dim,
-        dtype=tk.from_torch(dtype),
-        causal=causal,
-        window=window,
-        softcap=softcap,
-        parts=parts,
-    )
-
-
-def packed_addends_in(dq: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+def varlen_addends_in(dq: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     """(LSE_log2, dPsum) of the single pass, (1, H, groups of ROWS queries, PARTS, ROWS) bf16.
 
     They lie in the memory of dQ, (total, H, D) contiguous, which is written after their last use. Many short sequences
@@ -117,21 +84,24 @@ def run_packed_backward(
 
 def _plan(
     operands: Operands, features: tuple[bool, bool, bool], scores: Scores, deterministic: bool
-) -> PackedBackwardPlan:
+) -> VarlenBackwardPlan:
     """The plan of calls with operands like these."""
     q, v, out = operands[2], operands[4], operands[5]
     if out.numel() == 0 or v.shape[0] == 0:
-        return PackedBackwardPlan(operands)
+        return VarlenBackwardPlan(operands)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
-    kind, factor = (q.dtype, q.shape[2], v.shape[2], *features), summand_factor(numbers)
-    fused = packed_fused_backward(*kind) if factor and not deterministic else None
-    if fused is not None:
-        return PackedSinglePassPlan(operands, numbers, fused, kind, factor)
-    return PackedTwoPassPlan(operands, numbers, packed_backward(*kind), deterministic)
+    kind = BackwardKind(tk.from_torch(q.dtype), q.shape[2], v.shape[2], *features)
+    factor = 0.0 if deterministic else summand_factor(numbers)
+    if factor and has_single_pass(kind.head_dim, kind.value_dim):
+        return VarlenSinglePassPlan(
+            operands, numbers, lambda parts: choose_fused(VarlenBackward, kind, parts=parts), factor
+        )
+    kernels = choose_backward(VarlenBackwardQueries, VarlenBackwardKeys, kind)
+    return VarlenTwoPassPlan(operands, numbers, kernels, deterministic)
 
 
-class PackedBackwardPlan(BackwardPlan):
-    """`BackwardPlan` of packed sequences, with query_starts and key_starts among its tensors."""
+class VarlenBackwardPlan(BackwardPlan):
+    """`BackwardPlan` of sequences of different lengths, with query_starts and key_starts among its tensors."""
 
     def __init__(self, operands: Operands):
         q, k, v = operands[2:5]
@@ -158,14 +128,14 @@ def heads_first(tensors: Tensors, *names: str) -> Tensors:
 
 
 def preprocess_step(tensors: Tensors, block: int, factor: float = 0.0) -> Step:
-    """LSE_log2 and dPsum, see `packed_preprocess`.
+    """LSE_log2 and dPsum, see `varlen_preprocess`.
 
     `block`: queries of a block of them. `factor`: see `summand_factor`, for the single pass; 0 for two passes.
     """
     o, do, LSE_log2 = tensors["O"], tensors["dO"], tensors["LSE_log2"]
     queries, heads, value_dim = o.shape
     return plain_step(
-        packed_preprocess,
+        varlen_preprocess,
         (tensors["of_rows"].shape[0], heads),
         tensors,
         ("O", "dO", "L", "dL", "of_rows", "LSE_log2", "dPsum"),
@@ -182,18 +152,42 @@ def preprocess_step(tensors: Tensors, block: int, factor: float = 0.0) -> Step:
     )
 
 
-class PackedSinglePassPlan(PackedBackwardPlan):
-    """One kernel, `fused`, for dQ, dK and dV. `kind`: the arguments that `packed_fused_backward` made it of."""
+def postprocess_step(
+    tensors: Tensors, fused: AttentionBackward, accum: str, gradient: str, factor: float, blocks: int
+) -> Step:
+    """A gradient, `factor` times its accumulation buffer, which has so many blocks (of dQ) or tiles (of keys) a head.
 
-    def __init__(
-        self, operands: Operands, numbers: dict[str, Any], fused: PackedBackward, kind: tuple[Any, ...], factor: float
-    ):
+    `accum` and `gradient` are the names of both.
+    """
+    of_keys = gradient != "dQ"
+    entries = "entries" if of_keys else "of_rows"
+    _, heads, dim = tensors[gradient].shape
+    return plain_step(
+        varlen_postprocess,
+        (tensors[entries].shape[0], heads),
+        tensors,
+        (accum, "words", gradient, entries),
+        *tensors[gradient].stride()[:2],
+        factor,
+        blocks,
+        fused.summed,
+        dim,
+        fused.consumers if of_keys else fused.tile_n // ROWS,
+        of_keys,
+    )
+
+
+class VarlenSinglePassPlan(VarlenBackwardPlan):
+    """One kernel for dQ, dK and dV. `factor`: see `summand_factor`."""
+
+    def __init__(self, operands: Operands, numbers: dict[str, Any], fused_of: FusedOf, factor: float):
         super().__init__(operands)
+        fused = fused_of(1)
         q, k, starts = operands[2], operands[3], operands[7:]
-        (queries, heads, dim), (keys, kv_heads), block = q.shape, k.shape[:2], fused.tile_n
+        (queries, heads, _), (keys, kv_heads), block = q.shape, k.shape[:2], fused.tile_n
         parts = parts_for(q.get_device(), heads // kv_heads, most_tiles(keys, self.sequences, TILE) * kv_heads)
         if parts > 1:
-            fused = cast(PackedBackward, packed_fused_backward(*kind, parts))
+            fused = fused_of(parts)
         height = fused.tile_m * fused.consumers
         blocks, tiles = tiles_apart(queries, self.sequences, block), tiles_apart(keys, self.sequences, height)
         self.groups = blocks * block // ROWS
@@ -206,7 +200,7 @@ class PackedSinglePassPlan(PackedBackwardPlan):
             listing_step("of_rows", Listing(*starts, queries, keys, False, ROWS, block)),
             listing_step("entries", Listing(*starts, queries, keys, True, height, block)),
         ]
-        tensors = self.tensors(*operands)
+        tensors, scale = self.tensors(*operands), numbers["gradient"]
         for step in listings:
             step(tensors)
         seen = heads_first(tensors, "Q", "K", "V", "dO", "dQ", *(() if parts > 1 else ("dK", "dV")))
@@ -214,48 +208,23 @@ class PackedSinglePassPlan(PackedBackwardPlan):
             *listings,
             preprocess_step(tensors, block, factor),
             template_step(fused, seen, numbers),
-            plain_step(
-                packed_postprocess,
-                (tensors["of_rows"].shape[0], heads),
-                tensors,
-                ("dQ_accum", "words", "dQ", "of_rows"),
-                *tensors["dQ"].stride()[:2],
-                numbers["gradient"],
-                blocks,
-                fused.summed,
-                dim,
-                block // ROWS,
-                False,
-            ),
+            postprocess_step(tensors, fused, "dQ_accum", "dQ", scale, blocks),
         ]
-        for name, home, times in (
-            (("dK", "of_keys", numbers["gradient"]), ("dV", "of_values", 1.0)) if parts > 1 else ()
-        ):
-            self.steps.append(
-                plain_step(
-                    packed_postprocess,
-                    (tensors["entries"].shape[0], kv_heads),
-                    tensors,
-                    (name, "words", home, "entries"),
-                    *tensors[home].stride()[:2],
-                    times,
-                    tiles,
-                    fused.summed,
-                    dim,
-                    fused.consumers,
-                    True,
-                )
-            )
+        if parts > 1:
+            self.steps += [
+                postprocess_step(tensors, fused, "dK", "of_keys", scale, tiles),
+                postprocess_step(tensors, fused, "dV", "of_values", 1.0, tiles),
+            ]
 
     def make(self, tensors: Tensors) -> None:
-        LSE_log2, dPsum = packed_addends_in(tensors["dQ"], self.groups)
+        LSE_log2, dPsum = varlen_addends_in(tensors["dQ"], self.groups)
         tensors.update(dQ_accum=self.new_dq_accum(), words=self.new_words().zero_(), LSE_log2=LSE_log2, dPsum=dPsum)
         if self.new_parts is not None:
             tensors["dK"], tensors["dV"] = self.new_parts().zero_().unbind()
 
 
-class PackedTwoPassPlan(PackedBackwardPlan):
-    """Two passes by the `kernels` of `packed_backward`."""
+class VarlenTwoPassPlan(VarlenBackwardPlan):
+    """Two passes by the `kernels` of `choose_backward`."""
 
     def __init__(
         self,

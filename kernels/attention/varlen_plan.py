@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,8 +15,12 @@ from tritonkittens.kernels._tensors import addressable, allocator, remember, sig
 from tritonkittens.kernels.attention.call_plan import Scores, fill_empty
 from tritonkittens.kernels.attention.config import Config, Shape, choose
 from tritonkittens.kernels.attention.device.backward import ROWS
-from tritonkittens.kernels.attention.device.varlen import ENTRIES, FIELDS, PackedForward, list_tiles
+from tritonkittens.kernels.attention.device.varlen import ENTRIES, FIELDS, VarlenForward, list_tiles
 from tritonkittens.launch import multiprocessor_count
+
+Operands: TypeAlias = tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None
+]  # q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse
 
 
 def tiles_apart(total: int, sequences: int, height: int) -> int:
@@ -74,7 +78,7 @@ def longest_sequences(q: Tensor, k: Tensor, max_seqlen_q: int | None, max_seqlen
 
 
 @functools.lru_cache
-def packed_forward(
+def forward_varlen(
     dtype: torch.dtype,
     head_dim: int,
     value_dim: int,
@@ -84,10 +88,10 @@ def packed_forward(
     shifted: bool,
     lse: bool,
     config: Config,
-) -> PackedForward:
+) -> VarlenForward:
     """The forward kernel for a dtype, dimensions and features."""
     knobs = {name: knob for name, knob in config.knobs(causal).items() if name not in ("order", "schedule")}
-    return PackedForward(
+    return VarlenForward(
         dtype=tk.from_torch(dtype),
         head_dim=head_dim,
         value_dim=value_dim,
@@ -138,38 +142,29 @@ def run_varlen_forward(
         and starts_q.data_ptr() == starts_k.data_ptr()
         and starts_q.stride() == starts_k.stride()
     )
-    key = (signature(q, k, v, starts_q, starts_k, out), same, lse is None, longest, scores)
+    operands = (q, k, v, starts_q, starts_k, out, lse)
+    key = (signature(*operands[:6]), same, lse is None, longest, scores)
     run = _plans.get(key)
     if run is None:
-        run = remember(_plans, key, _plan(q, k, v, starts_q, starts_k, out, lse, longest, scores, same))
-    run(q, k, v, starts_q, starts_k, out, lse)
+        run = remember(_plans, key, _plan(operands, longest, scores, same))
+    run(*operands)
 
 
 _plans: dict[tuple[Any, ...], Callable[..., None]] = {}
 
 
-def _plan(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    starts_q: Tensor,
-    starts_k: Tensor,
-    out: Tensor,
-    lse: Tensor | None,
-    longest: tuple[int, int],
-    scores: Scores,
-    same: bool,
-) -> Callable[..., None]:
-    """The function that calls with operands like these run."""
+def _plan(operands: Operands, longest: tuple[int, int], scores: Scores, same: bool) -> Callable[..., None]:
+    """The function that calls with operands like these run. `same`: queries and keys have the same sequences."""
+    q, k, v, starts_q, starts_k, out, lse = operands
     (queries, heads, dim), (keys, _, value_dim) = q.shape, v.shape
     if out.numel() == 0 or keys == 0:
         return lambda q, k, v, starts_q, starts_k, out, lse: fill_empty(out, lse)
     features, sequences = scores.features(*longest), starts_q.shape[0] - 1
     kind = (q.dtype, dim, value_dim, *features, features[0] and not same, lse is not None)
     shape = Shape(
-        dim, value_dim, q.element_size(), queries // max(1, sequences), longest[1], heads, *features, packed=True
+        dim, value_dim, q.element_size(), queries // max(1, sequences), longest[1], heads, *features, varlen=True
     )
-    kernel = choose(packed_forward, kind, shape, multiprocessor_count(q.get_device()))
+    kernel = choose(forward_varlen, kind, shape, multiprocessor_count(q.get_device()))
     listing = Listing(starts_q, starts_k, queries, keys, False, kernel.tile_m * kernel.consumers)  # type: ignore[attr-defined]
     as_they_are = all(map(addressable, (q, k, v))) and storable(out)
     sums = () if lse is None else (lse,)

@@ -2,7 +2,8 @@
 it."""
 
 from tritonkittens.kernels.gemm.autograd import gemm_operator
-from tritonkittens.kernels.gemm.config import Config, Problem, family
+from tritonkittens.kernels.gemm.choice import family
+from tritonkittens.kernels.gemm.config import Config, Problem
 from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.device.gemm import Gemm
 from tritonkittens.kernels.gemm.epilogue import Epilogue

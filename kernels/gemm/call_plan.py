@@ -29,7 +29,8 @@ from tritonkittens.kernels.gemm.checks import (
     result_dtype,
     result_shape,
 )
-from tritonkittens.kernels.gemm.config import UNSPLIT, Config, Problem, family
+from tritonkittens.kernels.gemm.choice import family
+from tritonkittens.kernels.gemm.config import UNSPLIT, Config, Problem
 from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.device.epilogue import Steps
 from tritonkittens.kernels.gemm.device.gemm import Gemm
@@ -50,6 +51,7 @@ def by_operator(
     config: Config | None,
     accumulate: str,
 ) -> Tensor:
+    """`gemm` by the operator of torch.library, for tensors that torch traces, batches or fakes."""
     bias, gate, residual, scale_a, scale_b = operands
     chosen = None if config is None else config.to_text()
     return call("gemm", a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, chosen, accumulate)
@@ -294,6 +296,7 @@ class CallPlan:
 
     @property
     def batch_size(self) -> int:
+        """Matrices of a batch; 1 for a single product."""
         size = 1
         for n in self.batch if self.batched else ():
             size *= n
@@ -402,15 +405,15 @@ class CallPlan:
         given = [a, b, home, *(operands[i] for i in others)]
         if any(x is None or x.data_ptr() != view.data_ptr() for x, view in zip(given, views, strict=True)):
             return None
-        swapped = config.swap_ab
-        views[:2] = views[1::-1] if swapped else views[:2]
+        swap_ab = config.swap_ab
+        views[:2] = views[1::-1] if swap_ab else views[:2]
         # which takes what the views are of
         launch = self._template(config, a.device).call(*views).bind(*views, **self.numbers)
 
         def run(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
             if out is None:
                 out = new_result()
-            first, second = (b, a) if swapped else (a, b)
+            first, second = (b, a) if swap_ab else (a, b)
             if others:
                 launch(first, second, out, *[operands[i] for i in others])
             else:
@@ -492,7 +495,7 @@ def _template_of(
         return BlockwiseGemm(epilogue=epilogue, schedule=config.scheduler(), **knobs)
     if config.swap_ab:
         a_order, b_order = ("km" if b_order == "kn" else "mk"), ("nk" if a_order == "mk" else "kn")
-        epilogue = epilogue.swapped()
+        epilogue = epilogue.transposed()
         knobs["dtype"], knobs["b_dtype"] = knobs["b_dtype"], knobs["dtype"]
     itemsize = tk.to_torch(knobs["dtype"]).itemsize
     return Gemm(

@@ -20,6 +20,7 @@ Operands = tuple[Tensor | None, ...]  # bias, gate, residual, scale_a, scale_b, 
 
 
 def check_kinds(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> None:
+    """Raise TypeError for an operand that is no tensor."""
     bias, gate, residual, scale_a, scale_b = operands[:5]
     check_tensors("gemm", a=a, b=b)
     check_tensors(
@@ -28,16 +29,19 @@ def check_kinds(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) ->
 
 
 def check_config(config: object) -> None:
+    """Raise TypeError for what is neither None nor a `Config`."""
     if config is not None and not isinstance(config, Config):
         raise TypeError(f"gemm(config={config!r}): must be a Config")
 
 
 def check_activation(activation: object) -> None:
+    """Raise ValueError for a name that is no built-in activation."""
     if activation not in tuple(ACTIVATIONS):
         raise ValueError(f"gemm(activation={activation!r}): must be one of {', '.join(map(repr, ACTIVATIONS))}")
 
 
 def check_accumulation(a: Tensor, accumulate: str, config: Config | None) -> None:
+    """Raise ValueError for an `accumulate` that the dtype of `a`, or the schedule of `config`, does not have."""
     if accumulate not in ("fp32", "fp16") or (accumulate == "fp16" and a.dtype != torch.float16):
         raise ValueError(
             f"gemm(accumulate={accumulate!r}) of {a.dtype}: must be 'fp32', or 'fp16' for operands of torch.float16"
@@ -47,6 +51,7 @@ def check_accumulation(a: Tensor, accumulate: str, config: Config | None) -> Non
 
 
 def result_dtype(a: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of the result: `out_dtype`, or by default that of `a`, and bf16 for fp8."""
     return out_dtype if out_dtype is not None else torch.bfloat16 if a.dtype in FP8 else a.dtype
 
 

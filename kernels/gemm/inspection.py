@@ -4,6 +4,7 @@ dtype."""
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.kernels._inspection import Inspectable, launches_of
 from tritonkittens.kernels.gemm.checks import FP8
-from tritonkittens.kernels.gemm.config import ORDERS, SCHEDULES, SPLIT, WHOLE_COLS, Config
+from tritonkittens.kernels.gemm.config import ORDERS, SCHEDULES, SPLIT, Config
 from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS
 from tritonkittens.kernels.gemm.epilogue import Epilogue
 from tritonkittens.kernels.gemm.interface import gemm
@@ -50,12 +51,14 @@ def _scales(kind: str | None, m: int, n: int, k: int) -> tuple[Tensor | None, Te
 
 @triton.jit
 def squared_relu(acc):
+    """An epilogue of a user without operands."""
     x = tl.maximum(acc, 0.0)
     return x * x
 
 
 @triton.jit
 def scaled_gelu(acc, scale, bias, residual, alpha):
+    """An epilogue of a user with an operand of each kind."""
     return tk.gelu(acc * scale + bias, fast=True) * alpha + residual
 
 
@@ -71,45 +74,61 @@ def _scaled_gelu(m: int, n: int, dtype: torch.dtype) -> Epilogue:
 OF_USERS = {"squared_relu": lambda m, n, dtype: Epilogue(squared_relu), "scaled_gelu": _scaled_gelu}
 
 
-def _product(
-    m: int = SIDE,
-    n: int = SIDE,
-    k: int = SIDE,
-    a: str = "mk",
-    b: str = "kn",
-    dtype: torch.dtype = torch.bfloat16,
-    b_dtype: torch.dtype | None = None,
-    out_dtype: torch.dtype | None = None,
-    batch: tuple[int, ...] = (),
-    scales: str | None = None,
-    bias: str | None = None,
-    gate: str | None = None,
-    residual: bool = False,
-    activation: str | None = None,
-    accumulate: str = "fp32",
-    chosen: bool = False,
-    user: str | None = None,
-    **knobs: Any,
-) -> Tensor:
-    """`gemm` of uninitialised operands with `Config(**knobs)`, or with the one that it chooses."""
-    b = "nk" if dtype in FP8 else b
-    result = out_dtype or (torch.bfloat16 if dtype in FP8 else dtype)
-    vectors = torch.bfloat16 if dtype in FP8 else dtype
-    scale_a, scale_b = _scales(scales, m, n, k)
-    return gemm(
-        _matrix(m, k, a, dtype, batch),
-        _matrix(k, n, b, b_dtype or dtype, batch),
-        bias=_vector(bias, m, n, vectors),
-        gate=_vector(gate, m, n, vectors, batch),
-        residual=torch.empty(*batch, m, n, dtype=result, device="cpu") if residual else None,
-        scale_a=scale_a,
-        scale_b=scale_b,
-        activation=activation,
-        out_dtype=out_dtype,
-        accumulate=accumulate,
-        config=None if chosen else Config(**knobs),
-        epilogue=OF_USERS[user](m, n, result) if user else None,
-    )
+@dataclass(frozen=True)
+class Product:
+    """A `gemm` of uninitialised operands, and its options.
+
+    Args:
+        a, b: the dimensions of the operands as they are stored: "mk" or "km", "kn" or "nk" (fp8: always "nk").
+        b_dtype, out_dtype: None: as `dtype`, and a bf16 result for fp8.
+        batch: leading dimensions.
+        scales, bias, gate: what they have values for, see `_scales` and `_vector`; None: not given.
+        user: the name of an epilogue in `OF_USERS`.
+    """
+
+    m: int = SIDE
+    n: int = SIDE
+    k: int = SIDE
+    a: str = "mk"
+    b: str = "kn"
+    dtype: torch.dtype = torch.bfloat16
+    b_dtype: torch.dtype | None = None
+    out_dtype: torch.dtype | None = None
+    batch: tuple[int, ...] = ()
+    scales: str | None = None
+    bias: str | None = None
+    gate: str | None = None
+    residual: bool = False
+    activation: str | None = None
+    accumulate: str = "fp32"
+    user: str | None = None
+
+    def __call__(self, config: Config | None) -> Tensor:
+        """The result with a configuration, or with the one that `gemm` chooses."""
+        m, n, k, batch, dtype = self.m, self.n, self.k, self.batch, self.dtype
+        vectors = torch.bfloat16 if dtype in FP8 else dtype
+        result = self.out_dtype or vectors
+        scale_a, scale_b = _scales(self.scales, m, n, k)
+        return gemm(
+            _matrix(m, k, self.a, dtype, batch),
+            _matrix(k, n, "nk" if dtype in FP8 else self.b, self.b_dtype or dtype, batch),
+            bias=_vector(self.bias, m, n, vectors),
+            gate=_vector(self.gate, m, n, vectors, batch),
+            residual=torch.empty(*batch, m, n, dtype=result, device="cpu") if self.residual else None,
+            scale_a=scale_a,
+            scale_b=scale_b,
+            activation=self.activation,
+            out_dtype=self.out_dtype,
+            accumulate=self.accumulate,
+            config=config,
+            epilogue=OF_USERS[self.user](m, n, result) if self.user else None,
+        )
+
+
+def _product(chosen: bool = False, **kind: Any) -> Tensor:
+    """A `Product` and the knobs of its `Config`, or with the configuration that is `chosen` for it."""
+    given = {field.name: kind.pop(field.name) for field in fields(Product) if field.name in kind}
+    return Product(**given)(None if chosen else Config(**kind))
 
 
 EPILOGUES: dict[str, Kind] = {
@@ -122,9 +141,9 @@ EPILOGUES: dict[str, Kind] = {
 }
 NK: Kind = dict(b="nk")
 SMALL: Kind = dict(m=1024, n=1024)  # few enough tiles to be split
-PANEL: Kind = dict(epilogue_n=64)
-PACKED: Kind = dict(epilogue_n=64, deferred_epilogue=True)
-TURNS: Kind = dict(tile_m=128, tile_n=128, pingpong=True, epilogue_n=32)
+SUBTILES: Kind = dict(epilogue_n=64)
+DEFERRED: Kind = dict(epilogue_n=64, deferred_epilogue=True)
+PINGPONG: Kind = dict(tile_m=128, tile_n=128, pingpong=True, epilogue_n=32)
 BY_BLOCK: Kind = dict(dtype=E4M3, scales="block", tile_k=BLOCK)
 FEW_ROWS: Kind = dict(m=16, swap_ab=True, tile_n=16, tile_k=128)
 
@@ -143,17 +162,17 @@ TILES: dict[str, Kind] = {
     "three_consumers": dict(consumers=3, tile_n=176, epilogue_n=16, **NK),
     "four_consumers": dict(consumers=4, tile_n=112, **NK),
     "two_blocks": dict(blocks_per_sm=2, consumers=1, tile_n=64),
-    **{f"cols_{cols}": dict(tile_n=cols, consumers=1, **NK) for cols in WHOLE_COLS[::3]},
+    **{f"cols_{cols}": dict(tile_n=cols, consumers=1, **NK) for cols in (96, 160, 224)},
     "cols_144_in_pieces": dict(tile_n=144, consumers=1, cluster=4),
-    "swapped": dict(swap_ab=True, tile_n=128),
-    "panel": PANEL,
-    "streamed": dict(streamed=True, **PANEL),
-    "packed": PACKED,
-    "packed_cluster": dict(cluster=2, **PACKED),
-    "packed_split_tail": dict(schedule="split_tail", **PACKED),
-    "turns": TURNS,
-    "turns_split_tail": dict(schedule="split_tail", **TURNS),
-    "turns_swapped": dict(swap_ab=True, streamed=True, **TURNS),
+    "swap_ab": dict(swap_ab=True, tile_n=128),
+    "epilogue_n": SUBTILES,
+    "streamed": dict(streamed=True, **SUBTILES),
+    "deferred": DEFERRED,
+    "deferred_cluster": dict(cluster=2, **DEFERRED),
+    "deferred_split_tail": dict(schedule="split_tail", **DEFERRED),
+    "pingpong": PINGPONG,
+    "pingpong_split_tail": dict(schedule="split_tail", **PINGPONG),
+    "pingpong_swap_ab": dict(swap_ab=True, streamed=True, **PINGPONG),
     "few_rows": FEW_ROWS,
     "few_rows_cluster_split_k": dict(schedule="cluster_split_k", splits=4, **FEW_ROWS | dict(tile_n=64)),
     "batched": dict(batch=(2,), m=1024),
@@ -161,46 +180,46 @@ TILES: dict[str, Kind] = {
 DTYPES: dict[str, Kind] = {
     "fp16": dict(dtype=torch.float16),
     "fp16_sums": dict(dtype=torch.float16, accumulate="fp16"),
-    "fp8": dict(dtype=E4M3, **PANEL),
+    "fp8": dict(dtype=E4M3, **SUBTILES),
     "fp8_mixed": dict(dtype=E5M2, b_dtype=E4M3),
-    "fp8_turns": dict(dtype=E4M3, streamed=True, **TURNS),
-    "fp8_packed_fp8_result": dict(dtype=E4M3, out_dtype=E4M3, epilogue_n=128, deferred_epilogue=True),
+    "fp8_pingpong": dict(dtype=E4M3, streamed=True, **PINGPONG),
+    "fp8_deferred_fp8_result": dict(dtype=E4M3, out_dtype=E4M3, epilogue_n=128, deferred_epilogue=True),
     "fp8_tensor_scales": dict(dtype=E4M3, scales="tensor"),
     "fp8_row_scales": dict(dtype=E4M3, scales="row"),
-    "fp8_row_scales_swapped_packed_bias_silu": dict(
-        dtype=E4M3, scales="row", swap_ab=True, bias="col", activation="silu", **PACKED
+    "fp8_row_scales_swap_ab_deferred_bias_silu": dict(
+        dtype=E4M3, scales="row", swap_ab=True, bias="col", activation="silu", **DEFERRED
     ),
     "fp8_block_scales": dict(tile_n=128, consumers=1, **BY_BLOCK),
     "fp8_block_scales_two_consumers": dict(tile_n=256, **BY_BLOCK),
     "fp8_block_scales_cluster": dict(tile_n=128, cluster=2, **BY_BLOCK),
-    "fp8_block_scales_panel_bias_silu": dict(tile_n=256, bias="col", activation="silu", **PANEL, **BY_BLOCK),
+    "fp8_block_scales_epilogue_n_bias_silu": dict(tile_n=256, bias="col", activation="silu", **SUBTILES, **BY_BLOCK),
     "fp8_block_scales_residual": dict(tile_n=128, residual=True, **BY_BLOCK),
 }
 FINISHED: dict[str, Kind] = {
     **EPILOGUES,
-    "panel_bias_silu_gate_residual": dict(bias="col", activation="silu", gate="col", residual=True, **PANEL),
+    "epilogue_n_bias_silu_gate_residual": dict(bias="col", activation="silu", gate="col", residual=True, **SUBTILES),
     **{
-        f"packed_{name}": EPILOGUES[name] | PACKED
+        f"deferred_{name}": EPILOGUES[name] | DEFERRED
         for name in ("bias_gelu", "bias_gelu_tanh", "bias_silu", "residual", "gate_residual")
     },
-    "packed_silu_fp16": dict(dtype=torch.float16, activation="silu", **PACKED),
-    "packed_residual_one_by_one": dict(residual=True, consumers=1, tile_n=128, **PACKED),
-    "packed_swapped_silu": dict(swap_ab=True, activation="silu", **PACKED),
-    "packed_swapped_gate_residual": dict(swap_ab=True, gate="col", residual=True, **PACKED),
+    "deferred_silu_fp16": dict(dtype=torch.float16, activation="silu", **DEFERRED),
+    "deferred_residual_one_by_one": dict(residual=True, consumers=1, tile_n=128, **DEFERRED),
+    "deferred_swap_ab_silu": dict(swap_ab=True, activation="silu", **DEFERRED),
+    "deferred_swap_ab_gate_residual": dict(swap_ab=True, gate="col", residual=True, **DEFERRED),
     "fp32_result_gelu": dict(out_dtype=torch.float32, activation="gelu"),
-    "swapped_residual": dict(swap_ab=True, tile_n=128, residual=True),
-    "turns_bias_silu": dict(bias="col", activation="silu", **TURNS),
-    "turns_gate_residual": dict(gate="col", residual=True, **TURNS),
+    "swap_ab_residual": dict(swap_ab=True, tile_n=128, residual=True),
+    "pingpong_bias_silu": dict(bias="col", activation="silu", **PINGPONG),
+    "pingpong_gate_residual": dict(gate="col", residual=True, **PINGPONG),
     "split_tail_gate_residual": dict(schedule="split_tail", gate="col", residual=True, **SMALL),
     "batched_gate_residual": dict(batch=(2,), m=1024, gate="tile", residual=True),
 }
 USERS: dict[str, Kind] = {
     **{f"user_{name}": dict(user=name) for name in OF_USERS},
-    "user_scaled_gelu_panel": dict(user="scaled_gelu", **PANEL),
-    "user_scaled_gelu_swapped": dict(user="scaled_gelu", swap_ab=True, tile_n=128),
+    "user_scaled_gelu_epilogue_n": dict(user="scaled_gelu", **SUBTILES),
+    "user_scaled_gelu_swap_ab": dict(user="scaled_gelu", swap_ab=True, tile_n=128),
     "user_scaled_gelu_split_k": dict(user="scaled_gelu", schedule="split_k", splits=2, **SMALL),
-    "user_squared_relu_packed": dict(user="squared_relu", **PACKED),
-    "user_squared_relu_packed_gate_residual": dict(user="squared_relu", gate="col", residual=True, **PACKED),
+    "user_squared_relu_deferred": dict(user="squared_relu", **DEFERRED),
+    "user_squared_relu_deferred_gate_residual": dict(user="squared_relu", gate="col", residual=True, **DEFERRED),
 }
 UNALIGNED: dict[str, Kind] = {
     **{f"one_row_{b}": dict(m=1, b=b) for b in ("kn", "nk")},

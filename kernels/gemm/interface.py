@@ -8,7 +8,8 @@ from torch import Tensor
 from tritonkittens.kernels._dispatch import announce_write, is_plain, requires_grad, write
 from tritonkittens.kernels.gemm.autograd import product, product_with
 from tritonkittens.kernels.gemm.call_plan import computed, described
-from tritonkittens.kernels.gemm.config import Config, family
+from tritonkittens.kernels.gemm.choice import family
+from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.epilogue import Epilogue
 
 

@@ -400,7 +400,7 @@ def test_calls_alike_are_checked_once(num_splits, rng, monkeypatch):
 @pytest.mark.parametrize("num_splits", [1, 2])
 def test_one_plan_reads_caches_of_all_lengths(num_splits, rng, monkeypatch):
     """In memory as they are, of views with other strides, and of fewer keys than there are splits."""
-    monkeypatch.setattr(decode_plan, "_plans_of_tasks", plans := {})
+    monkeypatch.setattr(decode_plan, "_plans_of_kernels", plans := {})
     q = randn(2, 4, 1, 64)
     for keys in (130, 131, 7, 200, LONG):
         k, v = randn(2, 2, keys, 64), randn(2, 2, keys, 64)

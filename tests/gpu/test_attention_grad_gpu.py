@@ -104,10 +104,13 @@ def test_values_that_are_not_finite(dim, rng):
 
 
 @pytest.mark.parametrize("dim, keys", [slow(64, 384), slow(64, 256), (128, 256), slow(128, 384)])
-def test_gradients_of_full_tiles(dim, keys, rng):
+def test_gradients_of_full_tiles(dim, keys, rng, monkeypatch):
     """No keys behind the last: a kernel without that mask."""
-    assert not backward_plan.fused_backward(BF16, dim, dim, True, False, False, False).cut
+    found = []
+    original = backward_plan.fused_backward
+    monkeypatch.setattr(backward_plan, "fused_backward", lambda *kind: found.append(original(*kind)) or found[-1])
     check(*leaves(1, 2, 1, 150, keys, dim), causal=True)
+    assert found and not any(kernel.cut for kernel in found)
 
 
 @pytest.mark.parametrize("dim, keys, passes", [(64, 240, 2), (64, 256, 1), (128, 496, 2), (128, 512, 1)])

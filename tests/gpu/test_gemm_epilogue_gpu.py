@@ -15,7 +15,7 @@ from tritonkittens.kernels.gemm import Config, Epilogue, gemm
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
 CHOSEN = on_gpu_or_simulated(None, SMALL)
-QUICK = ["small", "deferred", "panels", "wide", "swap_ab", "split_k", "cluster_split_k", "stream_k", "cluster"]
+QUICK = ["small", "deferred", "sub-tiles", "wide", "swap_ab", "split_k", "cluster_split_k", "stream_k", "cluster"]
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def test_operands_of_every_kind(rng, kind):
 
 @pytest.mark.parametrize("kind", some_slow(KINDS, ["deferred", "deferred, split_tail", "pingpong"]))
 def test_functions_of_the_sums_alone(rng, kind):
-    """They may be applied to sums that were rounded, as an activation may: where results wait in registers."""
+    """They may be applied to sums that were rounded, as an activation may: where results are deferred."""
     m, n, k = extents(rng)
     a, b = matrix(m, k), matrix(k, n)
     out = gemm(a, b, epilogue=Epilogue(squared_relu), config=KINDS[kind])

@@ -26,7 +26,7 @@ from tests.cases_gemm import (
 )
 from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, relative_error, slow, some_slow
 from tritonkittens.kernels.gemm import Config, gemm, gemm_torch
-from tritonkittens.kernels.gemm.config import candidates
+from tritonkittens.kernels.gemm.candidates import candidates
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -103,7 +103,7 @@ def test_tiles_that_clusters_load_in_rows_of_lines(rng, config):
         multiply(a, b, replace(config, swap_ab=swap_ab))
 
 
-PANELS = [
+SUBTILES = [
     Config(epilogue_n=64),
     Config(tile_m=128, tile_n=128, pingpong=True, epilogue_n=32, cluster=2),
     Config(tile_n=192, epilogue_n=64),
@@ -119,10 +119,10 @@ PANELS = [
 
 
 OF_EACH = on_gpu_or_simulated(
-    list(itertools.product(PANELS, [BF16, FP32, E4M3])), list(zip(PANELS, itertools.cycle([BF16, FP32])))
+    list(itertools.product(SUBTILES, [BF16, FP32, E4M3])), list(zip(SUBTILES, itertools.cycle([BF16, FP32])))
 )
 # One of clusters, of C transposed, and of parts of tasks.
-OF_EACH = [case if case[0] in (PANELS[1], PANELS[4], PANELS[5]) else slow(*case) for case in OF_EACH]
+OF_EACH = [case if case[0] in (SUBTILES[1], SUBTILES[4], SUBTILES[5]) else slow(*case) for case in OF_EACH]
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,8 @@ OF_EACH = [case if case[0] in (PANELS[1], PANELS[4], PANELS[5]) else slow(*case)
     OF_EACH,
     ids=lambda x: f"{x.tile_m}x{x.tile_n} {x.epilogue_n} {x.schedule}" if isinstance(x, Config) else str(x),
 )
-def test_results_in_panels(rng, config, dtype):
-    """Two places take turns, so more than two panels wait for the first to have left; some lie past the result's last
-    column."""
+def test_results_in_sub_tiles(rng, config, dtype):
+    """Two buffers take turns, so that later sub-tiles wait until the first is stored. Some lie past the last column."""
     a, b = matrix(200, 136), matrix(136, 400, transposed=True)
     multiply(a, b, config, out_dtype=dtype, bias=randn(400), gate=randn(200, 400, dtype=FP32), activation="silu")
     multiply(a, b, config, out_dtype=dtype, residual=randn(200, 400, dtype=dtype))
@@ -417,7 +416,8 @@ def test_activation(rng, activation):
 
 
 @pytest.mark.parametrize(
-    "kind", some_slow(KINDS, ["wide", "panels", "panels in turns", "deferred", "swap_ab", "split_k", "cluster_split_k"])
+    "kind",
+    some_slow(KINDS, ["wide", "sub-tiles", "sub-tiles, pingpong", "deferred", "swap_ab", "split_k", "cluster_split_k"]),
 )
 def test_all_of_an_epilogue(rng, kind):
     a, b = randn(70, 136), matrix(136, 88, transposed=True)

@@ -40,7 +40,7 @@ CASES = [
         (150, 300, 128, 128),
         Config(tile_n=112, epilogue_n=32, warp_scheduler_barrier=True),
         {},
-        id="one wgmma, results in panels",
+        id="one wgmma, results in sub-tiles",
     ),
 ]
 

@@ -26,12 +26,12 @@ CASES = {
         ("bias",),
     ),
     "pingpong": (KINDS["pingpong"].__dict__, ("residual",)),
-    "panels": (dict(KINDS["panels"].__dict__, stages=2), ("bias",)),
-    "panels in turns": (dict(KINDS["panels in turns"].__dict__, stages=2), ("bias", "gate")),
+    "sub-tiles": (dict(KINDS["sub-tiles"].__dict__, stages=2), ("bias",)),
+    "sub-tiles, pingpong": (dict(KINDS["sub-tiles, pingpong"].__dict__, stages=2), ("bias", "gate")),
     "deferred": (dict(KINDS["deferred"].__dict__, stages=2), ("bias", "gate")),
     "deferred, split tail, cluster": (dict(KINDS["deferred, split_tail"].__dict__, stages=2), ("bias",)),
     "deferred, residual": (dict(KINDS["deferred"].__dict__, stages=2), ("bias", "residual")),
-    "deferred, residual in two panels, swap_ab": (
+    "deferred, residual in two sub-tiles, swap_ab": (
         dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2),
         ("gate", "residual"),
     ),
@@ -39,16 +39,16 @@ CASES = {
         dict(consumers=1, tile_n=32, epilogue_n=16, swap_ab=True, deferred_epilogue=True, stages=2),
         ("gate",),
     ),
-    "panels of a residual": (dict(KINDS["panels in turns"].__dict__, stages=2), ("gate", "residual")),
-    "panels of a residual, swap_ab": (
-        dict(KINDS["panels in turns"].__dict__, epilogue_n=16, swap_ab=True, stages=2),
+    "sub-tiles of a residual": (dict(KINDS["sub-tiles, pingpong"].__dict__, stages=2), ("gate", "residual")),
+    "sub-tiles of a residual, swap_ab": (
+        dict(KINDS["sub-tiles, pingpong"].__dict__, epilogue_n=16, swap_ab=True, stages=2),
         ("residual",),
     ),
-    "panels of a residual, two parts": (
+    "sub-tiles of a residual, two parts": (
         dict(consumers=1, tile_n=64, schedule="cluster_split_k", splits=2, epilogue_n=16, stages=2),
         ("bias", "residual"),
     ),
-    "panels of a residual, cluster": (dict(tile_n=64, cluster=2, epilogue_n=16, stages=2), ("residual",)),
+    "sub-tiles of a residual, cluster": (dict(tile_n=64, cluster=2, epilogue_n=16, stages=2), ("residual",)),
     "split_k": (dict(KINDS["split_k"].__dict__, stages=2), ("bias",)),
     "cluster_split_k": (dict(KINDS["cluster_split_k"].__dict__, stages=2), ("bias", "residual")),
     "cluster_split_k of 2 consumers, 4 parts": (
@@ -76,16 +76,16 @@ QUICK = [
     "cluster of 2 consumers",
     "wide",
     "pingpong",
-    "deferred, residual in two panels, swap_ab",
+    "deferred, residual in two sub-tiles, swap_ab",
     "deferred",
-    "panels of a residual, two parts",
+    "sub-tiles of a residual, two parts",
     "split_k",
     "cluster_split_k",
     "split_tail",
     "stream_k",
     "swap_ab",
     "two blocks",
-    "panels of a residual, swap_ab",
+    "sub-tiles of a residual, swap_ab",
 ]
 
 
@@ -128,14 +128,14 @@ def test_kinds_of_operands(name, schedules, rng):
         check(out, a, b, name, **options)
 
 
-IN_PANELS = [dict(), dict(pingpong=True), dict(consumers=1, swap_ab=True), dict(schedule="split_tail")]
+IN_SUBTILES = [dict(), dict(pingpong=True), dict(consumers=1, swap_ab=True), dict(schedule="split_tail")]
 
 
 @explored(*SCHEDULES)
-@pytest.mark.parametrize("knobs, k", crossed(IN_PANELS, [64, 200]), ids=str)
-def test_panels_of_a_residual_in_task_after_task(knobs, k, schedules, rng):
-    """The first two of four panels come while the products of the task run, where the last two of the task before
-    leave."""
+@pytest.mark.parametrize("knobs, k", crossed(IN_SUBTILES, [64, 200]), ids=str)
+def test_sub_tiles_of_a_residual_in_task_after_task(knobs, k, schedules, rng):
+    """The first two of four sub-tiles are loaded while the products of the task run, to the buffers from which the last
+    two of the task before are stored."""
     m, n = 290, 136
     a, b, residual = (x.cpu() for x in (randn(m, k), randn(k, n), randn(m, n)))
     out = poison(torch.empty(m, n, dtype=BF16))
@@ -158,8 +158,8 @@ DEFERRED = [
 @explored(*SCHEDULES)
 @pytest.mark.parametrize("knobs, k", crossed(DEFERRED, [0, 64, 400]), ids=str)
 def test_deferred_results_in_task_after_task(knobs, k, schedules, rng):
-    """A block's next task has no iterations, fewer than a task's results have panels, or more, so many that consumers
-    end it one after the other."""
+    """A block's next task has no iterations, fewer than a task's results have sub-tiles, or more, so many that
+    consumers end it one after the other."""
     m, n = 290, 136
     a, b, bias = (x.cpu() for x in (randn(m, k), randn(k, n), randn(n)))
     out = poison(torch.empty(m, n, dtype=BF16))
@@ -253,7 +253,7 @@ def test_operands_read_by_ordinary_loads(tiles, transposed, schedules, rng):
 
 @explored(*SCHEDULES)
 @pytest.mark.parametrize(
-    "name", some_slow(["panels of a residual", "deferred", "cluster_split_k"], ["panels of a residual"])
+    "name", some_slow(["sub-tiles of a residual", "deferred", "cluster_split_k"], ["sub-tiles of a residual"])
 )
 def test_epilogues_of_users(name, schedules, rng):
     """A tile of theirs comes to where results are staged, as a residual does."""

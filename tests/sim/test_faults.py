@@ -84,7 +84,7 @@ def test_more_shared_memory_than_there_is(rng):
     large = text.replace("2x16x32xf32", "120x16x32xf32")
     assert large != text
     program = sim.lowering.load_ttgir(large, 90)
-    found = sim.simulation.Simulation(program, (1, 1, 1), [], sim.memory.Global())
+    found = sim.simulation.Simulation(program, sim.simulation.Grid((1, 1, 1)), [], sim.memory.Global())
     found.check_budgets()
     assert [f.kind for f in found.findings] == ["budget"]
     assert f"{program.shared_bytes} bytes of shared memory; a block on sm_90 has 232448" in str(found.findings[0])

@@ -12,12 +12,13 @@ from tests import cases_explicit
 from tests.util import poison
 from tritonkittens import sim
 from tritonkittens.kernels.gemm.inspection import inspectable
-from tritonkittens.sim import ttgir
+from tritonkittens.sim import ttgir, ttgir_parser
 from tritonkittens.sim.layouts import registers, shared_offsets, tensor_offsets
 from tritonkittens.sim.lowering import load_ttgir
 from tritonkittens.sim.memory import Global
-from tritonkittens.sim.simulation import Simulation
-from tritonkittens.sim.ttgir import Dense, Descriptor, MemDesc, Opaque, ParseError, Pointer, Scalar, Tensor, parse
+from tritonkittens.sim.simulation import Grid, Simulation
+from tritonkittens.sim.ttgir import Dense, Descriptor, MemDesc, Opaque, Pointer, Scalar, Tensor
+from tritonkittens.sim.ttgir_parser import ParseError, parse
 
 GENERIC = """
 #blocked = #ttg.blocked<{sizePerThread = [1], threadsPerWarp = [32], warpsPerCTA = [4], order = [0]}>
@@ -76,7 +77,7 @@ def test_text_of_another_form_is_refused(old, new, message):
 
 def test_types():
     def of(text):
-        parser = ttgir._Parser(text)
+        parser = ttgir_parser._Parser(text)
         parser.aliases = {"#s": "#ttg.nvmma_shared<{swizzlingByteWidth = 64}>", "#smem": "#ttg.shared_memory"}
         parser.aliases |= {"#b": "#ttg.slice<{dim = 1, parent = #p}>", "#p": "#ttg.x<1>"}
         return parser.type()
@@ -182,7 +183,8 @@ def test_an_unknown_operation_stops_the_run_and_is_named():
         if op.name == "arith.remsi":
             op.name = "test.mystery"
     memory = Global()
-    simulation = Simulation(program, (1, 1, 1), [1] * len(program.module.kernel.regions[0].blocks[0].arguments), memory)
+    arguments = [1] * len(program.module.kernel.regions[0].blocks[0].arguments)
+    simulation = Simulation(program, Grid((1, 1, 1)), arguments, memory)
     simulation.run()
     (finding,) = simulation.findings
     assert (

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from tritonkittens import sim
 from tritonkittens.inline_ptx import barrier, clc, mbarrier, shared, tcgen05, tma, wgmma
 from tritonkittens.inline_ptx._asm import asm, issued
-from tritonkittens.sim.operations.ptx_machine import combined
+from tritonkittens.sim.operations.ptx_memory import combined
 
 from ..gpu.test_ptx_compute_gpu import accumulator_layout, to_shared
 from ..gpu.test_ptx_sync_gpu import get, put, thread

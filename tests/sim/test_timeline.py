@@ -80,7 +80,7 @@ def test_lanes_hold_what_ran(recorded):
 
 
 def costs_kinds():
-    from tritonkittens.sim.timeline import COLOURS
+    from tritonkittens.sim.timeline_picture import COLOURS
 
     return COLOURS
 

@@ -17,9 +17,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import add2, fma2, max2, min2, mul2, sub2
 
 import tritonkittens.sim as sim
+from tritonkittens.sim.control_flow import CONTROL
 from tritonkittens.sim.numbers import round_to
 from tritonkittens.sim.operations import EFFECTS, VIEWS
-from tritonkittens.sim.program import CONTROL
 from tritonkittens.sim.pure_operations import PURE
 
 pytestmark = pytest.mark.filterwarnings("error:::tritonkittens")
@@ -90,7 +90,7 @@ UNKNOWN = (
 
 
 def test_every_builder_of_this_triton_is_known():
-    known = set(PURE) | set(VIEWS) | set(EFFECTS) | CONTROL
+    known = set(PURE) | set(VIEWS) | set(EFFECTS) | set(CONTROL)
     named = {}
     for line in SAME.replace("\n ", " ").strip().splitlines():
         dialect, _, names = line.partition(": ")

@@ -42,7 +42,7 @@ kernel_name: contextvars.ContextVar[str] = contextvars.ContextVar("kernel_name",
 _OWN_WINDOW = "{ .reg .b32 rank; mov.u32 rank, %cluster_ctarank; shl.b32 rank, rank, 24; or.b32 $0, $1, rank; }"
 
 _SOURCE = hashlib.sha256(
-    b"".join(path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.glob("*.py")))
+    b"".join(path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.rglob("*.py")))
 ).hexdigest()
 
 
@@ -158,8 +158,8 @@ def issued(instructions: str | tuple[str, ...], issuer: str, sm: int, declaratio
     if issuer not in ("thread", "warp", "warpgroup", "cta", "first"):
         raise OperandError(
             f"issuer={issuer!r}: it is 'thread' (every thread), 'warp' (one lane of each warp), 'warpgroup' (the "
-            "threads "
-            "with %tid.x % 128 == 0), 'cta' (the thread with %tid.x == 0) or 'first' (one lane of the first warp)"
+            "threads with %tid.x % 128 == 0), 'cta' (the thread with %tid.x == 0) or 'first' (one lane of the first "
+            "warp)"
         )
     lines = (instructions,) if isinstance(instructions, str) else tuple(instructions)
     thread_0 = ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; setp.eq.u32 issue, lane, 0; "
@@ -170,8 +170,10 @@ def issued(instructions: str | tuple[str, ...], issuer: str, sm: int, declaratio
             if sm >= 90
             else ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 issue, lane, 0; "
         ),
-        "warpgroup": ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; and.b32 lane, lane, 127; setp.eq.u32 "
-        "issue, lane, 0; ",
+        "warpgroup": (
+            ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %tid.x; and.b32 lane, lane, 127; "
+            "setp.eq.u32 issue, lane, 0; "
+        ),
         "cta": thread_0,
         "first": (
             ".reg .pred issue, elected; .reg .b32 lane; elect.sync _|elected, 0xffffffff; mov.u32 lane, %tid.x; "
@@ -226,8 +228,7 @@ def _scalar(value: Traced, constraint: str, semantic: Semantic, template: str) -
         if bits > wanted:
             raise OperandError(
                 f"inline PTX: an operand of type {value.type} is given where a {wanted}-bit register is wanted "
-                "(constraint "
-                f"{constraint!r}); convert it first: {template}"
+                f"(constraint {constraint!r}); convert it first: {template}"
             )
         if bits < wanted:
             value = semantic.cast(value, getattr(tl, f"{'u' if value.type.is_int_unsigned() else ''}int{wanted}"))
@@ -261,6 +262,71 @@ def _references(counts: Iterable[int]) -> list[tuple[str, ...]]:
     return groups
 
 
+def _value_constraints(
+    items: Sequence[str], lowered: Sequence[tuple[Traced, ...]], by_operand: bool
+) -> list[list[str]]:
+    """The constraint of each value of each operand. `items`: one for each operand, or one for each value; "" where they
+    are one for each register of a tile, and the string is taken as it is."""
+    if by_operand:
+        return [[item] * len(values) for item, values in zip(items, lowered, strict=True)]
+    if len(items) != sum(len(values) for values in lowered):
+        return [[""] * len(values) for values in lowered]
+    rest = iter(items)
+    return [[next(rest) for _ in values] for values in lowered]
+
+
+def _operand(value: Traced, constraint: str, semantic: Semantic, template: str) -> Traced:
+    """A value as the assembly operation takes it. A shared descriptor in a cluster becomes its address with the bits
+    that name the CTA."""
+    if not isinstance(value, _DESCRIPTORS):
+        return _scalar(value, constraint, semantic, template)
+    if not isinstance(semantic, GluonSemantic):
+        raise OperandError(f"inline PTX: a memory descriptor is an operand in explicit kernels only: {template}")
+    if in_cluster.get() and isinstance(value, gl.shared_memory_descriptor):
+        return semantic.inline_asm(_OWN_WINDOW, "=r,r", [value], (tl.int32,), False)[0]
+    return value
+
+
+def _registers(type_: Traced, semantic: Semantic) -> int:
+    """Registers of a value of `type_` in one thread."""
+    if isinstance(semantic, GluonSemantic):
+        return int(semantic.builder.get_total_elems_per_thread(type_.to_ir(semantic.builder)))
+    return 1
+
+
+def _expanded(template: Traced, counts: Sequence[int], results: int) -> str:
+    """The text of a template for operands of these numbers of registers, of which the first `results` are results."""
+    if isinstance(template, ConstexprFunction):
+        groups = _references(counts)
+        template = template(tuple(groups[:results]), tuple(groups[results:]))
+    if not isinstance(template, str):
+        raise OperandError(
+            f"inline PTX: the template is a string or a constexpr function that returns one, not {template!r}"
+        )
+    return template
+
+
+def _emit(
+    template: str,
+    items: list[str],
+    clobbers: list[str],
+    operands: list[Traced],
+    results: tuple[Traced, ...],
+    is_pure: bool,
+    semantic: Semantic,
+) -> tuple[Traced, ...]:
+    """The block by Gluon's operation, or by plain Triton's. Returns the results."""
+    if isinstance(semantic, GluonSemantic):
+        out = semantic.inline_asm(template, ",".join(items + clobbers), operands, results, is_pure)
+        return out if isinstance(out, tuple) else (out,)
+    types = results
+    if not results:  # the element-wise operation insists on a result
+        template, items, types = "mov.b32 $0, 0; " + _renumber(template, 1), ["=r"] + items, (tl.int32,)
+    constraints = ",".join(items + clobbers)
+    out = tl.inline_asm_elementwise(template, constraints, operands, types, is_pure, 1, _semantic=semantic)
+    return out if results else ()
+
+
 @builtin
 def asm(
     template: Traced,
@@ -285,73 +351,33 @@ def asm(
     is_pure       True only where the block reads nothing but its operands: the compiler may then move, merge or drop
                   it.
 
-    The compiler models nothing that the block does to memory or barriers. Scalar results count as uniform in the
-    compiler's eyes."""
+    The compiler models nothing that the block does to memory or barriers, and takes scalar results as uniform.
+    """
     semantic = _semantic_of(_semantic, "asm(...)")
-    explicit = isinstance(semantic, GluonSemantic)
-    constraints, is_pure = unwrap(constraints), bool(unwrap(is_pure))
+    constraints, results = unwrap(constraints), unwrap(result_types)
     template = template.value if isinstance(template, tl.constexpr) else template
-    results = unwrap(result_types)
+    shown = template if isinstance(template, str) else getattr(template, "__name__", "template")
     single = not isinstance(results, tuple)
     results = (results,) if single else results
     lowered = [_lower(arg) for arg in (args if isinstance(args, (list, tuple, tl.tuple)) else (args,))]
 
+    by_operand = not isinstance(constraints, str)
     items, clobbers = _split(constraints, len(results) + len(lowered))
-    shown = template if isinstance(template, str) else getattr(template, "__name__", "template")
-    scalar_constraints: list[str] | None = items[len(results) :]
-    if isinstance(constraints, str) and len(items) != len(results) + sum(len(values) for values in lowered):
-        scalar_constraints = None  # one entry per register of a tile: the string is taken as it is
-    operands, cursor = [], 0
-    for index, values in enumerate(lowered):
-        group = []
-        for value in values:
-            constraint = ""
-            if scalar_constraints is not None:
-                constraint = scalar_constraints[cursor if isinstance(constraints, str) else index]
-            cursor += 1
-            if isinstance(value, gl.shared_memory_descriptor) and explicit and in_cluster.get():
-                group.append(semantic.inline_asm(_OWN_WINDOW, "=r,r", [value], (tl.int32,), False)[0])
-            elif isinstance(value, _DESCRIPTORS):
-                if not explicit:
-                    raise OperandError(
-                        f"inline PTX: a memory descriptor is an operand in explicit kernels only: {shown}"
-                    )
-                group.append(value)
-            else:
-                group.append(_scalar(value, constraint, semantic, shown))
-        operands.append(group)
-
-    def registers(type_: Traced) -> int:
-        if explicit:
-            return semantic.builder.get_total_elems_per_thread(type_.to_ir(semantic.builder))
-        return 1
-
-    counts = [registers(type_) for type_ in results]
-    counts += [
-        sum(1 if isinstance(value, _DESCRIPTORS) else registers(value.type) for value in group) for group in operands
+    wanted = _value_constraints(items[len(results) :], lowered, by_operand)
+    operands = [
+        [_operand(value, constraint, semantic, shown) for value, constraint in zip(values, of_values, strict=True)]
+        for values, of_values in zip(lowered, wanted, strict=True)
     ]
-    if isinstance(template, ConstexprFunction):
-        groups = _references(counts)
-        template = template(tuple(groups[: len(results)]), tuple(groups[len(results) :]))
-    if not isinstance(template, str):
-        raise OperandError(
-            f"inline PTX: the template is a string or a constexpr function that returns one, not {template!r}"
+    counts = [_registers(type_, semantic) for type_ in results]
+    for group in operands:
+        counts.append(
+            sum(1 if isinstance(value, _DESCRIPTORS) else _registers(value.type, semantic) for value in group)
         )
-    if not isinstance(constraints, str):
-        items = [item for item, count in zip(items, counts) for _ in range(count)]
+    text = _expanded(template, counts, len(results))
+    if by_operand:
+        items = [item for item, count in zip(items, counts, strict=True) for _ in range(count)]
     flat = [value for group in operands for value in group]
-
-    if explicit:
-        out = semantic.inline_asm(template, ",".join(items + clobbers), flat, results, is_pure)
-        out = out if isinstance(out, tuple) else (out,)
-    else:
-        types = results
-        if not results:  # the element-wise operation insists on a result
-            template, items, types = "mov.b32 $0, 0; " + _renumber(template, 1), ["=r"] + items, (tl.int32,)
-        out = tl.inline_asm_elementwise(
-            template, ",".join(items + clobbers), flat, types, is_pure, 1, _semantic=semantic
-        )
-        out = out if results else ()
+    out = _emit(text, items, clobbers, flat, results, bool(unwrap(is_pure)), semantic)
     if single:
         return out[0]
     return tl.tuple(out) if out else None

@@ -40,6 +40,7 @@ def integer(x: Register, kind: str) -> Bits:
 
 
 def words(x: Register, kind: str) -> Bits:
+    """The bits of a source as words of the width of `kind`."""
     return np.asarray(x).astype(word(width(kind)))
 
 

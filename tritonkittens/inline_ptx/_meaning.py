@@ -281,6 +281,8 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class Meaning:
+    """A meaning that `meaning` registered. `expression` is the pattern, compiled."""
+
     pattern: str
     function: Registered
     destinations: int

@@ -50,6 +50,19 @@ def tied(tiles: Sequence[Traced], semantic: Semantic) -> tuple[list[str], list[s
     return outputs, [str(i) for i in range(len(outputs))]
 
 
+def update_tiles(
+    template: str, tiles: Sequence[Traced], letters: Sequence[str], operands: Sequence[Traced], semantic: Semantic
+) -> tuple[Traced, ...]:
+    """Emits `template`, which reads and writes `tiles` and reads `operands`. Returns the tiles that it leaves.
+
+    References: the registers of the tiles as results, once more as arguments, then the operands, whose registers have
+    the constraints `letters`.
+    """
+    outputs, ties = tied(tiles, semantic)
+    constraints, types = ",".join([*outputs, *ties, *letters]), tuple(tile.type for tile in tiles)
+    return tuple(semantic.inline_asm(template, constraints, (*tiles, *operands), types, False))
+
+
 @builtin
 def pass_through(template: Traced, tiles: Traced, only: Traced, _semantic: Semantic = None) -> Traced:
     """Emits `template` with `tiles` as operands that are read and written, so that the compiler keeps their uses on
@@ -61,6 +74,5 @@ def pass_through(template: Traced, tiles: Traced, only: Traced, _semantic: Seman
         asm(template, "", (), _semantic=_semantic)
         return None
     explicit_only(_semantic, template.rstrip(";"))
-    outputs, ties = tied(tiles, _semantic)
-    out = _semantic.inline_asm(template, ",".join(outputs + ties), tiles, tuple(tile.type for tile in tiles), False)
+    out = update_tiles(template, tiles, (), (), _semantic)
     return out[0] if single else tl.tuple(out)

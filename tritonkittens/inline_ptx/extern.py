@@ -79,9 +79,8 @@ PTX = {
         "=r,r,r,r",
     ),
     "tritonkittens_time_and_place": (
-        "{ .reg .b64 time, place; .reg .b32 sm; mov.u64 time, %globaltimer; mov.u32 sm, %smid; shl.b64 time, time, "
-        "16; cvt.u64.u32 place, sm; "
-        "or.b64 $0, time, place; }",
+        "{ .reg .b64 time, place; .reg .b32 sm; mov.u64 time, %globaltimer; mov.u32 sm, %smid; "
+        "shl.b64 time, time, 16; cvt.u64.u32 place, sm; or.b64 $0, time, place; }",
         "=l",
     ),
 }

@@ -90,8 +90,8 @@ def wait_or_trap_text(limit_ns: int, scope: str, sm: int) -> str:
     return (
         "{ .reg .pred done; .reg .pred late; .reg .b64 start; .reg .b64 now; mov.u64 start, %globaltimer; "
         f"SPIN: {probe('try_wait', scope, sm)} done, [$0], $1; @done bra DONE; "
-        f"mov.u64 now, %globaltimer; sub.u64 now, now, start; setp.gt.u64 late, now, {limit_ns}; @late trap; bra "
-        "SPIN; DONE: }"
+        f"mov.u64 now, %globaltimer; sub.u64 now, now, start; setp.gt.u64 late, now, {limit_ns}; @late trap; "
+        "bra SPIN; DONE: }"
     )
 
 

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from triton.backends.nvidia.compiler import sm_arch_from_capability
@@ -68,21 +68,10 @@ def inspect(compiled: Any, roles: Sequence[str] | None = None, buffers: Sequence
         report = inspect(kernel.compile(x, y, arch="sm_90a"))
         print(report.table())
     """
-    asm = getattr(compiled, "asm", None)
-    missing = [stage for stage in ("ttgir", "ptx", "cubin") if asm is None or stage not in asm]
-    if missing:
-        raise TypeError(
-            f"inspect: {compiled!r} has no {', '.join(missing)}; it takes the CompiledKernel of an NVIDIA target"
-        )
-    assert asm is not None
+    asm = _stages(compiled)
     metadata = compiled.metadata
     module = _ttgir.parse(asm["ttgir"], asm.get("source", ""))
-    names = _role_names(module, roles)
-    if buffers is not None and len(buffers) != len(module.allocations):
-        raise ValueError(
-            f"inspect: buffers={tuple(buffers)!r} names {len(buffers)} buffers; {module.kernel} has "
-            f"{len(module.allocations)}"
-        )
+    names, buffer_names = _role_names(module, roles), _buffer_names(module, buffers)
     graph = _sass.Graph(*_sass.parse(*_tools.disassemble(asm["cubin"])))
     log = _tools.assemble(asm["ptx"], metadata)
     blocks = _roles.assign(graph, module)
@@ -108,12 +97,34 @@ def inspect(compiled: Any, roles: Sequence[str] | None = None, buffers: Sequence
         roles=tuple(
             _role(name, p, graph, blocks.get(k), log.registers) for k, (name, p) in enumerate(zip(names, partitions))
         ),
-        buffers=tuple(_buffer(a, buffers[k] if buffers else a.name) for k, a in enumerate(module.allocations)),
+        buffers=tuple(_buffer(a, name) for a, name in zip(module.allocations, buffer_names, strict=True)),
         loops=tuple(_loop(loop, graph, blocks, names) for loop in graph.main_loops),
         mma=mma,
         counts=counts,
         remarks=log.remarks,
     )
+
+
+def _stages(compiled: Any) -> Mapping[str, Any]:
+    """Return the results of the compiler's stages. Raises TypeError where one is missing."""
+    asm = getattr(compiled, "asm", None) or {}
+    missing = [stage for stage in ("ttgir", "ptx", "cubin") if stage not in asm]
+    if missing:
+        raise TypeError(
+            f"inspect: {compiled!r} has no {', '.join(missing)}; it takes the CompiledKernel of an NVIDIA target"
+        )
+    return asm
+
+
+def _buffer_names(module: _ttgir.Module, given: Sequence[str] | None) -> list[str | None]:
+    if given is None:
+        return [allocation.name for allocation in module.allocations]
+    if len(given) != len(module.allocations):
+        raise ValueError(
+            f"inspect: buffers={tuple(given)!r} names {len(given)} buffers; {module.kernel} has "
+            f"{len(module.allocations)}"
+        )
+    return list(given)
 
 
 def _role_names(module: _ttgir.Module, given: Sequence[str] | None) -> list[str]:

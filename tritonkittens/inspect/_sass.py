@@ -25,6 +25,8 @@ _ENDS = {"BRA", "BRX", "BRXU", "JMP", "JMX", "EXIT", "RET", "BSYNC"}  # opcodes 
 
 @dataclass(frozen=True)
 class Instruction:
+    """An instruction of the machine code."""
+
     address: int
     opcode: str  # with its modifiers, e.g. HGMMA.64x256x16.F32.BF16
     operands: str
@@ -40,10 +42,12 @@ class Instruction:
 
     @property
     def is_mma(self) -> bool:
+        """Whether it is a matrix product of the tensor cores."""
         return bool(MMA.match(self.base))
 
     @property
     def falls_through(self) -> bool:
+        """Whether the next instruction may follow."""
         if self.base in {"BRX", "BRXU", "JMX"}:
             return False
         if self.base in {"BRA", "JMP"} and re.match(r"[!~]?U?[PR]", self.operands):
@@ -100,6 +104,8 @@ def parse(lines: str, lives: str) -> tuple[list[Instruction], dict[str, int]]:
 
 @dataclass(frozen=True)
 class Loop:
+    """A natural loop: its first block and all of its blocks."""
+
     header: int
     blocks: frozenset[int]
 
@@ -157,6 +163,7 @@ class Graph:
 
     @functools.cached_property
     def predecessors(self) -> dict[int, list[int]]:
+        """The blocks from which each reachable block may be entered."""
         before: dict[int, list[int]] = {n: [] for n in self._order}
         for n in self._order:
             for following in self.successors[n]:

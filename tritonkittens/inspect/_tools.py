@@ -21,8 +21,7 @@ def disassemble(cubin: bytes) -> tuple[str, str]:
     except RuntimeError as error:
         raise RuntimeError(
             "inspect: nvdisasm is not there; it comes with Triton's wheel and with the CUDA toolkit (put it on PATH, "
-            "or set "
-            "TRITON_NVDISASM_PATH)"
+            "or set TRITON_NVDISASM_PATH)"
         ) from error
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
@@ -46,6 +45,8 @@ def _run(*command: str, refusals: tuple[str, ...] = ()) -> subprocess.CompletedP
 
 @dataclass(frozen=True)
 class PtxasLog:
+    """What ptxas's log says of a kernel; None where it says nothing."""
+
     registers: int | None  # of a thread, when the kernel starts
     stack_bytes: int | None
     spill_store_bytes: int | None

@@ -26,16 +26,21 @@ _CALL = re.compile(r'^\s*(?:%[^=]* = )?tt\.call @"?(?:(?:\w+|<locals>)\.)*?(_*[A
 
 @dataclass(frozen=True)
 class Layout:
+    """A layout attribute: its mnemonic, and its fields as text."""
+
     kind: str  # the attribute's mnemonic: nvmma_shared, swizzled_shared, tensor_memory_encoding, ...
     fields: dict[str, str]
 
     def integer(self, name: str) -> int | None:
+        """The field `name` as an int, None where it is no number."""
         text = self.fields.get(name, "")
         return int(text) if re.fullmatch(r"\d+", text) else None
 
 
 @dataclass(frozen=True)
 class Allocation:
+    """An allocation in shared or tensor memory."""
+
     name: str | None
     space: str  # "shared" or "tensor"
     shape: tuple[int, ...]
@@ -48,6 +53,8 @@ class Allocation:
 
 @dataclass
 class Partition:
+    """A warp role: its warps, and the lines of its operations."""
+
     warps: int
     frames: set[Frames] = field(default_factory=set)
     requested_registers: int | None = None
@@ -56,6 +63,8 @@ class Partition:
 
 @dataclass
 class Module:
+    """What the inspector reads from the TTGIR of a kernel."""
+
     kernel: str
     default: Partition
     workers: list[Partition]
@@ -132,13 +141,90 @@ def _called(source: str) -> tuple[list[str | None], list[str | None]]:
     return defaults, workers
 
 
+class _Body:
+    """What the lines of the kernel's function say. `read` takes them in order."""
+
+    def __init__(self, module: Module, locate: _Locations):
+        self.module, self.locate = module, locate
+        self.found: list[tuple[re.Match[str], str | None, Frames]] = []  # allocations with their names
+        self.constants: set[str] = set()
+        self.indexed: dict[str, bool] = {}  # value whose slots are selected -> at run time?
+        self.renamed: dict[str, str] = {}  # a partition's argument -> its value
+        self.region: Partition | None = None
+        self.enclosing: list[tuple[int, Partition | None]] = []  # indentation at which the current region ends
+        self.captured: list[str] = []  # values that the partitions take as arguments
+        self.requested: list[int] = []  # registers of the partitions
+
+    def read(self, line: str) -> None:
+        """Take the next line."""
+        depth = len(line) - len(line.lstrip())
+        while self.enclosing and line.strip().startswith("}") and depth <= self.enclosing[-1][0]:
+            self.region = self.enclosing.pop()[1]
+        if found := _SPECIALIZE.match(line):
+            self.captured = [a.lstrip("%") for a in _split(found[2])]
+            asked = re.search(r"requestedRegisters = array<i32: ([\d, ]+)>", found[3] or "")
+            self.requested = [int(n) for n in asked[1].split(",")] if asked else []
+        elif _DEFAULT.match(line):
+            self._enter(depth, self.module.default)
+        elif found := _PARTITION.match(line):
+            worker = Partition(int(found[3]))
+            if int(found[1]) < len(self.requested):
+                worker.requested_registers = self.requested[int(found[1])]
+            self.module.workers.append(worker)
+            self._enter(depth, worker)
+            arguments = [a.split(":")[0].strip().lstrip("%") for a in _split(found[2])]
+            self.renamed.update(zip(arguments, self.captured))
+        elif found := _CONSTANT.match(line):
+            self.constants.add(found[1])
+        else:
+            self._operation(line)
+
+    def _enter(self, depth: int, region: Partition) -> None:
+        self.enclosing.append((depth, self.region))
+        self.region = region
+
+    def _operation(self, line: str) -> None:
+        location = _TRAILING_LOC.search(line)
+        name, frames = self.locate(location[1]) if location else (None, ())
+        if found := _ALLOC.match(line):
+            self.found.append((found, name, frames))
+        if found := _INDEX.search(line):
+            self.indexed[found[1]] = self.indexed.get(found[1], False) or found[2] not in self.constants
+        if self.region is not None and (inside := self.module.within(frames)):
+            self.region.frames.add(inside)
+
+    def allocations(self, layouts: dict[str, Layout]) -> list[Allocation]:
+        """Return the allocations in the kernel's order."""
+        slots: dict[str, bool] = {}
+        for ssa, at_run_time in self.indexed.items():
+            while ssa in self.renamed:
+                ssa = self.renamed[ssa]
+            slots[ssa] = slots.get(ssa, False) or at_run_time
+        allocations = []
+        for found, name, frames in self.found:
+            ssa, operation, dims, dtype, layout = found.groups()
+            allocations.append(
+                Allocation(
+                    name=name or (None if ssa.isdigit() else ssa),
+                    space="shared" if operation == "ttg.local_alloc" else "tensor",
+                    shape=tuple(int(d) for d in dims.split("x") if d),
+                    dtype=dtype,
+                    layout=layouts.get(layout),
+                    frames=frames,
+                    indexed=ssa in slots,
+                    indexed_at_run_time=slots.get(ssa, False),
+                )
+            )
+        return allocations
+
+
 def parse(text: str, source: str) -> Module:
     """Read TTGIR with locations, as `CompiledKernel.asm["ttgir"]` holds it.
 
     `source`, the frontend's text in `asm["source"]`, names the functions that partitions call. Python's files are not
     read: Triton treats equal functions of two files as one, so a cached kernel may name a file that no longer exists.
     """
-    locate, layouts = _Locations(text), _layouts(text)
+    locate = _Locations(text)
     lines = text.splitlines()
     heads = (re.search(r"tt\.func public @([\w$.]+)", line) for line in lines)
     kernel_at, kernel = next(((i, m[1]) for i, m in enumerate(heads) if m), (0, ""))
@@ -146,69 +232,16 @@ def parse(text: str, source: str) -> Module:
     closing = next((line for line in lines[kernel_at + 1 :] if line.startswith(" " * indent + "}")), "")
     end = _TRAILING_LOC.search(closing)
     own = locate(end[1])[1] if end else ()
-
     warps = re.search(r'"ttg\.num-warps" = (\d+)', text)
     default = Partition(int(warps[1]) if warps else 4)
-    workers: list[Partition] = []
-    module = Module(kernel, default, workers, "ttg.warp_specialize(" in text, [], own)
-    constants: set[str] = set()
-    renamed: dict[str, str] = {}  # a partition's argument -> its value
-    indexed: dict[str, bool] = {}
-    raw: list[tuple[re.Match[str], str | None, Frames]] = []
-    region: Partition | None = None
-    given: list[str] = []
-    requested: list[int] = []
-    regions: list[tuple[int, Partition | None]] = []  # indentation at which the current region ends
+    module = Module(kernel, default, [], "ttg.warp_specialize(" in text, [], own)
+
+    body = _Body(module, locate)
     for line in lines[kernel_at:]:
-        depth = len(line) - len(line.lstrip())
-        while regions and line.strip().startswith("}") and depth <= regions[-1][0]:
-            region = regions.pop()[1]
-        location = _TRAILING_LOC.search(line)
-        name, frames = locate(location[1]) if location else (None, ())
-        if found := _SPECIALIZE.match(line):
-            given = [a.lstrip("%") for a in _split(found[2])]
-            asked = re.search(r"requestedRegisters = array<i32: ([\d, ]+)>", found[3] or "")
-            requested = [int(n) for n in asked[1].split(",")] if asked else []
-        elif _DEFAULT.match(line):
-            regions.append((depth, region))
-            region = default
-        elif found := _PARTITION.match(line):
-            regions.append((depth, region))
-            region = Partition(int(found[3]))
-            if int(found[1]) < len(requested):
-                region.requested_registers = requested[int(found[1])]
-            workers.append(region)
-            renamed.update(zip([a.split(":")[0].strip().lstrip("%") for a in _split(found[2])], given))
-        elif found := _CONSTANT.match(line):
-            constants.add(found[1])
-        else:
-            if found := _ALLOC.match(line):
-                raw.append((found, name, frames))
-            if found := _INDEX.search(line):
-                indexed[found[1]] = indexed.get(found[1], False) or found[2] not in constants
-            if region is not None and (inside := module.within(frames)):
-                region.frames.add(inside)
-    slots: dict[str, bool] = {}
-    for ssa, at_run_time in indexed.items():
-        while ssa in renamed:
-            ssa = renamed[ssa]
-        slots[ssa] = slots.get(ssa, False) or at_run_time
-    for found, name, frames in raw:
-        ssa, operation, dims, dtype, layout = found.groups()
-        module.allocations.append(
-            Allocation(
-                name=name or (None if ssa.isdigit() else ssa),
-                space="shared" if operation == "ttg.local_alloc" else "tensor",
-                shape=tuple(int(d) for d in dims.split("x") if d),
-                dtype=dtype,
-                layout=layouts.get(layout),
-                frames=frames,
-                indexed=ssa in slots,
-                indexed_at_run_time=slots.get(ssa, False),
-            )
-        )
+        body.read(line)
+    module.allocations += body.allocations(_layouts(text))
     defaults, called = _called(source)
-    if len(called) == len(workers):
-        for partition, function in zip([default, *workers], [*defaults[:1], *called]):
+    if len(called) == len(module.workers):
+        for partition, function in zip([default, *module.workers], [*defaults[:1], *called]):
             partition.function = function
     return module

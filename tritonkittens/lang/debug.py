@@ -77,7 +77,7 @@ def mark(t: Trace, g: Traced, index: Traced, label: Traced = 0) -> None:
 
     Args:
         g: a global layout of shape (records, 4), int64. A row holds the nanoseconds of %globaltimer (resolution about
-            1 µs), the multiprocessor, the warp in the block, and `label`.
+            1 µs), the SM, the warp in the CTA, and `label`.
         index: the row, a constant or an int32 scalar.
         label: an integer.
 
@@ -103,7 +103,7 @@ def mark(t: Trace, g: Traced, index: Traced, label: Traced = 0) -> None:
 
 
 class Event(NamedTuple):
-    """A record of `mark`: nanoseconds since the first record, multiprocessor, warp in its block, label, and row."""
+    """A record of `mark`: nanoseconds since the first record, SM, warp in its CTA, label, and row."""
 
     nanoseconds: int
     multiprocessor: int

@@ -62,13 +62,13 @@ class Kernel:
     Arguments are `tk.gl(tensor, tiles…)`, tensors (pointers), numbers and tuples of these. Parameters annotated
     `tk.constexpr` take any hashable constant. Options, by keyword:
 
-    - `num_warps`: warps of the block (of its first role).
+    - `num_warps`: warps of the CTA (of its first role).
     - `debug`: True makes waits trap after two seconds; "report" also prints the warps that wait.
     - `maxnreg`: registers of a thread at the start; the compiler may move registers between roles.
-    - `minnctapersm`: thread blocks for which a multiprocessor has registers without moving any (an option of ptxas).
-    - `cluster_size`: thread blocks of a cluster (1, 2, 4, 8 or 16). The grid then counts clusters.
+    - `minnctapersm`: CTAs for which an SM has registers without moving any (an option of ptxas).
+    - `cluster_size`: CTAs of a cluster (1, 2, 4, 8 or 16). The grid then counts clusters.
     - `launch_pdl`: the kernel may start before the previous kernel of the stream ends (`tk.dependency_wait`).
-    - `launch_cooperative_grid`: all thread blocks run at the same time.
+    - `launch_cooperative_grid`: all CTAs run at the same time.
 
     `kernel.compile(*args, arch="sm_90a")` compiles without a GPU, for tensors on any device, also "meta".
     `triton.autotune` and `triton.heuristics` go over `@tk.kernel`. A configuration's `num_warps` (4 by default)
@@ -409,7 +409,7 @@ def kernel(fn: Any = None, *, num_warps: int = 4) -> Any:
 
     Args:
         fn: the `@triton.jit` function.
-        num_warps: warps of a thread block, or of its first role.
+        num_warps: warps of a CTA, or of its first role.
 
     Returns:
         A `Kernel`.

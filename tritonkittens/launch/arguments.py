@@ -169,9 +169,8 @@ def argument_types(args: Sequence[Any], names: Names = ()) -> Types:
             out.append(CONSTEXPR)
         else:
             raise TypeError(
-                f"{name}: {type(value).__name__} {value!r}; a kernel takes torch tensors, GlobalArg, int, float, "
-                "bool, None, constexpr "
-                "and tuples of these"
+                f"{name}: {type(value).__name__} {value!r}; a kernel takes torch tensors, GlobalArg, int, float, bool, "
+                "None, constexpr and tuples of these"
             )
     return tuple(out)
 
@@ -293,21 +292,27 @@ class ParameterBlock:
         self.places, self.addresses = list[tuple[int, int, bool]](), list[int]()
 
     def add(self, type: str, value: bytes, alignment: int | None = None) -> None:
+        """Append a parameter: its type in the kernel's signature, its bytes, and their alignment (by default their
+        number)."""
         self.data += bytes(-len(self.data) % (alignment or len(value)))
         self.offsets.append(len(self.data))
         self.types.append(type)
         self.data += value
 
     def add_scalar(self, type: str) -> None:
+        """Append a scalar whose value each launch fills in."""
         self.add(type, bytes(struct.calcsize(SCALAR_FORMAT[type])))
         self.slots.append((self.offsets[-1], type))
 
     def add_pointer(self, tensor: torch.Tensor, name: str) -> None:
+        """Append a tensor's address. `name` is for messages."""
         self.add("*" + element_type(tensor, name), struct.pack("<Q", tensor.data_ptr()))
         self.places.append((len(self.addresses), self.offsets[-1], False))
         self.addresses.append(tensor.data_ptr())
 
     def add_global(self, arg: GlobalArg, maps: Sequence[bytes], name: str) -> None:
+        """Append a global layout: for each tile its tensor map, extents and strides. Raises ValueError for an extent of
+        2³¹ or more."""
         tensor = arg.tensor
         for extent in tensor.shape:
             if extent >= 1 << 31:
@@ -326,6 +331,7 @@ class ParameterBlock:
         self.addresses.append(tensor.data_ptr())
 
     def finish(self, scratch_pointers: int) -> Parameters:
+        """Append null pointers for the compiler's scratch memory, and return the parameters."""
         for _ in range(scratch_pointers):
             self.add("scratch", bytes(8))
         return Parameters(

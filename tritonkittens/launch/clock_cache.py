@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 
 class Used(Protocol):
+    """An entry of the cache: `used` is set by readers and cleared by eviction."""
+
     used: bool
 
 
@@ -37,6 +39,7 @@ class ClockCache:
         table[key] = value
 
     def clear(self) -> None:
+        """Remove all entries."""
         self.table.clear()
 
     def __len__(self) -> int:

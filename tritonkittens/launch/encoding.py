@@ -89,12 +89,24 @@ def check_tiled(
     element_strides: Sequence[int] | None = None,
 ) -> None:
     """Raise ValueError where arguments of `encode_tiled` break the driver's rules. Needs no GPU and no driver."""
-    _, itemsize, floating = dtype_entry(dtype)
     rank = len(shape)
     _choice("swizzle", swizzle, _SWIZZLES)
     _choice("interleave", interleave, _INTERLEAVES)
     _choice("l2_promotion", l2_promotion, _PROMOTIONS)
     _choice("fill", fill, _FILLS)
+    if interleave == 32 and swizzle != 32:
+        raise ValueError(f"encode_tiled(interleave=32, swizzle={swizzle}): interleave 32 needs swizzle 32")
+    if fill == "nan" and not dtype_entry(dtype)[2]:
+        raise ValueError(f"encode_tiled(fill='nan', dtype={dtype}): only floating-point tensors can be filled with NaN")
+    _check_tensor(address, shape, strides, interleave)
+    _check_box(box, shape, dtype, swizzle, interleave)
+    steps = tuple(element_strides) if element_strides is not None else (1,) * rank
+    if len(steps) != rank or not all(0 < step <= 8 for step in steps):
+        raise ValueError(f"encode_tiled(element_strides={steps}): {rank} steps of 1 to 8 elements")
+
+
+def _check_tensor(address: int, shape: Sequence[int], strides: Sequence[int], interleave: int) -> None:
+    rank = len(shape)
     if not 1 <= rank <= 5:
         raise ValueError(f"encode_tiled(shape={tuple(shape)}): {rank} dimensions; a tensor map has 1 to 5")
     if interleave and rank < 3:
@@ -105,12 +117,7 @@ def check_tiled(
     if len(strides) != rank - 1:
         raise ValueError(
             f"encode_tiled(strides={tuple(strides)}): {rank - 1} strides in bytes for {rank} dimensions; the fastest "
-            "one is "
-            "contiguous and has none"
-        )
-    if len(box) != rank:
-        raise ValueError(
-            f"encode_tiled(box={tuple(box)}): {rank} extents for the {rank} dimensions of shape {tuple(shape)}"
+            "one is contiguous and has none"
         )
     alignment = 32 if interleave == 32 else 16
     if address % alignment:
@@ -126,12 +133,17 @@ def check_tiled(
                 f"encode_tiled(strides={tuple(strides)}): {stride} bytes; every stride is a multiple of {alignment} "
                 "bytes and below 2**40"
             )
+
+
+def _check_box(box: Sequence[int], shape: Sequence[int], dtype: Dtype, swizzle: int, interleave: int) -> None:
+    rank, itemsize = len(shape), dtype_entry(dtype)[1]
+    if len(box) != rank:
+        raise ValueError(
+            f"encode_tiled(box={tuple(box)}): {rank} extents for the {rank} dimensions of shape {tuple(shape)}"
+        )
     for extent in box:
         if not 0 < extent <= 256:
             raise ValueError(f"encode_tiled(box={tuple(box)}): every extent of the box is 1 to 256 elements")
-    steps = tuple(element_strides) if element_strides is not None else (1,) * rank
-    if len(steps) != rank or not all(0 < step <= 8 for step in steps):
-        raise ValueError(f"encode_tiled(element_strides={steps}): {rank} steps of 1 to 8 elements")
     row = box[0] * itemsize
     if not interleave and row % 16:
         raise ValueError(
@@ -141,13 +153,8 @@ def check_tiled(
     if not interleave and swizzle and row > swizzle:
         raise ValueError(
             f"encode_tiled(box={tuple(box)}, swizzle={swizzle}): {box[0]} elements of {itemsize} bytes are {row} "
-            "bytes; "
-            f"a {swizzle}-byte swizzle spans at most {swizzle}"
+            f"bytes; a {swizzle}-byte swizzle spans at most {swizzle}"
         )
-    if interleave == 32 and swizzle != 32:
-        raise ValueError(f"encode_tiled(interleave=32, swizzle={swizzle}): interleave 32 needs swizzle 32")
-    if fill == "nan" and not floating:
-        raise ValueError(f"encode_tiled(fill='nan', dtype={dtype}): only floating-point tensors can be filled with NaN")
 
 
 @functools.cache
@@ -191,7 +198,6 @@ def encode_tiled(
     uses it execute `tma.fence_tensormap_acquire` once. ValueError: a rule is broken; RuntimeError: no driver, or the
     driver refuses."""
     check_tiled(address, dtype, shape, strides, box, swizzle, interleave, fill, l2_promotion, element_strides)
-    rank = len(shape)
     simulated = simulator.get()
     if simulated is not None:
         if interleave or any(step != 1 for step in element_strides or ()):
@@ -199,10 +205,24 @@ def encode_tiled(
                 f"encode_tiled(interleave={interleave}, element_strides={element_strides}): the simulator knows neither"
             )
         return simulated.encode_tiled(address, dtype_name(dtype), shape, strides, box, swizzle, fill)
+    steps = element_strides if element_strides is not None else (1,) * len(shape)
+    modes = (_INTERLEAVES[interleave], _SWIZZLES[swizzle], _PROMOTIONS[l2_promotion], _FILLS[fill])
+    return _encode_by_driver(address, dtype, shape, strides, box, steps, modes)
+
+
+def _encode_by_driver(
+    address: int,
+    dtype: Dtype,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    steps: Sequence[int],
+    modes: tuple[int, int, int, int],
+) -> bytes:
+    """The tensor map of checked arguments. `modes`: the driver's numbers of interleave, swizzle, L2 promotion, fill."""
     storage = ctypes.create_string_buffer(NBYTES + 64)
     start = -ctypes.addressof(storage) % 64
-    steps = element_strides if element_strides is not None else (1,) * rank
-    library = driver()
+    rank, library = len(shape), driver()
     status = library.cuTensorMapEncodeTiled(
         ctypes.c_void_p(ctypes.addressof(storage) + start),
         ctypes.c_int(dtype_entry(dtype)[0]),
@@ -212,15 +232,12 @@ def encode_tiled(
         (ctypes.c_uint64 * max(rank - 1, 1))(*strides),
         (ctypes.c_uint32 * rank)(*box),
         (ctypes.c_uint32 * rank)(*steps),
-        ctypes.c_int(_INTERLEAVES[interleave]),
-        ctypes.c_int(_SWIZZLES[swizzle]),
-        ctypes.c_int(_PROMOTIONS[l2_promotion]),
-        ctypes.c_int(_FILLS[fill]),
+        *(ctypes.c_int(mode) for mode in modes),
     )
     if status != 0:
         raise RuntimeError(
             f"cuTensorMapEncodeTiled returned error {status} for dtype={dtype}, shape={tuple(shape)}, "
-            f"strides={tuple(strides)}, box={tuple(box)}, swizzle={swizzle}"
+            f"strides={tuple(strides)}, box={tuple(box)} and modes {modes} (interleave, swizzle, L2 promotion, fill)"
         )
     steps_in_bytes = [dtype_entry(dtype)[1], *strides]
     span = sum((extent - 1) * step for extent, step in zip(shape, steps_in_bytes, strict=True))

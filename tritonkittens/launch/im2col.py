@@ -70,6 +70,5 @@ def check_im2col(spec: Im2colSpec, rank: int, name: str, shape: Sequence[int] | 
         if extent + last - first < 1:
             raise ValueError(
                 f"{name}: shape {tuple(shape or ())}, lower {spec.lower}, upper {spec.upper}: the pixel box runs from "
-                f"{first} to "
-                f"{extent - 1 + last}; it must hold at least one pixel"
+                f"{first} to {extent - 1 + last}; it must hold at least one pixel"
             )

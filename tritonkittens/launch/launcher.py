@@ -92,8 +92,7 @@ class Code:
         if position >= len(self.descriptors):
             raise RuntimeError(
                 f"{name}: descriptor {position}, but {self.name} was compiled with {len(self.descriptors)} tensor "
-                "descriptors; the compile "
-                "callback must declare one 'tensordesc' per spec"
+                "descriptors; the compile callback must declare one 'tensordesc' per spec"
             )
         compiled = self.descriptors[position]
         is_im2col = bool(compiled.get("is_im2col"))
@@ -108,8 +107,7 @@ class Code:
         ):
             raise RuntimeError(
                 f"{name}: {spec}, but {self.name} copies boxes of {box} with a {swizzle}-byte swizzle; a kernel is "
-                "launched with the tiles "
-                "it was compiled for"
+                "launched with the tiles it was compiled for"
             )
         if compiled["elem_size"] != tensor.itemsize:
             raise RuntimeError(
@@ -386,9 +384,8 @@ class Launcher:
         binding.used = True
         if extents[0] * binding.code.num_ctas > GRID_LIMITS[0]:
             raise ValueError(
-                f"{self._name(key)}: grid {grid!r} of clusters of {binding.code.num_ctas} blocks; a launch has at "
-                f"most {GRID_LIMITS[0]} blocks "
-                "along x"
+                f"{self._name(key)}: grid {grid!r} of clusters of {binding.code.num_ctas} blocks; a launch has at most "
+                f"{GRID_LIMITS[0]} blocks along x"
             )
         stream = driver.current_stream(device)
         enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
@@ -432,8 +429,7 @@ class Launcher:
                     if other.compiled is compiled and other.device != device:
                         raise RuntimeError(
                             f"{self._name(key)}: one CompiledKernel for devices {other.device} and {device}; Triton "
-                            "loads it on one device, so "
-                            "the compile callback must return a new one for each"
+                            "loads it on one device, so the compile callback must return a new one for each"
                         )
                 code = Code(compiled, driver, device)
             self._codes[(key, device, types)] = code

@@ -232,8 +232,8 @@ class CudaDriver:
         self.check(
             code,
             f"cuTensorMapEncodeIm2col(dims={dims}, strides={strides}, lower={lower}, upper={upper}, "
-            f"channels={channels}, pixels={pixels}, "
-            f"element_strides={element_strides}, swizzle={swizzle}, dtype={dtype})",
+            f"channels={channels}, pixels={pixels}, element_strides={element_strides}, swizzle={swizzle}, "
+            f"dtype={dtype})",
         )
         return ctypes.string_at(tensor_map, TENSOR_MAP_BYTES)
 

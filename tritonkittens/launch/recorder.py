@@ -50,6 +50,7 @@ class Recorder:
             simulator.reset(token)
 
     def launch(self, launcher: Any, grid: tuple[int, int, int], args: Args, key: Any) -> None:
+        """Record a launch instead of running it."""
         self.launches.append(RecordedLaunch(launcher, args, key, self.facts))
 
     def encode_tiled(

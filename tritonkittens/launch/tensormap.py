@@ -146,7 +146,6 @@ def check_tensor_map(
         if not 2 <= len(shape) <= MAX_RANK - 2 or shape[-2] > SPAN:
             raise ValueError(f"{what}: a ragged map is of two or three dimensions and at most 2**30 rows")
         shape, strides = ragged(shape, strides, itemsize)
-    tile = f"{name}: box {spec.box}, swizzle {spec.swizzle}, {itemsize}-byte elements"
     rank = len(shape)
     if not 1 <= rank <= MAX_RANK:
         raise ValueError(f"{what}: {rank} dimensions; TMA addresses 1 to {MAX_RANK}")
@@ -154,6 +153,22 @@ def check_tensor_map(
         raise ValueError(f"{what}: TMA moves elements of 1, 2, 4 or 8 bytes")
     if len(strides) != rank:
         raise ValueError(f"{what}: {rank} extents but {len(strides)} strides")
+    _check_tile(spec, shape, itemsize, name)
+    if spec.fill == "nan" and dtype is not None and (not dtype.is_floating_point or itemsize < 2):
+        raise ValueError(
+            f"{name}: fill 'nan' with {dtype}; TMA fills NaN only for floating-point types of 2, 4 or 8 bytes"
+        )
+    if address is not None and address % ALIGNMENT:
+        raise ValueError(
+            f"{what}: address {address:#x} is not a multiple of {ALIGNMENT} bytes, as TMA needs (a sliced tensor?)"
+        )
+    _check_extents(shape, addressable_strides(shape, strides, itemsize), itemsize, what)
+
+
+def _check_tile(spec: MapSpec, shape: Sequence[int], itemsize: int, name: str) -> None:
+    """Check the box, the swizzle and the fill for a tensor of these extents."""
+    rank = len(shape)
+    tile = f"{name}: box {spec.box}, swizzle {spec.swizzle}, {itemsize}-byte elements"
     if isinstance(spec, Im2colSpec):
         check_im2col(spec, rank, name, shape)
     elif len(spec.box) != rank:
@@ -171,10 +186,6 @@ def check_tensor_map(
         raise ValueError(f"{tile}: the swizzle must be one of {SWIZZLES} bytes")
     if spec.fill not in _FILL_CODE:
         raise ValueError(f"{name}: fill {spec.fill!r}; a read outside the tensor gives 'zero' or 'nan'")
-    if spec.fill == "nan" and dtype is not None and (not dtype.is_floating_point or itemsize < 2):
-        raise ValueError(
-            f"{name}: fill 'nan' with {dtype}; TMA fills NaN only for floating-point types of 2, 4 or 8 bytes"
-        )
     row_bytes = spec.box[-1] * itemsize
     if row_bytes % ALIGNMENT:
         raise ValueError(f"{tile}: a row of the box is {row_bytes} bytes; TMA needs a multiple of {ALIGNMENT} bytes")
@@ -183,16 +194,15 @@ def check_tensor_map(
             f"{tile}: a row of the box is {row_bytes} bytes; with a {spec.swizzle}-byte swizzle it must be a multiple "
             f"of {spec.swizzle}"
         )
-    if address is not None and address % ALIGNMENT:
-        raise ValueError(
-            f"{what}: address {address:#x} is not a multiple of {ALIGNMENT} bytes, as TMA needs (a sliced tensor?)"
-        )
+
+
+def _check_extents(shape: Sequence[int], strides: Sequence[int], itemsize: int, what: str) -> None:
+    """Check the extents and strides (elements) of a map. `what` names the tensor."""
     for i, extent in enumerate(shape):
         if not 1 <= extent <= MAX_EXTENT:
             raise ValueError(
                 f"{what}: extent {extent} of dimension {i}; TMA addresses 1 to 2**32 elements along a dimension"
             )
-    strides = addressable_strides(shape, strides, itemsize)
     if strides[-1] != 1:
         raise ValueError(f"{what}: the last dimension has stride {strides[-1]}; TMA needs it contiguous (stride 1)")
     for i, stride in enumerate(strides[:-1]):

@@ -16,8 +16,8 @@ from torch.overrides import TorchFunctionMode
 from tritonkittens.kernels._dispatch import is_ordinary, is_plain
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.attention import attention, attention_varlen
-from tritonkittens.kernels.attention.autograd import attend
-from tritonkittens.kernels.attention.call_plan import find_plan
+from tritonkittens.kernels.attention.autograd import Window, attend
+from tritonkittens.kernels.attention.call_plan import CallPlan, find_plan
 from tritonkittens.kernels.attention.checks import HEAD_DIMS
 from tritonkittens.launch import is_reachable
 
@@ -72,15 +72,9 @@ def scaled_dot_product_attention(
         query, key, value = (
             x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value)
         )
-    if attn_mask is None and not dropout_p and is_plain(query, key, value):
-        plan = find_plan(query, key, value, None, is_causal, None, scale, None)
-        # Operands of an earlier call need no further checks, except for those that the kernels take and PyTorch
-        # refuses.
-        if (
-            plan.scores is not None
-            and (enable_gqa or query.shape[1] == key.shape[1])
-            and not (is_causal and query.shape[2] != key.shape[2])
-        ):
+    if attn_mask is None and not dropout_p:
+        plan = _known_plan(query, key, value, is_causal, scale, enable_gqa)
+        if plan is not None:
             return attend(query, key, value, plan)
     try:
         if isinstance(query, NestedTensor):
@@ -90,6 +84,25 @@ def scaled_dot_product_attention(
         if not fallback:
             raise
         return _torch_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return _attend(query, key, value, window, scale)
+
+
+def _known_plan(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float | None, enable_gqa: bool
+) -> CallPlan | None:
+    """Return the plan of an earlier call with such operands. They need no further checks, except for those that the
+    kernels take and PyTorch refuses."""
+    if not is_plain(query, key, value):
+        return None
+    plan = find_plan(query, key, value, None, is_causal, None, scale, None)
+    if plan.scores is None or not (enable_gqa or query.shape[1] == key.shape[1]):
+        return None
+    return None if is_causal and query.shape[2] != key.shape[2] else plan
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, window: Window | None, scale: float | None) -> Tensor:
+    """Compute attention of checked operands: cut the keys that no query sees, and bring the operands into the form of
+    `attention`."""
     # aligned at the top left, no query sees the last keys
     if window is not None and window[1] is not None and window[1] < 0:
         key, value, window = key[..., : query.shape[-2], :], value[..., : query.shape[-2], :], (None, 0)
@@ -119,12 +132,36 @@ def _window(
     is_causal: bool,
     scale: float | None,
     enable_gqa: bool,
-) -> tuple[int | None, int | None] | None:
+) -> Window | None:
     """Return the window of `attention`. Raises `Unsupported` for arguments beyond the kernels, ValueError for
     arguments that PyTorch refuses too.
     """
     if reason := reason_against(query, key, value, dropout_p, scale):
         raise Unsupported(_text(reason))
+    _check_shapes(query, key, value, enable_gqa)
+    length, keys = query.shape[-2], key.shape[-2]
+    if attn_mask is None:
+        return (None, length - keys) if is_causal else None
+    if is_causal:
+        raise ValueError(_text("attn_mask and is_causal exclude each other"))
+    if not isinstance(attn_mask, CausalBias):
+        raise Unsupported(
+            _text("attn_mask is a tensor; it must be None, causal_lower_right(L, S) or causal_upper_left(L, S)")
+        )
+    if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != (length, keys):
+        raise ValueError(
+            _text(
+                f"a causal bias of {attn_mask.seq_len_q} × {attn_mask.seq_len_kv} for {length} queries and {keys} keys"
+            )
+        )
+    if attn_mask.variant == CausalVariant.LOWER_RIGHT:
+        return None, 0
+    return (None, length - keys) if attn_mask.variant == CausalVariant.UPPER_LEFT else None
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    """Refuse shapes that do not fit, as `_window` does."""
+    shapes = f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     heads, kv_heads = query.shape[-3], key.shape[-3]
     if heads != kv_heads and not (enable_gqa and kv_heads and heads % kv_heads == 0):
         raise ValueError(
@@ -133,46 +170,12 @@ def _window(
                 "multiple of the second"
             )
         )
-    length, keys = query.shape[-2], key.shape[-2]
-    if (keys, kv_heads, query.shape[-1]) != (value.shape[-2], value.shape[-3], key.shape[-1]):
-        raise Unsupported(
-            _text(
-                f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}; heads, lengths "
-                "and dimensions must fit"
-            )
-        )
+    if (key.shape[-2], kv_heads, query.shape[-1]) != (value.shape[-2], value.shape[-3], key.shape[-1]):
+        raise Unsupported(_text(f"{shapes}; heads, lengths and dimensions must fit"))
     try:
         torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
     except RuntimeError:
-        raise ValueError(
-            _text(
-                f"query is {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}; they do not "
-                "broadcast"
-            )
-        ) from None
-    if attn_mask is None:
-        upper_left, lower_right = is_causal, False
-    elif is_causal:
-        raise ValueError(_text("attn_mask and is_causal exclude each other"))
-    elif isinstance(attn_mask, CausalBias):
-        upper_left, lower_right = (
-            attn_mask.variant == CausalVariant.UPPER_LEFT,
-            attn_mask.variant == CausalVariant.LOWER_RIGHT,
-        )
-        if (attn_mask.seq_len_q, attn_mask.seq_len_kv) != (length, keys):
-            raise ValueError(
-                _text(
-                    f"a causal bias of {attn_mask.seq_len_q} × {attn_mask.seq_len_kv} for {length} queries and {keys} "
-                    "keys"
-                )
-            )
-    else:
-        raise Unsupported(
-            _text("attn_mask is a tensor; it must be None, causal_lower_right(L, S) or causal_upper_left(L, S)")
-        )
-    if lower_right:
-        return None, 0
-    return (None, length - keys) if upper_left else None
+        raise ValueError(_text(f"{shapes}; they do not broadcast")) from None
 
 
 def reason_against(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, scale: float | None) -> str | None:

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from .control_flow import partitions
 from .lowering import load_ttgir
-from .program import Program, partitions
+from .program import Program
 from .report import source_line
 from .shared_access import access_cost, tensor_and_memory
 from .ttgir import Block, Location, MemDesc, Module, Op

@@ -109,6 +109,16 @@ _SPECIAL_OPERATIONS = {
     "math.tanh": 2,
     "math.erf": 1,
 }
+_SHARED_OPERATIONS = {"ttg.local_load", "ttg.local_store", "ttg.local_gather", "ttg.local_scatter"}
+_GLOBAL_OPERATIONS = {"tt.load", "tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_gather"}
+_BARRIER_MESSAGES = {  # messages to shared memory without a reply
+    "ttng.init_barrier",
+    "ttng.inval_barrier",
+    "ttng.barrier_expect",
+    "ttng.arrive_barrier",
+    "ttng.async_copy_mbarrier_arrive",
+}
+_FREE_WAITS = {"ttng.warp_group_dot_wait", "ttg.async_wait", "ttng.async_tma_store_wait"}
 _FMA_OPERATIONS = {"arith.addf", "arith.subf", "arith.mulf", "math.fma", "arith.negf", "math.absf"}
 _SPECIAL_MNEMONICS = re.compile(r"\b(ex2|lg2|rcp|sqrt|rsqrt|tanh|sin|cos|div)\.")
 _INSTRUCTION = re.compile(r"^\s*(?:[\w$]+:\s*)?(?:@!?[\w$%{}]+\s+)?([a-z][a-z0-9]*(?:[.:]+[a-z0-9]+)+)", re.M)
@@ -205,31 +215,34 @@ def operation_cost(op: Op, warps: int) -> Cost:
     name = op.name
     if name in _FREE or name.startswith("ttg.memdesc_") or name.endswith("_id") or name == "ttng.tmem_subslice":
         return FREE
-    tensor = _largest((*op.result_types, *op.operand_types))
-    size = elements(tensor)
-    if (
-        name in ("ttg.local_load", "ttg.local_store", "ttg.local_gather", "ttg.local_scatter")
-        or name == "ttg.local_alloc"
-        and op.operands
-    ):
+    return _memory(op, warps) or _issue(op, warps) or _synchronisation(op) or _arithmetic(op, warps)
+
+
+def _tile(op: Op) -> Tensor | None:
+    """Return the largest tensor among an operation's results and operands."""
+    return _largest((*op.result_types, *op.operand_types))
+
+
+def _memory(op: Op, warps: int) -> Cost | None:
+    """Cost of an access of memory by a role's threads."""
+    name = op.name
+    if name in _SHARED_OPERATIONS or name == "ttg.local_alloc" and op.operands:
         return _shared(op, warps)
-    if name in ("tt.load", "tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.descriptor_gather"):
+    if name in _GLOBAL_OPERATIONS:
         values = _largest((*op.result_types, *op.operand_types[1:]))
-        nbytes = elements(values) * (values.element.nbytes if values is not None else 4)
-        return Cost(
-            (0.0 if name == "tt.store" else GLOBAL_LATENCY) + nbytes / HBM_BYTES,
-            "global memory",
-            "HBM",
-            nbytes / HBM_BYTES,
-        )
+        cycles = global_cycles(elements(values) * (values.element.nbytes if values is not None else 4))
+        latency = 0.0 if name == "tt.store" else GLOBAL_LATENCY
+        return Cost(latency + cycles, "global memory", "HBM", cycles)
+    tensor = _tile(op)
     if name in ("ttng.tmem_load", "ttng.tmem_store") or name == "ttng.tmem_alloc" and tensor is not None:
-        nbytes = size * 4
-        return Cost(
-            TENSOR_MEMORY_LATENCY + nbytes / TENSOR_MEMORY_BYTES,
-            "tensor memory",
-            "tensor memory",
-            nbytes / TENSOR_MEMORY_BYTES,
-        )
+        cycles = elements(tensor) * 4 / TENSOR_MEMORY_BYTES
+        return Cost(TENSOR_MEMORY_LATENCY + cycles, "tensor memory", "tensor memory", cycles)
+    return None
+
+
+def _issue(op: Op, warps: int) -> Cost | None:
+    """Cost of starting asynchronous work."""
+    name = op.name
     if name == "ttng.warp_group_dot":
         m, n = op.result_types[0].shape[-2:]  # type: ignore[union-attr]
         a = op.operand_types[0]
@@ -238,22 +251,29 @@ def operation_cost(op: Op, warps: int) -> Cost:
     if name.startswith(("ttng.async_tma", "ttng.tc_gen5", "ttng.tmem_copy")) and "wait" not in name:
         return Cost(TMA_ISSUE, "issue")
     if name == "ttg.async_copy_global_to_local":
+        tensor = _tile(op)
         assert tensor is not None
         width = op.operand_types[1].element.nbytes  # type: ignore[union-attr]
-        return _work(size / max(1, 16 // width), SHUFFLE_RESULTS, warps, "issue", "shared memory")
-    if name in (
-        "ttng.init_barrier",
-        "ttng.inval_barrier",
-        "ttng.barrier_expect",
-        "ttng.arrive_barrier",
-        "ttng.async_copy_mbarrier_arrive",
-    ):
-        return Cost(2 * ISSUE, "synchronisation")  # a message to shared memory without a reply
+        return _work(elements(tensor) / max(1, 16 // width), SHUFFLE_RESULTS, warps, "issue", "shared memory")
+    return None
+
+
+def _synchronisation(op: Op) -> Cost | None:
+    """Cost of barriers, fences and waits, besides the time spent in a wait."""
+    name = op.name
+    if name in _BARRIER_MESSAGES:
+        return Cost(2 * ISSUE, "synchronisation")
+    if name in _FREE_WAITS:
+        return Cost(0.0, "synchronisation")
     if name == "ttg.warp_specialize" or any(word in name for word in ("barrier", "fence", "wait", "cluster")):
-        return Cost(
-            0.0 if name in ("ttng.warp_group_dot_wait", "ttg.async_wait", "ttng.async_tma_store_wait") else BARRIER,
-            "synchronisation",
-        )
+        return Cost(BARRIER, "synchronisation")
+    return None
+
+
+def _arithmetic(op: Op, warps: int) -> Cost:
+    """Cost of arithmetic, layout conversions and inline PTX."""
+    name, tensor = op.name, _tile(op)
+    size = elements(tensor)
     if name in ("tt.elementwise_inline_asm", "ttg.inline_asm"):
         return _assembly(op, warps, size)
     if name == "tt.dot":

@@ -25,7 +25,7 @@ from .memory import Global
 from .program import Program
 from .report import Finding, SimulationError
 from .schedule import Schedule, nth
-from .simulation import STEP_LIMIT, Simulation
+from .simulation import STEP_LIMIT, Grid, Simulation
 from .tuning import tuning_for_simulation
 from .values import TensorMap
 
@@ -72,14 +72,12 @@ class Launch:
         started = time.perf_counter()
         self.simulation = Simulation(
             self.program,
-            self.grid,
+            Grid(self.grid, self.cluster, self.multiprocessors),
             self.values,
             self.memory,
-            cluster=self.cluster,
             schedule=schedule,
             step_limit=step_limit,
             recorder=recorder,
-            multiprocessors=self.multiprocessors,
         )
         self.simulation.run()
         self.seconds = time.perf_counter() - started

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .agents import Role, Wait
 from .layouts import registers
-from .machine import Role, Wait
 from .report import Finding, Place, Stop
 from .ttgir import Block, Op, Tensor
 from .values import Poison

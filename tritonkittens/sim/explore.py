@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from .agents import Async, Role
 from .device import Launch, device, start_kernel
-from .machine import Async, Machine, Role
+from .machine import Machine
 from .report import Finding, Place, SimulationError, source_line
 from .schedule import Recorded, Replay, nth
 from .simulation import STEP_LIMIT

@@ -22,6 +22,7 @@ from .ttgir import Descriptor, MemDesc, Tensor, Type
 
 # distance of the shared addresses of neighbouring CTAs in a cluster, as in the hardware's shared window
 SHARED_STRIDE = 1 << 24
+SHARED_MASK = SHARED_STRIDE - 1
 TENSOR_LANE_BYTES = 2048  # a lane of tensor memory: 512 columns of 32 bits
 LANES = 128
 

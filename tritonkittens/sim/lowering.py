@@ -1,8 +1,8 @@
 """Lowering of TTGIR to the simulated form, by Triton's own passes up to the step before LLVM. Memory is then
 allocated, and barriers and fences are in place.
 
-Everything that changes between Triton releases is here and in `ttgir`: the passes and their order (`make_llir` of the
-NVIDIA backend), and the export of generic text.
+Everything that changes between Triton releases is here and in `ttgir_parser`: the passes and their order (`make_llir`
+of the NVIDIA backend), and the export of generic text.
 Triton has no printer for that, but MLIR prints every operation generically once a module does not verify. So an
 operation is added after a terminator.
 """
@@ -21,7 +21,8 @@ from triton._C.libtriton import ir, nvidia, passes
 from triton.compiler import compiler
 
 from .program import Program, prepare
-from .ttgir import Module, parse
+from .ttgir import Module
+from .ttgir_parser import parse
 
 PTX_VERSION = 88  # an argument of the allocation passes; in Triton 3.9 it does not affect TTGIR
 # part of the cache key, because other passes give another text

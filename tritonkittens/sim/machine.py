@@ -13,178 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .barriers import MAX_COUNT, Barrier
+from .agents import Async, Role, needs_wait
+from .barriers import Barriers
 from .clocks import ASYNC, GENERIC, TENSOR_THREADS, Access, Clock
+from .cluster_barrier import ClusterBarrier
 from .costs import Unit
-from .layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES
+from .layouts import LANES, SHARED_MASK, TENSOR_LANE_BYTES
 from .memory import Bytes
 from .numbers import decode, encode
 from .report import Finding, Place, Stop
-from .ttgir import Block, Op
-from .values import AddressMap, Allocation, InFlight, Poison, Spans, View
+from .ttgir import Op
+from .values import AddressMap, Allocation, InFlight, Spans, View
 
 if TYPE_CHECKING:
     from .simulation import Simulation
 
-MASK = SHARED_STRIDE - 1
-WAITED_FOR = {"TMA load", "TMA gather", "wgmma", "tcgen05.mma", "tcgen05.cp", "cp.async"}
-# work in flight at a CTA's end that must no longer read its shared memory
-BULK_STORES = ("TMA store", "TMA reduce", "TMA scatter")
-
-
-def needs_wait(kind: str) -> bool:
-    """Whether a role must wait for such an operation before its CTA ends."""
-    return kind in WAITED_FOR or kind.startswith(BULK_STORES)
-
 
 def _nothing(operation: Async) -> None:
     """The effect of a completed operation."""
-
-
-class Wait:
-    """A role's wait: `ready` tells whether it can continue, `describe` names the event.
-
-    `barrier` and `parity` are set for waits of an mbarrier. `outside`: other clusters can end the wait.
-    """
-
-    __slots__ = ("ready", "describe", "barrier", "parity", "phase", "time", "outside")
-
-    def __init__(
-        self,
-        ready: Callable[[], bool],
-        describe: Callable[[], str],
-        barrier: Barrier | None = None,
-        parity: int = 0,
-        time: Callable[[], float] | None = None,
-    ):
-        self.ready, self.describe, self.barrier, self.parity, self.time = ready, describe, barrier, parity, time
-        self.phase = barrier.phase if barrier is not None else 0
-        self.outside = False
-
-
-class Async:
-    """An operation that a role starts and hardware completes, at any moment that the schedule chooses.
-
-    `effect` runs at completion: it accesses memory (as this agent) and signals. `after` is an operation of the same
-    in-order unit that completes first.
-    """
-
-    __slots__ = (
-        "kind",
-        "role",
-        "op",
-        "clock",
-        "bit",
-        "effect",
-        "after",
-        "done",
-        "started",
-        "finish",
-        "who",
-        "number",
-        "barrier",
-        "phase",
-        "unit",
-        "gate",
-        "registers",
-    )
-
-    def __init__(
-        self,
-        kind: str,
-        role: Role,
-        op: Op,
-        effect: Callable[[Async], None],
-        after: Async | None,
-        unit: str,
-        number: int,
-    ):
-        self.kind, self.role, self.op, self.effect, self.after, self.unit, self.number = (
-            kind,
-            role,
-            op,
-            effect,
-            after,
-            unit,
-            number,
-        )
-        self.clock: Clock = role.clock.copy()
-        self.bit = 1 << number
-        self.done = False
-        self.started: float = role.time
-        self.finish: float = role.time
-        self.who = f"{kind} of {role.name}"
-        self.barrier: Barrier | None = None  # the barrier to signal
-        self.phase = 0  # the barrier's phase at the start
-        self.gate: Callable[[], bool] | None = None
-        # a matrix operand in registers, which must stay unchanged until the wait for the product
-        self.registers: Any = None
-
-    def can_complete(self) -> bool:
-        return (self.after is None or self.after.done) and (self.gate is None or self.gate())
-
-
-class Role:
-    """The threads of one partition of one CTA (or of the pair, where Triton compiled for several CTAs), in lockstep
-    between operations.
-    """
-
-    def __init__(
-        self,
-        machine: Machine,
-        rank: int,
-        index: int,
-        name: str,
-        warps: int,
-        start_warp: int,
-        environment: list[Any],
-        block: Block,
-    ):
-        self.machine, self.rank, self.index, self.name, self.warps, self.start_warp = (
-            machine,
-            rank,
-            index,
-            name,
-            warps,
-            start_warp,
-        )
-        self.environment, self.block, self.at = environment, block, 0
-        self.clock: Clock = Clock(machine.number_of_roles)
-        self.clock.roles[index] = 1
-        self.time: float = 0.0
-        self.wait: Wait | None = None
-        self.pending: Any = None  # the generator of the operation in progress
-        self.pending_results: tuple[int, ...] = ()
-        self.done = False
-        self.frames: list[tuple[Block, int, tuple[int, ...]]] = []  # callers
-        self.steps = 0
-        self.op: Op | None = None
-        self.products: list[Async] = []  # wgmma groups in flight, oldest first
-        self.bulk_groups: list[list[Async]] = []  # of bulk stores: the writes, each after its reads (`after`)
-        self.bulk_open: list[Async] = []
-        self.bulk_writes: list[tuple[Async, Spans]] = []  # writes to global memory without a wait of this role so far
-        self.copy_groups: list[list[Async]] = []
-        self.copy_open: list[Async] = []
-        # accesses of tensor memory by its threads, until tcgen05.wait
-        self.tensor_accesses: dict[str, list[Async]] = {"ld": [], "st": []}
-        self.seen_phase: dict[int, int] = {}
-        self.children: list[Role] = []
-        self.looks = False  # whether the operation in progress only reads (`spinning`)
-        self.watch: Any = None  # for loops that only read
-        self.watching: list[Any] = []  # watches of the role's reads
-        # bool for each thread: the threads in this part of a divided role (`divergence`); None is all
-        self.mask: Any = None
-        self.meets: Block | None = None  # where a part of a divided role ends
-
-    @property
-    def ready(self) -> bool:
-        return not self.done and (self.wait is None or self.wait.ready())
-
-    def release(self) -> Clock:
-        """Return the clock that an arrival releases, without the role's later work."""
-        clock = self.clock.copy()
-        self.clock.roles[self.index] += 1
-        return clock
 
 
 class Cta:
@@ -215,8 +61,7 @@ class Machine:
         self.flying: list[Async] = []
         # operations that need a wait of some role before the CTA ends
         self.completed: list[tuple[int, Role, Op, str]] = []
-        self.barriers: dict[int, Barrier] = {}
-        self.dead_barriers: dict[int, Op] = {}
+        self.barriers = Barriers(self)
         self.operations = 0
         self.units: dict[tuple[str, int], float] = {}  # modelled time at which an engine of a CTA is free
         self.shared_units: dict[tuple[str, int], Unit] = {}  # units that the roles of a CTA share
@@ -271,11 +116,11 @@ class Machine:
     def _pieces(self, base: int, map: AddressMap) -> list[tuple[int, int, list[tuple[int, int]]]]:
         """Return (rank, base within the CTA, runs) of a view."""
         if not map.spread:
-            return [(base >> 24, base & MASK, map.runs)]
+            return [(base >> 24, base & SHARED_MASK, map.runs)]
         by_rank: dict[int, list[tuple[int, int]]] = {}
         for start, end in map.runs:
-            by_rank.setdefault((start + base) >> 24, []).append((start & MASK, end & MASK or end))
-        return [(rank, base & MASK, runs) for rank, runs in by_rank.items()]
+            by_rank.setdefault((start + base) >> 24, []).append((start & SHARED_MASK, end & SHARED_MASK or end))
+        return [(rank, base & SHARED_MASK, runs) for rank, runs in by_rank.items()]
 
     def touch(self, agent: Role | Async, view: View, write: bool, proxy: str, op: Op, atomic: bool = False) -> None:
         """Record an access. Report races, overruns and misalignment."""
@@ -316,7 +161,7 @@ class Machine:
             if write and view.space == "shared" and self.barriers and not atomic:
                 for address, barrier in self.barriers.items():
                     if address >> 24 == rank and any(
-                        base + s < (address & MASK) + 8 and (address & MASK) < base + e for s, e in runs
+                        base + s < (address & SHARED_MASK) + 8 and (address & SHARED_MASK) < base + e for s, e in runs
                     ):
                         self.report("barrier-life", f"{barrier.name} is overwritten while it is in use", role, op)
 
@@ -354,19 +199,21 @@ class Machine:
     def read(self, view: View) -> np.ndarray:
         """Return the bits of a view's elements."""
         if not view.map.spread:
-            return self.memory(view.space, view.base >> 24).read(view.base & MASK, view.map)
+            return self.memory(view.space, view.base >> 24).read(view.base & SHARED_MASK, view.map)
         nbytes = view.map.nbytes
         places: np.ndarray = view.base + view.map.offsets
         out = np.zeros(places.shape, {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[nbytes])
         for rank in np.unique(places >> 24):
             here = (places >> 24) == rank
             memory = self.memory(view.space, int(rank))
-            out[here] = memory.bytes[: memory.size // nbytes * nbytes].view(out.dtype)[(places[here] & MASK) // nbytes]
+            out[here] = memory.bytes[: memory.size // nbytes * nbytes].view(out.dtype)[
+                (places[here] & SHARED_MASK) // nbytes
+            ]
         return out
 
     def write(self, view: View, bits: np.ndarray) -> None:
         if not view.map.spread:
-            self.memory(view.space, view.base >> 24).write(view.base & MASK, view.map, bits)
+            self.memory(view.space, view.base >> 24).write(view.base & SHARED_MASK, view.map, bits)
             return
         nbytes = view.map.nbytes
         for offsets in [view.map.offsets] if view.map.replicas is None else view.map.replicas:
@@ -374,9 +221,9 @@ class Machine:
             for rank in np.unique(places >> 24):
                 here = (places >> 24) == rank
                 memory = self.memory(view.space, int(rank))
-                memory.bytes[: memory.size // nbytes * nbytes].view(bits.dtype)[(places[here] & MASK) // nbytes] = (
-                    np.broadcast_to(bits, places.shape)[here]
-                )
+                memory.bytes[: memory.size // nbytes * nbytes].view(bits.dtype)[
+                    (places[here] & SHARED_MASK) // nbytes
+                ] = np.broadcast_to(bits, places.shape)[here]
         for rank, base, runs in self._pieces(view.base, view.map):
             memory = self.memory(view.space, rank)
             for start, end in runs:
@@ -391,7 +238,7 @@ class Machine:
                     self._uninitialized(role, view, op, agent)
                     return
             return
-        first = self.memory(view.space, view.base >> 24).unwritten(view.base & MASK, view.map)
+        first = self.memory(view.space, view.base >> 24).unwritten(view.base & SHARED_MASK, view.map)
         if first is not None:
             self._uninitialized(role, view, op, agent)
 
@@ -548,27 +395,7 @@ class Machine:
             for o in self.flying
         )
 
-    # ---- barriers
-
-    def barrier(self, role: Role, address: int, op: Op, what: str) -> Barrier | None:
-        """Return the barrier at an address; report and return None without one."""
-        found = self.barriers.get(address)
-        if self.has_ended(address >> 24, role):
-            name = self.name_of("shared", address)
-            message = f"{name}: {what} in the shared memory of rank {address >> 24}, whose threads have all ended"
-            self.report("barrier-life", message, role, op, what, buffer=name)
-        if found is None:
-            name = self.name_of("shared", address)
-            dead = self.dead_barriers.get(address)
-            why = "after mbarrier.inval" if dead is not None else "before mbarrier.init"
-            more = (Place("here", "mbarrier.inval", dead.location),) if dead is not None else ()
-            self.report("barrier-life", f"{name}: {what} {why}", role, op, what, more, buffer=name)
-        elif not (role.clock.covers(found.init_access)):
-            self.report(
-                "barrier-life", f"{found.name}: {what} is not ordered after its mbarrier.init", role, op, what,
-                (Place(found.init_access.who, "mbarrier.init", found.init_op.location),), buffer=found.name,
-            )  # fmt: skip
-        return found
+    # ---- CTAs
 
     def has_ended(self, rank: int, role: Role) -> bool:
         """Whether `rank` is another CTA of the cluster whose threads have all ended. Its shared memory no longer
@@ -583,276 +410,10 @@ class Machine:
         """Return the name of the buffer at an address."""
         best = None
         for allocation in self.ctas[min(address >> 24, len(self.ctas) - 1)].allocations[space]:
-            if allocation.base & MASK <= address & MASK < (allocation.base & MASK) + allocation.size:
+            if (
+                allocation.base & SHARED_MASK
+                <= address & SHARED_MASK
+                < (allocation.base & SHARED_MASK) + allocation.size
+            ):
                 best = allocation
-        return best.describe(address) if best else f"{space} memory at {address & MASK}"
-
-    def init_barrier(self, role: Role, address: int, count: int, op: Op) -> None:
-        name = self.name_of("shared", address)
-        if not 1 <= count <= MAX_COUNT:
-            self.report("arrivals", f"{name}: mbarrier.init with a count of {count}; 1 to {MAX_COUNT}", role, op)
-            count = max(1, min(count, MAX_COUNT))
-        if address % 8:
-            self.report("misaligned", f"{name}: an mbarrier lies on 8 bytes, not at {address & MASK}", role, op)
-        if address in self.barriers:
-            old = self.barriers[address]
-            before = Place("before", "mbarrier.init", old.init_op.location)
-            self.report(
-                "barrier-life",
-                f"{name}: initialised again without mbarrier.inval",
-                role,
-                op,
-                "mbarrier.init",
-                (before,),
-            )
-        access = Access(role.index, role.clock.roles[role.index], 0, GENERIC, True, op, self.where(role), True)
-        role.clock.roles[role.index] += 1
-        self.ctas[address >> 24].shared.written[(address & MASK) : (address & MASK) + 8] = True
-        self.barriers[address] = Barrier(name, count, self.number_of_roles, op, access, address)
-        self.dead_barriers.pop(address, None)
-
-    def invalidate_barrier(self, role: Role, address: int, op: Op) -> None:
-        barrier = self.barrier(role, address, op, "mbarrier.inval")
-        if barrier is None:
-            return
-        waiting = [r for r in self.roles if r.wait is not None and r.wait.barrier is barrier and r is not role]
-        for other in waiting:
-            self.report("barrier-life", f"{barrier.name}: invalidated while {other.name} waits for it", role, op)
-        if barrier.tx > 0:
-            self.report(
-                "bytes",
-                f"{barrier.name}: invalidated while it expects {barrier.tx} more bytes",
-                role,
-                op,
-                buffer=barrier.name,
-            )
-        del self.barriers[address]
-        self.dead_barriers[address] = op
-
-    def arrive(
-        self,
-        role: Role,
-        barrier: Barrier,
-        count: int,
-        op: Op,
-        what: str = "arrives",
-        clock: Clock | None = None,
-        who: str | None = None,
-    ) -> None:
-        """Subtract `count` from the pending arrivals, and release `clock` (or the role's)."""
-        if count <= 0:
-            return
-        who = who or role.name
-        barrier.gathering.join(clock if clock is not None else role.release())
-        barrier.history[who] = (what, op)
-        barrier.pending_time = max(barrier.pending_time, role.time if clock is None else self.time)
-        if count > barrier.pending:
-            others = ", ".join(barrier.arrived) or "no role"
-            self.report(
-                "arrivals",
-                f"{barrier.name}: {count} arrivals at a phase that misses {barrier.pending} of {barrier.count} "
-                f"(phase {barrier.phase}; arrived before: {others})",
-                role,
-                op,
-                what,
-                (Place("initialised", f"count {barrier.count}", barrier.init_op.location),),
-                buffer=barrier.name,
-                phase=barrier.phase,
-            )
-            count = barrier.pending
-        barrier.pending -= count
-        barrier.arrived.append(f"{who} ×{count}" if count > 1 else who)
-        self._advance(barrier)
-
-    def expect(self, role: Role, barrier: Barrier, nbytes: int, op: Op) -> None:
-        barrier.tx += nbytes
-        barrier.expected += nbytes
-        barrier.history[f"{role.name} (bytes)"] = (f"expects {nbytes} bytes", op)
-        if not -MAX_COUNT <= barrier.tx <= MAX_COUNT:
-            self.report(
-                "bytes",
-                f"{barrier.name}: a tx-count of {barrier.tx}; the hardware counts to {MAX_COUNT}",
-                role,
-                op,
-                buffer=barrier.name,
-            )
-        self._advance(barrier)
-
-    def complete_bytes(self, role: Role, barrier: Barrier, nbytes: int, op: Op) -> None:
-        """Execute mbarrier.complete_tx by a thread, with the effect of a delivered copy."""
-        barrier.history[f"{role.name} (complete_tx)"] = (f"completes {nbytes} bytes", op)
-        barrier.gathering.join(role.release())
-        barrier.tx -= nbytes
-        barrier.delivered += nbytes
-        self._advance(barrier)
-
-    def promise(self, operation: Async, barrier: Barrier) -> int:
-        """Register a started copy with the barrier's current phase. Pass the result to `deliver`."""
-        operation.barrier, operation.phase = barrier, barrier.phase
-        return barrier.phase
-
-    def deliver(self, operation: Async, barrier: Barrier, phase: int, nbytes: int) -> None:
-        """Execute complete_tx of a copy that started in `phase`."""
-        role = operation.role
-        if self.barriers.get(barrier.address) is not barrier:
-            self.report(
-                "barrier-life",
-                f"{barrier.name}: a copy delivers {nbytes} bytes after mbarrier.inval",
-                role,
-                operation.op,
-                "copy",
-                buffer=barrier.name,
-            )
-            return
-        barrier.history[f"{role.name} ({operation.kind})"] = (f"delivers {nbytes} bytes", operation.op)
-        if barrier.phase != phase:
-            self.report(
-                "bytes",
-                f"{barrier.name}: a copy started in phase {phase} delivers its {nbytes} bytes in phase "
-                f"{barrier.phase}: phase "
-                f"{phase} completed without them, because fewer bytes were expected than its copies deliver",
-                role,
-                operation.op,
-                f"copies {nbytes} bytes",
-                tuple(
-                    Place(who, what, place.location)
-                    for who, (what, place) in barrier.history.items()
-                    if "expects" in what
-                ),
-                buffer=barrier.name,
-                phase=phase,
-            )
-        clock = operation.clock.copy()
-        clock.operations |= operation.bit
-        clock.fenced_operations |= operation.bit
-        barrier.gathering.join(clock)
-        barrier.tx -= nbytes
-        barrier.delivered += nbytes
-        barrier.pending_time = max(barrier.pending_time, operation.finish)
-        self._advance(barrier)
-
-    def _advance(self, barrier: Barrier) -> None:
-        before = barrier.phase
-        if not barrier.advance(self.time):
-            return
-        for role in self.roles:
-            wait = role.wait
-            if wait is not None and wait.barrier is barrier and barrier.phase >= wait.phase + 2 and not role.done:
-                op = role.op
-                assert op is not None
-                self.report(
-                    "phase-wrap",
-                    f"{barrier.name}: phases {wait.phase} and {before} both completed while {role.name} waited for "
-                    "phase "
-                    f"{wait.phase}; its parity cannot distinguish two completed phases from none",
-                    role,
-                    op,
-                    f"waits for parity {wait.parity}",
-                    buffer=barrier.name,
-                    phase=wait.phase,
-                )
-
-    def wait_for(self, role: Role, barrier: Barrier, parity: int, op: Op) -> Wait:
-        """Return the wait that a role yields for the phase of that parity. Afterwards the role calls `passed`."""
-        return Wait(
-            lambda: barrier.completed(parity),
-            lambda: f"phase of parity {parity & 1} of {barrier.name}",
-            barrier, parity & 1, lambda: barrier.time,
-        )  # fmt: skip
-
-    def passed(self, role: Role, barrier: Barrier) -> None:
-        role.clock.join(barrier.released)
-        role.time = max(role.time, barrier.time)
-        role.seen_phase[barrier.address] = barrier.phase - 1
-
-
-class ClusterBarrier:
-    """barrier.cluster.arrive / wait: every thread of every CTA of the cluster arrives. Ended threads count as arrived
-    (PTX ISA "barrier.cluster").
-    """
-
-    def __init__(self, machine: Machine):
-        self.machine = machine
-        self.generation = 0
-        self.arrived: dict[int, int] = {}
-        self.came: dict[int, set[str]] = {}  # the roles of each rank that have arrived
-        self.gathering = Clock(machine.number_of_roles)
-        self.released = Clock(machine.number_of_roles)
-        self.time = 0.0
-
-    def arrive(self, role: Role, warps: int, ranks: range) -> int:
-        """Arrive with `warps` warps of each of these CTAs. Return the generation to wait for."""
-        self.gathering.join(role.release())
-        self.time = max(self.time, role.time)
-        for rank in ranks:
-            self.arrived[rank] = self.arrived.get(rank, 0) + warps
-            self.came.setdefault(rank, set()).add(role.name)
-        generation = self.generation + 1
-        self.advance()
-        return generation
-
-    def advance(self) -> None:
-        total = self.machine.simulation.program.total_warps
-        if not self.arrived:
-            return
-        for rank in range(len(self.machine.ctas)):
-            mine = [r for r in self.machine.roles if r.rank == rank]
-            ended = bool(mine) and all(r.done for r in mine)
-            if not ended and self.arrived.get(rank, 0) < total:
-                return
-        self.generation += 1
-        self.arrived, self.came = {}, {}
-        self.released, self.gathering = self.gathering, Clock(self.machine.number_of_roles)
-
-    def wait(self, role: Role, generation: int) -> Wait:
-        def missing() -> str:
-            total = self.machine.simulation.program.total_warps
-            late = [r for r in range(len(self.machine.ctas)) if self.arrived.get(r, 0) < total]
-            parts = [
-                f"rank {r} ({self.arrived.get(r, 0)} of {total} warps have arrived; {self._absent(r)})" for r in late
-            ]
-            counted = (
-                ", which counts the warps of roles that are not running too"
-                if any("not running" in part for part in parts)
-                else ""
-            )
-            return f"the cluster barrier{counted}; missing: {', '.join(parts)}"
-
-        return Wait(lambda: self.generation >= generation, missing, time=lambda: self.time)
-
-    def _absent(self, rank: int) -> str:
-        """Return the roles of a CTA that have not arrived, with reasons."""
-        program = self.machine.simulation.program
-        running = {r.name: r for r in self.machine.roles if r.rank == rank or program.num_ctas > 1}
-        came = self.came.get(rank, set())
-        absent: dict[str, list[str]] = {}
-        for name, warps in zip(program.role_names, program.role_warps()):
-            role = running.get(name)
-            why = "not running" if role is None else "ended" if role.done else "still on its way"
-            if name not in came:
-                absent.setdefault(why, []).append(f"{name} ({warps})")
-        return (
-            "; ".join(f"{why}: {', '.join(names)}" for why, names in absent.items()) or "some of every role are missing"
-        )
-
-    def passed(self, role: Role) -> None:
-        role.clock.join(self.released)
-
-
-def used_in_flight(role: Role, op: Op, operation: Async, what: str) -> None:
-    """Report the use of a result that is still in flight."""
-    result = "values of a tcgen05.ld are" if operation.kind == "tcgen05.ld" else "accumulator of a wgmma is"
-    places = (Place(role.machine.where(role), operation.kind, operation.op.location),)
-    role.machine.report(
-        "in-flight",
-        f"the {result} used before a wait for {'them' if result.endswith('are') else 'it'}",
-        role,
-        op,
-        what,
-        places,
-    )
-
-
-def poisoned(*values: Any) -> Poison | None:
-    """Return the first poison among the operands."""
-    return next((v for v in values if isinstance(v, Poison)), None)
+        return best.describe(address) if best else f"{space} memory at {address & SHARED_MASK}"

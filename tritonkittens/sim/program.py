@@ -16,6 +16,7 @@ from typing import Any
 from tritonkittens.inline_ptx import extern
 from tritonkittens.inspect._roles import distinct
 
+from .control_flow import CONTROL, partitions
 from .costs import Cost, operation_cost
 from .operations import EFFECTS, VIEWS
 from .operations.inline_asm import extern_function
@@ -26,17 +27,6 @@ from .ttgir import Block, Module, Op
 
 PURE_KIND, VIEW_KIND, EFFECT_KIND, GENERATOR_KIND, CONTROL_KIND, UNKNOWN_KIND = range(6)
 BETWEEN_ROLES = "tritonkittens/lang/sync/warp_specialize.py"  # its code is in every role
-CONTROL = {
-    "cf.br",
-    "cf.cond_br",
-    "cf.switch",
-    "tt.return",
-    "tt.call",
-    "ttg.warp_specialize",
-    "ttg.warp_yield",
-    "ttg.warp_return",
-    "ub.poison",
-}
 
 
 @dataclass(eq=False)
@@ -83,7 +73,7 @@ class Program:
 def resolve(op: Op, warps: int) -> Step:
     cost = operation_cost(op, warps)
     if op.name in CONTROL:
-        return Step(CONTROL_KIND, None, op, cost)
+        return Step(CONTROL_KIND, CONTROL[op.name], op, cost)
     if op.name == "tt.extern_elementwise" and op.attributes["symbol"] in extern.PTX:
         return Step(GENERATOR_KIND, extern_function, op, cost)
     if op.name in PURE:
@@ -114,15 +104,6 @@ def role_names(module: Module) -> tuple[list[str], dict[int, int]]:
         for region in partitions(op):
             names.append(function_of(region.blocks, kernel) or f"partition{len(names) - 1}")
     return distinct(names), first
-
-
-def partitions(op: Op) -> list[Any]:
-    """Return the worker regions of a `warp_specialize`."""
-    for block in op.regions[1].blocks:
-        for inner in block.operations:
-            if inner.name == "ttg.warp_specialize.partitions":
-                return inner.regions
-    return []
 
 
 def function_of(blocks: list[Block], kernel: str) -> str | None:

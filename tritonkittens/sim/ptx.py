@@ -478,6 +478,24 @@ class _Thread:
             new = np.where(active[:, None] if operand.bits == 128 else active, new, self.register(operand.slot))
         self.registers[operand.slot] = new
 
+    def perform(self, step: Step, active: np.ndarray) -> Generator[Any, None, None]:
+        """Execute an instruction for the active threads. Yields the waits of its meaning."""
+        assert step.meaning is not None
+        many = step.meaning.destinations
+        modifiers = tuple(step.mnemonic.split(".")[1:])
+        instruction = Instruction(step.mnemonic, modifiers, step.fields, step.destination_bits, step.spins, active)
+        sources = step.operands if step.meaning.updates else step.operands[many:]
+        try:
+            result = step.meaning.function(self.t, instruction, *(self.read(operand) for operand in sources))
+            if isinstance(result, GeneratorType):
+                result = yield from result
+            if many:
+                whole = bool(active.all())
+                for operand, value in zip(step.operands[:many], (result,) if many == 1 else result):
+                    self.write(operand, value, active, whole)
+        except (NoMeaning, PtxFault) as error:
+            raise type(error)(f"{step.text!r}: {error}; in the PTX block: {self.block.asm}") from error
+
 
 def execute(
     block: Block,
@@ -503,56 +521,31 @@ def execute(
         NoMeaning, PtxFault: both name the instruction and the block; and the errors of the machine.
     """
     state = _Thread(block, t, inputs)
-    everybody: np.ndarray = np.ones(state.threads, bool)
-    at: dict[int, np.ndarray] = {0: everybody}  # the threads at each position
+    at: dict[int, np.ndarray] = {}  # the threads at each position
+
+    def go(place: int, threads: np.ndarray) -> None:
+        if threads.any():
+            at[place] = at[place] | threads if place in at else threads
+
+    go(0, np.ones(state.threads, bool))
     edges = 0
-    end = len(block.steps)
     while at:
         place = min(at)
         mask = at.pop(place)
-        if place == end:
+        if place == len(block.steps):
             continue
         step = block.steps[place]
-        active = mask
-        if step.guard is not None:
-            chosen = state.register(step.guard.slot)
-            active = mask & (~chosen if step.guard.negated else chosen)
+        active = mask & state.read(step.guard) if step.guard is not None else mask
         if step.target >= 0:
-            taken, rest = active, mask & ~active
-            if taken.any():
-                at[step.target] = at[step.target] | taken if step.target in at else taken
-            if rest.any():
-                at[place + 1] = at[place + 1] | rest if place + 1 in at else rest
-            if step.target <= place and taken.any():
+            go(step.target, active)
+            go(place + 1, mask & ~active)
+            if step.target <= place and active.any():
                 edges += 1
                 if edges > step_limit:
                     raise PtxFault(f"{step.text!r} was taken {edges} times, in the PTX block: {block.asm}")
                 yield turned(step.target, lambda: [*(at[here] for here in sorted(at)), sorted(at), *state.registers])
             continue
         if active.any():
-            assert step.meaning is not None
-            many = step.meaning.destinations
-            instruction = Instruction(
-                step.mnemonic,
-                tuple(step.mnemonic.split(".")[1:]),
-                step.fields,
-                step.destination_bits,
-                step.spins,
-                active,
-            )
-            try:
-                result = step.meaning.function(
-                    t,
-                    instruction,
-                    *(state.read(operand) for operand in step.operands[0 if step.meaning.updates else many :]),
-                )
-                if isinstance(result, GeneratorType):
-                    result = yield from result
-                if many:
-                    whole = bool(active.all())
-                    for operand, value in zip(step.operands[:many], (result,) if many == 1 else result):
-                        state.write(operand, value, active, whole)
-            except (NoMeaning, PtxFault) as error:
-                raise type(error)(f"{step.text!r}: {error}; in the PTX block: {block.asm}") from error
-        at[place + 1] = at[place + 1] | mask if place + 1 in at else mask
+            yield from state.perform(step, active)
+        go(place + 1, mask)
     return [state.register(slot) for slot in block.outputs]

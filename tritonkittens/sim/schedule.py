@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from .machine import Async, Machine, Role
+from .agents import Async, Role
+from .machine import Machine
 
 Agent = Role | Async
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,24 +14,16 @@ from tritonkittens.inline_ptx.tensormap import PARAMETER_WINDOW
 from tritonkittens.launch import hardware_box
 
 from . import divergence, tensormaps
-from .machine import Async, Machine, Role, Wait, needs_wait, used_in_flight
+from .agents import Async, Role, Wait, needs_wait, used_in_flight
+from .deadlock import deadlock
+from .machine import Machine
 from .memory import Global
 from .operations import EFFECTS
-from .program import (
-    CONTROL_KIND,
-    EFFECT_KIND,
-    GENERATOR_KIND,
-    PURE_KIND,
-    UNKNOWN_KIND,
-    VIEW_KIND,
-    Program,
-    Step,
-    partitions,
-)
+from .program import CONTROL_KIND, EFFECT_KIND, GENERATOR_KIND, PURE_KIND, UNKNOWN_KIND, VIEW_KIND, Program, Step
 from .report import Finding, Place, SimulationError, Stop, unknown_operation
 from .residency import Residency
 from .schedule import Schedule
-from .spinning import Rest, resting, turned
+from .spinning import resting, turned
 from .ttgir import Op, Pointer, Tensor
 from .values import InFlight, Poison, TensorMap
 
@@ -41,38 +33,47 @@ PATIENCE = 2_000
 # operations of one cluster before another may run, because clusters may wait for each other through global memory
 SLICE = 4_000
 MAX_FINDINGS = 25
-MAX_PLACES = 16  # reported places of a deadlock
 FIRST_THREAD = {"tt.store"}  # operations on scalars that the compiler assigns to one thread
 MAX_WARPS = 32
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The CTAs of a launch and the device that runs them.
+
+    Args:
+        programs: along x, y, z.
+        cluster: CTAs of a cluster that are programs of their own (Triton's `num_ctas` is in the program).
+        multiprocessors: multiprocessors of the device, which bound the resident CTAs. None is no limit.
+    """
+
+    programs: tuple[int, int, int]
+    cluster: int = 1
+    multiprocessors: int | None = None
 
 
 class Simulation:
     """One run of a program over a grid.
 
     Args:
-        grid: programs along x, y, z.
-        cluster: CTAs of a cluster that are programs of their own (Triton's `num_ctas` is in the program).
         arguments: values of the kernel's parameters in order.
         memory: the tensors that the kernel may access.
-        multiprocessors: multiprocessors of the device, which bound the resident CTAs. None is no limit.
     """
 
     def __init__(
         self,
         program: Program,
-        grid: tuple[int, int, int],
+        grid: Grid,
         arguments: Sequence[Any],
         memory: Global,
         *,
-        cluster: int = 1,
         schedule: Schedule | None = None,
         step_limit: int = STEP_LIMIT,
         recorder: Any = None,
-        multiprocessors: int | None = None,
     ):
-        self.program, self.grid, self.arguments, self.memory = program, grid, list(arguments), memory
+        self.program, self.grid, self.arguments, self.memory = program, grid.programs, list(arguments), memory
         memory.discovers = memory.discovers or any(makes_pointers(op) for op in program.module.walk())
-        self.cluster = cluster
+        self.cluster = grid.cluster
         self.schedule = schedule or Schedule()
         self.step_limit, self.recorder = step_limit, recorder
         self.tensor_maps: dict[int, TensorMap] = {}  # tensor maps of kernel parameters, by their address
@@ -82,7 +83,7 @@ class Simulation:
         self.steps = self.actions = 0
         self.time = 0.0
         self.now = 0.0  # modelled time of the role that ran last
-        self.residency = Residency.of(program, cluster, multiprocessors)
+        self.residency = Residency.of(program, grid.cluster, grid.multiprocessors)
         self.scratch_blocks: dict[Any, np.ndarray] = {}
         self.waiting: list[list[tuple[int, int, int]]] = []
         self.finished: list[Machine] = []
@@ -186,7 +187,7 @@ class Simulation:
         while self.waiting or resident:
             idle = not acted  # nothing could happen, or nothing has started yet
             if idle and resident and (not self.waiting or len(resident) == room):
-                self.deadlock(resident)
+                raise deadlock(self, resident)
             if self.waiting and len(resident) < room and (idle or all(m.steps >= SLICE for m in resident)):
                 machine = self.start(number, self.waiting.pop(0))
                 number += 1
@@ -282,7 +283,7 @@ class Simulation:
             if not roles and not operations:
                 if resting(machine):
                     return False
-                self.deadlock([machine])
+                raise deadlock(self, [machine])
             agent = (
                 operations[0]
                 if operations and machine.unanswered > PATIENCE
@@ -312,7 +313,7 @@ class Simulation:
             role.wait = None
             if role.pending is not None and not role.looks:
                 machine.version += 1
-            if self._resume(role):
+            if self.resume(role):
                 return
         self._run_on(role)
         self.now = role.time
@@ -333,7 +334,7 @@ class Simulation:
                 self.spend(machine, role, step)
             kind = step.kind
             if kind == CONTROL_KIND:
-                if self.control(role, op):
+                if step.function(self, role, op):  # type: ignore[misc]
                     return
                 environment = role.environment
                 continue
@@ -351,7 +352,7 @@ class Simulation:
                 elif kind == GENERATOR_KIND:
                     role.pending = step.function(role, op, *values)  # type: ignore[misc]
                     role.pending_results, role.looks = op.results, step.looks
-                    self._resume(role)
+                    self.resume(role)
                     return
                 else:
                     assert kind == UNKNOWN_KIND
@@ -416,7 +417,7 @@ class Simulation:
         note = f"the simulator failed in {op.name} at {op.location}"
         raise RuntimeError(f"{note}: {type(error).__name__}: {error}") from error
 
-    def _resume(self, role: Role) -> bool:
+    def resume(self, role: Role) -> bool:
         """Continue the operation in progress. Return True if the role yields."""
         generator = role.pending
         if generator is None:
@@ -439,99 +440,6 @@ class Simulation:
             self.recorder.waits(role.machine, role)
         return True
 
-    # ---- control
-
-    def control(self, role: Role, op: Op) -> bool:
-        """Execute branches, calls and partitions. Return True if the role yields."""
-        environment, name = role.environment, op.name
-        if name == "ub.poison":
-            environment[op.results[0]] = Poison(op)
-            role.at += 1
-            return False
-        if name == "cf.br":
-            return self.jump(role, op.successors[0], op.operands)
-        if name == "cf.cond_br":
-            condition = environment[op.operands[0]]
-            if isinstance(condition, Poison):
-                role.machine.stop(
-                    "uninitialized",
-                    "a branch on a value that was never computed",
-                    role,
-                    op,
-                    computed=str(condition.op.location),
-                )
-            first, yes, no = op.segments
-            if divergence.differs(role, condition):
-                ways = [(op.successors[0], op.operands[yes]), (op.successors[1], op.operands[no])]
-                role.pending, role.pending_results, role.looks = (
-                    divergence.diverge(self, role, op, condition, ways),
-                    (),
-                    False,
-                )
-                self._resume(role)
-                return True
-            taken = bool(divergence.first(role, condition))
-            return self.jump(role, op.successors[0 if taken else 1], op.operands[yes if taken else no])
-        if name == "cf.switch":
-            flag = int(environment[op.operands[0]])
-            segments = op.attributes["case_operand_segments"]
-            count = len(op.operands) - 1 - sum(segments)
-            groups = [op.operands[1 : 1 + count]]
-            at = 1 + count
-            for size in segments:
-                groups.append(op.operands[at : at + size])
-                at += size
-            cases = op.attributes.get("case_values")
-            values = np.atleast_1d(cases.values).tolist() if cases is not None else []
-            chosen = values.index(flag) + 1 if flag in values else 0
-            return self.jump(role, op.successors[chosen], groups[chosen])
-        if name == "tt.call":
-            function = self.program.module.functions[op.attributes["callee"].text.lstrip("@")]
-            entry = function.regions[0].blocks[0]
-            for slot, operand in zip(entry.arguments, op.operands):
-                environment[slot] = environment[operand]
-            role.frames.append((role.block, role.at + 1, op.results))
-            role.block, role.at = entry, 0
-            return False
-        if name == "tt.return":
-            values = [environment[i] for i in op.operands]
-            if role.frames:
-                role.block, role.at, results = role.frames.pop()
-                for slot, value in zip(results, values):
-                    environment[slot] = value
-                return False
-            self.finish(role)
-            return True
-        if name == "ttg.warp_specialize":
-            self.specialize(role, op)
-            return True
-        if name == "ttg.warp_return":
-            self.finish(role)
-            return True
-        assert name == "ttg.warp_yield"
-        # the default region ends when the workers have ended
-        block, at, results = role.frames[-1]
-        children = role.children
-        if not all(c.done for c in children):
-            role.wait = Wait(
-                lambda: all(c.done for c in children),
-                lambda: "the partitions " + ", ".join(c.name for c in children if not c.done) + " to end",
-                time=lambda: max(c.time for c in children),
-            )
-            if self.recorder is not None:
-                self.recorder.waits(role.machine, role)
-            return True
-        role.frames.pop()
-        for child in children:
-            role.clock.join(child.clock)
-            role.time = max(role.time, child.time)
-            role.machine.roles.remove(child)
-        role.children = []
-        for slot, operand in zip(results, op.operands):
-            environment[slot] = environment[operand]
-        role.block, role.at = block, at
-        return False
-
     def jump(self, role: Role, block: Any, operands: Sequence[int]) -> bool:
         """Continue in a block. Return True if the role yields because its loop only reads values that do not change."""
         environment = role.environment
@@ -547,55 +455,12 @@ class Simulation:
             self.recorder.waits(role.machine, role)
         return True
 
-    def specialize(self, role: Role, op: Op) -> None:
-        """Start the partitions. The role itself continues with the default region."""
-        machine = role.machine
-        machine.version += 1
-        holder = next(
-            inner
-            for block in op.regions[1].blocks
-            for inner in block.operations
-            if inner.name == "ttg.warp_specialize.partitions"
-        )
-        captured = [role.environment[i] for i in holder.operands]
-        warps = op.attributes["partitionNumWarps"]
-        starts = op.attributes.get("warpGroupStartIds") or [0] * len(warps)
-        first = role.index - role.index % self.roles_per_cta
-        used = self.program.first_partition[id(op)]
-        for k, region in enumerate(partitions(op)):
-            entry = region.blocks[0]
-            environment: list[Any] = [None] * self.program.module.number_of_values
-            for slot, value in zip(entry.arguments, captured):
-                environment[slot] = value
-            index = first + used + k
-            child = Role(
-                machine,
-                role.rank,
-                index,
-                self.program.role_names[index - first],
-                warps[k],
-                starts[k],
-                environment,
-                entry,
-            )
-            child.clock.join(role.clock)
-            child.clock.roles[index] += 1
-            child.time = role.time
-            child.seen_phase = dict(role.seen_phase)
-            role.children.append(child)
-            machine.roles.append(child)
-        role.clock.roles[role.index] += 1
-        role.frames.append((role.block, role.at + 1, op.results))
-        role.block, role.at = op.regions[0].blocks[0], 0
-
     def finish(self, role: Role) -> None:
         role.done = True
         machine = role.machine
         machine.version += 1
         machine.time = max(machine.time, role.time)
         machine.cluster_barrier.advance()
-
-    # ---- limits and deadlocks
 
     def endless(self, machine: Machine, role: Role, op: Op) -> None:
         raise Stop(
@@ -606,89 +471,6 @@ class Simulation:
                 {"roles": "; ".join(f"{r.name}: {r.steps} operations" for r in machine.roles)},
             )
         )
-
-    def deadlock(self, machines: list[Machine]) -> None:
-        """Report a deadlock: each role's wait, the event that would complete it, and why that event cannot happen."""
-        roles = [r for machine in machines for r in machine.roles]
-        stuck = [r for r in roles if not r.done]
-        # a role that only waits for its partitions is not the cause
-        stuck = [r for r in stuck if r.op is None or r.op.name != "ttg.warp_yield"] or stuck
-        places = []
-        details: dict[str, Any] = {}
-        for role in stuck:
-            assert role.wait is not None and role.op is not None
-            op = isinstance(role.wait, Rest) and role.wait.op or role.op
-            places.append(Place(role.machine.where(role), f"waits for {role.wait.describe()}", op.location))
-            barrier = role.wait.barrier
-            if barrier is None or barrier.name in details:
-                continue
-            lines = [barrier.state()]
-            lines += [f"arrived in this phase: {', '.join(barrier.arrived) or 'no role'}"]
-            for who, (what, op) in barrier.history.items():
-                state = self._state_of(role.machine, who)
-                lines.append(
-                    f"{who} {what} at {op.location.frames[0] if op.location.frames else 'unknown line'}{state}"
-                )
-            if not barrier.history:
-                lines.append("nothing ever arrived at it")
-            if barrier.phase > role.wait.phase:
-                lines.append(f"it has completed {barrier.phase - role.wait.phase} phases since the wait began")
-            details[barrier.name] = "\n        ".join(lines)
-            last = role.seen_phase.get(barrier.address)
-            # checked only here, because alternating roles legally skip phases, and parity does not show it
-            if last is not None and barrier.phase == last + 3:
-                message = (
-                    f"{barrier.name}: {role.name} saw phase {last} last; {last + 1} and {last + 2} are both "
-                    f"complete, and it waits for {last + 3}"
-                )
-                self.found(Finding("phase-wrap", message, (places[-1],), {"buffer": barrier.name, "phase": last + 1}))
-            # all have arrived, copies have delivered, and the bytes do not match
-            if not barrier.pending and barrier.tx and barrier.delivered:
-                took_part = tuple(
-                    Place(who, what, op.location) for who, (what, op) in barrier.history.items() if "bytes" in what
-                )
-                message = (
-                    f"{barrier.name}: phase {barrier.phase} expects {barrier.expected} bytes, and its copies "
-                    f"delivered {barrier.delivered}"
-                )
-                self.found(
-                    Finding(
-                        "bytes", message, (*took_part, places[-1]), {"buffer": barrier.name, "phase": barrier.phase}
-                    )
-                )
-        buffers = sorted(details)
-        # the compiler fills up warp groups with partitions that only return
-        working = [r for r in roles if r in stuck or r.steps > 1]
-        message = f"{len(stuck)} of {len(working)} roles wait, and nothing is in flight that would wake them"
-        if buffers:
-            details["buffer"] = ", ".join(buffers)
-        kind = "deadlock"
-        if self.waiting:
-            what = "clusters" if self.residency.size > 1 else "CTAs"
-            message = (
-                f"all CTAs on the device wait, and {len(self.waiting)} of the grid's {len(self.clusters())} "
-                f"{what} have not started: {self.residency}"
-            )
-        elif all(isinstance(r.wait, Rest) for r in stuck):
-            kind, message = (
-                "loop",
-                f"{len(stuck)} of {len(working)} roles are in a loop without end: no role will change the values that "
-                "they read",
-            )
-        if len(places) > MAX_PLACES:
-            details["not shown"] = f"{len(places) - MAX_PLACES} more that wait"
-        raise Stop(Finding(kind, message, tuple(places[:MAX_PLACES]), details))
-
-    @staticmethod
-    def _state_of(machine: Machine, who: str) -> str:
-        """Return why that participant will not arrive again."""
-        for role in machine.roles:
-            if who.split(" (")[0] == role.name:
-                if role.done:
-                    return " (has ended)"
-                if role.wait is not None:
-                    return f" (itself waits for {role.wait.describe()})"
-        return ""
 
 
 def makes_pointers(op: Op) -> bool:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .machine import Wait
+from .agents import Wait
 from .ptx import PtxSyntaxError, parse
 from .ttgir import Op
 from .values import Poison, View
 
 if TYPE_CHECKING:
-    from .machine import Machine, Role
+    from .agents import Role
+    from .machine import Machine
 
 FIRST_TURN = 4  # the first turn of a loop without a change at which the state is remembered
 MOST_READS = 256  # the most reads of one turn; a loop with more is no waiting loop

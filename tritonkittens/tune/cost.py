@@ -1,14 +1,16 @@
 """The cost model that ranks configurations: the slowest of the memory levels and units, plus setup and
 synchronisation.
 
-Levels and units work concurrently, so the busiest one bounds a kernel. Filling the pipeline and waiting at barriers
-add to that. A kernel family gives the bytes and operations of a configuration; `Device` gives the rates.
+Levels and units work concurrently, so the busiest one bounds a kernel, and the others delay it a little (`overlap`).
+Filling the pipeline and waiting at barriers add to that. A kernel family gives the bytes and operations of a
+configuration; `Device` gives the rates.
 Source: ThunderKittens (arXiv:2410.20399), section 2.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,15 +20,16 @@ from tritonkittens.arch import GPUS, Chip, chip_of
 from tritonkittens.launch import Device as Facts
 from tritonkittens.launch import device_facts
 
-UNITS = ("hbm", "l2", "shared", "tensor", "alu")
+UNITS = ("hbm", "l2", "shared", "tensor", "alu", "latency")
 
 
 @dataclass(frozen=True)
 class Cost:
     """Predicted seconds of one launch: of each memory level and unit alone, and of the work that nothing overlaps.
 
-    An infinite component means that the device cannot run the configuration (too much shared memory, for example). It
-    is never chosen or measured.
+    latency: waits for loads in flight, of a pipeline with few stages. overlap: the exponent of the norm that sums the
+    levels and units; infinity takes the largest, 1 their sum. An infinite component means that the device cannot run
+    the configuration (too much shared memory, for example). It is never chosen or measured.
     """
 
     hbm: float = 0.0
@@ -34,22 +37,26 @@ class Cost:
     shared: float = 0.0
     tensor: float = 0.0
     alu: float = 0.0
+    latency: float = 0.0
     setup: float = 0.0
     synchronisation: float = 0.0
+    overlap: float = math.inf
 
     @property
     def total(self) -> float:
-        """The largest of the memory levels and units, plus setup and synchronisation; seconds."""
-        return max(self.hbm, self.l2, self.shared, self.tensor, self.alu) + self.setup + self.synchronisation
+        """The norm of the memory levels and units, plus setup and synchronisation; seconds."""
+        units = [getattr(self, unit) for unit in UNITS]
+        together = max(units) if self.overlap == math.inf else sum(x**self.overlap for x in units) ** (1 / self.overlap)
+        return together + self.setup + self.synchronisation
 
     @property
     def bound(self) -> str:
-        """The memory level or unit that takes longest: "hbm", "l2", "shared", "tensor" or "alu"."""
+        """The memory level or unit that takes longest: one of UNITS."""
         return max(UNITS, key=lambda unit: getattr(self, unit))
 
     def components(self) -> dict[str, float]:
         """Component -> seconds."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "overlap"}
 
 
 _UNITS_OF_BITS = (4, 8, 16, 32)

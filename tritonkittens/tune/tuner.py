@@ -136,6 +136,7 @@ class Family(Generic[P, C]):
         match: the problem's fields that must be equal for a winner to apply to another problem (dtype, layouts).
             Fields that are no numbers must always be equal.
         alike: returns problems whose winner also applies to an unmeasured problem, the most similar first.
+        fits: whether a stored configuration can solve a problem (None: the candidates can).
 
     Raises:
         ValueError: `match` names a field that `problem_type` lacks.
@@ -151,6 +152,7 @@ class Family(Generic[P, C]):
         problem_type: type[P],
         match: Sequence[str] = (),
         alike: Callable[[P], Iterable[P]] | None = None,
+        fits: Callable[[P, C], bool] | None = None,
     ):
         self.name, self.config_type, self.problem_type, self.match = name, config_type, problem_type, tuple(match)
         self.problem_fields = field_names(problem_type)
@@ -160,7 +162,7 @@ class Family(Generic[P, C]):
                     f"Family({name!r}, match=…{field!r}…): {problem_type.__name__} has the fields "
                     f"{', '.join(self.problem_fields)}"
                 )
-        self._candidates, self._cost, self._alike = candidates, cost, alike
+        self._candidates, self._cost, self._alike, self._fits = candidates, cost, alike, fits
         self._settled: dict[tuple[Any, P], C] = {}
         self._guessed: dict[tuple[Any, P], C] = {}  # to be measured at the first call with `measure`
         self._choices: dict[tuple[Any, P], _Choice[C]] = {}
@@ -288,7 +290,7 @@ class Family(Generic[P, C]):
             if known is not None and (key in self._settled or not possible):
                 return self._remember(key, known, settled or key in self._settled)
             options = self._options(key[1])
-            choice = self._looked_up(key, options)
+            choice = self._looked_up(key, options, key[1])
             if choice is None:
                 neighbour = self._neighbour(key, options)
                 if not possible or measure is None:
@@ -307,15 +309,18 @@ class Family(Generic[P, C]):
             raise ValueError(f"{self.name}: no configuration can solve {problem}")
         return options
 
-    def _config(self, values: dict[str, Any], options: Mapping[C, None]) -> C | None:
-        """Return a stored configuration if it is still one of the candidates."""
+    def _config(self, values: dict[str, Any], options: dict[C, None], problem: P) -> C | None:
+        """Return a stored configuration if it can still solve the problem; it is then one of the `options`."""
         try:
             config = self.config_type(**{name: _tuples(value) for name, value in values.items()})
-            return config if config in options else None
         except (TypeError, ValueError):  # fields or rules changed since
             return None
+        if config not in options and self._fits is not None and self._fits(problem, config):
+            options[config] = None
+        return config if config in options else None
 
-    def _looked_up(self, key: tuple[Any, P], options: Mapping[C, None]) -> _Choice[C] | None:
+    def _looked_up(self, key: tuple[Any, P], options: dict[C, None], problem: P) -> _Choice[C] | None:
+        """Return the stored winner of the problem in `key`, if it can solve `problem`."""
         device, values = _device_key(key[0]), as_values(key[1])
         store = store_for(device)
         known = (self.name, problem_key(values))
@@ -324,17 +329,17 @@ class Family(Generic[P, C]):
             for table in shipped.tables_for(device)
         ]
         for source, entry, where in [("disk", store.get(self.name, values), str(store.path)), *tables]:
-            config = self._config(entry.config, options) if entry else None
+            config = self._config(entry.config, options, problem) if entry else None
             if config is not None:
                 return _Choice(config, source, entry, where)
         return None
 
-    def _neighbour(self, key: tuple[Any, P], options: Mapping[C, None]) -> _Neighbour[C] | None:
+    def _neighbour(self, key: tuple[Any, P], options: dict[C, None]) -> _Neighbour[C] | None:
         """Return the measured problem that is alike, or the nearest one, whose winner is a candidate here and whose
         bonus is below 1.
         """
         for problem in self._alike(key[1]) if self._alike else ():
-            known = self._looked_up((key[0], problem), options)
+            known = self._looked_up((key[0], problem), options, key[1])
             if known is not None and known.entry is not None:
                 return _Neighbour(known.entry, known.config, NEAREST_FACTOR, alike=True)
         device, values = _device_key(key[0]), as_values(key[1])
@@ -343,7 +348,7 @@ class Family(Generic[P, C]):
             for entry in entries.values():
                 apart = distance(values, entry.problem, self.match) if entry.family == self.name else None
                 if apart is not None and apart < nearest:
-                    config = self._config(entry.config, options)
+                    config = self._config(entry.config, options, key[1])
                     if config is not None:
                         factor = NEAREST_FACTOR + (1 - NEAREST_FACTOR) * apart / math.log(2)
                         nearest, best = apart, _Neighbour(entry, config, factor)

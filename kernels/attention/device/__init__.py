@@ -1,1 +1,1 @@
-"""The kernels of attention: forward, backward, decoding, packed sequences."""
+"""The kernels of attention: forward, backward, decoding, sequences of different lengths."""

@@ -35,18 +35,9 @@ def numbers(ctx, head, block):
 
 @triton.jit
 def lse_and_dpsum(
-    O,  # noqa: E741
-    o_row,
-    dO,
-    do_row,
-    L,
-    dL,
-    first,
-    behind,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HAS_DL: tl.constexpr,  # noqa: E741
-):  # noqa: E741
+    O, o_row, dO, do_row, L, dL, first, behind,  # noqa: E741
+    DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr,
+):  # fmt: skip
     """(LSE_log2, dPsum) of 64 queries from `first` on, see `preprocess`; zeros from `behind` on.
 
     O, dO: pointers to row 0, with strides between rows. L, dL: pointers to query 0.
@@ -90,33 +81,11 @@ def last_first():
 @plain_kernel
 @triton.jit
 def preprocess(
-    O,  # noqa: E741
-    dO,
-    L,
-    dL,
-    LSE_log2,
-    dPsum,
-    words,
-    o_batch,
-    o_head,
-    o_row,
-    do_batch,
-    do_head,
-    do_row,
-    l_batch,
-    l_head,
-    n_batch,
-    n_head,
-    n_tile,  # noqa: E741
-    n_part,
-    queries,
-    words_of_head,
-    factor,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HAS_DL: tl.constexpr,
-    ADDENDS: tl.constexpr,
-):
+    O, dO, L, dL, LSE_log2, dPsum, words,  # noqa: E741
+    o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, n_batch, n_head, n_tile, n_part,
+    queries, words_of_head, factor,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
+):  # fmt: skip
     """LSE_log2 and dPsum of every query. Grid: tiles of 64 queries, heads, batch.
 
     O, dO: (B, H, S, DIM), L: (B, H, S) fp32, with these strides, the last 1. dL: (B, H, S) fp32, contiguous. LSE_log2,
@@ -247,8 +216,8 @@ def task_of_keys(ctx, row, batch, kv_batch, result, results, queries, keys, head
     """The task of a tile `row` of keys, for result number `result` of `results`.
 
     It has the blocks of queries of a part of the group's heads. With an `edge_loop` the blocks that need a mask come
-    first, `edge_blocks` of every head. The others follow, last head first. With `turns` tasks begin a head at different
-    blocks, number `turned`, and end with those before it.
+    first, `edge_blocks` of every head. The others follow, last head first. With `rotated` a task begins every head at
+    block `rotation` instead of block 0, and ends with the blocks before it.
     """
     HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
     EDGES: tl.constexpr = ctx.config.edge_loop and (ctx.config.causal or ctx.config.cut)
@@ -276,7 +245,7 @@ def task_of_keys(ctx, row, batch, kv_batch, result, results, queries, keys, head
         edge_blocks=edge_blocks if EDGES else 0,
         shift=shift,
         group=group,
-        turned=row * (HEIGHT // ctx.config.tile_n) % tl.maximum(end - begin, 1) if ctx.config.turns else 0,
+        rotation=row * (HEIGHT // ctx.config.tile_n) % tl.maximum(end - begin, 1) if ctx.config.rotated else 0,
     )
 
 
@@ -291,8 +260,10 @@ def place_of(ctx):
     )
     head, block = number // each, number % each
     block = tl.where(edge, block, ctx.edge_blocks + block)
-    if ctx.config.turns:
-        block = tl.where(block + ctx.turned >= ctx.per_head, block + ctx.turned - ctx.per_head, block + ctx.turned)
+    if ctx.config.rotated:
+        block = tl.where(
+            block + ctx.rotation >= ctx.per_head, block + ctx.rotation - ctx.per_head, block + ctx.rotation
+        )
     return ctx.result * ctx.group + tl.where(edge, head, ctx.group - 1 - head), ctx.begin_block + block
 
 
@@ -311,7 +282,7 @@ class AttentionBackwardKeys(QueryTiles):
     of_keys: bool = True
     of_values: bool = True
     cut: bool = False  # the last tile of keys may be partial, and that matters
-    turns: bool = False  # tasks of the same queries begin at different blocks
+    rotated: bool = False  # tasks of the same queries begin at different blocks
     edges_apart: bool = False  # two loops need more registers than there are
     producer_registers: int | None = 32  # a task's bounds do not fit into 24
 

@@ -60,6 +60,7 @@ class AttentionDecode(tk.SplitTask, AttentionForward):
 
     @property
     def edge_loop(self) -> bool:
+        """Whether blocks that need a mask have a loop of their own: where only the last ones do."""
         return not self.starts
 
     @property

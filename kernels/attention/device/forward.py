@@ -77,6 +77,7 @@ class AttentionForward(QueryTiles):
 
     @property
     def one_edge(self) -> bool:
+        """Whether exactly one block of a task needs a mask."""
         whole = self.causal and not self.shifted and self.tile_n % (self.tile_m * self.consumers) == 0
         if self.lazy and self.consumers == 3 and not whole:
             # with a loop of its own for edges ptxas spills nothing in the main one; without, 20 registers an iteration
@@ -96,6 +97,7 @@ class AttentionForward(QueryTiles):
 
     @property
     def key_tiles(self) -> tuple[str, ...]:
+        """Names of the tiles of K of a block."""
         return tuple(f"K{i}" for i in range(self.key_lines)) or ("K",)
 
     def layout(self) -> tk.layout:
@@ -321,11 +323,11 @@ class AttentionForward(QueryTiles):
         total = tk.row_sum(state.sums)
         row = ctx.row * ctx.config.consumers + ctx.consumer
         o = tk.mul_row(state.o, ctx.config._share(ctx, total))
-        panels = (o,) if ctx.config.epilogue_n is None else tk.split_cols(o, ctx.config.epilogue_n)
-        for i in tl.static_range(len(panels)):
+        subtiles = (o,) if ctx.config.epilogue_n is None else tk.split_cols(o, ctx.config.epilogue_n)
+        for i in tl.static_range(len(subtiles)):
             if i > 0:
                 tk.store_read_wait(0)
-            tk.store(epilogue.O, panels[i])
+            tk.store(epilogue.O, subtiles[i])
             tk.fence_async()
             tk.store_async(ctx.globals.O, epilogue.O, (ctx.batch, ctx.head, row, i))
         if ctx.config.lse:

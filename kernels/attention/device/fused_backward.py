@@ -35,8 +35,9 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
     Threads would otherwise read them once for each row, and add them one by one.
 
     A warp beside each consumer accumulates dQ. The first CTA to reach a half stores it and the others add
-    (`first_store_reduce`), so that nobody writes zeros first. With `turns` tasks of the same queries begin at different
-    blocks: else all would reach the same half first. A causal mask makes tasks begin at different blocks anyway.
+    (`first_store_reduce`), so that nobody writes zeros first. With `rotated` tasks of the same queries begin at
+    different blocks: otherwise all would reach the same half first. A causal mask makes tasks begin at different blocks
+    anyway.
 
     Measured variants: docs/notes/attention_backward.md.
     """
@@ -65,7 +66,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         return self.tile_n * self.summed
 
     @property
-    def panels(self) -> int:
+    def subtiles(self) -> int:
         """Tiles of 64 columns in which dK and dV are stored."""
         return self.head_dim // 64
 
@@ -73,7 +74,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
     def keys_by_exchange(self) -> bool:
         """Whether dK leaves from the memory of dS: there is room at dimension 64, and the staging of dQ is still in
         use."""
-        return self.parts == 1 and self.panels == 1
+        return self.parts == 1 and self.subtiles == 1
 
     @property
     def products_first(self) -> bool:
@@ -84,12 +85,12 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         height = self.tile_m * self.consumers
         q, do = tk.st(self.dtype, self.tile_n, self.head_dim), tk.st(self.dtype, self.tile_n, self.value_dim)
         k, v = tk.st(self.dtype, height, self.head_dim), tk.st(self.dtype, height, self.value_dim)
-        panel = tk.st(self.dtype, self.tile_m, 64)
-        results: dict[str, Any] = dict.fromkeys(("dK", "dV"), panel if self.parts == 1 else None)
+        subtile = tk.st(self.dtype, self.tile_m, 64)
+        results: dict[str, Any] = dict.fromkeys(("dK", "dV"), subtile if self.parts == 1 else None)
         if self.keys_by_exchange:
             staged = {}
         elif self.parts == 1:
-            staged = dict.fromkeys(("dK0", "dK1"), panel)
+            staged = dict.fromkeys(("dK0", "dK1"), subtile)
         else:
             staged = dict.fromkeys(("sums0", "sums1"), tk.st(tk.fp32, self.tile_m, 64))
         addends, group = (
@@ -127,7 +128,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
 
     @triton.jit
     def load(ctx, input):
-        if ctx.config.panels == 1:
+        if ctx.config.subtiles == 1:
             if ctx.iter == 0:  # shared memory still holds the last task's K and V: prefetch these into L2
                 HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
                 tk.prefetch(
@@ -158,7 +159,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         # in flight
         ones = tk.right_fill(tk.one(tk.rt(tk.fp32, ctx.config.tile_m, STEP)), PARTS)
         ones = tk.pin(tk.where(tk.iota(ones, 0) % 16 < 8, ones + tk.opaque_zero("y"), ones + tk.opaque_zero("z")))
-        return tk.struct(dk=dk, dv=dv, block=ctx.begin_block + ctx.turned, ones=tk.cast(ones, tk.bf16))
+        return tk.struct(dk=dk, dv=dv, block=ctx.begin_block + ctx.rotation, ones=tk.cast(ones, tk.bf16))
 
     @triton.jit
     def _scores(ctx, state, input):
@@ -360,29 +361,29 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         return state.replace(dk=dk, dv=tk.mma_wait(dv), block=block)
 
     @triton.jit
-    def _values_panel(ctx, number):
+    def _values_subtile(ctx, number):
         """64 columns of this consumer's V, where dV is staged once V has been read for the last time."""
         return tk.subtile(ctx.late_task.V, ctx.config.tile_m, 64, ctx.consumer, number)
 
     @triton.jit
     def _place(ctx, number):
-        """Coordinates of panel `number` of this consumer's dK and dV."""
+        """Coordinates of sub-tile `number` of this consumer's dK and dV."""
         return ctx.kv_batch, ctx.result, ctx.row * ctx.config.consumers + ctx.consumer, number
 
     # Between two tasks: last MMAs, release of K, store of dQ, release of V, next K and V. dV leaves from the memory of
     # V and, at dimension 64, dK from that of dS, so that the ring never waits for stores
     @triton.jit
     def compute_last(ctx, state, input):
-        PANELS: tl.constexpr = ctx.config.panels
+        SUBTILES: tl.constexpr = ctx.config.subtiles
         dq, dk = ctx.config._last_block(ctx, state, input)
         if ctx.config.parts == 1:  # the stores of dV overlap the last MMAs
             dv = tk.split_cols(state.dv, 64)
-            for number in tl.static_range(PANELS):
-                tk.store(ctx.config._values_panel(ctx, number), dv[number])
+            for number in tl.static_range(SUBTILES):
+                tk.store(ctx.config._values_subtile(ctx, number), dv[number])
             tk.fence_async()
             tk.sync()
-            for number in tl.static_range(PANELS):
-                tk.store_async(ctx.globals.dV, ctx.config._values_panel(ctx, number), ctx.config._place(ctx, number))
+            for number in tl.static_range(SUBTILES):
+                tk.store_async(ctx.globals.dV, ctx.config._values_subtile(ctx, number), ctx.config._place(ctx, number))
         tk.reduce_acquire(ctx)
         dq = tk.mma_wait(dq, leave=dk)
         tk.release(ctx, ctx.task)

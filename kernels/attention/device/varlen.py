@@ -118,30 +118,12 @@ def _task(ctx, heads):
 
 @plain_kernel
 @triton.jit
-def packed_preprocess(
-    O,  # noqa: E741
-    dO,
-    L,
-    dL,
-    entries,
-    LSE_log2,
-    dPsum,
-    o_row,
-    o_head,
-    do_row,
-    do_head,
-    n_head,
-    n_tile,
-    n_part,
-    total,
-    factor,  # noqa: E741
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HAS_DL: tl.constexpr,
-    TILES: tl.constexpr,
-    ADDENDS: tl.constexpr,
-):
-    """`preprocess` of packed sequences. Grid: entries of the list of tiles of 64 queries, heads.
+def varlen_preprocess(
+    O, dO, L, dL, entries, LSE_log2, dPsum,  # noqa: E741
+    o_row, o_head, do_row, do_head, n_head, n_tile, n_part, total, factor,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, TILES: tl.constexpr, ADDENDS: tl.constexpr,
+):  # fmt: skip
+    """`preprocess` of sequences of different lengths. Grid: entries of the list of tiles of 64 queries, heads.
 
     O, dO: (total, H, DIM) with these strides, the last 1. L, dL: (H, total) fp32, contiguous. LSE_log2, dPsum: (1, H,
     tiles · 64) fp32, or with ADDENDS (1, H, tiles, PARTS, 64) bf16 as `preprocess` writes them, each sequence in whole
@@ -181,7 +163,7 @@ def packed_preprocess(
 
 @plain_kernel
 @triton.jit
-def packed_postprocess(
+def varlen_postprocess(
     accum,
     words,
     home,
@@ -195,9 +177,9 @@ def packed_postprocess(
     TILES: tl.constexpr,
     OF_KEYS: tl.constexpr,
 ):
-    """`postprocess` of packed sequences. Grid: entries of the list of tiles, heads.
+    """`postprocess` of sequences of different lengths. Grid: entries of the list of tiles, heads.
 
-    accum: (…, H, blocks, …) of SUMMED columns from `PackedBackward`, TILES tiles of 64 rows a block, with their
+    accum: (…, H, blocks, …) of SUMMED columns from `VarlenBackward`, TILES tiles of 64 rows a block, with their
     `words`. home: dQ, whose list has tiles of 64 queries, or with `OF_KEYS` dK or dV, whose list has blocks; (total, H,
     WIDTH) with these strides, the last 1.
     """
@@ -227,12 +209,12 @@ def packed_postprocess(
 
 
 @triton.jit
-def _packed_numbers(ctx, head, block):
+def _varlen_numbers(ctx, head, block):
     """Coordinates of a block of queries in LSE_log2 and dPsum."""
     return 0, head, ctx.numbers + block
 
 
-class Packed(QueryTiles):
+class Varlen(QueryTiles):
     """What replaces a batch of sequences of one length.
 
     Q, dO, O, dQ: (H, total_q, …), K, V, dK, dV: (H_kv, total_k, …), L: (H, total_q), and `entries`, the list of tiles.
@@ -241,7 +223,7 @@ class Packed(QueryTiles):
 
     schedule: tk.Schedule = tk.Dynamic()
 
-    _numbers = _packed_numbers
+    _numbers = _varlen_numbers
 
     def layout(self) -> tk.layout:
         plan = super().layout()
@@ -261,7 +243,7 @@ class Packed(QueryTiles):
         return tk.lcf.blocks(self, slots, *shapes)
 
 
-class PackedQueries(Packed):
+class VarlenQueries(Varlen):
     """Tasks are tiles of queries."""
 
     @triton.jit
@@ -272,16 +254,16 @@ class PackedQueries(Packed):
         return tk.with_field(task, "numbers", numbers)
 
 
-class PackedForward(PackedQueries, AttentionForward):
-    """`AttentionForward` of packed sequences."""
+class VarlenForward(VarlenQueries, AttentionForward):
+    """`AttentionForward` of sequences of different lengths."""
 
 
-class PackedBackwardQueries(PackedQueries, AttentionBackwardQueries):
-    """`AttentionBackwardQueries` of packed sequences; LSE_log2 and dPsum from `packed_preprocess`."""
+class VarlenBackwardQueries(VarlenQueries, AttentionBackwardQueries):
+    """`AttentionBackwardQueries` of sequences of different lengths; LSE_log2 and dPsum from `varlen_preprocess`."""
 
 
-class PackedBackwardKeys(Packed, AttentionBackwardKeys):
-    """`AttentionBackwardKeys` of packed sequences; LSE_log2 and dPsum from `packed_preprocess`."""
+class VarlenBackwardKeys(Varlen, AttentionBackwardKeys):
+    """`AttentionBackwardKeys` of sequences of different lengths; LSE_log2 and dPsum from `varlen_preprocess`."""
 
     @triton.jit
     def _results(ctx):
@@ -298,8 +280,8 @@ class PackedBackwardKeys(Packed, AttentionBackwardKeys):
         return tk.with_field(tk.with_field(task, "numbers", numbers), "first_tile", first)
 
 
-class PackedBackward(PackedBackwardKeys, AttentionBackward):
-    """`AttentionBackward` of packed sequences; LSE_log2 and dPsum from `packed_preprocess` with ADDENDS.
+class VarlenBackward(VarlenBackwardKeys, AttentionBackward):
+    """`AttentionBackward` of sequences of different lengths; LSE_log2 and dPsum from `varlen_preprocess` with ADDENDS.
 
     With `parts` dK and dV are (H_kv, tiles, 64 · summed), every sequence in whole tasks.
     """

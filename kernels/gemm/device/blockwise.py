@@ -23,9 +23,9 @@ class BlockwiseGemm(tk.lcf):
     A (M × K) and B (N × K) with their depth contiguous; scale_a (⌈K/128⌉ × M), scale_b (⌈N/128⌉ × ⌈K/128⌉). Scales come
     through the ring: a load from global memory in every iteration would take longer than its product.
 
-    Registers hold the sums of 256 columns and the product of 128: a tile is multiplied panel by panel, each with a
-    scale of B of its own, and while one consumer scales a panel the other's products keep the tensor cores busy. 256
-    columns read a third less of L2 than 128.
+    Registers hold the sums of 256 columns and the product of 128: a tile is multiplied in column blocks, each with a
+    scale of B of its own. While one consumer scales a column block, the other's products keep the tensor cores busy.
+    256 columns read a third less of L2 than 128.
     """
 
     dtype: tl.dtype = tk.fp8e4m3
@@ -54,21 +54,23 @@ class BlockwiseGemm(tk.lcf):
         )
 
     @property
-    def panels(self) -> int:
-        """Panels of columns of a tile, each of one scale of B."""
+    def column_blocks(self) -> int:
+        """Column blocks of a tile, each with one scale of B."""
         return max(1, self.tile_n // BLOCK)
 
     @property
     def scales_b(self) -> tuple[str, ...]:
-        """Names of the input vectors that hold the panels' scales."""
-        return tuple(f"scales_b{panel}" for panel in range(self.panels))
+        """Names of the input vectors that hold the column blocks' scales."""
+        return tuple(f"scales_b{block}" for block in range(self.column_blocks))
 
     @property
     def result_cols(self) -> int:
+        """Columns that a block finishes of a task."""
         return self.tile_n
 
     @property
     def task_rows(self) -> int:
+        """Rows of C of a task: those of all consumers, and of all blocks of a cluster."""
         return self.cluster * self.consumers * self.tile_m
 
     def tasks(self, A: Any, B: Any, C: Any, *others: Any) -> int:
@@ -89,11 +91,11 @@ class BlockwiseGemm(tk.lcf):
         tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.full)
         tk.load_async(input.B, ctx.globals.B, (ctx.col, ctx.iter), input.full, ctx.config.cache_hint)
         tk.load_async(input.scales_a, ctx.globals.scales_a, (ctx.iter, ctx.row), input.full)
-        PANELS: tl.constexpr = ctx.config.panels
+        BLOCKS: tl.constexpr = ctx.config.column_blocks
         NAMES: tl.constexpr = ctx.config.scales_b
-        for panel in tl.static_range(PANELS):
-            place = (ctx.col * ctx.config.tile_n // 128 + panel, ctx.iter // 16)
-            tk.load_async(tk.field(input, NAMES[panel]), ctx.globals.scales_b, place, input.full)
+        for block in tl.static_range(BLOCKS):
+            place = (ctx.col * ctx.config.tile_n // 128 + block, ctx.iter // 16)
+            tk.load_async(tk.field(input, NAMES[block]), ctx.globals.scales_b, place, input.full)
 
     @triton.jit
     def load_epilogue(ctx, epilogue):
@@ -107,8 +109,8 @@ class BlockwiseGemm(tk.lcf):
 
     @triton.jit
     def start(ctx):
-        PANELS: tl.constexpr = ctx.config.panels
-        return tk.struct(acc=(tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n // PANELS)),) * PANELS)
+        BLOCKS: tl.constexpr = ctx.config.column_blocks
+        return tk.struct(acc=(tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n // BLOCKS)),) * BLOCKS)
 
     @triton.jit
     def compute(ctx, state, input):
@@ -117,15 +119,15 @@ class BlockwiseGemm(tk.lcf):
             tk.subvector(input.scales_a, ctx.config.tile_m, ctx.consumer),
             tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, 128)),
         )
-        PANELS: tl.constexpr = ctx.config.panels
+        BLOCKS: tl.constexpr = ctx.config.column_blocks
         NAMES: tl.constexpr = ctx.config.scales_b
         acc, product = (), None
-        for panel in tl.static_range(PANELS):
-            b = tk.subtile(input.B, ctx.config.tile_n // PANELS, 128, panel, 0)
+        for block in tl.static_range(BLOCKS):
+            b = tk.subtile(input.B, ctx.config.tile_n // BLOCKS, 128, block, 0)
             product = tk.mm_ABt(a, b, wait=False, into=product)
-            scale = scale_a * tk.load_scalar(tk.field(input, NAMES[panel]), ctx.iter % 16)
+            scale = scale_a * tk.load_scalar(tk.field(input, NAMES[block]), ctx.iter % 16)
             product = tk.mma_wait(product)
-            acc = acc + (tk.pin(state.acc[panel] + tk.mul_row(product, scale)),)
+            acc = acc + (tk.pin(state.acc[block] + tk.mul_row(product, scale)),)
         return state.replace(acc=acc)
 
     @triton.jit

@@ -33,6 +33,7 @@ class Operand:
 
     @property
     def element(self) -> tl.dtype:
+        """The dtype of its elements on the device."""
         return tl.dtype(self.dtype)
 
 
@@ -50,6 +51,7 @@ class Step:
 
     @property
     def reads_tensors(self) -> bool:
+        """Whether an operand is a tensor."""
         return any(x.place not in NO_TENSOR for x in self.operands)
 
 
@@ -75,6 +77,7 @@ class Steps(tk.Knob):
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def mangle(self) -> str:
+        """Its part of the names of compiled functions."""
         return f"Steps_{self.cache_key[:16]}"
 
     @staticmethod
@@ -109,6 +112,7 @@ class Steps(tk.Knob):
 
     @property
     def numbers(self) -> tuple[str, ...]:
+        """Names of the operands that are run-time arguments of the kernel."""
         return tuple(x.name for step in self.steps for x in step.operands if x.place == "number")
 
     @property
@@ -124,6 +128,7 @@ class Steps(tk.Knob):
 
     @property
     def staged(self) -> Operand | None:
+        """The operand that TMA loads to the staging buffer; None without one."""
         return next((x for step in self.steps for x in step.operands if x.place == "staged"), None)
 
     @property
@@ -133,17 +138,21 @@ class Steps(tk.Knob):
 
     @property
     def may_wait(self) -> bool:
-        """May results wait in registers? A staged operand has to be added to them then, by the last step."""
+        """Whether results may be deferred: a staged operand must be added to them, by the last step."""
         return not self.residual or self.steps[-1].function is add
 
     def activates_late(self, out: tl.dtype) -> bool:
-        """Is the last step applied to packed results of type `out`, where they are staged? It is where it reads no
-        tensor, for bf16, which has the range of fp32."""
+        """Whether the last step is applied to deferred results of dtype `out`, in their staging buffer.
+
+        It is where it reads no tensor, for bf16, which has the range of fp32.
+        """
         return bool(self.steps) and not self.steps[-1].reads_tensors and out == tk.bf16
 
     def gates_late(self, out: tl.dtype) -> bool:
-        """Are packed results of type `out` multiplied by a gate when the residual is added? A bf16 gate right in front
-        of the residual takes no instruction more."""
+        """Whether deferred results of dtype `out` are multiplied by a gate when the residual is added.
+
+        A bf16 gate right in front of the residual takes no additional instruction.
+        """
         if (
             not self.residual
             or not self.may_wait
@@ -163,14 +172,14 @@ class Steps(tk.Knob):
         return Steps(early), Steps(last)
 
     def memory(
-        self, result: tk.st, staged: tk.st, cols: int, panel: int | None, late: Steps | None = None
+        self, result: tk.st, staged: tk.st, cols: int, epilogue_n: int | None, late: Steps | None = None
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """What the layout of a template holds for the epilogue.
 
-        C is stored in tiles `result`, which have `epilogue_n` of its `tile_n` columns or all, and staged in `staged`.
-        `late`: the late steps of deferred results. The staged operand is loaded ahead. Of more than two panels the
-        later ones are loaded once the panels before have left, and what late steps read once the previous task's
-        results have left.
+        C is stored in tiles `result`, which have `epilogue_n` of its `cols` columns or all, and staged in `staged`.
+        `late`: the late steps of deferred results. The staged operand is loaded ahead. Of more than two sub-tiles the
+        later ones are loaded once those before are stored, and what late steps read once the previous task's results
+        are stored.
 
         Returns (`globals` of the staged operand, `globals` of the others, the fields `epilogue`, `epilogue_loads` and
         `epilogue_reloads`).
@@ -179,7 +188,9 @@ class Steps(tk.Knob):
         residual = dict(residual=result) if self.residual else {}
         vectors = {name: tile for name, tile in operands.items() if tile is not None}
         ahead = ("C",) if self.residual and late is None else ()
-        later = ("C",) if self.residual and (late is not None or (panel is not None and cols > 2 * panel)) else ()
+        later = (
+            ("C",) if self.residual and (late is not None or (epilogue_n is not None and cols > 2 * epilogue_n)) else ()
+        )
         later = (*later, *(x.name for x in late.vectors)) if late is not None else later
         return (
             residual,
@@ -191,8 +202,8 @@ class Steps(tk.Knob):
             ),
         )
 
-    def swapped(self) -> Steps:
-        """The same for Cᵀ."""
+    def transposed(self) -> Steps:
+        """The steps of Cᵀ: operands of its rows are those of the columns of C."""
         other = {"row": "col", "col": "row"}
         return Steps(
             tuple(
@@ -207,31 +218,37 @@ class Steps(tk.Knob):
 
 @triton.jit
 def multiply(acc, factor):
+    """acc · factor."""
     return acc * factor
 
 
 @triton.jit
 def add(acc, term):
+    """acc + term."""
     return acc + term
 
 
 @triton.jit
 def multiply_add(acc, factor, term):
+    """acc · factor + term, rounded once."""
     return tl.fma(acc, factor, term)
 
 
 @triton.jit
 def gelu(acc, fast: tl.constexpr):
+    """GELU by erf. `fast`: see `tk.gelu`."""
     return tk.gelu(acc, fast=fast)
 
 
 @triton.jit
 def gelu_tanh(acc, fast: tl.constexpr):
+    """GELU by tanh. `fast`: see `tk.gelu`."""
     return tk.gelu(acc, "tanh", fast=fast)
 
 
 @triton.jit
 def silu(acc, fast: tl.constexpr):
+    """acc · sigmoid(acc). `fast`: see `tk.silu`."""
     return tk.silu(acc, fast=fast)
 
 
@@ -280,9 +297,9 @@ def fetch_values(ctx, row):
 
 
 @triton.jit
-def _value(ctx, tile, OPERAND: tl.constexpr, epilogue, home, row, col, PANEL: tl.constexpr, PANELS: tl.constexpr):
+def _value(ctx, tile, OPERAND: tl.constexpr, epilogue, home, row, col, SUBTILE: tl.constexpr, SUBTILES: tl.constexpr):
     """An operand beside a tile: a scalar, or a tile of its shape and type. `home`: where the staged operand lies."""
-    COLS: tl.constexpr = ctx.config.result_cols // PANELS
+    COLS: tl.constexpr = ctx.config.result_cols // SUBTILES
     if OPERAND.place == "constant":
         return tl.constexpr(OPERAND.constant)
     elif OPERAND.place == "number":
@@ -294,15 +311,15 @@ def _value(ctx, tile, OPERAND: tl.constexpr, epilogue, home, row, col, PANEL: tl
     elif OPERAND.place == "col":
         values = (
             tk.field(epilogue, OPERAND.name)
-            if PANELS == 1
-            else tk.subvector(tk.field(epilogue, OPERAND.name), COLS, PANEL)
+            if SUBTILES == 1
+            else tk.subvector(tk.field(epilogue, OPERAND.name), COLS, SUBTILE)
         )
         return tk.broadcast_col(
             tile,
             tk.cast(tk.load(values, tk.row_vec(tk.rt(tk.fp32, ctx.config.tile_m, COLS), OPERAND.element)), tile.dtype),
         )
     elif OPERAND.place == "tile":
-        place = (ctx.batch, row, col * PANELS + PANEL) if ctx.config.batched else (row, col * PANELS + PANEL)
+        place = (ctx.batch, row, col * SUBTILES + SUBTILE) if ctx.config.batched else (row, col * SUBTILES + SUBTILE)
         return tk.cast(
             tk.load(tk.field(ctx.globals, OPERAND.name), tk.rt(OPERAND.element, ctx.config.tile_m, COLS), place),
             tile.dtype,
@@ -313,15 +330,18 @@ def _value(ctx, tile, OPERAND: tl.constexpr, epilogue, home, row, col, PANEL: tl
 
 @triton.jit
 def finish_tile(
-    ctx, tile, EPILOGUE: tl.constexpr, epilogue, home, row, col, PANEL: tl.constexpr = 0, PANELS: tl.constexpr = 1
+    ctx, tile, EPILOGUE: tl.constexpr, epilogue, home, row, col, SUBTILE: tl.constexpr = 0, SUBTILES: tl.constexpr = 1
 ):
-    """The tile after some steps. `row`, `col`: its place in C, in tiles; it may be panel `PANEL` of `PANELS` panels of
-    columns. `epilogue` holds the vectors, `home` the staged operand."""
+    """The tile after some steps of the epilogue.
+
+    `row`, `col`: its place in C, in tiles. It may be sub-tile `SUBTILE` of `SUBTILES` along the columns. `epilogue` has
+    the vectors, `home` the staged operand.
+    """
     STEPS: tl.constexpr = EPILOGUE.steps
     for i in tl.static_range(len(STEPS)):
         values = tk.struct()
         for n in tl.static_range(len(STEPS[i].operands)):
-            value = _value(ctx, tile, STEPS[i].operands[n], epilogue, home, row, col, PANEL, PANELS)
+            value = _value(ctx, tile, STEPS[i].operands[n], epilogue, home, row, col, SUBTILE, SUBTILES)
             values = tk.with_field(values, STEPS[i].parameters[n], value)
         tile = tk.map(tile, STEPS[i].function, values)
     return tile

@@ -11,20 +11,20 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.gemm.device.epilogue import Steps, fetch_values, load_vectors, turned_bytes
 from tritonkittens.kernels.gemm.device.result import (
-    ask_residual,
-    finish_packed_panel,
+    defer_result,
+    finish_deferred_subtile,
     load_residual,
-    pack_result,
     place,
+    reload_residual,
     result_tiles,
-    store_packed_panel,
+    store_deferred_subtile,
     store_result,
 )
 from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
 EVEN_ROUNDS_DEPTH = 2048  # K from which a product is bound by arithmetic
-ACTIVATION_STEPS = 4  # iterations in which a panel of packed results goes through an activation, and
-RESIDUAL_STEPS = 3  # those between two to which a residual is added, which comes meanwhile
+ACTIVATION_STEPS = 4  # iterations in which an activation is applied to a sub-tile of deferred results
+RESIDUAL_STEPS = 3  # iterations from sub-tile to sub-tile of deferred results, while their residual is loaded
 ACCESS = 128 * 16  # bytes that a consumer's threads read or write of shared memory at a time
 # of one product whose sums have room in the 96 registers that a thread of such a block starts with
 FOUR_CONSUMERS_COLS = 128
@@ -42,15 +42,16 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
     K an iteration.
 
     Consumers end a long task one after the other (`staggered_epilogue`): the other's products hide what one does
-    between two tasks.
+    between two tasks. What each knob is worth: docs/notes/gemm.md.
 
-    `epilogue_n`: so many columns of its results a consumer stages at a time, two panels in turn; None: all. What that
-    spares of shared memory is the ring's. `deferred_epilogue`: they wait in registers, in the type in which they are
-    stored, and leave a panel an iteration under the products of the block's next task. A residual is added to them
-    there, and in bf16 an activation applied where they are staged, a part an iteration: beside products an instruction
-    takes a consumer three to four cycles, and what it does between two must end before the other has used up the ring.
-    What each is worth: docs/notes/gemm.md. `cache_hint`: the cache policy of B and C; "evict_first" leaves L2 to the
-    rows of A that the rest of a supergroup reads again.
+    - `epilogue_n`: columns of its results that a consumer stages at a time, in two buffers in turn; None: all. Smaller
+      buffers leave shared memory for more stages.
+    - `deferred_epilogue`: results stay in registers, in the dtype of C, and are stored a sub-tile an iteration while
+      the next task's products run. A residual is added then. In bf16 an activation is applied in the staging buffer, a
+      part an iteration: beside products an instruction takes a consumer three to four cycles, and its work between two
+      products must end before the other consumer has used up the pipeline.
+    - `cache_hint`: the cache policy of B and C; "evict_first" leaves L2 to the rows of A that the rest of a supergroup
+      reads again.
     """
 
     dtype: tl.dtype = tk.bf16
@@ -85,17 +86,16 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
         c, staged = result_tiles(self)
         if self.deferred_epilogue and (self.epilogue_n is None or (self.epilogue.residual and self.splits)):
             raise tk.TileError(
-                f"Gemm(deferred_epilogue=True, epilogue_n={self.epilogue_n!r}, schedule={self.schedule!r}): results "
-                "that wait in registers leave in panels, and a "
-                "residual is added to those of tasks that a block computes alone"
+                f"Gemm(deferred_epilogue=True, epilogue_n={self.epilogue_n!r}, schedule={self.schedule!r}): "
+                "deferred results need epilogue_n, and with a residual a schedule that splits no task"
             )
         if self.deferred_epilogue and not self.epilogue.may_wait:
             raise tk.TileError(
-                "Gemm(deferred_epilogue=True): a staged operand of results that wait in registers is added by the "
-                "last step of the epilogue"
+                "Gemm(deferred_epilogue=True): the last step of the epilogue must add the staged operand of deferred "
+                "results"
             )
-        packed = {name: tk.rt(self.out_dtype, self.tile_m, self.epilogue_n) for name in self.panel_names}
-        steps = self.activation_steps or (RESIDUAL_STEPS if packed and self.epilogue.residual else 0)
+        deferred = {name: tk.rt(self.out_dtype, self.tile_m, self.epilogue_n) for name in self.subtile_names}
+        steps = self.activation_steps or (RESIDUAL_STEPS if deferred and self.epilogue.residual else 0)
         residual, operands, results = self.epilogue.memory(
             c, staged, self.result_cols, self.epilogue_n, self.late if self.deferred_epilogue else None
         )
@@ -105,34 +105,37 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
             **results,
             args=self.epilogue.numbers,
             accumulators=dict(acc=tk.rt(self.accumulate, self.tile_m, self.tile_n)),
-            deferred_results=packed,
+            deferred_results=deferred,
             deferred_steps=steps,
             multicast=("B",) if self.cluster > 1 else (),
             spare=self.consumers * turned_bytes(self.tile_m) if self.c_stored_nm and self.epilogue.residual else 0,
         )
 
     @property
-    def panel_names(self) -> tuple[str, ...]:
-        """Names of the panels of a consumer's results, where they wait in registers."""
+    def subtile_names(self) -> tuple[str, ...]:
+        """Names of the sub-tiles of a consumer's deferred results."""
         return (
-            tuple(f"C{panel}" for panel in range(self.result_cols // self.epilogue_n))
+            tuple(f"C{subtile}" for subtile in range(self.result_cols // self.epilogue_n))
             if self.deferred_epilogue and self.epilogue_n
             else ()
         )
 
     @property
     def activation_steps(self) -> int:
-        """Parts in which the activation is applied to a panel of packed results, staged in rows of one swizzle line; 0
-        where it is applied to sums."""
+        """Parts in which an activation is applied to a staged sub-tile of deferred results; 0 where it is applied to
+        the sums.
+
+        Rows of the sub-tile are one swizzle line at most.
+        """
         size = tk.to_torch(self.out_dtype).itemsize
-        line = (self.tile_m if self.c_stored_nm else self._waiting_cols) * size
-        if not self._waiting_cols or line > SWIZZLE_LINE or not self.epilogue.activates_late(self.out_dtype):
+        line = (self.tile_m if self.c_stored_nm else self._deferred_cols) * size
+        if not self._deferred_cols or line > SWIZZLE_LINE or not self.epilogue.activates_late(self.out_dtype):
             return 0
-        return min(ACTIVATION_STEPS, self.tile_m * self._waiting_cols * size // ACCESS)
+        return min(ACTIVATION_STEPS, self.tile_m * self._deferred_cols * size // ACCESS)
 
     @property
-    def _waiting_cols(self) -> int:
-        """Columns of the panels in which results wait in registers, where they are a power of two; else 0."""
+    def _deferred_cols(self) -> int:
+        """Columns of a sub-tile of deferred results, where they are a power of two; otherwise 0."""
         return (
             self.epilogue_n
             if self.deferred_epilogue and self.epilogue_n and self.epilogue_n & (self.epilogue_n - 1) == 0
@@ -141,12 +144,12 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
 
     @property
     def gates_late(self) -> bool:
-        """Are packed results multiplied by the gate when a residual is added to them?"""
-        return bool(self._waiting_cols) and not self.c_stored_nm and self.epilogue.gates_late(self.out_dtype)
+        """Whether deferred results are multiplied by the gate when the residual is added."""
+        return bool(self._deferred_cols) and not self.c_stored_nm and self.epilogue.gates_late(self.out_dtype)
 
     @property
     def _late_steps(self) -> int:
-        """Steps of the epilogue that are left for when packed results leave."""
+        """Steps of the epilogue that are applied when deferred results are stored."""
         return (
             (2 if self.gates_late else 1)
             if self.deferred_epilogue and (self.epilogue.residual or self.activation_steps)
@@ -155,23 +158,25 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
 
     @property
     def early(self) -> Steps:
-        """What is done to sums."""
+        """The steps of the epilogue that are applied to the sums."""
         return self.epilogue.split(self._late_steps)[0]
 
     @property
     def late(self) -> Steps:
-        """What is done to packed results: an activation where they are staged, or the sum with a residual."""
+        """The steps that are applied to deferred results: an activation in the staging buffer, or the residual."""
         return self.epilogue.split(self._late_steps)[1]
 
     @property
     def late_gate(self) -> str | None:
-        """The name of the gate of packed results that comes with their residual."""
+        """The name of the gate of deferred results that is loaded with their residual."""
         return self.late.vectors[0].name if self.gates_late else None
 
     @property
-    def asked_panels(self) -> int:
-        """Panels of the residual of packed results that come at a time, so many that a task asks for them an even
-        number of times; 0 without a residual."""
+    def reloaded_subtiles(self) -> int:
+        """Sub-tiles of the residual of deferred results that are loaded at a time; 0 without a residual.
+
+        A task loads them an even number of times, so that each task begins with the same phase.
+        """
         if not self.deferred_epilogue or not self.epilogue_n or not self.epilogue.residual:
             return 0
         return 2 if self.result_cols // self.epilogue_n % 4 == 0 else 1
@@ -197,6 +202,7 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
 
     @property
     def task_rows(self) -> int:
+        """Rows of C of a task: those of all consumers, and of all blocks of a cluster."""
         return self.cluster * self.team * self.tile_m
 
     def tasks(self, A: Any, B: Any, C: Any, *others: Any) -> int:
@@ -274,23 +280,28 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
 
     @triton.jit
     def defer_results(ctx, state, epilogue):
-        return pack_result(
+        return defer_result(
             ctx, tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32), epilogue, ctx.row * ctx.config.team + ctx.consumer
         )
 
     @triton.jit
     def store_deferred(ctx, tile, epilogue, n):
-        store_packed_panel(ctx, tile, epilogue, ctx.row * ctx.config.team + ctx.consumer, n)
+        store_deferred_subtile(ctx, tile, epilogue, ctx.row * ctx.config.team + ctx.consumer, n)
 
     @triton.jit
     def prefetch_deferred(ctx, epilogue):
-        ask_residual(
-            ctx, epilogue, ctx.row * ctx.config.team + ctx.consumer, 0, ctx.config.asked_panels, ctx.config.late_gate
+        reload_residual(
+            ctx,
+            epilogue,
+            ctx.row * ctx.config.team + ctx.consumer,
+            0,
+            ctx.config.reloaded_subtiles,
+            ctx.config.late_gate,
         )
 
     @triton.jit
     def finish_deferred(ctx, epilogue, n, step, steps):
-        finish_packed_panel(ctx, epilogue, ctx.row * ctx.config.team + ctx.consumer, n, step, steps)
+        finish_deferred_subtile(ctx, epilogue, ctx.row * ctx.config.team + ctx.consumer, n, step, steps)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""How the tiles of C leave: through the epilogue, and staged whole or in panels of columns."""
+"""How tiles of C are stored: after the epilogue, staged whole or in sub-tiles of `epilogue_n` columns."""
 
 from __future__ import annotations
 
@@ -12,23 +12,27 @@ from tritonkittens.kernels.gemm.device.epilogue import finish_tile
 
 
 def result_tiles(template: Any) -> tuple[tk.st, tk.st]:
-    """(what TMA stores at a time, what a consumer stages) of the results of a template: two panels of columns, or all.
-    Raises `TileError` for panels that there cannot be."""
-    cols, panel = template.result_cols, template.epilogue_n
-    if panel is not None and (panel <= 0 or cols % panel):
-        raise tk.TileError(f"{type(template).__name__}(epilogue_n={panel!r}): must divide its {cols} columns")
-    if panel is not None and template.epilogue.residual and cols // panel % 2:
+    """(the tile that TMA stores at a time, the tile in which a consumer stages it) of a template's results.
+
+    With `epilogue_n` the staging tile holds two sub-tiles, otherwise all columns. Raises `TileError` where `epilogue_n`
+    does not divide the columns, or leaves a residual an odd number of sub-tiles.
+    """
+    cols, epilogue_n = template.result_cols, template.epilogue_n
+    if epilogue_n is not None and (epilogue_n <= 0 or cols % epilogue_n):
+        raise tk.TileError(f"{type(template).__name__}(epilogue_n={epilogue_n!r}): must divide its {cols} columns")
+    if epilogue_n is not None and template.epilogue.residual and cols // epilogue_n % 2:
         raise tk.TileError(
-            f"{type(template).__name__}(epilogue_n={panel!r}): a residual comes in an even number of panels; {cols} "
-            f"columns have {cols // panel}"
+            f"{type(template).__name__}(epilogue_n={epilogue_n!r}): a residual needs an even number of sub-tiles; "
+            f"{cols} columns have {cols // epilogue_n}"
         )
-    shape = (panel or cols, template.tile_m) if template.c_stored_nm else (template.tile_m, panel or cols)
-    return tk.st(template.out_dtype, *shape), tk.st(template.out_dtype, shape[0] * (2 if panel else 1), shape[1])
+    width = epilogue_n or cols
+    shape = (width, template.tile_m) if template.c_stored_nm else (template.tile_m, width)
+    return tk.st(template.out_dtype, *shape), tk.st(template.out_dtype, shape[0] * (2 if epilogue_n else 1), shape[1])
 
 
 @triton.jit
 def place(ctx, tensor, row, col, TRANSPOSED: tl.constexpr = False):
-    """Where a tile lies in a matrix or in a batch of them; a batch of one serves all."""
+    """The coordinates of a tile in a matrix, or in a batch of matrices. A batch of one is broadcast."""
     first, second = (col, row) if TRANSPOSED else (row, col)
     if ctx.config.batched:
         return tl.minimum(ctx.batch, tk.extent(tensor, 0) - 1), first, second
@@ -38,24 +42,28 @@ def place(ctx, tensor, row, col, TRANSPOSED: tl.constexpr = False):
 
 @triton.jit
 def load_residual(ctx, epilogue, row):
-    """The copies of a `load_epilogue` hook for the residual of a consumer's results: all of it, or of its panels the
-    two that have room. `row`: of C, in tiles of a consumer's rows."""
+    """Load the residual of a consumer's results, for hook `load_epilogue`: all of it, or its first two sub-tiles.
+
+    `row`: of C, in tiles of a consumer's rows.
+    """
     if ctx.config.epilogue_n is None:
         where = place(ctx, ctx.globals.residual, row, ctx.result_col, ctx.config.c_stored_nm)
         tk.load_async(epilogue.C, ctx.globals.residual, where, epilogue.full)
     else:
-        for panel in tl.static_range(2):
-            _load_panel(ctx, epilogue, row, panel, _panel_home(epilogue, panel), epilogue.full)
+        for subtile in tl.static_range(2):
+            _load_subtile(ctx, epilogue, row, subtile, _subtile_home(epilogue, subtile), epilogue.full)
 
 
 @triton.jit
 def store_result(ctx, sums, epilogue, row):
-    """Store a consumer's results, whose sums (fp32) are a tuple of tiles side by side. `row`: of C, in tiles of a
-    consumer's rows."""
+    """Apply the epilogue to a consumer's `sums`, a tuple of fp32 tiles side by side, and store the results.
+
+    `row`: of C, in tiles of a consumer's rows.
+    """
     if ctx.config.epilogue_n is None:
         _store_whole(ctx, sums, epilogue, row)
     else:
-        _store_panels(ctx, sums, epilogue, row)
+        _store_subtiles(ctx, sums, epilogue, row)
 
 
 @triton.jit
@@ -79,106 +87,119 @@ def _store_whole(ctx, sums, epilogue, row):
 
 
 @triton.jit
-def _store_panels(ctx, sums, epilogue, row):
-    """Two panels take turns: one leaves while the next is computed. A residual's first two panels have come already,
-    each later one comes to where its results
-    will be once those before have left: where consumers take turns, the other's products hide that (measured:
-    docs/notes/gemm.md)."""
+def _store_subtiles(ctx, sums, epilogue, row):
+    """Stage sub-tiles in two buffers in turn: one is stored while the next is computed.
+
+    The first two sub-tiles of a residual were loaded ahead. Each later one is loaded once its buffer has been stored.
+    With `pingpong` the other consumer's products hide that latency (measured: docs/notes/gemm.md).
+    """
     RESIDUAL: tl.constexpr = ctx.config.epilogue.residual
-    PANEL: tl.constexpr = ctx.config.epilogue_n
-    PANELS: tl.constexpr = ctx.config.result_cols // PANEL
+    EPILOGUE_N: tl.constexpr = ctx.config.epilogue_n
+    SUBTILES: tl.constexpr = ctx.config.result_cols // EPILOGUE_N
     PARTS: tl.constexpr = len(sums)
-    panels = ()
+    subtiles = ()
     for part in tl.static_range(PARTS):
-        panels = panels + tk.split_cols(sums[part], PANEL)
-    for panel in tl.static_range(PANELS):
-        home = _panel_home(epilogue, panel)
-        if RESIDUAL and panel > 1:
-            tk.wait(epilogue.reload_full, panel % 2)
-        tile = finish_tile(ctx, panels[panel], ctx.config.epilogue, epilogue, home, row, ctx.result_col, panel, PANELS)
+        subtiles = subtiles + tk.split_cols(sums[part], EPILOGUE_N)
+    for subtile in tl.static_range(SUBTILES):
+        home = _subtile_home(epilogue, subtile)
+        if RESIDUAL and subtile > 1:
+            tk.wait(epilogue.reload_full, subtile % 2)
+        tile = finish_tile(
+            ctx, subtiles[subtile], ctx.config.epilogue, epilogue, home, row, ctx.result_col, subtile, SUBTILES
+        )
         if RESIDUAL:
-            if panel > 0 and panel + 1 < PANELS:
-                ask_residual(ctx, epilogue, row, panel + 1, 1)
-        elif panel > 1:
+            if subtile > 0 and subtile + 1 < SUBTILES:
+                reload_residual(ctx, epilogue, row, subtile + 1, 1)
+        elif subtile > 1:
             tk.store_read_wait(1)
         _stage(ctx, tile, home)
-        _send(ctx, home, row, panel)
+        _store_subtile(ctx, home, row, subtile)
 
 
 @triton.jit
 def _second(x, y):
-    """`y`, which comes in the register layout of `x`."""
+    """`y`, converted to the register layout of `x`."""
     return y
 
 
 @triton.jit
-def pack_result(ctx, sums, epilogue, row):
-    """A consumer's results in the type in which they are stored, a tile for each panel, for `store_packed_panel`, but
-    for the late steps of the epilogue."""
-    NAMES: tl.constexpr = ctx.config.panel_names
-    panels = tk.split_cols(sums, ctx.config.epilogue_n)
-    packed = tk.struct()
-    for panel in tl.static_range(len(NAMES)):
-        tile = finish_tile(ctx, panels[panel], ctx.config.early, epilogue, None, row, ctx.result_col, panel, len(NAMES))
-        # sums of tensor memory have another register layout
-        like = tk.zero(tk.rt(ctx.config.out_dtype, ctx.config.tile_m, ctx.config.epilogue_n))
-        packed = tk.with_field(
-            packed, NAMES[panel], tk.map(like, _second, tk.struct(y=tk.cast(tile, ctx.config.out_dtype)))
+def defer_result(ctx, sums, epilogue, row):
+    """A consumer's results for `store_deferred_subtile`: the early steps of the epilogue applied, in the dtype of C.
+
+    Returns a struct with a register tile for each sub-tile.
+    """
+    NAMES: tl.constexpr = ctx.config.subtile_names
+    subtiles = tk.split_cols(sums, ctx.config.epilogue_n)
+    deferred = tk.struct()
+    for subtile in tl.static_range(len(NAMES)):
+        tile = finish_tile(
+            ctx, subtiles[subtile], ctx.config.early, epilogue, None, row, ctx.result_col, subtile, len(NAMES)
         )
-    return packed
+        # sums loaded from tensor memory have another register layout
+        like = tk.zero(tk.rt(ctx.config.out_dtype, ctx.config.tile_m, ctx.config.epilogue_n))
+        deferred = tk.with_field(
+            deferred, NAMES[subtile], tk.map(like, _second, tk.struct(y=tk.cast(tile, ctx.config.out_dtype)))
+        )
+    return deferred
 
 
 @triton.jit
-def ask_residual(ctx, epilogue, row, panel, ASKED: tl.constexpr, GATE: tl.constexpr = None):
-    """Ask for the residual of one or two panels, from this one on, where results were, once they have left; and for the
-    gate of this name. Of two panels the number may be one of the run time."""
-    home = _panel_home(epilogue, panel) if ASKED == 1 else epilogue.C
+def reload_residual(ctx, epilogue, row, subtile, RELOADED: tl.constexpr, GATE: tl.constexpr = None):
+    """Load one or two sub-tiles of the residual, from number `subtile` on, once their buffers have been stored.
+
+    Two sub-tiles may begin at a run-time number. `GATE`: the name of a gate vector to load with them.
+    """
+    home = _subtile_home(epilogue, subtile) if RELOADED == 1 else epilogue.C
     tk.store_read_wait(0)
     tk.expect(epilogue.reload_full, home if GATE is None else (home, tk.field(epilogue, GATE)))
     if GATE is not None:
         tk.load_async(tk.field(epilogue, GATE), tk.field(ctx.globals, GATE), (ctx.result_col,), epilogue.reload_full)
-    if ASKED == 1:
-        _load_panel(ctx, epilogue, row, panel, home, epilogue.reload_full)
+    if RELOADED == 1:
+        _load_subtile(ctx, epilogue, row, subtile, home, epilogue.reload_full)
     else:
         for i in tl.static_range(2):
-            _load_panel(ctx, epilogue, row, panel + i, _panel_home(epilogue, i), epilogue.reload_full)
+            _load_subtile(ctx, epilogue, row, subtile + i, _subtile_home(epilogue, i), epilogue.reload_full)
 
 
 @triton.jit
-def store_packed_panel(ctx, tile, epilogue, row, PANEL: tl.constexpr):
-    """Store a panel that `pack_result` made, where the one before the last was, which has left; the first where any of
-    the task before may have been. A residual has come there; with an activation it is only staged."""
-    home = _panel_home(epilogue, PANEL)
+def store_deferred_subtile(ctx, tile, epilogue, row, SUBTILE: tl.constexpr):
+    """Stage and store a sub-tile of `defer_result`, once its buffer has been stored; the first, once both have.
+
+    A residual has been loaded to that buffer. With a late activation the sub-tile is only staged.
+    """
+    home = _subtile_home(epilogue, SUBTILE)
     if ctx.config.epilogue.residual:
-        ASKED: tl.constexpr = ctx.config.asked_panels
-        PANELS: tl.constexpr = ctx.config.result_cols // ctx.config.epilogue_n
-        if PANEL % ASKED == 0:
-            tk.wait(epilogue.reload_full, PANEL // ASKED % 2)
-        if ASKED == 1 and PANEL + 1 < PANELS:
-            ask_residual(ctx, epilogue, row, PANEL + 1, ASKED)
-        tile = finish_tile(ctx, tile, ctx.config.late, epilogue, home, row, ctx.result_col, PANEL, PANELS)
+        RELOADED: tl.constexpr = ctx.config.reloaded_subtiles
+        SUBTILES: tl.constexpr = ctx.config.result_cols // ctx.config.epilogue_n
+        if SUBTILE % RELOADED == 0:
+            tk.wait(epilogue.reload_full, SUBTILE // RELOADED % 2)
+        if RELOADED == 1 and SUBTILE + 1 < SUBTILES:
+            reload_residual(ctx, epilogue, row, SUBTILE + 1, RELOADED)
+        tile = finish_tile(ctx, tile, ctx.config.late, epilogue, home, row, ctx.result_col, SUBTILE, SUBTILES)
     else:
-        tk.store_read_wait(1 if PANEL > 0 else 0)
+        tk.store_read_wait(1 if SUBTILE > 0 else 0)
     _stage(ctx, tile, home)
     if ctx.config.activation_steps == 0:
-        _send(ctx, home, row, PANEL)
+        _store_subtile(ctx, home, row, SUBTILE)
 
 
 @triton.jit
-def finish_packed_panel(ctx, epilogue, row, panel, step, STEPS: tl.constexpr):
-    """Apply the activation to one part of a panel where it is staged, and store the panel behind the last. Or ask for
-    more of the residual."""
+def finish_deferred_subtile(ctx, epilogue, row, subtile, step, STEPS: tl.constexpr):
+    """Apply a late activation to one part of a staged sub-tile, and store it after the last part.
+
+    With a residual that is loaded two sub-tiles at a time, load the next two.
+    """
     if ctx.config.activation_steps > 0:
-        home = tk.subtile(epilogue.C, tk.shape(epilogue.C, 0) // 2, tk.shape(epilogue.C, 1), panel % 2)
+        home = tk.subtile(epilogue.C, tk.shape(epilogue.C, 0) // 2, tk.shape(epilogue.C, 1), subtile % 2)
         part = tk.cast(tk.load_elements(home, step, STEPS), tk.fp32)
         tk.store_elements(
             home, finish_tile(ctx, part, ctx.config.late, epilogue, home, row, ctx.result_col), step, STEPS
         )
         if step == STEPS - 1:
-            _send(ctx, home, row, panel)
-    elif ctx.config.asked_panels == 2:
-        if (step == 0) & (panel % 2 == 1) & (panel + 1 < ctx.config.result_cols // ctx.config.epilogue_n):
-            ask_residual(ctx, epilogue, row, panel + 1, 2)
+            _store_subtile(ctx, home, row, subtile)
+    elif ctx.config.reloaded_subtiles == 2:
+        if (step == 0) & (subtile % 2 == 1) & (subtile + 1 < ctx.config.result_cols // ctx.config.epilogue_n):
+            reload_residual(ctx, epilogue, row, subtile + 1, 2)
 
 
 @triton.jit
@@ -187,30 +208,30 @@ def _stage(ctx, tile, home):
 
 
 @triton.jit
-def _send(ctx, home, row, panel):
-    """Store a panel that is staged."""
-    PANELS: tl.constexpr = ctx.config.result_cols // ctx.config.epilogue_n
+def _store_subtile(ctx, home, row, subtile):
+    """Store a sub-tile that is staged."""
+    SUBTILES: tl.constexpr = ctx.config.result_cols // ctx.config.epilogue_n
     tk.fence_async()
     tk.store_async(
         ctx.globals.C,
         home,
-        place(ctx, ctx.globals.C, row, ctx.result_col * PANELS + panel, ctx.config.c_stored_nm),
+        place(ctx, ctx.globals.C, row, ctx.result_col * SUBTILES + subtile, ctx.config.c_stored_nm),
         ctx.config.cache_hint,
     )
 
 
 @triton.jit
-def _panel_home(epilogue, PANEL: tl.constexpr):
-    return tk.subtile(epilogue.C, tk.shape(epilogue.C, 0) // 2, tk.shape(epilogue.C, 1), PANEL % 2, 0)
+def _subtile_home(epilogue, SUBTILE: tl.constexpr):
+    return tk.subtile(epilogue.C, tk.shape(epilogue.C, 0) // 2, tk.shape(epilogue.C, 1), SUBTILE % 2, 0)
 
 
 @triton.jit
-def _load_panel(ctx, epilogue, row, panel, home, arrived):
-    """Ask for a panel of the residual."""
-    PANELS: tl.constexpr = ctx.config.result_cols // ctx.config.epilogue_n
+def _load_subtile(ctx, epilogue, row, subtile, home, full):
+    """Load a sub-tile of the residual."""
+    SUBTILES: tl.constexpr = ctx.config.result_cols // ctx.config.epilogue_n
     tk.load_async(
         home,
         ctx.globals.residual,
-        place(ctx, ctx.globals.residual, row, ctx.result_col * PANELS + panel, ctx.config.c_stored_nm),
-        arrived,
+        place(ctx, ctx.globals.residual, row, ctx.result_col * SUBTILES + subtile, ctx.config.c_stored_nm),
+        full,
     )

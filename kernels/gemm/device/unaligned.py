@@ -52,6 +52,31 @@ class Tiles:
     wide: bool = False
 
 
+@dataclass(frozen=True)
+class BlockShape(tk.Knob):
+    """Constants of the kernel: what a block computes, and how it reads B.
+
+    Args:
+        rows, cols, depth: of its tile, see `Tiles`.
+        parts: blocks of a tile along K.
+        unroll: parts whose sums are loaded at a time.
+        wide: the dimension along which B is read in words, "n" or "k"; "": B is read by element.
+        start: elements from the beginning of a word to that of B.
+        classes: of rows of words, which begin at different elements of a word.
+        span: columns that a tile has of C. Fewer than `cols` where classes of rows are shifted against each other.
+    """
+
+    rows: int
+    cols: int
+    depth: int
+    parts: int
+    unroll: int
+    wide: str
+    start: int
+    classes: int
+    span: int
+
+
 # ---------------------------------------------------------------- where it is used
 
 
@@ -81,90 +106,65 @@ def takes(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out
 
 
 @triton.jit
-def _load_b(
-    B,
-    bk,
-    bn,
-    N,
-    K,
-    at,
-    stop,
-    tile_n,
-    r,
-    s,
-    DEPTH: tl.constexpr,
-    COLS: tl.constexpr,
-    SPAN: tl.constexpr,
-    CLASSES: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """DEPTH × COLS of B at `at`, zero from `stop` and K on. `r`: the class of rows, which begin `s` elements behind a
-    word.
+def _load_b(B, bk, bn, N, K, at, stop, tile_n, r, s, SHAPE: tl.constexpr):
+    """A depth × cols tile of B at `at`, zero from `stop` and K on.
 
-    Words: those of the first and the last row may reach beyond the matrix, where nothing may be read; `_completed` has
-    their elements. Words of other rows
-    reach into their neighbours: columns that are dropped, or what `_completed` clears."""
-    d, c = tl.arange(0, DEPTH), tl.arange(0, COLS)
+    `r`: the class of rows, which begin `s` elements after the beginning of a word.
+
+    Words of the first and the last row may reach beyond the matrix, where nothing may be read: `_completed` loads their
+    elements. Words of other rows reach into neighbouring rows: into columns that are dropped, or `_completed` clears
+    them.
+    """
+    d, c = tl.arange(0, SHAPE.depth), tl.arange(0, SHAPE.cols)
     more = at < stop
-    if WIDE == "n":  # words run along the columns
-        k = r + CLASSES * (at + d)
-        pitch = tl.multiple_of(CLASSES * bk, WORD)
-        first = tl.multiple_of(B + (r * bk - s + tile_n * SPAN + at.to(tl.int64) * pitch), 2 * WORD)
-        words = (tl.multiple_of(tile_n * SPAN, WORD) + c) // WORD < (N + s + WORD - 1) // WORD
+    if SHAPE.wide == "n":  # words run along the columns
+        k = r + SHAPE.classes * (at + d)
+        pitch = tl.multiple_of(SHAPE.classes * bk, WORD)
+        first = tl.multiple_of(B + (r * bk - s + tile_n * SHAPE.span + at.to(tl.int64) * pitch), 2 * WORD)
+        words = (tl.multiple_of(tile_n * SHAPE.span, WORD) + c) // WORD < (N + s + WORD - 1) // WORD
         return tl.load(
             first + ((d * pitch)[:, None] + c[None, :]),
             mask=((k > 0) & (k < K - 1) & more)[:, None] & words[None, :],
             other=0.0,
         )
-    elif WIDE == "k":  # words run along the depth, which is counted from the beginning of the first
-        n = r + CLASSES * (tile_n * COLS + c)
-        pitch = tl.multiple_of(CLASSES * bn, WORD)
+    elif SHAPE.wide == "k":  # words run along the depth, which is counted from the beginning of the first
+        n = r + SHAPE.classes * (tile_n * SHAPE.cols + c)
+        pitch = tl.multiple_of(SHAPE.classes * bn, WORD)
         word = (tl.multiple_of(at, WORD) + d) // WORD
         last = (K + s - 1) // WORD
-        first = tl.multiple_of(B + (r * bn - s + at + tile_n.to(tl.int64) * COLS * pitch), 2 * WORD)
+        first = tl.multiple_of(B + (r * bn - s + at + tile_n.to(tl.int64) * SHAPE.cols * pitch), 2 * WORD)
         inside = ((word <= last) & more)[:, None] & (n < N)[None, :]
         beyond = (word == 0)[:, None] & (n == 0)[None, :] | (word == last)[:, None] & (n == N - 1)[None, :]
         return tl.load(first + (d[:, None] + (c * pitch)[None, :]), mask=inside & (beyond == 0), other=0.0)
     else:
-        first = B + (at.to(tl.int64) * bk + tile_n.to(tl.int64) * COLS * bn)
-        inside = ((at + d < K) & more)[:, None] & (tile_n * COLS + c < N)[None, :]
+        first = B + (at.to(tl.int64) * bk + tile_n.to(tl.int64) * SHAPE.cols * bn)
+        inside = ((at + d < K) & more)[:, None] & (tile_n * SHAPE.cols + c < N)[None, :]
         return tl.load(first + ((d * bk)[:, None] + (c * bn)[None, :]), mask=inside, other=0.0)
 
 
 @triton.jit
-def _completed(
-    b,
-    B,
-    bk,
-    bn,
-    N,
-    K,
-    at,
-    tile_n,
-    r,
-    s,
-    DEPTH: tl.constexpr,
-    COLS: tl.constexpr,
-    SPAN: tl.constexpr,
-    CLASSES: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """A loaded tile of B with the elements that `_load_b` leaves out, and without those of neighbours along the depth:
-    NaN there would spread, as zeros of A do not remove it. Not at the load, which it would wait for."""
-    d, c = tl.arange(0, DEPTH), tl.arange(0, COLS)
-    if WIDE == "n":
-        k, n = r + CLASSES * (at + d), tile_n * SPAN + c - s
-        if (r + CLASSES * at == 0) | (r + CLASSES * (at + DEPTH) >= K):
+def _completed(b, B, bk, bn, N, K, at, tile_n, r, s, SHAPE: tl.constexpr):
+    """A tile of `_load_b` with the elements that were left out, and with zeros for those of neighbouring rows.
+
+    NaN of a neighbour would spread, because zeros of A do not remove it. `_load_b` does not do this: it would wait for
+    its own load.
+    """
+    d, c = tl.arange(0, SHAPE.depth), tl.arange(0, SHAPE.cols)
+    if SHAPE.wide == "n":
+        k, n = r + SHAPE.classes * (at + d), tile_n * SHAPE.span + c - s
+        if (r + SHAPE.classes * at == 0) | (r + SHAPE.classes * (at + SHAPE.depth) >= K):
             left_out = ((k == 0) | (k == K - 1))[:, None] & ((n >= 0) & (n < N))[None, :]
             b = tl.where(
                 left_out, tl.load(B + ((k.to(tl.int64) * bk)[:, None] + n[None, :]), mask=left_out, other=0.0), b
             )
         return b
-    elif WIDE == "k":
-        k, n = at + d - s, r + CLASSES * (tile_n * COLS + c)
+    elif SHAPE.wide == "k":
+        k, n = at + d - s, r + SHAPE.classes * (tile_n * SHAPE.cols + c)
         is_element = ((k >= 0) & (k < K))[:, None]
         last = (K + s - 1) // WORD
-        if (r + tile_n == 0) & (at == 0) | (r + CLASSES * COLS * (tile_n + 1) >= N) & (at + DEPTH > last * WORD):
+        if (r + tile_n == 0) & (at == 0) | (r + SHAPE.classes * SHAPE.cols * (tile_n + 1) >= N) & (
+            at + SHAPE.depth > last * WORD
+        ):
             left_out = ((at + d) // WORD == 0)[:, None] & (n == 0)[None, :] | ((at + d) // WORD == last)[:, None] & (
                 n == N - 1
             )[None, :]
@@ -178,36 +178,21 @@ def _completed(
 
 
 @triton.jit
-def _load_a(
-    A,
-    am,
-    ak,
-    M,
-    K,
-    m,
-    at,
-    stop,
-    r,
-    s,
-    ROWS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    CLASSES: tl.constexpr,
-    WIDE: tl.constexpr,
-):
-    """ROWS × DEPTH of A that belong to the tile of B at `at`, zero outside."""
-    d = tl.arange(0, DEPTH)
+def _load_a(A, am, ak, M, K, m, at, stop, r, s, SHAPE: tl.constexpr):
+    """The rows × depth tile of A that belongs to the tile of B at `at`, zero outside."""
+    d = tl.arange(0, SHAPE.depth)
     first, step = at, 1
-    if WIDE == "n":
-        first, step = r + CLASSES * at, CLASSES
-    elif WIDE == "k":
+    if SHAPE.wide == "n":
+        first, step = r + SHAPE.classes * at, SHAPE.classes
+    elif SHAPE.wide == "k":
         first = at - s
     k = first + d * step
     inside = (k >= 0) & (k < K) & (at < stop)
     places = A + (m.to(tl.int64) * am + first.to(tl.int64) * ak)
-    if ROWS == 1:
+    if SHAPE.rows == 1:
         return tl.load(places + d * (step * ak), mask=inside, other=0.0)
     else:
-        rows = tl.arange(0, ROWS)
+        rows = tl.arange(0, SHAPE.rows)
         return tl.load(
             places + ((rows * am)[:, None] + (d * (step * ak))[None, :]),
             mask=(m + rows < M)[:, None] & inside[None, :],
@@ -244,107 +229,108 @@ def _finish(y, C, cm, cn, m, n, inside, operands, EPILOGUE: tl.constexpr):
     )
 
 
-@plain_kernel(num_stages=1)
 @triton.jit
-def unaligned_product(
-    A,
-    B,
-    C,
-    operands,
-    partials,
-    counters,
-    M,
-    N,
-    K,
-    chunk,
-    am,
-    ak,
-    bk,
-    bn,
-    cm,
-    cn,
-    START: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    SPAN: tl.constexpr,
-    CLASSES: tl.constexpr,
-    WIDE: tl.constexpr,
-    PARTS: tl.constexpr,
-    UNROLL: tl.constexpr,
-    EPILOGUE: tl.constexpr,
-):
-    """C = epilogue(A·B), by strides. Grid: tiles of C (rows first), parts of K; a part is `chunk` of the depth, of one
-    class where rows of words lie along K.
+def _place_of(tile, part, M, bk, bn, SHAPE: tl.constexpr):
+    """The place of a block.
 
-    WIDE: the dimension along which B is read in words, "n" or "k", or "" for elements; START: elements that B begins
-    behind a word; SPAN: columns of a tile, less than are read where classes of rows are shifted against each other.
+    Returns (first row, tile of columns, part of K, class of rows of B, shift of that class, first column).
     """
-    tile, part = tl.program_id(0), tl.program_id(1)
-    row_tiles = tl.cdiv(M, ROWS)
-    m0, tile_n = tile % row_tiles * ROWS, tile // row_tiles
-    r, s, shift = 0, 0, 0
-    if WIDE == "n":
-        r, part_of_class = part % CLASSES, part // CLASSES
-        s = ((START + r * bk) % WORD).to(tl.int32)
-        shift = s
-        n0, n_step = tile_n * SPAN, 1
-    elif WIDE == "k":
-        r, tile_n, part_of_class = tile_n % CLASSES, tile_n // CLASSES, part
-        s = ((START + r * bn) % WORD).to(tl.int32)
-        n0, n_step = r + CLASSES * COLS * tile_n, CLASSES
+    row_tiles = tl.cdiv(M, SHAPE.rows)
+    m0, tile_n = tile % row_tiles * SHAPE.rows, tile // row_tiles
+    if SHAPE.wide == "n":
+        r = part % SHAPE.classes
+        s = ((SHAPE.start + r * bk) % WORD).to(tl.int32)
+        return m0, tile_n, part // SHAPE.classes, r, s, tile_n * SHAPE.span
+    elif SHAPE.wide == "k":
+        r, tile_n = tile_n % SHAPE.classes, tile_n // SHAPE.classes
+        s = ((SHAPE.start + r * bn) % WORD).to(tl.int32)
+        return m0, tile_n, part, r, s, r + SHAPE.classes * SHAPE.cols * tile_n
     else:
-        part_of_class = part
-        n0, n_step = tile_n * COLS, 1
-    at = part_of_class * chunk
-    stop = at + chunk
-    if ROWS == 1:
-        acc = tl.zeros((DEPTH, COLS), tl.float32)
+        return m0, tile_n, part, 0, 0, tile_n * SHAPE.cols
+
+
+@triton.jit
+def _sums_of(A, B, am, ak, bk, bn, M, N, K, m0, at, stop, tile_n, r, s, SHAPE: tl.constexpr):
+    """The sums of a block over its part of K, `at` … `stop` − 1."""
+    if SHAPE.rows == 1:
+        acc = tl.zeros((SHAPE.depth, SHAPE.cols), tl.float32)
     else:
-        acc = tl.zeros((ROWS, COLS), tl.float32)
+        acc = tl.zeros((SHAPE.rows, SHAPE.cols), tl.float32)
     # The next tiles are loaded under the product of these
-    a = _load_a(A, am, ak, M, K, m0, at, stop, r, s, ROWS, DEPTH, CLASSES, WIDE)
-    b = _load_b(B, bk, bn, N, K, at, stop, tile_n, r, s, DEPTH, COLS, SPAN, CLASSES, WIDE)
-    for here in range(at, stop, DEPTH):
-        next_a = _load_a(A, am, ak, M, K, m0, here + DEPTH, stop, r, s, ROWS, DEPTH, CLASSES, WIDE)
-        next_b = _load_b(B, bk, bn, N, K, here + DEPTH, stop, tile_n, r, s, DEPTH, COLS, SPAN, CLASSES, WIDE)
-        b = _completed(b, B, bk, bn, N, K, here, tile_n, r, s, DEPTH, COLS, SPAN, CLASSES, WIDE)
-        if ROWS == 1:
+    a = _load_a(A, am, ak, M, K, m0, at, stop, r, s, SHAPE)
+    b = _load_b(B, bk, bn, N, K, at, stop, tile_n, r, s, SHAPE)
+    for here in range(at, stop, SHAPE.depth):
+        next_a = _load_a(A, am, ak, M, K, m0, here + SHAPE.depth, stop, r, s, SHAPE)
+        next_b = _load_b(B, bk, bn, N, K, here + SHAPE.depth, stop, tile_n, r, s, SHAPE)
+        b = _completed(b, B, bk, bn, N, K, here, tile_n, r, s, SHAPE)
+        if SHAPE.rows == 1:
             acc += a.to(tl.float32)[:, None] * b.to(tl.float32)
         else:
             acc = tk.mma_AB(a, b, acc)
         a, b = next_a, next_b
-    if ROWS == 1:
-        total = tl.sum(acc, 0)[None, :]
+    if SHAPE.rows == 1:
+        return tl.sum(acc, 0)[None, :]
     else:
-        total = acc
-    m, i = m0 + tl.arange(0, ROWS), tl.arange(0, COLS) - shift
-    if PARTS > 1:  # nobody waits, and whoever comes last adds the parts up in their order: the same bits every time
-        place = (tl.arange(0, ROWS) * COLS)[:, None]
-        tl.store(
-            partials + (tile * PARTS + part) * (ROWS * COLS) + place + i[None, :],
-            total,
-            mask=((i >= 0) & (i < SPAN))[None, :],
+        return acc
+
+
+@triton.jit
+def _is_last_part(total, i, tile, part, partials, counters, SHAPE: tl.constexpr):
+    """Store the sums of a part, columns `i`. Returns whether all other parts of the tile are stored."""
+    rows = (tl.arange(0, SHAPE.rows) * SHAPE.cols)[:, None]
+    tl.store(
+        partials + (tile * SHAPE.parts + part) * (SHAPE.rows * SHAPE.cols) + rows + i[None, :],
+        total,
+        mask=((i >= 0) & (i < SHAPE.span))[None, :],
+    )
+    tl.debug_barrier()
+    return tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == SHAPE.parts - 1
+
+
+@triton.jit
+def _sum_of_parts(i, tile, partials, counters, SHAPE: tl.constexpr):
+    """The sum of a tile's parts, in their order: the same bits in every run. Its counter is zero again."""
+    rows = (tl.arange(0, SHAPE.rows) * SHAPE.cols)[:, None]
+    total = tl.zeros((SHAPE.rows, SHAPE.cols), tl.float32)
+    for p in tl.range(SHAPE.parts, loop_unroll_factor=SHAPE.unroll):  # several loads are in flight at once
+        total += tl.load(
+            partials + (tile * SHAPE.parts + p) * (SHAPE.rows * SHAPE.cols) + rows + i[None, :],
+            mask=(i < SHAPE.span)[None, :],
+            other=0.0,
         )
-        tl.debug_barrier()
-        is_last = tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == PARTS - 1
-        if is_last:
-            i = tl.arange(0, COLS)
-            total = tl.zeros((ROWS, COLS), tl.float32)
-            for p in tl.range(PARTS, loop_unroll_factor=UNROLL):  # the loads of several parts are in flight at once
-                total += tl.load(
-                    partials + (tile * PARTS + p) * (ROWS * COLS) + place + i[None, :],
-                    mask=(i < SPAN)[None, :],
-                    other=0.0,
-                )
-            tl.store(counters + tile, 0)
+    tl.store(counters + tile, 0)
+    return total
+
+
+@plain_kernel(num_stages=1)
+@triton.jit
+def unaligned_product(
+    A, B, C, operands, partials, counters, M, N, K, chunk, am, ak, bk, bn, cm, cn,
+    SHAPE: tl.constexpr, EPILOGUE: tl.constexpr,
+):  # fmt: skip
+    """C = epilogue(A·B), by strides. Grid: tiles of C (rows first), parts of K.
+
+    A part is `chunk` of the depth, of one class where rows of words lie along K. The last part of a tile to arrive sums
+    all of them, so that no block waits.
+    """
+    tile, part = tl.program_id(0), tl.program_id(1)
+    m0, tile_n, part_of_class, r, s, n0 = _place_of(tile, part, M, bk, bn, SHAPE)
+    at = part_of_class * chunk
+    total = _sums_of(A, B, am, ak, bk, bn, M, N, K, m0, at, at + chunk, tile_n, r, s, SHAPE)
+    shift = s if SHAPE.wide == "n" else 0
+    n_step = SHAPE.classes if SHAPE.wide == "k" else 1
+    m, i = m0 + tl.arange(0, SHAPE.rows), tl.arange(0, SHAPE.cols) - shift
+    if SHAPE.parts > 1:
+        if _is_last_part(total, i, tile, part, partials, counters, SHAPE):
+            i = tl.arange(0, SHAPE.cols)
+            total = _sum_of_parts(i, tile, partials, counters, SHAPE)
             n = n0 + i * n_step
-            _finish(total, C, cm, cn, m, n, (m < M)[:, None] & ((i < SPAN) & (n < N))[None, :], operands, EPILOGUE)
+            inside = (m < M)[:, None] & ((i < SHAPE.span) & (n < N))[None, :]
+            _finish(total, C, cm, cn, m, n, inside, operands, EPILOGUE)
     else:
         n = n0 + i * n_step
-        _finish(
-            total, C, cm, cn, m, n, (m < M)[:, None] & ((i >= 0) & (i < SPAN) & (n < N))[None, :], operands, EPILOGUE
-        )
+        inside = (m < M)[:, None] & ((i >= 0) & (i < SHAPE.span) & (n < N))[None, :]
+        _finish(total, C, cm, cn, m, n, inside, operands, EPILOGUE)
 
 
 NO_SUMS = (None, None)
@@ -416,6 +402,7 @@ class _Shape:
 
     def __init__(self, m: int, n: int, k: int, strides: tuple[int, int], tiles: Tiles, start: int = 1):
         word = WORD.value
+        self.of, self.start = tiles, start
         self.along = _words_along(strides) if tiles.wide else ""
         pitch = max(strides)
         self.classes = word // math.gcd(pitch, word) if self.along else 1
@@ -431,6 +418,13 @@ class _Shape:
         self.tiles = triton.cdiv(m, tiles.rows) * self.columns
         self.parts = (self.classes if self.along == "n" else 1) * tiles.parts
         self.chunk = triton.cdiv(triton.cdiv(self.depth, tiles.depth), tiles.parts) * tiles.depth
+
+    def block(self) -> BlockShape:
+        """The kernel's constants."""
+        rows, cols, depth = self.of.rows, self.of.cols, self.of.depth
+        unroll = max(1, min(self.parts, 32 * 32 * self.of.warps // (rows * cols)))
+        start = self.start if self.along else 0
+        return BlockShape(rows, cols, depth, self.parts, unroll, self.along, start, self.classes, self.span)
 
 
 class Unaligned:
@@ -450,14 +444,14 @@ class Unaligned:
     ):
         (m, k), n = a.shape, b.shape[1]
         self.shape, self.dtype, self.is_same = (m, n), dtype, dtype == a.dtype
-        self.swapped = n < m
+        self.swap_ab = n < m
         strides = dict(
             zip(
                 ("am", "ak", "bk", "bn", "cm", "cn"),
                 (*a.stride(), *b.stride(), *((n, 1) if out is None else out.stride())),
             )
         )
-        if self.swapped:
+        if self.swap_ab:
             m, n, (a, b) = n, m, (b, a)
             order = ("bn", "bk", "ak", "am", "cn", "cm")
             strides = dict(zip(strides, [strides[name] for name in order]))
@@ -481,20 +475,7 @@ class Unaligned:
             for step in epilogue.steps
         )
         self.has_operands = any(step.reads_tensors for step in epilogue.steps)
-        threads = 32 * self.tiles.warps
-        unroll = max(1, min(shape.parts, 32 * threads // (self.tiles.rows * self.tiles.cols)))
-        constants: dict[str, Any] = dict(
-            START=start if shape.along else 0,
-            ROWS=self.tiles.rows,
-            COLS=self.tiles.cols,
-            DEPTH=self.tiles.depth,
-            SPAN=shape.span,
-            CLASSES=shape.classes,
-            WIDE=shape.along,
-            PARTS=shape.parts,
-            UNROLL=unroll,
-            EPILOGUE=epilogue,
-        )
+        constants: dict[str, Any] = dict(SHAPE=shape.block(), EPILOGUE=epilogue)
         extents = dict(M=m, N=n, K=k, chunk=shape.chunk, **strides)
         constants |= {name: 1 for name in strides if extents[name] == 1}
         self.numbers = tuple(value for name, value in extents.items() if name not in constants)
@@ -512,7 +493,7 @@ class Unaligned:
             if x.ndim
             else (0, 0)
         )
-        return (cols, rows) if self.swapped else (rows, cols)
+        return (cols, rows) if self.swap_ab else (rows, cols)
 
     def _arguments(
         self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, sums: tuple[Any, ...]
@@ -522,7 +503,7 @@ class Unaligned:
             given = tuple(
                 [tuple([(operands[x[0]], *x[1:]) if isinstance(x, tuple) else x for x in step]) for step in given]
             )
-        return (b, a, out, given, *sums, *self.numbers) if self.swapped else (a, b, out, given, *sums, *self.numbers)
+        return (b, a, out, given, *sums, *self.numbers) if self.swap_ab else (a, b, out, given, *sums, *self.numbers)
 
     def compile(
         self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, arch: str = "sm_90a"

@@ -135,6 +135,7 @@ class Trace:
 
     @property
     def builder(self) -> Any:
+        """Triton's builder of IR."""
         return self.semantic.builder
 
     @property
@@ -225,6 +226,7 @@ class Trace:
     def full(
         self, shape: tuple[int, ...], value: Traced, dtype: tl.dtype, layout: DistributedLayout | None = None
     ) -> Traced:
+        """Return a tensor that is `value` everywhere. `layout` is for explicit kernels."""
         if self.explicit:
             return self.semantic.full(list(shape), unwrap(value), dtype, layout)
         if self.interpreted and dtype in _interpreter.HELD_AS_BITS:
@@ -244,6 +246,7 @@ class Trace:
             raise ArchitectureError(f"{what} needs sm_{lowest} or newer; this kernel is compiled for sm_{self.arch}")
 
     def require_explicit(self, name: str) -> None:
+        """Refuse a call of operation `name` in a plain Triton kernel."""
         if not self.explicit:
             raise TileError(f"{name}: works on explicit tiles only; put @tk.kernel over the @triton.jit function")
 

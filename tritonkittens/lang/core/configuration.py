@@ -14,7 +14,7 @@ class Configuration:
         raise NotImplementedError
 
     def with_less_memory(self, arch: int, excess: int) -> Configuration | None:
-        """Return a smaller configuration for a kernel that exceeds a block's shared memory by `excess` bytes, or
+        """Return a smaller configuration for a kernel that exceeds a CTA's shared memory by `excess` bytes, or
         None.
         """
         raise NotImplementedError

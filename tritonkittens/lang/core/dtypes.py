@@ -67,7 +67,7 @@ def itemsize(dtype: tl.dtype) -> int:
 
 def base_columns(dtype: tl.dtype) -> int:
     """Return the columns of the base tile: 16, or 32 for one-byte types, whose tensor-core instructions have twice
-    the depth.
+    the K.
     """
     return 32 if itemsize(dtype) == 1 else 16
 

@@ -25,7 +25,7 @@ class TileError(ValueError):
 
 
 class BudgetError(TileError, OutOfResources):
-    """A kernel exceeds the shared memory, tensor memory or registers of a block. `triton.autotune` skips
+    """A kernel exceeds the shared memory, tensor memory or registers of a CTA. `triton.autotune` skips
     configurations that raise it.
     """
 

@@ -27,6 +27,8 @@ def _unflatten(types: tuple[base_type, ...], handles: list[Any], cursor: int) ->
 
 
 class struct_type(base_type):
+    """The type of a `struct`: the names and types of its fields."""
+
     def __init__(self, fields: tuple[tuple[str, base_type], ...]):
         self.fields = fields
 
@@ -133,6 +135,8 @@ class type_of_members(base_type):
 
 
 class composite_type(base_type):
+    """The type of a `composite`: the sizes of its pieces along each axis, and their types."""
+
     def __init__(self, axes: tuple[tuple[int, ...], ...], pieces: tuple[base_type, ...]):
         self.axes, self.pieces = axes, pieces
 
@@ -257,6 +261,7 @@ def shape_of(x: Traced) -> tuple[int, ...]:
 
 
 def pieces_of(x: Traced) -> tuple[Traced, ...]:
+    """Return the power-of-two pieces of a register tile: a plain tensor is one."""
     return x.pieces if isinstance(x, composite) else (x,)
 
 

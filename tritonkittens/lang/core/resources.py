@@ -1,4 +1,4 @@
-"""The resources of one thread block, and the itemised bill of a kernel's requests.
+"""The resources of one CTA, and the itemised bill of a kernel's requests.
 
 Tracing a kernel fills the bill; the checks run before the launch.
 """
@@ -40,7 +40,7 @@ class Bill:
     by_hook: dict[str, int] = field(default_factory=dict)  # counts of each hook of a template, from its tracing
 
     def charge_shared(self, what: str, nbytes: int) -> None:
-        """Add an allocation. Raises `BudgetError` with the itemised bill where the block's shared memory is
+        """Add an allocation. Raises `BudgetError` with the itemised bill where the CTA's shared memory is
         exceeded."""
         self.shared.append((what, nbytes))
         total, limit = sum(n for _, n in self.shared), chip_of(self.arch).shared_per_block

@@ -47,8 +47,7 @@ def bulk_pieces(
         have = repr(vector.spec) if isinstance(vector, shared) else repr(vector)
         raise TileError(
             f"{name}: moves bytes of a shared vector (sv), which lie one after the other, got {have}; tiles are "
-            "swizzled: "
-            f"use load_async and store_async"
+            "swizzled: use load_async and store_async"
         )
     if vector.stages is not None:
         raise TileError(f"{name} of a ring of {vector.spec!r}: take a slot first, ring[slot]")

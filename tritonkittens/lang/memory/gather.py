@@ -31,8 +31,7 @@ def _row_numbers(
     if len(col) != rank_of(g) - 1:
         raise TileError(
             f"{name}: {len(col)} coordinates besides the rows for a tensor of {rank_of(g)} dimensions; give one for "
-            "each "
-            f"other dimension"
+            "each other dimension"
         )
     return [*col[:-1], 0, col[-1]]
 

@@ -297,8 +297,7 @@ def store(t: Trace, dst: Traced, value: Traced, coord: Traced = None) -> Traced:
     if not 1 <= len(shape_of(value)) <= dimensions(dst):
         raise TileError(
             f"store of shape {list(shape_of(value))} to a tensor of {dimensions(dst)} dimensions: needs a tile or "
-            "vector of no "
-            f"more dimensions"
+            "vector of no more dimensions"
         )
     coord = _coordinates(t, dst, coord, f"store of a tile of shape {list(shape_of(value))}", sequences=True)
     storer = gl.store if t.explicit else "store"

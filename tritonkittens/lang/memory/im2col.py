@@ -124,8 +124,7 @@ def _offset(t: Trace, offset: Traced, offsets: list[Traced], limit: int) -> Trac
         if not 0 <= offset <= limit:
             raise TileError(
                 f"load_im2col_async(offsets={tuple(offsets)}): {offset} must lie in 0 to {limit} with {len(offsets)} "
-                "spatial "
-                f"dimensions; a start before the tensor belongs in lower"
+                "spatial dimensions; a start before the tensor belongs in lower"
             )
         return offset - (1 << 16) if offset >> 15 else offset
     if not isinstance(offset, tl.tensor) or offset.type.is_block() or not offset.dtype.is_int():
@@ -173,8 +172,7 @@ def load_im2col_async(t: Trace, dst: Traced, src: Traced, coord: Traced, offsets
     if dst.shape != block or dst.dtype != source.dtype or dst.pieces[0].layout.swizzle_byte_width != swizzle:
         raise TileError(
             f"{name} to {dst.spec!r}: the im2col was made for tiles of {'×'.join(map(str, block))} "
-            f"{name_of(source.dtype)} "
-            f"(swizzle {swizzle})"
+            f"{name_of(source.dtype)} (swizzle {swizzle})"
         )
     coord, offsets = _list(coord), _list(offsets)
     if len(coord) != rank:

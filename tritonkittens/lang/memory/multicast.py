@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -32,7 +34,7 @@ BASE_ROWS = 16  # rows of the base tile; a slice must start at a swizzle pattern
 
 @triton.jit
 def _thread_of(thread, rank, BLOCK: tl.constexpr):
-    """Return the thread's number in its role in block `BLOCK` of the cluster, and 1 elsewhere, so that no thread
+    """Return the thread's number in its role in CTA `BLOCK` of the cluster, and 1 elsewhere, so that no thread
     issues copies there.
     """
     return tl.where(rank == BLOCK, thread, 1)
@@ -40,13 +42,13 @@ def _thread_of(thread, rank, BLOCK: tl.constexpr):
 
 @triton.jit
 def _thread_below(thread, rank, BLOCKS: tl.constexpr):
-    """Return the thread's number in its role in the first `BLOCKS` blocks of the cluster, and 1 elsewhere."""
+    """Return the thread's number in its role in the first `BLOCKS` CTAs of the cluster, and 1 elsewhere."""
     return tl.where(rank < BLOCKS, thread, 1)
 
 
 @triton.jit
 def _place_of(rank, NBYTES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DOWN: tl.constexpr):
-    """Return the offset (bytes, rows, columns) of a block's part in its region. `DOWN` parts, line by line, share the
+    """Return the offset (bytes, rows, columns) of a CTA's part in its region. `DOWN` parts, line by line, share the
     same columns.
     """
     return rank * NBYTES, rank % DOWN * ROWS, rank // DOWN * COLS
@@ -66,9 +68,9 @@ def _issue_alone(map, destination, bar, coordinates, POLICY: tl.constexpr):
 
 
 def slices_of(tile: st, blocks: int, name: str) -> tuple[tuple[st, ...], ...]:
-    """Return, for each contiguous region of a shared tile, the parts that `blocks` blocks load for all of them.
+    """Return, for each contiguous region of a shared tile, the parts that `blocks` CTAs load for all of them.
 
-    Each block loads at most one part. The parts follow each other in memory. A part is several swizzle lines of
+    Each CTA loads at most one part. The parts follow each other in memory. A part is several swizzle lines of
     columns where there are enough lines, else some rows of a line, split as evenly as whole base tiles allow.
     A contiguous tile is split as it lies on Hopper. Raises `TileError` for a vector.
     """
@@ -104,6 +106,35 @@ def _parts(stretch: st, blocks: int) -> tuple[st, ...]:
     )
 
 
+class StoredPiece(NamedTuple):
+    """How a piece lies in shared memory: rows × width elements of `size` bytes.
+
+    A piece wider than its swizzle (bytes) is stored as blocks of columns, each with all its rows.
+    """
+
+    rows: int
+    width: int
+    swizzle: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Issue:
+    """How copies are issued.
+
+    Args:
+        arrived: the semaphore on which they complete.
+        mask: the blocks of the cluster that receive them, a bit each; None for this block.
+        policy: the L2 policy of the lines, or None.
+        thread: the thread's number in its role; number 0 issues. None: one thread of the block's first warp issues.
+    """
+
+    arrived: semaphore
+    mask: Traced
+    policy: Traced
+    thread: Traced
+
+
 def load_slice(
     t: Trace,
     dst: shared,
@@ -113,11 +144,12 @@ def load_slice(
     arrived: semaphore,
     policy: Traced,
 ) -> None:
-    """Load this block's part of a tile into all `dst.loaders` blocks of the cluster.
+    """Load this CTA's part of a tile into all `dst.loaders` CTAs of the cluster.
 
     `maps_of` returns the descriptor numbers of a part's pieces. `policy` is the L2 policy of these lines, or None.
     """
     rank, thread = t.call(ptx_cluster.ctarank), role_thread(t)
+    issue = _Issue(arrived, (1 << dst.loaders) - 1, policy, thread)
     # a contiguous tile begins with its first piece
     for (row, col, stretch), piece in zip(_stretches(dst.spec, dst.together), dst.pieces):
         parts = _parts(stretch, dst.loaders)
@@ -126,64 +158,40 @@ def load_slice(
         for axis, extent, offset in ((-2, dst.spec.rows, row), (-1, dst.spec.cols, col)):
             corner[axis] = t.method(t.method(t.scalar(coord[axis]), "__mul__", extent), "__add__", offset)
         if len(set(parts)) == 1:
-            place = t.call(
-                _place_of, rank, parts[0].nbytes, parts[0].rows, parts[0].cols, stretch.rows // parts[0].rows
-            )
+            part = parts[0]
+            place = t.call(_place_of, rank, part.nbytes, part.rows, part.cols, stretch.rows // part.rows)
             loader = thread if len(parts) == dst.loaders else t.call(_thread_below, thread, rank, len(parts))
-            _load_part(t, dst, src, parts[0], maps_of(parts[0]), address, corner, list(place), arrived, policy, loader)
+            _load_part(t, replace(issue, thread=loader), src, part, maps_of(part), address, (corner, list(place)))
             continue
         place = [0, 0, 0]
         for block, part in enumerate(parts):
-            _load_part(
-                t,
-                dst,
-                src,
-                part,
-                maps_of(part),
-                address,
-                corner,
-                place,
-                arrived,
-                policy,
-                t.call(_thread_of, thread, rank, block),
-            )
+            loader = t.call(_thread_of, thread, rank, block)
+            _load_part(t, replace(issue, thread=loader), src, part, maps_of(part), address, (corner, place))
             place = [place[0] + part.nbytes, place[1] + part.rows, 0]
 
 
 def _load_part(
     t: Trace,
-    dst: shared,
+    issue: _Issue,
     src: Traced,
     part: st,
     numbers: list[int],
-    stretch: Traced,
-    corner: list[Traced],
-    offset: list[Traced],
-    arrived: semaphore,
-    policy: Traced,
-    thread: Traced,
+    region: Traced,
+    where: tuple[list[Traced], list[Traced]],
 ) -> None:
-    """Load a part that begins `offset` (bytes, rows, columns) after its region's first element."""
-    address = t.method(stretch, "__add__", offset[0])
+    """Load a part of the region at address `region`.
+
+    `where`: the region's first element in the tensor, and the part's offset (bytes, rows, columns) in the region.
+    """
+    corner, offset = where
+    address = t.method(region, "__add__", offset[0])
     first_row, column = (t.method(place, "__add__", o) for place, o in zip(corner[-2:], offset[1:], strict=True))
-    mask = (1 << dst.loaders) - 1
+    size = itemsize(part.dtype)
     for number, (row, _, rows, cols) in zip(numbers, part.pieces(), strict=True):
-        destination = t.method(address, "__add__", row * cols * itemsize(part.dtype))
+        destination = t.method(address, "__add__", row * cols * size)
         place = [*corner[:-2], t.method(first_row, "__add__", row), column]
-        _boxes(
-            t,
-            rows,
-            cols,
-            part.piece_swizzle(cols),
-            itemsize(part.dtype),
-            destination,
-            place,
-            _parameter(t, src, number),
-            arrived,
-            mask,
-            policy,
-            thread,
-        )
+        stored = StoredPiece(rows, cols, part.piece_swizzle(cols), size)
+        _boxes(t, issue, stored, destination, place, _parameter(t, src, number))
 
 
 def load_by_address(
@@ -198,7 +206,7 @@ def load_by_address(
 ) -> None:
     """Issue the copies (descriptor, element coordinates, view) of a tile whose pieces have these extents.
 
-    They write to the blocks whose bit is set in `mask` (None: this block), and complete on the same barrier of each.
+    They write to the CTAs whose bit is set in `mask` (None: this CTA), and complete on the same barrier of each.
     `policy` is the L2 policy of these lines, or None.
     """
     order = {id(m): i for i, m in enumerate(src.maps)}
@@ -214,20 +222,10 @@ def load_by_address(
         address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [piece], tl.int32)
         # rows of the tile of which this is a view
         tall = int(unwrap(piece.type.alloc_shape[-2])) if len(dst.axes) == 2 else 1
-        _boxes(
-            t,
-            tall,
-            width,
-            swizzle,
-            itemsize(dst.dtype),
-            address,
-            place,
-            _parameter(t, src, order[id(m)]),
-            arrived,
-            mask,
-            policy,
-            None if dst.alone and unwrap(mask) is None else role_thread(t),
-        )
+        stored = StoredPiece(tall, width, swizzle, itemsize(dst.dtype))
+        source = _parameter(t, src, order[id(m)])
+        thread = None if dst.alone and unwrap(mask) is None else role_thread(t)
+        _boxes(t, _Issue(arrived, mask, policy, thread), stored, address, place, source)
 
 
 def _parameter(t: Trace, src: Traced, number: int) -> Traced:
@@ -241,42 +239,25 @@ def _parameter(t: Trace, src: Traced, number: int) -> Traced:
     return t.call(parameter_address, first + number * (1 + 2 * rank_of(src)))
 
 
-def _boxes(
-    t: Trace,
-    rows: int,
-    width: int,
-    swizzle: int,
-    size: int,
-    address: Traced,
-    place: list[Traced],
-    source: Traced,
-    arrived: semaphore,
-    mask: Traced,
-    policy: Traced,
-    thread: Traced,
-) -> None:
-    """Issue the copies of a piece. The thread with number 0 in `thread` issues them; None: one thread of the block's
-    first warp.
-    """
-    for column, coordinates in _copies(t, width, swizzle, size, place):
-        destination = t.method(address, "__add__", column * rows * size)
-        if thread is None:
-            t.call(_issue_alone, source, destination, arrived, coordinates, tl.constexpr(unwrap(policy)))
+def _boxes(t: Trace, issue: _Issue, stored: StoredPiece, address: Traced, place: list[Traced], source: Traced) -> None:
+    """Issue the copies of a piece by the descriptor at address `source`, from the element coordinates `place`."""
+    policy = tl.constexpr(unwrap(issue.policy))
+    for column, coordinates in _copies(t, stored, place):
+        destination = t.method(address, "__add__", column * stored.rows * stored.size)
+        if issue.thread is None:
+            t.call(_issue_alone, source, destination, issue.arrived, coordinates, policy)
             continue
-        into = tl.constexpr(None) if unwrap(mask) is None else t.scalar(mask)
-        t.call(_issue, source, destination, arrived, coordinates, into, tl.constexpr(unwrap(policy)), thread)
+        into = tl.constexpr(None) if unwrap(issue.mask) is None else t.scalar(issue.mask)
+        t.call(_issue, source, destination, issue.arrived, coordinates, into, policy, issue.thread)
 
 
-def _copies(t: Trace, width: int, swizzle: int, size: int, place: list[Traced]) -> Iterator[tuple[int, Traced]]:
-    """Return (first column, coordinates with the fastest first) of each copy of a tile.
-
-    A tile wider than its swizzle is stored as blocks of columns, each with all its rows. Each block is a copy.
-    """
-    for column in range(0, width, swizzle // size if swizzle else width):
-        yield (
-            column,
-            tl.tuple([t.method(t.scalar(place[-1]), "__add__", column), *[t.scalar(p) for p in reversed(place[:-1])]]),
-        )
+def _copies(t: Trace, stored: StoredPiece, place: list[Traced]) -> Iterator[tuple[int, Traced]]:
+    """Return (first column, coordinates with the fastest first) of each copy of a piece: one for each block of
+    columns."""
+    step = stored.swizzle // stored.size if stored.swizzle else stored.width
+    for column in range(0, stored.width, step):
+        fastest = t.method(t.scalar(place[-1]), "__add__", column)
+        yield column, tl.tuple([fastest, *[t.scalar(p) for p in reversed(place[:-1])]])
 
 
 @triton.jit
@@ -285,11 +266,7 @@ def _issue_prefetch(map, coordinates, thread):
         ptx_tma.prefetch_tensor(map, coordinates, issuer="thread")
 
 
-def prefetch_boxes(
-    t: Trace, width: int, swizzle: int, size: int, place: list[Traced], src: Traced, number: int
-) -> None:
-    """Prefetch into L2 the data that descriptor `number` of a global layout would load: `width` columns of
-    `size`-byte elements.
-    """
-    for _, coordinates in _copies(t, width, swizzle, size, place):
+def prefetch_boxes(t: Trace, stored: StoredPiece, place: list[Traced], src: Traced, number: int) -> None:
+    """Prefetch into L2 the data that descriptor `number` of a global layout would load into a piece."""
+    for _, coordinates in _copies(t, stored, place):
         t.call(_issue_prefetch, _parameter(t, src, number), coordinates, role_thread(t))

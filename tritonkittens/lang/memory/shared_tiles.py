@@ -24,6 +24,8 @@ VECTOR = 16  # bytes of one access by a thread
 
 
 class shared_type(type_of_members):
+    """The type of a `shared` value: its attributes, with the types of the pieces."""
+
     def __init__(
         self,
         spec: st | sv,
@@ -66,7 +68,7 @@ class shared(base_value):
         stages: the stages of a ring; None for one tile.
         pieces: Gluon's shared-memory descriptors.
         whole: False for a view that cuts a swizzle atom, which the tensor cores cannot read.
-        loaders: the blocks of a cluster that load the tile together, a part each.
+        loaders: the CTAs of a cluster that load the tile together, a part each.
         together: the pieces are contiguous (`st(contiguous=True)`). A ring is then one buffer. The pieces of a tile
             give their addresses, with the extents of `st.unit`.
         alone: one thread issues the copies into the tile, and the compiler adds no barriers for them. Nothing reads
@@ -143,6 +145,8 @@ class shared(base_value):
         stages: int | None = None,
         whole: bool | None = None,
     ) -> shared:
+        """Return the tile with `fn` of each piece, and with other `axes` or `whole` where given. It is a ring only with
+        `stages`."""
         return self._with(
             axes=axes or self.axes,
             stages=stages,
@@ -165,7 +169,7 @@ class shared(base_value):
         return shared(**(kept | changes))
 
     def loaded_by(self, blocks: int) -> shared:
-        """Return the same memory, loaded together by `blocks` blocks of a cluster, a part each. 1: every block loads
+        """Return the same memory, loaded together by `blocks` CTAs of a cluster, a part each. 1: every CTA loads
         its own tile.
         """
         return self._with(loaders=blocks)
@@ -265,7 +269,7 @@ def allocate(t: Trace, spec: Traced, stages: Traced = None) -> Traced:
         A shared tile or vector. `ring[stage]` is one stage of a ring.
 
     Raises:
-        TileError: for another type, or with the itemised bill where the block's shared memory is exceeded.
+        TileError: for another type, or with the itemised bill where the CTA's shared memory is exceeded.
 
     Example::
 
@@ -305,6 +309,14 @@ def subtile(t: Trace, tile: Traced, rows: Traced, cols: Traced, row: Traced = 0,
     rows, cols, row, col = (unwrap(x) for x in (rows, cols, row, col))
     if isinstance(row, tl.tensor) and isinstance(tile, shared):
         return _rows_at(t, tile, rows, cols, row, col)
+    _check_view(tile, rows, cols, row, col)
+    if isinstance(tile, tensor_tile):
+        return tensor_subtile(t, tile, rows, cols, row, col)
+    return _view(t, tile, rows, cols, row, col)
+
+
+def _check_view(tile: Traced, rows: Traced, cols: Traced, row: Traced, col: Traced) -> None:
+    """Check that the tile has such a view, at constant indices."""
     if not all(isinstance(x, int) for x in (rows, cols, row, col)):
         raise TileError("subtile: extents and indices must be compile-time constants")
     if not hasattr(tile, "spec") or len(tile.shape) != 2:
@@ -319,8 +331,8 @@ def subtile(t: Trace, tile: Traced, rows: Traced, cols: Traced, row: Traced = 0,
         raise TileError(
             f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} lies outside it or does not divide it"
         )
-    if isinstance(tile, tensor_tile):
-        return tensor_subtile(t, tile, rows, cols, row, col)
+    if isinstance(tile, tensor_tile):  # its columns may be cut anywhere
+        return
     if tile.together:
         raise TileError(f"subtile of {tile.spec!r}: a contiguous tile is read as a whole; it has no views")
     for what, n, extent in (("rows", rows, tile.shape[0]), ("columns", cols, tile.shape[1])):
@@ -329,20 +341,18 @@ def subtile(t: Trace, tile: Traced, rows: Traced, cols: Traced, row: Traced = 0,
                 f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r}: {n} {what} are neither a power of "
                 f"two nor all {extent}"
             )
+
+
+def _view(t: Trace, tile: shared, rows: int, cols: int, row: int, col: int) -> shared:
+    """`subtile` of a shared tile at constant indices."""
     down, across = _cuts(tile.axes[0], rows, row), _cuts(tile.axes[1], cols, col)
     cuts = [
         (tile.pieces[i * len(tile.axes[1]) + j], *of_rows, *of_cols) for i, *of_rows in down for j, *of_cols in across
     ]
     whole = tile.whole and all(_keeps_atoms(piece, r, c) for piece, _, r, _, c in cuts)
     views = [t.call(t.call(piece.slice, row0, r, 0).slice, col0, c, 1) for piece, row0, r, col0, c in cuts]
-    return shared(
-        tile.spec,
-        (tuple(r for *_, r in down), tuple(c for *_, c in across)),
-        None,
-        tuple(views),
-        whole,
-        alone=tile.alone,
-    )
+    axes = (tuple(r for *_, r in down), tuple(c for *_, c in across))
+    return shared(tile.spec, axes, None, tuple(views), whole, alone=tile.alone)
 
 
 def _cuts(pieces: tuple[int, ...], n: int, number: int) -> list[tuple[int, int, int]]:
@@ -385,8 +395,8 @@ def _rows_at(t: Trace, tile: shared, rows: Traced, cols: Traced, row: Traced, co
     if not line or not _keeps_atoms(piece, rows, cols):
         raise TileError(
             f"subtile({rows}, {cols}) of {tile.spec!r} at a row of the run time: its rows must divide the tile's and "
-            "be whole swizzle atoms, and "
-            "it has all columns, one swizzle line, of a tile whose extents are powers of two and which is no view"
+            "be whole swizzle atoms, and it has all columns, one swizzle line, of a tile whose extents are powers of "
+            "two and which is no view"
         )
     views = t.call(piece.reinterpret, tile.dtype, [tile.rows // rows, rows, cols], piece.layout)
     return shared(tile.spec, ((rows,), (cols,)), None, (t.call(views.index, row),), tile.whole, alone=tile.alone)

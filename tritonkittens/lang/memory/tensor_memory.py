@@ -23,6 +23,8 @@ from tritonkittens.lang.types.tiles import split, tt
 
 
 class tensor_tile_type(type_of_members):
+    """The type of a `tensor_tile`: the tile type and the types of its pieces."""
+
     def __init__(self, spec: tt, pieces: tuple[base_type, ...]):
         self.spec, self.members = spec, pieces
 

@@ -26,7 +26,7 @@ from tritonkittens.lang.memory.global_access import (
     _start,
     _tile_pointers,
 )
-from tritonkittens.lang.memory.multicast import load_by_address, load_slice, prefetch_boxes
+from tritonkittens.lang.memory.multicast import StoredPiece, load_by_address, load_slice, prefetch_boxes
 from tritonkittens.lang.memory.shared_tiles import shared
 from tritonkittens.lang.register.construction import _column, _row, memory_layout
 from tritonkittens.lang.sync.semaphores import semaphore
@@ -115,8 +115,9 @@ def _prefetch_by_tma(t: Trace, src: Traced, what: st, coord: Traced) -> None:
     name = f"prefetch of {what!r}"
     pieces = what.pieces()
     places = _piece_places(t, src, coord, what.shape, [(row, col) for row, col, _, _ in pieces], name)
-    for number, place, (_, _, _, cols) in zip(_map_numbers(src, pieces, what, name), places, pieces, strict=True):
-        prefetch_boxes(t, cols, what.piece_swizzle(cols), itemsize(what.dtype), place, src, number)
+    for number, place, (_, _, rows, cols) in zip(_map_numbers(src, pieces, what, name), places, pieces, strict=True):
+        stored = StoredPiece(rows, cols, what.piece_swizzle(cols), itemsize(what.dtype))
+        prefetch_boxes(t, stored, place, src, number)
 
 
 def _starts(extent: int) -> list[tuple[int, int]]:
@@ -145,8 +146,7 @@ def _tma_maps(t: Trace, g: Traced, tile: shared, what: str) -> list[Traced]:
             )
             raise TileError(
                 f"{what} of {tile.spec!r}: the global layout has no descriptor for its {'×'.join(map(str, key[0]))} "
-                "piece "
-                f"(swizzle {key[1]}); it has {have}"
+                f"piece (swizzle {key[1]}); it has {have}"
             )
         found.append(maps[key])
     return found
@@ -199,7 +199,7 @@ def _map_numbers(g: Traced, pieces: Sequence[tuple[int, int, int, int]], tile: s
 
 
 def _maps_of_parts(g: Traced, tile: shared) -> Callable[[st], list[int]]:
-    """Return a function from a block's part of a cluster-loaded tile to the descriptor numbers of its pieces."""
+    """Return a function from a CTA's part of a cluster-loaded tile to the descriptor numbers of its pieces."""
     return lambda part: _map_numbers(g, part.pieces(), part, f"load_async of {tile.spec!r} by {tile.loaders} blocks")
 
 
@@ -233,13 +233,13 @@ def load_async(
             a multiple of 16 bytes; otherwise the copy runs through registers.
         cache_policy: the L2 policy, "evict_first", "evict_last" or "evict_normal" (TMA only).
         multicast: an int32 mask with one bit per cluster rank (`cluster_size=` at launch). The tile is written to the
-            same place in each of those blocks, and completes on the same semaphore of each, which must expect its
+            same place in each of those CTAs, and completes on the same semaphore of each, which must expect its
             bytes.
 
     Raises:
         TileError: for a layout without a descriptor for the tile, or arguments that do not fit.
 
-    All blocks of a cluster together load a ring tile that a template's layout names in `multicast`, a part each.
+    All CTAs of a cluster together load a ring tile that a template's layout names in `multicast`, a part each.
 
     Example::
 
@@ -255,30 +255,34 @@ def load_async(
         if policy is not None:
             raise TileError(
                 f"load_async(cache_policy={unwrap(cache_policy)!r}) without a semaphore: cp.async has no cache policy "
-                "here; "
-                f"give a semaphore"
+                "here; give a semaphore"
             )
         return _cp_async(t, dst, src, coord)
     if not isinstance(arrived, semaphore):
         raise TileError(f"load_async(arrived={unwrap(arrived)!r}): needs a semaphore")
     bill().copied += dst.nbytes
+    _check_multicast(dst, multicast)
     if dst.loaders > 1:
-        if unwrap(multicast) is not None:
-            raise TileError(
-                f"load_async of {dst.spec!r}, which all blocks of the cluster load together: takes no multicast"
-            )
         check_global(src, "load_async")
-        return load_slice(
-            t, dst, src, _coordinates(t, src, coord, "load_async"), _maps_of_parts(src, dst), arrived, cache_policy
-        )
-    if dst.together and unwrap(multicast) is not None:
-        raise TileError(f"load_async of {dst.spec!r}: a contiguous tile takes no multicast")
+        place = _coordinates(t, src, coord, "load_async")
+        return load_slice(t, dst, src, place, _maps_of_parts(src, dst), arrived, cache_policy)
     copies = _tma_copies(t, src, dst, coord, "load_async")
     if dst.together or dst.alone or unwrap(multicast) is not None:
         return load_by_address(t, dst, src, copies, _extents(dst), arrived, multicast, cache_policy)
     for m, place, view in copies:
         t.call(tma.async_load, m, place, arrived.barrier(t), view, cache_policy=policy)
     return None
+
+
+def _check_multicast(dst: shared, multicast: Traced) -> None:
+    if unwrap(multicast) is None:
+        return
+    if dst.loaders > 1:
+        raise TileError(
+            f"load_async of {dst.spec!r}, which all blocks of the cluster load together: takes no multicast"
+        )
+    if dst.together:
+        raise TileError(f"load_async of {dst.spec!r}: a contiguous tile takes no multicast")
 
 
 def _cp_async(t: Trace, dst: shared, src: Traced, coord: Traced) -> None:

@@ -1,7 +1,7 @@
 """Operand A of 8-bit products, made from a wgmma accumulator: four elements a register.
 
 An 8-bit product reads four neighbouring columns of a row in a register; an accumulator holds two. A permutation of
-the depth (`byte_operand_column`) makes each register from values that its thread already holds.
+K (`byte_operand_column`) makes each register from values that its thread already holds.
 The registers are made once, by two-element conversions, and a loop carries them as words. If the loop carried bytes,
 the compiler would unpack and repack each of them (measured: docs/notes/attention_forward.md).
 Source: FlashAttention-3 (Shah et al., 2024), section 3.3; PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk32",
@@ -83,7 +83,7 @@ def byte_operand(t: Trace, tile: Traced, dtype: Traced) -> Traced:
 
     Returns:
         An operand (M × K) for `mma_AB` and `mma_ABt`. Its column k is column `byte_operand_column(k)` of the tile, so
-        the depth of B must have the same order.
+        K of B must have the same order.
 
     Raises:
         TileError: for another tile or dtype.
@@ -93,9 +93,8 @@ def byte_operand(t: Trace, tile: Traced, dtype: Traced) -> Traced:
     if dtype not in PACKED or not all(is_fragment(p) and int(unwrap(p.shape[1])) % DEPTH == 0 for p in pieces):
         raise TileError(
             f"byte_operand(dtype={name_of(dtype)}) of a tile of {name_of(pieces[0].dtype)} and shape "
-            f"{list(shape_of(tile))}: takes an "
-            f"fp32 accumulator of wgmma of {ROWS} rows and a multiple of {DEPTH} columns, and "
-            f"{' or '.join(map(name_of, PACKED))}"
+            f"{list(shape_of(tile))}: takes an fp32 accumulator of wgmma of {ROWS} rows and a multiple of {DEPTH} "
+            f"columns, and {' or '.join(map(name_of, PACKED))}"
         )
     return packed_bytes(dtype, tuple(_words(t, piece, PACKED[dtype]) for piece in pieces))
 

@@ -34,9 +34,8 @@ def check(
     n_by_k = b_stored.spec.rows_in_pieces
     if transposed_b != n_by_k or not isinstance(a, shared) or any(r != ROWS for r in rows) or sum(cols) > MAX_COLUMNS:
         raise TileError(
-            f"{name}: B is the contiguous {b_stored.spec!r}: it must be stored {'N × K' if n_by_k else 'K × N'} with "
-            f"N at most {MAX_COLUMNS}, "
-            "and A 64 rows in shared memory"
+            f"{name}: B is the contiguous {b_stored.spec!r}: it must be stored {'N × K' if n_by_k else 'K × N'} with N "
+            f"at most {MAX_COLUMNS}, and A 64 rows in shared memory"
         )
 
 

@@ -21,7 +21,7 @@ def opaque_zero(t: Trace, axis: Traced = "y") -> Traced:
     An address plus this zero is computed where it is used. Otherwise the compiler computes the address before a loop,
     and keeps it in registers that accumulators need.
 
-    The zero is the block's coordinate along `axis` ("y" or "z"). A template's grid has neither axis; another kernel
+    The zero is the CTA's coordinate along `axis` ("y" or "z"). A template's grid has neither axis; another kernel
     must not have it either. The coordinate is in a uniform register.
     A zero computed from an iteration's number may be in a vector register. Then descriptors are too, and every wgmma
     needs a move to a uniform register (measured: docs/notes/attention_backward.md).

@@ -59,6 +59,7 @@ def row_layout(t: Trace, cols: int) -> DistributedLayout:
 
 
 def vector_layout(t: Trace) -> DistributedLayout:
+    """Return the layout of vectors: one element a thread, over all warps."""
     return gl.BlockedLayout([1], [32], [t.num_warps], [0])
 
 
@@ -488,8 +489,7 @@ def concat_cols(t: Trace, *tiles: Traced, whole: Traced = False) -> Traced:
         ):
             raise TileError(
                 f"concat_cols(whole=True) of shapes {', '.join(str(list(shape_of(x))) for x in tiles)}: needs two "
-                "tiles of one shape and element "
-                "type, with extents that are powers of two"
+                "tiles of one shape and element type, with extents that are powers of two"
             )
         return _united(t, *(pieces_of(x)[0] for x in tiles))
     if any(len(a) != 2 or a[0] != axes[0][0] for a in axes):

@@ -178,9 +178,8 @@ def row_sum_by_quad(t: Trace, x: Traced, accumulate: Traced = None) -> Traced:
     x = _widened(t, x)
     if accumulate is not None and (axes_of(accumulate) != (axes[0], (4,)) or dtype_of(accumulate) != dtype_of(x)):
         raise TileError(
-            f"row_sum_by_quad(accumulate) of shape {list(shape_of(x))}: needs sums of {name_of(dtype_of(x))} and "
-            f"shape [{shape_of(x)[0]}, 4], got "
-            f"{dtype_of(accumulate)} of shape {list(shape_of(accumulate))}"
+            f"row_sum_by_quad(accumulate) of shape {list(shape_of(x))}: needs sums of {name_of(dtype_of(x))} and shape "
+            f"[{shape_of(x)[0]}, 4], got {dtype_of(accumulate)} of shape {list(shape_of(accumulate))}"
         )
     (reduce, join), lines = _JOIN["sum"], _lines(x, 1)
     before = [None] * len(lines) if accumulate is None else pieces_of(accumulate)

@@ -1,1 +1,1 @@
-"""Tile schedulers and raster orders: which tile a thread block computes next."""
+"""Tile schedulers and raster orders: which tile a CTA computes next."""

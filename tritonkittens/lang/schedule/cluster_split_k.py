@@ -1,10 +1,10 @@
-"""Cluster split-K: the thread blocks of a cluster share a task's iterations, and reduce through distributed shared
+"""Cluster split-K: the CTAs of a cluster share a task's iterations, and reduce through distributed shared
 memory.
 
-Each block sends every other block the columns that the other finishes, and finishes its own. A consumer has one
-mailbox for each other block, filled by the consumer of the same number there.
+Each CTA sends every other CTA the columns that the other finishes, and finishes its own. A consumer has one
+mailbox for each other CTA, filled by the consumer of the same number there.
 Every thread sends its registers in their order, 16 bytes at a time. So a thread reads exactly the elements that it
-holds itself, for any layout. A block sends only after all blocks have read the previous task's mailboxes.
+holds itself, for any layout. A CTA sends only after all CTAs have read the previous task's mailboxes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ SPREAD = 16  # a vector is sent as a tile of this many columns, the fewest with 
 
 @dataclass(frozen=True)
 class ClusterSplitK(Schedule):
-    """Split every task's iterations into `parts` equal parts (2, 4 or 8), one for each block of a cluster.
+    """Split every task's iterations into `parts` equal parts (2, 4 or 8), one for each CTA of a cluster.
 
-    The blocks then reduce through distributed shared memory. Hook `finish` receives only the columns of part
-    `ctx.part` (of `ctx.config.sharers`). With hooks `part` and `merge`, the blocks merge their results instead of
+    The CTAs then reduce through distributed shared memory. Hook `finish` receives only the columns of part
+    `ctx.part` (of `ctx.config.sharers`). With hooks `part` and `merge`, the CTAs merge their results instead of
     summing accumulators.
 
     It fits few tasks of many iterations. Unlike `SplitK` it needs no global memory, no counters and no second pass
@@ -69,7 +69,7 @@ class ClusterSplitK(Schedule):
 
 
 def slice_bytes(plan: Any, sharers: int) -> int:
-    """Return the bytes that a consumer sends to one other block."""
+    """Return the bytes that a consumer sends to one other CTA."""
     return sum(
         tile.rows * (tile.cols // sharers) * 4 if isinstance(tile, rt) else tile.length * SPREAD * 4
         for _, tile in joined(plan)
@@ -77,8 +77,8 @@ def slice_bytes(plan: Any, sharers: int) -> int:
 
 
 def received_bytes(plan: Any, consumers: int, sharers: int, name: str) -> int:
-    """Return the bytes of a block's mailboxes. Raises `TileError` for tiles whose columns cannot be split between the
-    blocks.
+    """Return the bytes of a CTA's mailboxes. Raises `TileError` for tiles whose columns cannot be split between the
+    CTAs.
     """
     if sharers == 1:
         return 0
@@ -120,7 +120,7 @@ def _as_tile(t: Trace, x: Traced) -> Traced:
 
 @op
 def _sent_part(t: Trace, ctx: Traced, state: Traced) -> Traced:
-    """Return this block's part of a task. Its vectors have the layout of received vectors."""
+    """Return this CTA's part of a task. Its vectors have the layout of received vectors."""
     part = t.call(own_part, ctx, state)
     return struct(
         **{n: x if len(shape_of(x)) == 2 else t.call(row_max, _as_tile(t, x)) for n, x in part.fields.items()}
@@ -129,7 +129,7 @@ def _sent_part(t: Trace, ctx: Traced, state: Traced) -> Traced:
 
 @op
 def _slices(t: Trace, ctx: Traced, part: Traced) -> Traced:
-    """Return the data for every block: its columns of each tile, and the whole vectors."""
+    """Return the data for every CTA: its columns of each tile, and the whole vectors."""
     sharers = unwrap(ctx.config).sharers
     cut = {
         n: t.call(split_cols, x, shape_of(x)[1] // sharers) if len(shape_of(x)) == 2 else (x,) * sharers
@@ -140,7 +140,7 @@ def _slices(t: Trace, ctx: Traced, part: Traced) -> Traced:
 
 @op
 def _mine(t: Trace, ctx: Traced, slices: Traced) -> Traced:
-    """Return the columns of this block."""
+    """Return the columns of this CTA."""
     chosen = dict(slices[0].fields)
     for block in range(1, unwrap(ctx.config).sharers):
         here = t.method(ctx.part, "__eq__", block)
@@ -152,7 +152,7 @@ def _mine(t: Trace, ctx: Traced, slices: Traced) -> Traced:
 
 @op
 def _box(t: Trace, ctx: Traced, memory: Traced, number: Traced) -> Traced:
-    """Return the address, in this block, of this thread's first 16 bytes in a mailbox of this consumer."""
+    """Return the address, in this CTA, of this thread's first 16 bytes in a mailbox of this consumer."""
     config = unwrap(ctx.config)
     steps = slice_bytes(config._plan, config.sharers) // STEP
     first = t.call(memory.received.__getitem__, unwrap(ctx.worker) * (config.sharers - 1) * steps)
@@ -164,7 +164,7 @@ def _box(t: Trace, ctx: Traced, memory: Traced, number: Traced) -> Traced:
 
 @op
 def _send(t: Trace, ctx: Traced, memory: Traced, part: Traced, block: Traced) -> Traced:
-    """Send another block its columns, into its mailbox for this block."""
+    """Send another CTA its columns, into its mailbox for this CTA."""
     bar = t.call(memory.parts_arrived.__getitem__, unwrap(ctx.worker))
     address = t.call(ptx_cluster.mapa, t.call(_box, ctx, memory, t.call(_number, ctx.part, block)), block)
     remote_bar = t.call(ptx_cluster.mapa, bar, block)
@@ -175,7 +175,7 @@ def _send(t: Trace, ctx: Traced, memory: Traced, part: Traced, block: Traced) ->
 
 @op
 def _with_received(t: Trace, ctx: Traced, memory: Traced, mine: Traced, number: Traced) -> Traced:
-    """Merge this block's part with the part in a mailbox."""
+    """Merge this CTA's part with the part in a mailbox."""
     config = unwrap(ctx.config)
     address, theirs = t.call(_box, ctx, memory, number), {}
     for name, x in mine.fields.items():
@@ -206,7 +206,7 @@ def _number(sender, receiver):
 
 @triton.jit
 def join_in_cluster(ctx, state, memory, turn, more):
-    """Return this block's columns of the joined parts (fp32, in registers), and its vectors. `more`: another task
+    """Return this CTA's columns of the joined parts (fp32, in registers), and its vectors. `more`: another task
     follows.
     """
     SHARERS: tl.constexpr = ctx.config.sharers

@@ -1,13 +1,13 @@
-"""Work tiles that one role broadcasts to the other roles of a thread block.
+"""Work tiles that one role broadcasts to the other roles of a CTA.
 
 With `Dynamic`, the producer fetches the next task number from a counter in global memory and broadcasts it one task
 ahead. With `broadcast_tile` it broadcasts the whole work tile; otherwise each role calls `setup` with the number. A
-thread block begins with the task of its own number, without a wait.
+CTA begins with the task of its own number, without a wait.
 
-With `broadcast_tile`, a thread block's first work tile is broadcast too if the loads before the roles begin need it.
+With `broadcast_tile`, a CTA's first work tile is broadcast too if the loads before the roles begin need it.
 Otherwise each role's `setup` would read memory after those loads, and wait for them.
 
-The two counters (tasks fetched, thread blocks done) are zero before a launch and zero again after it. Source:
+The two counters (tasks fetched, CTAs done) are zero before a launch and zero again after it. Source:
 FlashAttention-3 (Shah et al., 2024), dynamic persistent tile scheduler.
 """
 
@@ -38,10 +38,10 @@ BYTES = 4 * NUMBERS * SLOTS.value
 
 @dataclass(frozen=True)
 class Dynamic(Schedule):
-    """A persistent grid whose thread blocks fetch their next task from a counter in global memory.
+    """A persistent grid whose CTAs fetch their next task from a counter in global memory.
 
-    It fits tasks of unequal length, the longest first: all blocks then end at nearly the same time. A task's epilogue
-    overlaps with the next task's loads. The block and the time of a task change from run to run.
+    It fits tasks of unequal length, the longest first: all CTAs then end at nearly the same time. A task's epilogue
+    overlaps with the next task's loads. The CTA and the time of a task change from run to run.
     """
 
     dynamic: ClassVar[bool] = True
@@ -90,8 +90,7 @@ def _write(t: Trace, place: Traced, task: Traced) -> None:
     if len(numbers) > NUMBERS or any(n.dtype not in (tl.int1, tl.int32) for n in numbers):
         raise TileError(
             f"tk.task of {len(numbers)} numbers, {', '.join(sorted({str(n.dtype) for n in numbers}))}: a broadcast "
-            "task has at most "
-            f"{NUMBERS}, truth values or int32"
+            f"task has at most {NUMBERS}, truth values or int32"
         )
     for i, number in enumerate(numbers):
         t.call(ptx_shared.store, t.method(place, "__add__", 4 * i), t.method(number, "to", tl.int32), tl.int32)
@@ -137,19 +136,19 @@ def receive(memory, tile, nth):
 
 @triton.jit
 def broadcast_first(memory, tile):
-    """Write the thread block's first work tile, before the roles begin."""
+    """Write the CTA's first work tile, before the roles begin."""
     _write(_place(memory, 0), tile)
 
 
 @triton.jit
 def receive_first(memory, tile):
-    """Return the thread block's first work tile: a record with the fields of `tile`, whose own numbers are unused."""
+    """Return the CTA's first work tile: a record with the fields of `tile`, whose own numbers are unused."""
     return _read(_place(memory, 0), tile)
 
 
 @triton.jit
 def fetch_no_more(ctx):
-    """Count this thread block as done. The last block resets the counters."""
+    """Count this CTA as done. The last CTA resets the counters."""
     if tl.atomic_add(ctx.counters + 1, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
         tl.store(ctx.counters, 0)
         tl.store(ctx.counters + 1, 0)

@@ -1,4 +1,4 @@
-"""Integer arithmetic on task and thread-block numbers."""
+"""Integer arithmetic on task and CTA numbers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def ceil_div(t: Trace, a: Traced, b: Traced) -> Traced:
 
 @op
 def block_index(t: Trace, axis: Traced = 0) -> Traced:
-    """Return the index of this thread block in the launch grid along `axis` (0, 1 or 2), an int32 scalar."""
+    """Return the index of this CTA in the launch grid along `axis` (0, 1 or 2), an int32 scalar."""
     return t.call("program_id", axis)
 
 
 @op
 def block_count(t: Trace, axis: Traced = 0) -> Traced:
-    """Return the number of thread blocks in the launch grid along `axis` (0, 1 or 2), an int32 scalar."""
+    """Return the number of CTAs in the launch grid along `axis` (0, 1 or 2), an int32 scalar."""
     return t.call("num_programs", axis)
 
 
@@ -50,5 +50,5 @@ def unravel(t: Trace, index: Traced, extent: Traced) -> Traced:
 
 @triton.jit
 def first_step(block, blocks, steps):
-    """Return the first step of a block, where `steps` are split evenly."""
+    """Return the first step of a CTA, where `steps` are split evenly."""
     return block * (steps // blocks) + tl.minimum(block, steps % blocks)

@@ -43,8 +43,8 @@ class Supergroup(Order):
 class LongestFirst(Order):
     """The last row first, for work that grows with the row; see `longest_first`.
 
-    With `rounds`, each band of columns gives every thread block one task, and the last band gives it at least `rounds`
-    tasks. L2 then holds the data that the tasks of a column share. With `Dynamic()`, all blocks still end at nearly the
+    With `rounds`, each band of columns gives every CTA one task, and the last band gives it at least `rounds`
+    tasks. L2 then holds the data that the tasks of a column share. With `Dynamic()`, all CTAs still end at nearly the
     same time.
     """
 
@@ -96,7 +96,7 @@ def supergroup(t: Trace, task: Traced, rows: Traced, cols: Traced, group: Traced
     """Map tile number `task` to (row, col) of a `rows` × `cols` grid, in bands of `group` rows, column by column
     within a band.
 
-    Concurrent thread blocks then share rows of A and columns of B in L2. Returns two int32 scalars. Source: Triton
+    Concurrent CTAs then share rows of A and columns of B in L2. Returns two int32 scalars. Source: Triton
     matmul tutorial, "L2 cache optimizations".
     """
     return t.call(_supergroup, task, rows, cols, group)
@@ -125,7 +125,7 @@ def longest_first(t: Trace, task: Traced, tiles: Traced, others: Traced = 1) -> 
     """Map task number `task` to (tile, other), longest first, where the work of tile i grows with i, as under a
     causal mask.
 
-    Each of `others` (heads · batches) has `tiles` tiles; the last tiles of all others come first. Thread blocks end
+    Each of `others` (heads · batches) has `tiles` tiles; the last tiles of all others come first. CTAs end
     on short tasks, so they end at nearly the same time. After the last task, tile < 0. Returns two int32 scalars.
     Source: Graham (1969), "Bounds on multiprocessing timing anomalies".
     """
@@ -141,7 +141,7 @@ def supergroup_rows(rows: int, cols: int, depth: int, tile: tuple[int, int], ite
     Args:
         rows: the rows of C and A.
         cols: the columns of C and B.
-        depth: the depth of A and B.
+        depth: K, the columns of A and rows of B.
         tile: (rows, cols) of a tile of C.
         itemsize: bytes of an operand's element.
         l2_bytes: bytes of L2, `tritonkittens.launch.l2_bytes(device)`.

@@ -1,4 +1,4 @@
-"""Tile schedulers that split tasks between thread blocks: split-K, split tails, stream-K. `schedule/split_k.py` joins
+"""Tile schedulers that split tasks between CTAs: split-K, split tails, stream-K. `schedule/split_k.py` joins
 the parts.
 """
 
@@ -81,14 +81,14 @@ class SplitTail(_Split):
     """Schedule whole tasks for full rounds, and split the tasks of the last, incomplete round into equal parts; see
     `SplitK`.
 
-    The last round has as many parts as fill the device. Concurrent thread blocks work at the same depth of
-    neighbouring tiles and share them in L2, unlike stream-K's.
+    The last round has as many parts as fill the device. Concurrent CTAs read the same range of K of
+    neighbouring tiles and share it in L2, unlike stream-K's.
     """
 
     splits: ClassVar[bool] = True
 
     def split(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> tuple[int, int]:
-        """Return (whole tasks, parts of each other task) where `slots` thread blocks run at once.
+        """Return (whole tasks, parts of each other task) where `slots` CTAs run at once.
 
         After whole rounds there are at most `MOST_TAIL_PARTS`: the last part of a task reads all others (measured:
         docs/notes/gemm.md).
@@ -113,15 +113,15 @@ class SplitTail(_Split):
 
 @dataclass(frozen=True)
 class SplitRest(SplitTail):
-    """One round with equal work on every multiprocessor: equally many whole tasks, and the remaining tasks in equal
+    """One round with equal work on every SM: equally many whole tasks, and the remaining tasks in equal
     parts; see `SplitK`.
 
-    There are as many parts as multiprocessors allow, next to the whole tasks, so `blocks_per_sm` must exceed the
-    whole tasks. It fits memory-bound tasks, which the blocks of a multiprocessor read at the same time.
+    There are as many parts as SMs allow, next to the whole tasks, so `blocks_per_sm` must exceed the
+    whole tasks. It fits memory-bound tasks, which the CTAs of an SM read at the same time.
     """
 
     def split(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> tuple[int, int]:
-        """Return (whole tasks, parts of each other task). There are at most `MOST_REST_PARTS`, and no multiprocessor
+        """Return (whole tasks, parts of each other task). There are at most `MOST_REST_PARTS`, and no SM
         gets two parts.
         """
         multiprocessors = max(1, slots // blocks_per_sm)
@@ -132,9 +132,9 @@ class SplitRest(SplitTail):
 @dataclass(frozen=True)
 class StreamK(Schedule):
     """Schedule whole tasks for full rounds, and split the iterations of the last one to two rounds evenly among all
-    thread blocks.
+    CTAs.
 
-    Blocks that share a task sum it as in `SplitK`. All tasks must have equally many iterations. Source: Osama et al.
+    CTAs that share a task sum it as in `SplitK`. All tasks must have equally many iterations. Source: Osama et al.
     (2023), "Stream-K", section 5.2.
     """
 
@@ -170,7 +170,7 @@ class StreamK(Schedule):
 
 @triton.jit
 def _holder(step, blocks, steps):
-    """Return the block of a step."""
+    """Return the CTA of a step."""
     each = steps // blocks
     edge = steps % blocks * (each + 1)
     return tl.where(step < edge, step // (each + 1), steps % blocks + (step - edge) // tl.maximum(each, 1))
@@ -214,7 +214,7 @@ def _stream_part(index, block, blocks, whole, tasks, iterations, steps):
 
 @triton.jit
 def iterations_of(part, parts, iterations):
-    """Return (first, number) of a part's iterations. The block of a whole task skips the division (see
+    """Return (first, number) of a part's iterations. The CTA of a whole task skips the division (see
     `_tail_part`)."""
     begin, count = 0, iterations
     if parts > 1:
@@ -234,8 +234,8 @@ def _tail_part(index, whole, tasks, parts):
     """Map an index to (task, parts, part, first slot, is_valid).
 
     An index below `whole` is a whole task. After it come the first parts of all other tasks, then their second parts,
-    and so on. Neighbouring blocks then work on neighbouring tiles at the same depth, and share them in L2.
-    A division here delays the block's first copy, so a whole task divides nothing.
+    and so on. Neighbouring CTAs then work on the same range of K of neighbouring tiles, and share it in L2.
+    A division here delays the CTA's first copy, so a whole task divides nothing.
     """
     task, shared, part, slot = index, 1, 0, 0
     if index >= whole:
@@ -247,7 +247,7 @@ def _tail_part(index, whole, tasks, parts):
 
 
 def _stream(t: Trace, ctx: Traced, A: Traced) -> tuple[Traced, ...]:
-    """Return (block, blocks, whole tasks, all tasks, iterations of a task, steps of the shared tasks)."""
+    """Return (CTA, CTAs, whole tasks, all tasks, iterations of a task, steps of the shared tasks)."""
     cluster = unwrap(ctx.config).cluster_size
     whole, tasks = extra(ctx.config, A)[2:4]
     iterations = setup(t, ctx, t.scalar(0)).iterations
@@ -265,10 +265,10 @@ def _stream_k(block, blocks, tiles, iterations):
 
 @op
 def stream_k(t: Trace, block: Traced, blocks: Traced, tiles: Traced, iterations: Traced) -> Traced:
-    """Return (tile, iteration, count): the first step of block `block` of `blocks`, and its share of the `tiles` ·
+    """Return (tile, iteration, count): the first step of CTA `block` of `blocks`, and its share of the `tiles` ·
     `iterations` steps.
 
-    The block continues through the iterations of the following tiles. A tile that it enters or leaves in the middle
+    The CTA continues through the iterations of the following tiles. A tile that it enters or leaves in the middle
     is summed with its neighbours' parts. Counts differ by at most one. The total must be below 2³¹. All values are
     int32 scalars.
     Source: Osama et al. (2023), "Stream-K".

@@ -1,8 +1,8 @@
-"""Joining the parts of a task that several thread blocks share, through global memory.
+"""Joining the parts of a task that several CTAs share, through global memory.
 
-Each block writes its accumulators. The last block to finish adds all of them, in the order of the parts, and runs the
+Each CTA writes its accumulators. The last CTA to finish adds all of them, in the order of the parts, and runs the
 epilogue. Hooks `part` and `merge` may replace accumulators and sum.
-No block waits, so nothing can hang. The fixed order makes the result the same in every run. The counters are zero
+No CTA waits, so nothing can hang. The fixed order makes the result the same in every run. The counters are zero
 before a launch and zero again after it.
 Source: Osama et al. (2023), "Stream-K", section 4 ("fix-up"), with a ticket instead of a wait.
 """
@@ -46,8 +46,8 @@ def settled(t: Trace, ctx: Traced, state: Traced) -> Traced:
         have = ", ".join(f"{n} {list(shape_of(v))}" for n, v in tiles.items())
         raise TileError(
             f"{type(unwrap(ctx.config)).__name__}(schedule={unwrap(ctx.config).schedule!r}): tasks that are split are "
-            "summed up by their "
-            f"accumulators; the state must be the fp32 tiles of layout(accumulators={declared}), it has {have}"
+            f"summed up by their accumulators; the state must be the fp32 tiles of layout(accumulators={declared}), it "
+            f"has {have}"
         )
     return struct(**tiles)
 
@@ -177,7 +177,7 @@ def _join(t: Trace, ctx: Traced, state: Traced, theirs: Traced) -> Traced:
 def _slot_of(ctx, part):
     """Return the slot of a part.
 
-    Stream-K: a block's first shared task is in its slot 0, its last in slot 1. The first block of a task may have
+    Stream-K: a CTA's first shared task is in its slot 0, its last in slot 1. The first CTA of a task may have
     begun it late. Split-K: late is 0.
     """
     STEP: tl.constexpr = ctx.config.schedule.slots_per_part

@@ -1,8 +1,8 @@
-"""Tile schedulers: they choose the task, or the part of one, that a thread block (or cluster) computes next.
+"""Tile schedulers: they choose the task, or the part of one, that a CTA (or cluster) computes next.
 
 A scheduler is a small value that a template takes as a knob: `Gemm(schedule=tk.StreamK())`.
-On the host it gives the number of work tiles and thread blocks of a launch, and their shared global memory. On the
-device, while a kernel is traced, it gives a block's first work tile, the next one, and the work tile of an index.
+On the host it gives the number of work tiles and CTAs of a launch, and their shared global memory. On the
+device, while a kernel is traced, it gives a CTA's first work tile, the next one, and the work tile of an index.
 """
 
 from __future__ import annotations
@@ -113,11 +113,11 @@ class Schedule(Knob):
     alone: ClassVar[str] = ""  # the reason for cluster=1 and pingpong=False, where it needs them
 
     def work_tiles(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> int:
-        """Return the number of work tiles where `slots` thread blocks (clusters) run at once."""
+        """Return the number of work tiles where `slots` CTAs (clusters) run at once."""
         return tasks
 
     def blocks(self, work_tiles: int, slots: int) -> int:
-        """Return the number of thread blocks (clusters) of a launch: the fewest with the same number of rounds, so
+        """Return the number of CTAs (clusters) of a launch: the fewest with the same number of rounds, so
         rounds are equally full.
         """
         rounds = max(1, -(-work_tiles // slots))
@@ -138,7 +138,7 @@ class Schedule(Knob):
     # ------------------------------------------------------------ on the device
 
     def first(self, t: Trace, ctx: Traced, A: Traced) -> Traced:
-        """Return the index of this thread block's first work tile."""
+        """Return the index of this CTA's first work tile."""
         return t.call(_block, unwrap(ctx.config).cluster_size)
 
     def next(self, t: Trace, ctx: Traced, A: Traced, index: Traced, tile: Traced) -> Traced:
@@ -147,7 +147,7 @@ class Schedule(Knob):
 
     def tile(self, t: Trace, ctx: Traced, A: Traced, index: Traced) -> struct:
         """Return work tile number `index`: its task's fields, its iterations `begin` … `begin` + `count` − 1, and the
-        thread blocks that share the task.
+        CTAs that share the task.
         """
         info = setup(t, ctx, index)
         return struct(**{**info.fields, "task_id": index, "begin": t.scalar(0), "count": info.iterations})
@@ -155,8 +155,8 @@ class Schedule(Knob):
 
 @dataclass(frozen=True)
 class OnePerBlock(Schedule):
-    """One thread block for every task. The hardware schedules the blocks; a task's epilogue overlaps only with other
-    blocks.
+    """One CTA for every task. The hardware schedules the CTAs; a task's epilogue overlaps only with other
+    CTAs.
     """
 
     one_tile_per_block: ClassVar[bool] = True
@@ -167,7 +167,7 @@ class OnePerBlock(Schedule):
 
 @dataclass(frozen=True)
 class Persistent(Schedule):
-    """As many thread blocks as run at once; each takes every n-th task. A task's epilogue overlaps with the next
+    """As many CTAs as run at once; each takes every n-th task. A task's epilogue overlaps with the next
     task's loads.
     """
 
@@ -212,13 +212,13 @@ def depends_on(t: Trace, tile: Traced) -> Traced:
 
 @op
 def first_index(t: Trace, ctx: Traced, A: Traced) -> Traced:
-    """Return the index of this thread block's first work tile."""
+    """Return the index of this CTA's first work tile."""
     return unwrap(ctx.config).schedule.first(t, ctx, A)
 
 
 @op
 def next_index(t: Trace, ctx: Traced, A: Traced, index: Traced, tile: Traced) -> Traced:
-    """Return the index of this thread block's work tile after `index`."""
+    """Return the index of this CTA's work tile after `index`."""
     config = unwrap(ctx.config)
     return index if config.one_tile_per_block else config.schedule.next(t, ctx, A, index, tile)
 

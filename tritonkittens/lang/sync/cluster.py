@@ -1,4 +1,4 @@
-"""Clusters of thread blocks, and programmatic dependent launch."""
+"""Clusters of CTAs, and programmatic dependent launch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from tritonkittens.lang.core.resources import bill
 
 CLUSTER_OF_ROLES = (
     "the cluster's barrier counts the warps of every role and would wait forever; write tk.specialize(..., "
-    "cluster_sync=True): all roles of all "
-    "blocks of the cluster then meet before they begin and before they end"
+    "cluster_sync=True): all roles of all blocks of the cluster then meet before they begin and before they end"
 )
 
 
 @op
 def cluster_sync(t: Trace) -> None:
-    """Wait for all threads of all thread blocks of the cluster (`cluster_size=` at launch).
+    """Wait for all threads of all CTAs of the cluster (`cluster_size=` at launch).
 
     Memory that they wrote before the wait is visible after it.
 
@@ -36,7 +35,7 @@ def cluster_sync(t: Trace) -> None:
 
 @op
 def cluster_rank(t: Trace) -> Traced:
-    """Return this block's rank in its cluster, an int32 scalar (0 without clusters). Source: PTX ISA,
+    """Return this CTA's rank in its cluster, an int32 scalar (0 without clusters). Source: PTX ISA,
     %cluster_ctarank.
     """
     t.require_explicit("cluster_rank")
@@ -46,7 +45,7 @@ def cluster_rank(t: Trace) -> Traced:
 
 @op
 def dependents_launch(t: Trace) -> None:
-    """Allow the next kernel of the stream to start. It starts once every block has called this or ended.
+    """Allow the next kernel of the stream to start. It starts once every CTA has called this or ended.
 
     Only kernels launched with `launch_pdl=True` start early. Source: PTX ISA, griddepcontrol.launch_dependents.
     """

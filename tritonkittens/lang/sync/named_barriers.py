@@ -1,4 +1,4 @@
-"""Named barriers of a thread block. Source: PTX ISA, barrier.sync, barrier.arrive."""
+"""Named barriers of a CTA. Source: PTX ISA, barrier.sync, barrier.arrive."""
 
 from __future__ import annotations
 

@@ -23,6 +23,8 @@ REPORT = "report"  # the debug mode in which a wait prints the warps that are st
 
 
 class semaphore_type(base_type):
+    """The type of a `semaphore`: how many there are (None: one), and the type of their memory."""
+
     def __init__(self, number: int | None, piece: base_type):
         self.number, self.piece = number, piece
 
@@ -92,7 +94,7 @@ def semaphores(t: Trace, number: Traced, arrivals: Traced = 1) -> Traced:
             well.
 
     Returns:
-        The array; `made[i]` is one semaphore. All threads of the block and TMA see it.
+        The array; `made[i]` is one semaphore. All threads of the CTA and TMA see it.
 
     Raises:
         TileError: where a number is no positive integer, or the shared memory is exceeded.
@@ -141,7 +143,7 @@ def expect(t: Trace, sem: Traced, what: Traced) -> None:
 
 
 def role_thread(t: Trace) -> Traced:
-    """Return this thread's index in its role (in the block outside roles), an int32 scalar.
+    """Return this thread's index in its role (in the CTA outside roles), an int32 scalar.
 
     The index differs between threads, although the compiler takes scalars to be uniform. A branch on it may contain
     single-thread instructions (PTX shims, prints). It must not contain anything for which the compiler adds a
@@ -177,7 +179,7 @@ def arrive(
         count: the arrivals, a compile-time integer.
         per: "role": all threads of the role synchronise, then `count` arrivals. "warp": each warp arrives `count`
             times without synchronising with the others, so the semaphore must count them all.
-        cta: the rank of a block of the cluster, whose semaphore receives the arrival. That block waits with
+        cta: the rank of a CTA of the cluster, whose semaphore receives the arrival. That CTA waits with
             `scope="cluster"`.
         scope: "cta" at both ends is enough where only tensor cores and TMA touched the memory. It saves a fence of
             the whole GPU.
@@ -227,7 +229,7 @@ def wait(t: Trace, sem: Traced, phase: Traced, scope: Traced = "cta") -> None:
     Args:
         sem: one semaphore.
         phase: 0 or 1, a constant or an int32 scalar.
-        scope: "cluster" where threads of other blocks arrive, else "cta".
+        scope: "cluster" where threads of other CTAs arrive, else "cta".
 
     In debug mode, a wait of more than two seconds ends the launch with an error. With `debug=True` at launch it ends
     silently and changes no other code. With `debug="report"` it prints the warps that are stuck, as `careful_wait`
@@ -248,14 +250,14 @@ def careful_wait(
 ) -> None:
     """Wait as `wait` does, but end the launch with an error after a time limit.
 
-    Before that, the kernel prints `name`, the phase, the block, and the warps of the block that wait.
+    Before that, the kernel prints `name`, the phase, the CTA, and the warps of the CTA that wait.
 
     Args:
         sem: one semaphore.
         phase: 0 or 1, a constant or an int32 scalar.
         limit_ns: the limit in nanoseconds, a positive compile-time integer.
         name: printable ASCII; the place in the source if None.
-        scope: "cluster" where threads of other blocks arrive, else "cta".
+        scope: "cluster" where threads of other CTAs arrive, else "cta".
 
     Raises:
         TileError: for another limit or name.
@@ -316,7 +318,7 @@ def _place(t: Trace) -> str:
 
 @op
 def sync(t: Trace) -> None:
-    """Synchronise the threads of this role (of the whole block outside roles)."""
+    """Synchronise the threads of this role (of the whole CTA outside roles)."""
     if t.explicit:
         t.call(gl.barrier)
     else:

@@ -1,4 +1,4 @@
-"""Warp roles: parts of a block that run different code, and the register budget of each."""
+"""Warp roles: parts of a CTA that run different code, and the register budget of each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def consumer_registers(consumers: int, blocks_per_sm: int = 1) -> int:
     """Return the registers of a consumer thread, where one producer warpgroup runs next to `consumers` consumer
     warpgroups.
 
-    `blocks_per_sm` thread blocks share the register file. With one: 240 for one or two consumers, 160 for three, 120
+    `blocks_per_sm` CTAs share the register file. With one: 240 for one or two consumers, 160 for three, 120
     for four.
     """
     warpgroups = REGISTERS // blocks_per_sm // (4 * WARP)  # registers of a thread if the block had one warpgroup
@@ -48,14 +48,14 @@ def specialize(t: Trace, roles: Traced, warps: Traced, registers: Traced = None,
         warps: the warps of each role. The first role runs on the kernel's own warps.
         registers: the registers that each role requests per thread. Hardware moves registers between whole
             warpgroups.
-        cluster_sync: synchronise all roles of all blocks of the cluster (`cluster_size=` at launch) before and after.
-            So the other blocks' semaphores exist when a role begins, and their shared memory still exists when it
+        cluster_sync: synchronise all roles of all CTAs of the cluster (`cluster_size=` at launch) before and after.
+            So the other CTAs' semaphores exist when a role begins, and their shared memory still exists when it
             ends. `tk.cluster_sync` is refused in such a kernel, because its barrier counts the warps of all roles.
 
     Roles see all earlier writes to shared memory.
 
     Raises:
-        TileError: where the roles exceed the register file or the warps of a block.
+        TileError: where the roles exceed the register file or the warps of a CTA.
 
     Example::
 

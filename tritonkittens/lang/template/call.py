@@ -38,8 +38,8 @@ class TileArgument(NamedTuple):
 
 
 def cluster_slots(multiprocessors: int, size: int) -> int:
-    """Clusters of `size` blocks, one a multiprocessor, that run at once: those of more than two do not use up the GPCs,
-    which differ in multiprocessors (an H200 of 132, by cuOccupancyMaxActiveClusters: 66 of 2, 30 of 4, 15 of 8)."""
+    """Clusters of `size` CTAs, one an SM, that run at once: those of more than two do not use up the GPCs,
+    which differ in SMs (an H200 of 132, by cuOccupancyMaxActiveClusters: 66 of 2, 30 of 4, 15 of 8)."""
     return int(multiprocessors * (CLUSTERED if size > 2 else 1)) // size
 
 
@@ -106,7 +106,7 @@ class Call:
             )
 
     def _workspace(self, tensors: tuple[Any, ...], blocks: int = 0) -> tuple[Any, ...]:
-        """What blocks share, of the current stream: nothing, the counters that tasks are drawn from, or partial sums
+        """What CTAs share, of the current stream: nothing, the counters that tasks are drawn from, or partial sums
         and their counters."""
         if self.splits:
             floats, counters = self.room

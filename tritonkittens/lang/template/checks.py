@@ -47,8 +47,8 @@ def check_knobs(T: lcf) -> None:
         raise error_of(
             T,
             f"(one_tile_per_block=True, schedule={T.schedule!r}, pingpong={T.pingpong}): a block with one work tile "
-            "neither fetches it nor enters a "
-            "task in the middle, and its consumers share it; that needs another schedule and pingpong=False",
+            "neither fetches it nor enters a task in the middle, and its consumers share it; that needs another "
+            "schedule and pingpong=False",
         )
     if T.staggered_epilogue and T.warp_scheduler_barrier:
         raise error_of(
@@ -66,42 +66,10 @@ def check_layout(T: lcf, extensions: tuple[type[Extension], ...]) -> None:
     plan = T._plan
     if not isinstance(plan, layout):
         raise error_of(T, f".layout must return tk.layout(…), got {plan!r}")
-    for extension in EXTENSIONS:
-        given = [name for name in extension.added_fields if getattr(plan, name)]
-        if given and not any(issubclass(e, extension) for e in extensions):
-            raise error_of(
-                T,
-                f"its layout has {given[0]}=…, which is of an extension; derive the class from "
-                f"tk.{extension.__name__} too",
-            )
-    for extension in extensions:
-        if (
-            extension.added_fields
-            and extension.needs_fields
-            and not any(getattr(plan, name) for name in extension.added_fields)
-        ):
-            raise error_of(T, f"tk.{extension.__name__} needs {extension.added_fields[0]}=… in its layout")
-    for hook in hooks_of(T._stores, extensions).values():
-        if hook.layout and getattr(plan, hook.layout) and not hasattr(type(T), hook.name):
-            raise error_of(T, f"its layout has {hook.layout}=…, but hook {hook.name!r} is missing")
-    if (
-        not T._stores
-        and not hasattr(type(T), "finish")
-        and not any("finish" in extension.replaced_hooks for extension in T.extensions)
-    ):
-        raise error_of(T, "hook 'finish' is missing; its layout has no deferred_results")
+    _check_extension_fields(T, plan, extensions)
+    _check_hooks(T, plan, extensions)
     if T.lagged_producer and not plan.lagged:
         raise error_of(T, "(lagged_producer=True): its layout has no lagged tiles")
-    if plan.lagged and not T.pipelined:
-        raise error_of(
-            T, "its layout has lagged tiles, which are used one iteration later: that needs hook 'compute_last'"
-        )
-    if plan.late_task and not hasattr(type(T), "compute_first"):
-        raise error_of(
-            T,
-            "its layout has late_task tiles, for which hook 'compute_first' of a pipelined computation waits; hook "
-            "'compute_first' is missing",
-        )
     if T.pingpong and (plan.task or plan.output or plan.late_task or plan.exchange):
         raise error_of(
             T, "(pingpong=True): consumers with tasks of their own have no task, late_task, exchange or output tiles"
@@ -116,10 +84,43 @@ def check_layout(T: lcf, extensions: tuple[type[Extension], ...]) -> None:
             f"(schedule={T.schedule!r}): tasks that are split are summed up by their accumulators; declare them in "
             "the layout",
         )
-    if bool(plan.output) != T._stores:
+    if plan.output and not T._stores:
+        raise error_of(T, "output tiles are for the store hook of an lcsf template")
+    if T._stores and not plan.output:
+        raise error_of(T, "its layout has no output tiles to store")
+
+
+def _check_extension_fields(T: lcf, plan: layout, extensions: tuple[type[Extension], ...]) -> None:
+    """Check that the layout has fields of the class's extensions only, and those that they need."""
+    for extension in EXTENSIONS:
+        given = [name for name in extension.added_fields if getattr(plan, name)]
+        if given and not any(issubclass(e, extension) for e in extensions):
+            raise error_of(
+                T,
+                f"its layout has {given[0]}=…, which is of an extension; derive the class from "
+                f"tk.{extension.__name__} too",
+            )
+    for extension in extensions:
+        fields = extension.added_fields
+        if fields and extension.needs_fields and not any(getattr(plan, name) for name in fields):
+            raise error_of(T, f"tk.{extension.__name__} needs {fields[0]}=… in its layout")
+
+
+def _check_hooks(T: lcf, plan: layout, extensions: tuple[type[Extension], ...]) -> None:
+    """Check that the class has the hooks that the fields of its layout need."""
+    for hook in hooks_of(T._stores, extensions).values():
+        if hook.layout and getattr(plan, hook.layout) and not hasattr(type(T), hook.name):
+            raise error_of(T, f"its layout has {hook.layout}=…, but hook {hook.name!r} is missing")
+    has_finish = hasattr(type(T), "finish") or any("finish" in extension.replaced_hooks for extension in T.extensions)
+    if not T._stores and not has_finish:
+        raise error_of(T, "hook 'finish' is missing; its layout has no deferred_results")
+    if plan.lagged and not T.pipelined:
+        raise error_of(
+            T, "its layout has lagged tiles, which are used one iteration later: that needs hook 'compute_last'"
+        )
+    if plan.late_task and not hasattr(type(T), "compute_first"):
         raise error_of(
             T,
-            "output tiles are for the store hook of an lcsf template"
-            if plan.output
-            else "its layout has no output tiles to store",
+            "its layout has late_task tiles, for which hook 'compute_first' of a pipelined computation waits; hook "
+            "'compute_first' is missing",
         )

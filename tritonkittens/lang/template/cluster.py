@@ -1,4 +1,4 @@
-"""How the thread blocks of a cluster meet when they begin, and wait for each other when they end."""
+"""How the CTAs of a cluster meet when they begin, and wait for each other when they end."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tritonkittens.lang.template.facts import facts
 
 @op
 def open_cluster(t: Trace, T: Traced) -> Traced:
-    """Before the first copy to other blocks all warps of a cluster meet, so that every block has made its barriers.
-    Blocks that share a task's iterations only
+    """Before the first copy to other CTAs all warps of a cluster meet, so that every CTA has made its barriers.
+    CTAs that share a task's iterations only
     arrive: they send each other nothing before its end, see `cluster_opened`. The barriers are all that was written,
     and fenced."""
     if unwrap(T).cluster_size > 1:
@@ -33,7 +33,7 @@ def cluster_opened(t: Trace, T: Traced) -> Traced:
 
 @triton.jit
 def leave_cluster(memory, phases, T: tl.constexpr):
-    """After a block's last copy: no block of a cluster ends while others still arrive at its barriers. Its consumers
+    """After a CTA's last copy: no CTA of a cluster ends while others still arrive at its barriers. Its consumers
     have waited for what others write to its tiles; here its producer sees that they have released every stage. A
     barrier of the cluster would make each thread wait until all that it wrote is visible on the device
     (`fence.acq_rel.gpu`)."""

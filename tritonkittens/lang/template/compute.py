@@ -30,7 +30,7 @@ def counted(t: Trace, hook: Traced, key: str, counters: tuple[str, ...], *args: 
 
 @op
 def await_block_task(t: Trace, tiles: Traced) -> Traced:
-    """Wait until the block's task tiles are full, when a task begins, or its late ones, after the first iteration: a
+    """Wait until the CTA's task tiles are full, when a task begins, or its late ones, after the first iteration: a
     parity tells two phases apart, so no consumer may miss one."""
     if "group" in tiles.fields:
         t.call(wait, tiles.full, tiles.phase)
@@ -38,7 +38,7 @@ def await_block_task(t: Trace, tiles: Traced) -> Traced:
 
 @op
 def release_block_task(t: Trace, ctx: Traced, computed_last: Traced = False) -> Traced:
-    """Release the block's task tiles that hook `compute_last`, where it was called, has not released."""
+    """Release the CTA's task tiles that hook `compute_last`, where it was called, has not released."""
     last = f"compute_last: {type(unwrap(ctx.config)).compute_last.cache_key}" if unwrap(computed_last) else ""
     for group in BLOCK_TASK:
         if (
@@ -117,15 +117,13 @@ def _check_lagged(config: Any, what: str, released: int, awaited: int) -> None:
     name = type(config).__name__
     if released != (what != "compute_last"):
         raise TileError(
-            f"{name}.{what} calls tk.release {released} times; 'compute_first' and 'compute' release their input "
-            "once, in the hook itself, "
-            "'compute_last' has none"
+            f"{name}.{what} calls tk.release {released} times; 'compute_first' and 'compute' release their input once, "
+            "in the hook itself, 'compute_last' has none"
         )
     if awaited != (what != "compute_first"):
         raise TileError(
             f"{name}.{what} calls tk.wait_for {awaited} times; 'compute' and 'compute_last' wait once, in the hook "
-            "itself, for their lagged tiles, "
-            "'compute_first' has none"
+            "itself, for their lagged tiles, 'compute_first' has none"
         )
 
 
@@ -200,7 +198,7 @@ def release_before(t: Trace, memory: Traced, slot: Traced, T: Traced) -> Traced:
 
 @op
 def _release(t: Trace, bar: Traced, T: Traced, unread: Traced = False) -> Traced:
-    """Arrive at the empty barrier of a stage, for the producers of all blocks of the cluster: each writes into the
+    """Arrive at the empty barrier of a stage, for the producers of all CTAs of the cluster: each writes into the
     stages of all.
 
     Scope "cta" is enough in a cluster too: what reads a stage are the tensor cores, whose products were waited for, or

@@ -1,4 +1,4 @@
-"""Named barriers between the consumers of a block: turns, exchange tiles, and the end of a task."""
+"""Named barriers between the consumers of a CTA: turns, exchange tiles, and the end of a task."""
 
 from __future__ import annotations
 
@@ -112,5 +112,5 @@ def exchange_acquire(t: Trace, ctx: Traced) -> Traced:
 
 @op
 def meet_at_end(t: Trace, T: Traced) -> Traced:
-    """All consumers of the block are done with their products."""
+    """All consumers of the CTA are done with their products."""
     t.call(named_sync, FINISH_BARRIER, unwrap(T).consumers * GROUP)

@@ -62,7 +62,7 @@ def marked_edges(t: Trace, tile: Traced) -> Traced:
 
 @op
 def addressed_anew(t: Trace, ctx: Traced, memory: Traced) -> Traced:
-    """The context with the block's task tiles addressed anew: their slot is zero, but the compiler cannot tell.
+    """The context with the CTA's task tiles addressed anew: their slot is zero, but the compiler cannot tell.
     Otherwise it would compute the descriptors of all their parts once, and keep them in registers that accumulators
     need."""
     plan = unwrap(ctx.config)._plan
@@ -76,7 +76,7 @@ def addressed_anew(t: Trace, ctx: Traced, memory: Traced) -> Traced:
 
 @op
 def of_consumer(t: Trace, ctx: Traced, memory: Traced, worker: Traced, turn: Traced) -> Traced:
-    """The context of one consumer in its block's task number `turn`: its number among those that share the task, its
+    """The context of one consumer in its CTA's task number `turn`: its number among those that share the task, its
     tiles and accumulators."""
     config, c = unwrap(ctx.config), unwrap(worker)
     plan = config._plan

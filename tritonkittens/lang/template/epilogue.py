@@ -93,7 +93,7 @@ def _call_finish(t: Trace, ctx: Traced, state: Traced, memory: Traced) -> Traced
 
 @triton.jit
 def _finish_if_last(ctx, state, memory):
-    """Finish a task that blocks share, where this one is the last of them."""
+    """Finish a task that CTAs share, where this one is the last of them."""
     state, last = join_parts(ctx, own_part(ctx, state))
     if last:
         _call_finish(ctx, state, memory)
@@ -108,7 +108,7 @@ def finish_task(
 
     `ring_empty` completes once a task, by an arrival of every consumer warp after its stores and one of each producer,
     which has then seen the completion of the previous task. So no role is two phases ahead, also where tasks of no
-    iterations need nothing of each other. `more`: does this block begin another task? Blocks that share tasks wait for
+    iterations need nothing of each other. `more`: does this CTA begin another task? CTAs that share tasks wait for
     that to send it their sums.
     """
     config = unwrap(ctx.config)

@@ -21,7 +21,7 @@ def facts(t: Trace, T: Traced) -> Traced:
     - `teams` of consumers, each of which has tasks of its own;
     - `early_stages`: filled before the roles begin, because nothing must be waited for;
     - `own_task`: has each consumer task tiles of its own? `any_task`: are there task tiles at all?
-    - `broadcasts_first`: is the block's first work tile broadcast to the roles before they begin?
+    - `broadcasts_first`: is the CTA's first work tile broadcast to the roles before they begin?
     """
     T = unwrap(T)
     placed, plan = T.placement(t.arch), T._plan

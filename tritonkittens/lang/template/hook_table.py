@@ -48,7 +48,7 @@ HOOKS: tuple[Hook, ...] = (
         "once a task",
         ("ctx",),
         "`tk.task(iterations, when=…, **coordinates)`",
-        "Returns what task number `ctx.task_id` is. The loop over tasks ends at the first task whose `when` is false.",
+        "Describes task number `ctx.task_id`. The loop over tasks ends at the first task whose `when` is false.",
         required=True,
     ),
     Hook(
@@ -105,7 +105,7 @@ HOOKS: tuple[Hook, ...] = (
         "before the first iteration of a task",
         ("ctx",),
         "any value",
-        "Reads early what `finish` needs from global memory; later hooks find it in `ctx.params`.",
+        "Reads early what `finish` needs from global memory. Later hooks find it in `ctx.params`.",
     ),
     Hook(
         "start",
@@ -121,8 +121,8 @@ HOOKS: tuple[Hook, ...] = (
         "in the first iteration",
         ("ctx", "state", "input"),
         "the state",
-        "Replaces `compute` in the first iteration of a computation with `compute_last`. Without it `compute` gets "
-        "the same stage twice.",
+        "Replaces `compute` in the first iteration of a computation with `compute_last`. Without it, `compute` gets "
+        "the first stage as `input` and as `previous`.",
         lcsf=False,
     ),
     Hook(
@@ -141,10 +141,9 @@ HOOKS: tuple[Hook, ...] = (
         "after the last iteration",
         ("ctx", "state", "input"),
         "the state",
-        "Pipelines the computation by one iteration: a stage is released one iteration later, so that products that "
-        "read it may still be in flight. `compute` then takes a fourth argument, `previous`: the previous stage, or "
-        "of a "
-        "layout with lagged tiles those of the previous stage. `compute_last` completes the last one.",
+        "Completes the last iteration. With this hook the computation is pipelined by one iteration: a stage is "
+        "released one iteration later, so that products that read it may be in flight. `compute` then takes a fourth "
+        "argument, `previous`: the previous stage, or with lagged tiles the lagged tiles of the previous stage.",
         lcsf=False,
     ),
     Hook(
@@ -153,9 +152,9 @@ HOOKS: tuple[Hook, ...] = (
         "once a task",
         ("ctx", "state", "epilogue"),
         "",
-        "Stores the results through the epilogue tiles. Those that the layout names in `epilogue_reloads` it loads "
-        "itself, with `epilogue.reload_full` as the "
-        "barrier, an even number of times (`tk.expect`, `tk.load_async`, `tk.wait` with parities 0, 1, 0 …).",
+        "Stores the results through the epilogue tiles. It loads the tiles of `epilogue_reloads` itself, an even "
+        "number of times, with `epilogue.reload_full` as the barrier (`tk.expect`, `tk.load_async`, `tk.wait` with "
+        "parities 0, 1, 0 …).",
         required=True,
     ),
 )

@@ -1,7 +1,7 @@
-"""What a template runs: the roles, their pipelines, and the loop over the work tiles of a thread block. The hooks are
+"""What a template runs: the roles, their pipelines, and the loop over the work tiles of a CTA. The hooks are
 called from here.
 
-A thread block (or cluster) walks over work tiles (`lang/schedule/tile_scheduler.py`). For each, the producer fills
+A CTA (or cluster) walks over work tiles (`lang/schedule/tile_scheduler.py`). For each, the producer fills
 pipeline stages in the order of the iterations, and the consumers that share the tile compute on them and finish it.
 With `pingpong` each consumer skips the stages of the others' tiles.
 """

@@ -31,45 +31,31 @@ def _named(what: str, tiles: Any, kinds: tuple[type, ...]) -> tuple[tuple[str, A
 
 @dataclass(frozen=True)
 class layout:
-    """The tiles that a template moves and keeps. Each field is a dict of tile types by name, unless
-    it says otherwise.
+    """The tiles that a template moves and keeps. A field is a dict of tile types by name, unless it says otherwise.
+    docs/hooks.md has more on `scratch`, `epilogue_reloads`, `late_task` and `spare`.
 
     Args:
-        globals: for each tensor of the call, in order, the tile type (or a tuple of them, or None for pointer access
-            only) that TMA moves.
-        input: the tiles of one pipeline stage (at least one).
-        lagged: tiles of a second ring of as many stages, which are used one iteration later (attention: K is input, V
-            is lagged).
-        multicast: names of input and lagged tiles that all blocks of a cluster need alike: they load them together,
-            each block a part for all.
-        task: tiles that are loaded once a task, for each consumer (`per="consumer"`) or for all consumers together
-            (`per="block"`).
-        per: "consumer" or "block". Tiles of a block are released after the task; hook `compute_last` may release them
-            earlier (`tk.release(ctx, ctx.task)`).
-        late_task: more task tiles of a block, for which hook `compute_first` waits itself, where it needs them
-            (`tk.wait_for(ctx.late_task)`).
-        scratch: tiles that each consumer writes and reads itself. With epilogue tiles only from the second iteration
-            on: the previous task's results may be staged over them until then. With `tk.ReduceStoreWarp` a consumer
-            passes them to its reduce-store warp.
+        globals: for each tensor of the call, in order: the tile type that TMA moves, a tuple of them, or None.
+        input: the tiles of one pipeline stage, at least one.
+        lagged: tiles of a second ring, which are used one iteration later (attention: K is input, V is lagged).
+        multicast: names of input and lagged tiles that the CTAs of a cluster load together, each a part for all.
+        task: tiles that are loaded once a task.
+        per: "consumer" or "block": each consumer has task tiles of its own, or the CTA has them once.
+        late_task: task tiles of the CTA for which hook `compute_first` waits itself.
+        scratch: tiles that each consumer writes and reads itself, or passes to its reduce-store warp.
         exchange: tiles, two of each, that the consumers of a task write for each other.
         epilogue: tiles in which each consumer stages results.
-        epilogue_loads: names of epilogue tiles that hook `load_epilogue` fills before `finish` (a residual to which the
-            result is added).
-        epilogue_reloads: names of epilogue tiles that hook `finish` loads itself, with `epilogue.reload_full` as the
-            barrier, an even number of times, so that its parity is 0 at the beginning of each task.
-        output: the tiles of one slot of the output ring (`lcsf`).
+        epilogue_loads: names of epilogue tiles that hook `load_epilogue` fills before `finish`, such as a residual.
+        epilogue_reloads: names of epilogue tiles that hook `finish` loads itself, an even number of times.
+        output: the tiles of one stage of the output ring (`lcsf`).
         accumulators: register tile types (`rt`) that live in tensor memory on chips that have it.
-        ragged: names of globals of sequences packed end to end along the rows, whose tiles TMA moves by `tk.sequence`
-            (two or three dimensions).
+        ragged: names of globals of sequences packed end to end along the rows; `tk.sequence` bounds their copies.
         args: names of run-time numbers of the call.
-        spare: bytes of shared memory left to the compiler, which exchanges values between threads there where a hook
-            changes a tile's register layout. Without it, the template is compiled again with fewer stages if the
-            compiler runs out.
-        merged: what hook `part` returns (`tk.SplitTask`): tiles (`rt`) and vectors (`rv`) of fp32.
-        deferred_results: what hook `defer_results` returns (`tk.DeferredEpilogue`): register tiles (`rt`).
-        deferred_steps: the number of iterations, after the one that stages a deferred result tile, in each of which
-            hook `finish_deferred` is called.
-        page_indices: how many int32 of a table in global memory the copies of an iteration need (`tk.IndexPrefetch`).
+        spare: bytes of shared memory left to the compiler.
+        merged: tiles (`rt`) and vectors (`rv`) of fp32 that hook `part` returns (`tk.SplitTask`).
+        deferred_results: register tiles (`rt`) that hook `defer_results` returns (`tk.DeferredEpilogue`).
+        deferred_steps: iterations, after the one that stages a result tile, that call hook `finish_deferred`.
+        page_indices: how many int32 of a table in global memory an iteration needs (`tk.IndexPrefetch`).
 
     Raises:
         TileError: for other tile types, unknown or clashing names, and no input.

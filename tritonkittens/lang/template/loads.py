@@ -22,8 +22,7 @@ def _checked_load(t: Trace, hook: Traced, what: str, consumer: int | None, expec
     if copied != expected:
         raise TileError(
             f"hook {what!r} copies {copied} bytes, but its barrier expects {expected}, the bytes of all its tiles: "
-            "load every "
-            "tile of the argument exactly once, with its `full` as the barrier"
+            "load every tile of the argument exactly once, with its `full` as the barrier"
         )
 
 

@@ -12,14 +12,14 @@ from tritonkittens.lang.template.facts import facts
 
 @triton.jit
 def computed_first_tile(ctx, A):
-    """(index, work tile) that this block begins with, computed here."""
+    """(index, work tile) that this CTA begins with, computed here."""
     index = first_index(ctx, A)
     return index, work_tile(ctx, A, index)
 
 
 @triton.jit
 def fetched_tile(ctx, A, memory, nth):
-    """(index, work tile) that this block fetches as its `nth`: the producer broadcasts it to the other roles."""
+    """(index, work tile) that this CTA fetches as its `nth`: the producer broadcasts it to the other roles."""
     index = fetch_next(ctx)
     if ctx.config.broadcast_tile:
         tile = work_tile(ctx, A, index)
@@ -32,7 +32,7 @@ def fetched_tile(ctx, A, memory, nth):
 
 @triton.jit
 def received_tile(ctx, A, memory, nth):
-    """(index, work tile) that the producer broadcasts as the block's `nth`."""
+    """(index, work tile) that the producer broadcasts as the CTA's `nth`."""
     if ctx.config.broadcast_tile:
         tile = receive(memory, any_tile(ctx, A), nth)
     else:

@@ -1,6 +1,6 @@
 """The shared memory of a template: which tiles live when, and where they go.
 
-Three lifetimes share the block's memory: task tiles (loaded once a task), the input ring (one stage an iteration), and
+Three lifetimes share the CTA's memory: task tiles (loaded once a task), the input ring (one stage an iteration), and
 the epilogue tiles (staged results, for each consumer). Epilogue tiles lie over the scratch tiles of consumers, where
 these are large enough. Otherwise, where memory is short, they lie over the tail of the ring; the stages before them,
 the safe stages, are those that the producer may already fill for the next task while the results leave.
@@ -84,7 +84,7 @@ def place(
     """Choose the number of stages and where the epilogue tiles go; `stages` fixes the number.
 
     A `pipelined` computation holds the previous stage while it waits for the next: it needs two stages. `may_overlap`:
-    may the epilogue tiles lie over the ring? `others`: bytes for what is no tile (what other blocks send, numbers of
+    may the epilogue tiles lie over the ring? `others`: bytes for what is no tile (what other CTAs send, numbers of
     tasks). Raises `TileError` with the bill where nothing fits.
     """
     limit = chip_of(arch).shared_for(blocks_per_sm) - RESERVE - plan.spare

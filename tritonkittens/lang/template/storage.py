@@ -122,7 +122,7 @@ def _accumulators(t: Trace, T: Traced) -> dict[str, Traced]:
 
 @op
 def open_memory(t: Trace, memory: Traced, T: Traced) -> Traced:
-    """Make the semaphores of `template_memory`: after it all threads of the block, and copies, find them."""
+    """Make the semaphores of `template_memory`: after it all threads of the CTA, and copies, find them."""
     pairs = [field.fields.values() if isinstance(field, struct) else (field,) for field in memory.fields.values()]
     make_semaphores(t, [found for pair in pairs for found in pair if isinstance(found, semaphore)])
     if unwrap(T).cluster_size > 1:
@@ -132,7 +132,7 @@ def open_memory(t: Trace, memory: Traced, T: Traced) -> Traced:
 
 
 def _shared_by(blocks: int, plan: Any, fields: dict[str, Any]) -> dict[str, struct]:
-    """The rings, where so many blocks load the multicast tiles together."""
+    """The rings, where so many CTAs load the multicast tiles together."""
     return {
         rings: struct(
             **{
@@ -146,7 +146,7 @@ def _shared_by(blocks: int, plan: Any, fields: dict[str, Any]) -> dict[str, stru
 
 @op
 def own_rings(t: Trace, memory: Traced, T: Traced) -> Traced:
-    """The same memory, for a block of a cluster that loads its rings alone. One thread issues the many copies of a
+    """The same memory, for a CTA of a cluster that loads its rings alone. One thread issues the many copies of a
     stage with page indices: between two of them the compiler would put a barrier."""
     plan = unwrap(T)._plan
     rings = _shared_by(1, plan, memory.fields)

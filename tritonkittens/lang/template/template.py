@@ -51,60 +51,26 @@ KNOBS = (int, float, str, tuple, type(None), tl.dtype, TileType, Knob)  # class 
 
 class lcf(Configuration, Interned):
     """Base class of load / compute / finish kernels. Subclass it, declare `layout`, write the hooks as `@triton.jit`
-    functions without `self`.
+    functions without `self`. Guide: docs/concepts/templates.md. Rules of the hooks, `ctx`, and which knobs go together:
+    docs/hooks.md. `tk.SplitTask`, `tk.DeferredEpilogue`, `tk.ReduceStoreWarp` and `tk.IndexPrefetch` add hooks.
 
-    A template is a constant: `MyKernel(stages=4)` with equal knobs is the same object, found again in less than a
-    microsecond, and its knobs are fixed. What its methods return (`layout`, `tasks`, `registers`) depends on its knobs
-    and their arguments only. help() shows the hooks below. Rules that concern several:
+    A template is a constant: `MyKernel(stages=4)` with equal knobs is the same object. What its methods return
+    (`layout`, `tasks`, `registers`) depends on its knobs and their arguments only. A class attribute of a type such as
+    int, bool, str or a dtype is a knob of the kernel's own: `ctx.config.NAME`. The built-in knobs are:
 
-    - With `compute_last` the computation is pipelined by one iteration: `compute(ctx, state, input, previous)`. Without
-      lagged tiles, `previous` and the argument of `compute_last` are the whole previous stage, which the template waits
-      for and releases. With lagged tiles they are only the previous stage's lagged tiles: `compute` and `compute_last`
-      call `tk.wait_for(previous)` once, `compute_first` and `compute` call `tk.release(ctx, input)` once.
-    - Consumers that share a task write `ctx.exchange` tiles for each other, `ctx.exchange.X[i]` in two slots. With any
-      number of consumers, all see the tiles after `tk.sync_consumers(ctx)`. Two consumers may have a slot each, as a
-      pipeline: `tk.exchange_acquire`, `tk.exchange_commit`, `tk.exchange_wait`, `tk.exchange_release`.
-    - Task tiles of a consumer are released before `compute_last`: products that read them must have been waited for.
-    - The template counts the bytes of a load hook's copies when it traces the hook. A helper function that starts
-      copies is traced, and counted, once for its argument types.
-
-    `ctx` has the coordinates of the task and `globals`, `args`, `config` (the template), `task_id`, `iterations`,
-    `rank` (of the block in its cluster), `part` (of the task, where blocks share it); where it makes sense also `iter`,
-    `consumer` (its number among those that share a task, of `config.team`), `task`, `late_task`, `scratch`, `exchange`,
-    `accumulators`, `params`. Consumers also have `edge`, a constant: may this iteration be one of the task's `edges`?
-    Edges run in a loop of their own, so that the other iterations have no branch for them. If `setup` names no
-    `edges`, `edge` is true in all iterations. With a run-time number of edges it is also true in the first iteration
-    of a pipelined computation.
-
-    Extensions (`tk.SplitTask`, `tk.DeferredEpilogue`, `tk.ReduceStoreWarp`, `tk.IndexPrefetch`) are mixin classes that
-    add hooks.
-
-    Knobs (class attributes, overridden by keyword at construction; `explain()` says what was chosen for those that are
-    None, and why):
-
-    - `consumers` warpgroups (2), which share a task, or with `pingpong` take a task each, so that one computes while
-      another finishes;
-    - `warp_scheduler_barrier`: `tk.warp_scheduler_sync` / `tk.warp_scheduler_arrive` alternate the consumers;
-    - `staggered_epilogue`: consumers that share a task of a pipelined computation end it one after the other, so that
-      one's last products hide the other's epilogue. Only in tasks of at least 8 · `stages` iterations, except a block's
-      last one, and not with a dynamic schedule or `warp_scheduler_barrier`;
-    - `lagged_producer`: a warp of its own loads lagged tiles. It helps where one warp takes as long to issue a stage's
-      copies as memory takes to serve them;
-    - `stages` of the ring (None: as many as fit); `blocks_per_sm` (1);
-    - `cluster` (1): so many blocks compute neighbouring sub-tiles (`ctx.rank`) of one task together, and load what the
-      layout names in `multicast` once for all;
-    - `schedule`: `Persistent()`, `Dynamic()`, `OnePerBlock()`, `SplitK(parts)`, `ClusterSplitK(parts)`, `SplitTail()`,
-      `SplitRest()`, `StreamK()`;
-    - `one_tile_per_block` (`OnePerBlock` always): no block has more than one work tile, as every launch checks; without
-      the loop, starts and ends are shorter;
-    - `broadcast_tile`: the producer computes the work tile that it fetched (`Dynamic`), or with other schedules the
-      block's first one, and broadcasts it. Otherwise each role computes it. Better where `setup` reads from memory. A
-      broadcast work tile stays in registers for a task;
-    - `order`, for `tk.tile_at(ctx.config.order, …)` in `setup`;
-    - `consumer_registers`, `producer_registers` a thread (None: an equal share where that is at least
-      `needed_registers`, a property, otherwise those of `tk.consumer_registers` and `tk.producer_registers`).
-
-    A class attribute of a type such as int, bool, str or a dtype is a knob too, the kernel's own: `ctx.config.NAME`.
+    - `consumers` (2): consumer warpgroups of a CTA. They share a task, or with `pingpong` take one each.
+    - `stages` (None: as many as fit): stages of the ring. `explain()` says what None became, and why.
+    - `blocks_per_sm` (1): CTAs that share an SM.
+    - `cluster` (1): CTAs that compute neighbouring sub-tiles (`ctx.rank`) of a task and share `multicast` tiles.
+    - `schedule` (`Persistent()`): the tile scheduler.
+    - `order` (`RowMajor()`): the raster order, for `tk.tile_at(ctx.config.order, …)` in `setup`.
+    - `pingpong` (False): consumers take a task each. One computes while another runs its epilogue.
+    - `warp_scheduler_barrier` (False): consumers take turns (`tk.warp_scheduler_sync`, `tk.warp_scheduler_arrive`).
+    - `staggered_epilogue` (False): consumers end a long task one after the other. Each epilogue runs under products.
+    - `one_tile_per_block` (False): no CTA has a second work tile, as each launch checks. The loop over tasks goes.
+    - `broadcast_tile` (False): the producer computes a work tile for all roles. It pays where `setup` reads memory.
+    - `lagged_producer` (False): a warp of its own loads lagged tiles, where one warp cannot issue all copies in time.
+    - `consumer_registers`, `producer_registers` (None: by the register budget): registers of a thread.
     """
 
     consumers: int = 2
@@ -168,7 +134,7 @@ class lcf(Configuration, Interned):
         self._check_knobs()
 
     def _share_registers(self) -> None:
-        """How many warps a block has, and how its registers are shared between the roles."""
+        """How many warps a CTA has, and how its registers are shared between the roles."""
         busy = 1 + self.lagged_producer + int(bool(self._plan.output)) + self.reducers
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
         self.idle_warps = 4 * self._helpers - busy
@@ -227,7 +193,7 @@ class lcf(Configuration, Interned):
 
     def _moved(self, tiles: tuple[Any, ...]) -> tuple[Any, ...]:
         """The tile types that TMA moves of a tensor: with a tile that the cluster loads together, also the parts that
-        each block loads."""
+        each CTA loads."""
         if self.cluster == 1:
             return tiles
         together = [tile for name, tile in self._plan.ring if name in self._plan.multicast]
@@ -249,16 +215,16 @@ class lcf(Configuration, Interned):
         return type(self).__name__, {"G": self.tensors, "A": self._plan.args}
 
     def tasks(self, *shapes: Any) -> int:
-        """How many tasks there are for tensors of these shapes. Override it to launch no more blocks than tasks; by
-        default it is unknown, and a launch has as many blocks as run at once."""
+        """How many tasks there are for tensors of these shapes. Override it to launch no more CTAs than tasks; by
+        default it is unknown, and a launch has as many CTAs as run at once."""
         return UNKNOWN_TASKS
 
     def blocks(self, slots: int, *shapes: Any) -> int:
-        """How many blocks (clusters) a launch has on a device that runs `slots` of them at once."""
+        """How many CTAs (clusters) a launch has on a device that runs `slots` of them at once."""
         return self.schedule.blocks(self.work_tiles(slots, *shapes), slots)
 
     def work_tiles(self, slots: int, *shapes: Any) -> int:
-        """How many work tiles there are for tensors of these shapes on a device that runs `slots` blocks at once."""
+        """How many work tiles there are for tensors of these shapes on a device that runs `slots` CTAs at once."""
         return self.schedule.work_tiles(self.tasks(*shapes), slots, self.blocks_per_sm)
 
     def _knobs(self) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class TileType(base_value):
         self.check()
 
     def check(self) -> None:
+        """Raise `TileError` for extents or a dtype that the type does not have."""
         raise NotImplementedError
 
     @property
@@ -241,17 +242,15 @@ class st(TileType):
         if isinstance(self.cols, int) and self.cols % step:
             raise TileError(
                 f"{self!r}: {self.cols} columns are {row_bytes} bytes; a swizzled {name_of(self.dtype)} tile needs a "
-                f"multiple of {step} columns "
-                f"({step * itemsize(self.dtype)} bytes)"
+                f"multiple of {step} columns ({step * itemsize(self.dtype)} bytes)"
             )
         _positive_multiple(f"{self!r}: cols", self.cols, step, f"the base tile of {name_of(self.dtype)} is 16×{step}")
         _positive_multiple(f"{self!r}: rows", self.rows, 16, f"the base tile of {name_of(self.dtype)} is 16×{step}")
         if self.contiguous and not (self._is_one_line(row_bytes) if self.rows_in_pieces else self._is_lines(row_bytes)):
             raise TileError(
                 f"{self!r}: a contiguous tile has rows that are no power of two, and its {row_bytes} bytes of columns "
-                "are one swizzle line: "
-                f"{', '.join(map(str, SWIZZLES))}; or columns that are no power of two, and they are lines of "
-                f"{SWIZZLE_LINE} bytes"
+                f"are one swizzle line: {', '.join(map(str, SWIZZLES))}; or columns that are no power of two, and they "
+                f"are lines of {SWIZZLE_LINE} bytes"
             )
         if self.swizzle != "auto":
             if self.swizzle not in SWIZZLES:

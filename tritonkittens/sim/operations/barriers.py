@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..machine import Role
+from ..agents import Role
 from ..ttgir import Op
 from ..values import View
 from .control import role_ranks
@@ -34,13 +34,13 @@ def sharers(role: Role, bar: View) -> int:
 def init_barrier(role: Role, op: Op, bar: View) -> None:
     """Initialise a barrier. The count is one CTA's contribution."""
     for address in addresses(role, bar):
-        role.machine.init_barrier(role, address, op.attributes["count"] * sharers(role, bar), op)
+        role.machine.barriers.init(role, address, op.attributes["count"] * sharers(role, bar), op)
 
 
 @effect("ttng.inval_barrier")
 def inval_barrier(role: Role, op: Op, bar: View) -> None:
     for address in addresses(role, bar):
-        role.machine.invalidate_barrier(role, address, op)
+        role.machine.barriers.invalidate(role, address, op)
 
 
 @effect("ttng.barrier_expect")
@@ -53,10 +53,10 @@ def barrier_expect(role: Role, op: Op, bar: View, predicate: Any) -> None:
     count = sharers(role, bar)
     size = op.attributes["size"] * count
     for address in addresses(role, bar):
-        barrier = role.machine.barrier(role, address, op, f"expects {size} bytes")
+        barrier = role.machine.barriers.find(role, address, op, f"expects {size} bytes")
         if barrier is not None:
-            role.machine.expect(role, barrier, size, op)
-            role.machine.arrive(role, barrier, count, op, f"arrives, expecting {size} bytes")
+            role.machine.barriers.expect(role, barrier, size, op)
+            role.machine.barriers.arrive(role, barrier, count, op, f"arrives, expecting {size} bytes")
 
 
 @effect("ttng.arrive_barrier")
@@ -64,10 +64,10 @@ def arrive_barrier(role: Role, op: Op, bar: View, *predicate: Any) -> None:
     if predicate and not predicate[0]:
         return
     for address in addresses(role, bar):
-        barrier = role.machine.barrier(role, address, op, "arrives")
+        barrier = role.machine.barriers.find(role, address, op, "arrives")
         if barrier is not None:
             count = op.attributes["count"] * (32 * role.warps if op.attributes.get("perThread") else 1)
-            role.machine.arrive(role, barrier, count * sharers(role, bar), op)
+            role.machine.barriers.arrive(role, barrier, count * sharers(role, bar), op)
 
 
 @effect("ttng.wait_barrier")
@@ -81,10 +81,10 @@ def wait_barrier(role: Role, op: Op, bar: View, phase: int, *rest: Any) -> Any:
     if rest and (segments is None or segments[2]) and not rest[0]:
         return
     for address in addresses(role, bar):
-        barrier = role.machine.barrier(role, address, op, f"waits for parity {phase & 1}")
+        barrier = role.machine.barriers.find(role, address, op, f"waits for parity {phase & 1}")
         if barrier is not None:
-            yield role.machine.wait_for(role, barrier, phase, op)
-            role.machine.passed(role, barrier)
+            yield role.machine.barriers.wait_for(role, barrier, phase, op)
+            role.machine.barriers.passed(role, barrier)
 
 
 @effect("ttng.async_copy_mbarrier_arrive")
@@ -94,7 +94,7 @@ def async_copy_mbarrier_arrive(role: Role, op: Op, bar: View) -> None:
     """
     machine = role.machine
     (address,) = addresses(role, bar)
-    barrier = machine.barrier(role, address, op, "cp.async.mbarrier.arrive")
+    barrier = machine.barriers.find(role, address, op, "cp.async.mbarrier.arrive")
     if barrier is None:
         return
     threads = 32 * role.warps
@@ -107,7 +107,7 @@ def async_copy_mbarrier_arrive(role: Role, op: Op, bar: View) -> None:
         for copy in copies:
             operation.clock.operations |= copy.bit
         clock.join(operation.clock)
-        machine.arrive(role, barrier, threads, op, "arrives (cp.async complete)", clock)
+        machine.barriers.arrive(role, barrier, threads, op, "arrives (cp.async complete)", clock)
 
     operation = machine.start("cp.async arrival", role, op, done, unit="cp.async")
     operation.gate = lambda: all(c.done for c in copies)

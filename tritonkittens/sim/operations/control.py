@@ -1,5 +1,5 @@
-"""Program ids, synchronisation of a whole CTA or cluster, messages and assertions. Branches and partitions are the
-interpreter's.
+"""Program ids, synchronisation of a whole CTA or cluster, messages and assertions. Branches and partitions are in
+`control_flow`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..machine import Role, poisoned
+from ..agents import Role, poisoned
 from ..report import Stop
 from ..ttgir import Op
 from .registry import effect, view

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..agents import Async, Role, Wait, poisoned
 from ..clocks import GENERIC
 from ..costs import GLOBAL_LATENCY, global_cycles
-from ..machine import Async, Role, Wait, poisoned
 from ..numbers import encode
 from ..ttgir import Op
 from ..values import Poison, Spans, View

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..agents import Role, poisoned
 from ..costs import CLOCK_GHZ, GLOBAL_LATENCY
-from ..machine import Role, poisoned
 from ..numbers import decode, encode, round_to
 from ..report import Place
 from ..spinning import Read, Rest

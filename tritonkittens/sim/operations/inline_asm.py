@@ -12,8 +12,8 @@ import numpy as np
 from tritonkittens.inline_ptx import extern
 from tritonkittens.inline_ptx._meaning import NoMeaning, PtxFault
 
+from ..agents import Role, Wait, poisoned, used_in_flight
 from ..layouts import SHARED_STRIDE, registers
-from ..machine import Role, Wait, poisoned, used_in_flight
 from ..numbers import decode, encode
 from ..ptx import Block, PtxSyntaxError, execute, parse
 from ..report import Finding, Place, Stop

@@ -3,13 +3,15 @@ instructions"."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from ..agents import Async, Role, Wait
 from ..clocks import ASYNC
 from ..costs import WGMMA_LATENCY, wgmma_cycles
-from ..machine import Async, Machine, Role, Wait
+from ..machine import Machine
 from ..numbers import round_to
 from ..report import Place
 from ..ttgir import Op, Scalar, Tensor
@@ -51,47 +53,36 @@ def operand(machine: Machine, agent: Any, value: Any, op: Op, kind: Any) -> np.n
     return round_to("tf32", values, toward_zero=True) if element == "f32" else values
 
 
+def accumulator(role: Role, op: Op, c: Any, use_c: bool) -> Callable[[], np.ndarray | None]:
+    """Return what gives the accumulator when the product is computed: the value of an earlier product is then there.
+    None is an accumulator of zeros.
+    """
+    if use_c and isinstance(c, Poison):
+        why = "wgmma adds to an accumulator that was never computed"
+        role.machine.report("uninitialized", why, role, op, computed=str(c.op.location))
+        use_c = False
+    if not use_c:
+        return lambda: None
+    return lambda: c.product.value if isinstance(c, InFlight) else c
+
+
 @effect("ttng.warp_group_dot")
 def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> Any:
     machine = role.machine
     product = Product()
-    use_c = not use or bool(use[0])
-    kind = op.result_types[0]
+    kind, (left, right) = op.result_types[0], op.operand_types[:2]
     assert isinstance(kind, Tensor)
-    if isinstance(c, Poison):
-        if use_c:
-            machine.report(
-                "uninitialized",
-                "wgmma adds to an accumulator that was never computed",
-                role,
-                op,
-                computed=str(c.op.location),
-            )
-        use_c = False
-    chained = c.product if isinstance(c, InFlight) else None
-    if chained is not None and chained.waited and chained.value is None:
-        chained = None
-    values = chained.value if chained is not None and chained.value is not None else None if chained is not None else c
+    start = accumulator(role, op, c, not use or bool(use[0]))
     if isinstance(a, InFlight):
-        machine.report(
-            "in-flight",
-            "the register operand of a wgmma is the accumulator of another that is still in flight",
-            role,
-            op,
-        )
+        why = "the register operand of a wgmma is the accumulator of another that is still in flight"
+        machine.report("in-flight", why, role, op)
         a = np.zeros(kind.shape, np.float32)
 
     def effect(operation: Async) -> None:
-        start = (chained.value if chained is not None else values) if use_c else None
-        left, right = (
-            operand(machine, operation, a, op, op.operand_types[0]),
-            operand(machine, operation, b, op, op.operand_types[1]),
-        )
-        product.value = accumulate(left, right, start, kind.element)  # type: ignore[arg-type]
+        factors = operand(machine, operation, a, op, left), operand(machine, operation, b, op, right)
+        product.value = accumulate(*factors, start(), kind.element)  # type: ignore[arg-type]
 
     m, n = kind.shape[-2:]
-    k = op.operand_types[0].shape[-1]  # type: ignore[union-attr]
-    cost = wgmma_cycles(m, n, k, op.operand_types[0].element.bits)  # type: ignore[union-attr]
     operation = machine.start(
         "wgmma",
         role,
@@ -99,7 +90,7 @@ def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> An
         effect,
         queue=("wgmma", role.index),
         unit=f"tensor core {role.rank}",
-        cost=cost,
+        cost=wgmma_cycles(m, n, left.shape[-1], left.element.bits),  # type: ignore[union-attr]
         latency=WGMMA_LATENCY,
     )
     product.operation = operation
@@ -108,12 +99,11 @@ def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> An
         for earlier in role.products:
             check_registers(role, earlier, op)
         operation.registers = a
-    flying = InFlight(product, kind)
     if not op.attributes.get("isAsync"):
         yield from wait_products(role, 0)
         product.waited = True
         return product.value
-    return flying
+    return InFlight(product, kind)
 
 
 def check_registers(role: Role, product: Async, op: Op) -> None:

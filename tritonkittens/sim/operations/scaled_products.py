@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from ..agents import Async, Role
 from ..clocks import ASYNC
 from ..costs import tcgen05_cycles
-from ..machine import Async, Role
 from ..numbers import decode
 from ..pure_tensor import SCALED_TYPES, unpack_fp4
 from ..ttgir import MemDesc, Op

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..agents import Role
 from ..layouts import SHARED_STRIDE, layout_rank, shared_offsets, tensor_offsets
-from ..machine import Role
 from ..report import Finding, Place, Stop
 from ..ttgir import MemDesc, Op
 from ..values import AddressMap, Allocation, View

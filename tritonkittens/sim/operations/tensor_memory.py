@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ..agents import Async, Role, Wait
 from ..clocks import ASYNC
 from ..costs import TCGEN05_LATENCY, tcgen05_cycles
 from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES, free_ranks
-from ..machine import Async, Role, Wait
 from ..numbers import decode, encode, round_to
 from ..pure_arith import max_number, maximum, min_number, minimum
 from ..ttgir import MemDesc, Op, Tensor
@@ -147,10 +147,12 @@ def signal(role: Role, op: Op, operation: Async, bars: list[View], shared: tuple
     for bar in bars:
         place = addresses(role, bar)[0] & (SHARED_STRIDE - 1)
         for rank in committed(role, shared):
-            barrier = machine.barrier(role, rank * SHARED_STRIDE + place, op, "tcgen05.commit")
+            barrier = machine.barriers.find(role, rank * SHARED_STRIDE + place, op, "tcgen05.commit")
             if barrier is not None:
                 barrier.pending_time = max(barrier.pending_time, operation.finish)
-                machine.arrive(role, barrier, 1, op, "arrives (tcgen05.commit)", clock, f"{role.name} (tcgen05.commit)")
+                machine.barriers.arrive(
+                    role, barrier, 1, op, "arrives (tcgen05.commit)", clock, f"{role.name} (tcgen05.commit)"
+                )
 
 
 def matrix(role: Role, agent: Async, value: View, op: Op) -> np.ndarray:
@@ -293,7 +295,9 @@ def clc_try_cancel(role: Role, op: Op, result: View, bar: View) -> None:
     """
     machine = role.machine
     taken: list[Any] = []
-    bars = [b for b in (machine.barrier(role, a, op, "try_cancel") for a in addresses(role, bar)) if b is not None]
+    bars = [
+        b for b in (machine.barriers.find(role, a, op, "try_cancel") for a in addresses(role, bar)) if b is not None
+    ]
 
     def effect(operation: Async) -> None:
         program = machine.simulation.cancel_next()
@@ -311,10 +315,10 @@ def clc_try_cancel(role: Role, op: Op, result: View, bar: View) -> None:
             ),
         )
         for barrier, phase in zip(bars, phases):
-            machine.deliver(operation, barrier, phase, 16)
+            machine.barriers.deliver(operation, barrier, phase, 16)
 
     operation = machine.start("try_cancel", role, op, effect, unit="CLC", latency=700.0)
-    phases = [machine.promise(operation, b) for b in bars]
+    phases = [machine.barriers.promise(operation, b) for b in bars]
 
 
 @effect("ttng.clc_load_result")

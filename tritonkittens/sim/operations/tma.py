@@ -10,10 +10,10 @@ import numpy as np
 
 from tritonkittens.inline_ptx.tensormap import ELEMENT_TYPES
 
+from ..agents import Async, Role, Wait
 from ..clocks import ASYNC
 from ..costs import TMA_LATENCY, tma_cycles
 from ..layouts import SHARED_STRIDE
-from ..machine import Async, Role, Wait
 from ..numbers import decode, encode, round_to
 from ..tensormaps import FORMATS, SWIZZLES
 from ..ttgir import Descriptor, Op, Scalar
@@ -132,7 +132,9 @@ def start_load(
             role,
             op,
         )
-    barriers = [b for b in (machine.barrier(role, a, op, "a copy signals it") for a in bar_addresses) if b is not None]
+    barriers = [
+        b for b in (machine.barriers.find(role, a, op, "a copy signals it") for a in bar_addresses) if b is not None
+    ]
     early = words() if machine.simulation.schedule.reads_early() else None
 
     def effect(operation: Async) -> None:
@@ -140,12 +142,12 @@ def start_load(
         machine.touch(operation, target, True, ASYNC, op)
         machine.write(target, data.reshape(target.map.shape))
         for barrier, phase in zip(barriers, phases):
-            machine.deliver(operation, barrier, phase, bytes_per_barrier)
+            machine.barriers.deliver(operation, barrier, phase, bytes_per_barrier)
 
     operation = machine.start(
         kind, role, op, effect, unit="TMA", cost=tma_cycles(target.map.total), latency=TMA_LATENCY
     )
-    phases = [machine.promise(operation, b) for b in barriers]
+    phases = [machine.barriers.promise(operation, b) for b in barriers]
 
 
 @effect("ttng.async_tma_copy_global_to_local")

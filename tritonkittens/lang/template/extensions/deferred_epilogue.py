@@ -1,4 +1,4 @@
-"""Results that wait in registers and leave during the products of the thread block's next task."""
+"""Results that wait in registers and leave during the products of the CTA's next task."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _call_defer_results(t: Trace, ctx: Traced, state: Traced, memory: Traced) ->
 
 @triton.jit
 def _defer_joined(ctx, state, memory):
-    """The results of a task that blocks share, and whether this block is the last of them. In another block the results
+    """The results of a task that CTAs share, and whether this CTA is the last of them. In another CTA the results
     are unused; a branch would keep the previous task's results in registers."""
     state, last = join_parts(ctx, own_part(ctx, state))
     return _call_defer_results(ctx, state, memory), tl.where(last, 1, 0)
@@ -73,7 +73,7 @@ def _defer_joined(ctx, state, memory):
 
 @op
 def _defer(t: Trace, ctx: Traced, state: Traced, memory: Traced, turn: Traced) -> Traced:
-    """(what hook `defer_results` returns, 1 or 0 where another block finishes the task)."""
+    """(what hook `defer_results` returns, 1 or 0 where another CTA finishes the task)."""
     config = unwrap(ctx.config)
     if config._plan.epilogue_loads:
         t.call(
@@ -190,7 +190,7 @@ def _task_ends(carried, ctx, ended, state, memory, WORKER: tl.constexpr, turn, t
 
 @triton.jit
 def _consumer_ends(carried, ctx, memory, WORKER: tl.constexpr, turn):
-    """The results of the block's last task: no products overlap with them, nor need registers."""
+    """The results of the CTA's last task: no products overlap with them, nor need registers."""
     T: tl.constexpr = ctx.config
     TILES: tl.constexpr = _tiles(T)
     EVERY: tl.constexpr = _every(T)
@@ -205,12 +205,13 @@ def _consumer_ends(carried, ctx, memory, WORKER: tl.constexpr, turn):
 
 
 class DeferredEpilogue(Extension):
-    """Results wait in registers, in fewer than accumulators take, and leave during the products of the thread block's
-    next task.
+    """Results wait in registers and leave during the products of the CTA's next task. They take fewer registers than
+    the accumulators.
 
-    The layout's `deferred_results` declares register tiles (`rt`); `deferred_steps` (0) is the number of iterations
-    after one that stages a tile, in each of which hook `finish_deferred` is called. Hook `defer_results` replaces
-    `finish`. `epilogue_reloads` tiles are loaded by `prefetch_deferred` and the hooks after it."""
+    The layout's `deferred_results` declares the register tiles (`rt`). Hook `defer_results` replaces `finish`. In an
+    iteration of the next task `store_deferred` stores a tile, or only stages it: then `finish_deferred` runs in each of
+    the next `deferred_steps` (0) iterations. Tiles of `epilogue_reloads` are loaded by `prefetch_deferred` and the
+    hooks after it."""
 
     added_hooks: ClassVar[tuple[Hook, ...]] = (
         Hook(
@@ -238,10 +239,9 @@ class DeferredEpilogue(Extension):
             "after each of the next `deferred_steps` iterations",
             ("ctx", "epilogue", "n", "step", "steps"),
             "",
-            "Takes one of `steps` (a constant) equal steps on tile number `n`, which `store_deferred` has only "
-            "staged; without products to overlap with, all in "
-            "one step. `n` and `step` are run-time numbers: one copy of the code serves all tiles and stays in the "
-            "instruction cache.",
+            "Does one of `steps` (a constant) equal steps on tile number `n`, which `store_deferred` has staged. After "
+            "the last task of a CTA it does all in one step. `n` and `step` are run-time numbers, so that one copy of "
+            "the code serves all tiles.",
         ),
         Hook(
             "prefetch_deferred",

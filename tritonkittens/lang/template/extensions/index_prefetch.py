@@ -1,9 +1,9 @@
 """Indices from tables in global memory that copies need, such as page numbers: a producer has them in shared memory
 before it needs them.
 
-A thread's read of global memory queues behind what its multiprocessor has already requested. So the indices of a thread
-block's first iterations are read before its first copy, the others one window ahead, by copies that no register waits
-for (cp.async). Measured: docs/notes/attention_decode.md.
+A thread's read of global memory queues behind what its SM has already requested. So the indices of a CTA's
+first iterations are read before its first copy, the others one window ahead, by copies that no register waits for
+(cp.async). Measured: docs/notes/attention_decode.md.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _read_window(whole, memory, number, PART: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def _block_begins(ctx, tile, memory, T: tl.constexpr):
-    """The block's first window of each producer is in flight while the barriers are made."""
+    """The CTA's first window of each producer is in flight while the barriers are made."""
     if tile.is_valid:
         for part in tl.static_range(1 + T.lagged_producer):
             _read_window(extended(ctx, tile), memory, 0, part, T)
@@ -94,7 +94,7 @@ def _block_begins(ctx, tile, memory, T: tl.constexpr):
 
 @triton.jit
 def _task_begins(whole, memory, turn, PART: tl.constexpr, T: tl.constexpr):
-    """Read a task's first window, except of the block's first task, and start the second."""
+    """Read a task's first window, except of the CTA's first task, and start the second."""
     EARLY: tl.constexpr = facts(T).early_stages
     if EARLY == 0 or not T.one_tile_per_block:
         if EARLY == 0 or turn > 0:
@@ -126,11 +126,11 @@ def _iteration_ends(whole, memory, i, PART: tl.constexpr, T: tl.constexpr):
 
 
 class IndexPrefetch(Extension):
-    """Reads ahead indices from tables in global memory, such as page numbers, for `load` and `load_lagged`.
+    """Reads indices from tables in global memory ahead of the iterations that need them, such as page numbers.
 
-    The layout's `page_indices` says how many int32 the copies of an iteration need; hook `page_index` returns where
-    they stand; `load` and `load_lagged` read them as `ctx.page_indices[k]`. A copy that read an index itself would wait
-    for that read behind the copies in flight."""
+    The layout's `page_indices` says how many int32 the copies of an iteration need. Hook `page_index` returns their
+    addresses, and `load` and `load_lagged` read them as `ctx.page_indices[k]`. If a hook read an index
+    itself, the read would queue behind the copies in flight."""
 
     added_hooks: ClassVar[tuple[Hook, ...]] = (
         Hook(
@@ -139,9 +139,8 @@ class IndexPrefetch(Extension):
             "ahead of the iterations",
             ("ctx", "n"),
             "pointers to int32",
-            "Returns where indices number `n` stand in global memory: `n` is a tile of numbers, counted from "
-            "iteration `ctx.iter` on. Every pointer must be valid, "
-            "also those of iterations after the last.",
+            "Returns the addresses of the indices with the numbers `n`, a tile of int32, counted from iteration "
+            "`ctx.iter` on. Each address must be valid, also for iterations after the last.",
             "page_indices",
         ),
     )

@@ -1,4 +1,4 @@
-"""Tasks that several thread blocks share, joined by the kernel's own hooks instead of by adding accumulators
+"""Tasks that several CTAs share, joined by the kernel's own hooks instead of by adding accumulators
 (attention: partial softmax results).
 
 The schedules that share tasks (`SplitK`, `StreamK`, `ClusterSplitK`, …) need no extension: without hooks they add the
@@ -14,13 +14,12 @@ from tritonkittens.lang.template.hook_table import CONSUMER, Hook
 
 
 class SplitTask(Extension):
-    """Joins the parts of a task that the tile scheduler splits: hook `part` returns a part's result, `merge` combines
-    two.
+    """Joins the parts of a task that the tile scheduler splits. Hook `part` returns the result of a part, and `merge`
+    combines two results.
 
-    The layout's `merged` declares what they return, of fp32: tiles (`rt`), of which each thread block of a cluster that
-    shares a task (`ClusterSplitK`) gets its columns, and vectors (`rv`, a value for every row), which each gets whole.
-    `finish` gets all parts merged in their order. The code is with the tile schedulers (`schedule/split_k.py`,
-    `schedule/cluster_split_k.py`)."""
+    The layout's `merged` declares these results: fp32 tiles (`rt`) and vectors (`rv`, a value for each row). `finish`
+    gets all parts, merged in their order. With `ClusterSplitK` each CTA of the cluster gets its columns of the tiles,
+    and the vectors whole."""
 
     added_hooks: ClassVar[tuple[Hook, ...]] = (
         Hook(

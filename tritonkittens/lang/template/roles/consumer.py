@@ -219,6 +219,10 @@ def plain_task(
 
 @triton.jit
 def consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
+    """Run consumer number `WORKER` of template `T`: the hooks that compute, task after task.
+
+    `G`: the tensors of the call. `A`: its numbers. `memory`: shared memory and pipelines of the thread block.
+    """
     STAGES: tl.constexpr = facts(T).stages
     OVER_RING: tl.constexpr = facts(T).over_ring
     PIPELINED: tl.constexpr = facts(T).pipelined

@@ -20,7 +20,7 @@ from tritonkittens.lang.template.storage import own_rings
 
 @triton.jit
 def early_count(tile, T: tl.constexpr):
-    """How many stages of the block's first work tile are filled before the roles begin; with `epilogue_loads` not its
+    """How many stages of the CTA's first work tile are filled before the roles begin; with `epilogue_loads` not its
     last, after which the producer loads those."""
     LIMIT: tl.constexpr = facts(T).early_stages
     EPILOGUE_LOADS: tl.constexpr = facts(T).epilogue_loads
@@ -38,8 +38,8 @@ def iteration_context(whole, memory, i, PART: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def load_early(ctx, tile, memory, T: tl.constexpr):
-    """Load the block's first input before the roles begin: starting them takes as long as the first bytes are in
-    flight. A block of a cluster loads it for itself, because the others' barriers may not be there yet."""
+    """Load the CTA's first input before the roles begin: starting them takes as long as the first bytes are in
+    flight. A CTA of a cluster loads it for itself, because the others' barriers may not be there yet."""
     LAGGED: tl.constexpr = facts(T).lagged
     if tile.is_valid:
         whole = extended(ctx, tile)
@@ -130,6 +130,10 @@ def load_tile(whole, memory, tile, begun, slot, phases, previous, turn, T: tl.co
 
 @triton.jit
 def producer(G, A, memory, T: tl.constexpr):
+    """Run the producer of template `T`: the hooks that load, task after task.
+
+    `G`: the tensors of the call. `A`: its numbers. `memory`: shared memory and pipelines of the thread block.
+    """
     STAGES: tl.constexpr = facts(T).stages
     EARLY: tl.constexpr = facts(T).early_stages
     DYNAMIC: tl.constexpr = facts(T).dynamic

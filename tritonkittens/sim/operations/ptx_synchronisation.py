@@ -1,0 +1,211 @@
+"""Synchronisation by inline PTX: mbarriers, named barriers, the cluster barrier, fences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tritonkittens.inline_ptx._meaning import NoMeaning, PtxFault
+
+from ..agents import Role, Wait
+from ..clocks import Clock
+from ..costs import CLOCK_GHZ
+from ..ttgir import Op
+from .control import role_ranks
+from .ptx_threads import PtxThreads, ThenWait
+
+# Fences of accesses that are in order here anyway.
+IN_ORDER = ("acq_rel.", "sc.", "mbarrier_init.", "proxy.async.global", "proxy.tensormap::generic.", "proxy.alias")
+
+
+class PtxSynchronisation(PtxThreads):
+    """Barriers and fences of threads."""
+
+    def __init__(self, role: Role, op: Op, rank: int, tid: np.ndarray):
+        super().__init__(role, op, rank, tid)
+        self._rounds: dict[int, tuple[NamedBarrier, int]] = {}  # of named barriers: the round for which this role waits
+
+    def barrier(self, address: int) -> PtxBarrier:
+        return PtxBarrier(self.role, self.op, int(address))
+
+    def named_barrier(
+        self, number: int, threads: int | None, arriving: int, arrive_only: bool, votes: int = 0
+    ) -> Wait | None:
+        machine, role = self.machine, self.role
+        if not 0 <= number < 16:
+            raise PtxFault(f"barrier {number}: a CTA has 16")
+        key = (self.rank, number)
+        state = machine.named.setdefault(key, NamedBarrier(number, machine.number_of_roles))
+        total = 32 * machine.simulation.program.total_warps if threads is None else threads
+        generation = state.arrive(role, arriving, total, votes, self.op)
+        if arrive_only:
+            return None
+        self._rounds[number] = (state, generation)
+        return ThenWait(
+            lambda: state.generation > generation,
+            lambda: f"named barrier {number}: {state.arrived} of {state.threads} threads have arrived",
+            lambda: role.clock.join(state.rounds[generation][2]),
+            time=lambda: state.time,
+        )
+
+    def barrier_votes(self, number: int) -> tuple[int, int]:
+        state, generation = self._rounds[number]
+        return state.rounds[generation][:2]
+
+    def cluster_arrive(self, order: str, active: np.ndarray) -> None:
+        machine, role = self.machine, self.role
+        lockstep = machine.simulation.program.num_ctas > 1
+        ranks = range(self.rank, self.rank + 1) if lockstep else role_ranks(role)
+        role.seen_phase[-1 - self.rank * lockstep] = machine.cluster_barrier.arrive(
+            role, len(np.unique(self.warp[active])), ranks
+        )
+
+    def cluster_wait(self, active: np.ndarray) -> Wait | None:
+        machine, role = self.machine, self.role
+        key = -1 - self.rank * (machine.simulation.program.num_ctas > 1)
+        if key not in role.seen_phase:
+            machine.stop("arrivals", "barrier.cluster.wait without barrier.cluster.arrive before it", role, self.op)
+        inner = machine.cluster_barrier.wait(role, role.seen_phase.pop(key))
+        return ThenWait(inner.ready, inner.describe, lambda: machine.cluster_barrier.passed(role), time=inner.time)
+
+    def fence(self, kind: str, active: np.ndarray) -> None:
+        """Fence. Ordinary memory is in order here; only the asynchronous proxy and tcgen05 need their fences."""
+        clock = self.role.clock
+        if kind == "tcgen05.before_thread_sync":
+            clock.before_sync |= clock.operations
+        elif kind == "tcgen05.after_thread_sync":
+            clock.after_sync |= clock.before_sync
+        elif kind in ("proxy.async", "proxy.async.shared::cta", "proxy.async.shared::cluster"):
+            clock.fence()
+        elif not kind.startswith(IN_ORDER) and kind != "warp":
+            raise NoMeaning(f"fence.{kind}")
+
+    def grid_dependency(self, action: str) -> Wait | None:
+        """Do nothing: launches are simulated one after the other."""
+        return None
+
+    def sleep(self, nanoseconds: int) -> Wait:
+        until = self.role.time + nanoseconds * CLOCK_GHZ
+        return Wait(lambda: True, lambda: "nanosleep", time=lambda: until)
+
+
+class PtxBarrier:
+    """An mbarrier for PTX instructions. Without an initialised mbarrier, the use is reported and has no effect."""
+
+    def __init__(self, role: Role, op: Op, address: int):
+        self.role, self.op, self.address, self.barriers = role, op, address, role.machine.barriers
+
+    def _find(self, what: str) -> Any:
+        return self.barriers.find(self.role, self.address, self.op, what)
+
+    def init(self, count: int) -> None:
+        self.barriers.init(self.role, self.address, int(count), self.op)
+
+    def invalidate(self) -> None:
+        self.barriers.invalidate(self.role, self.address, self.op)
+
+    def arrive(self, count: int, remote: bool) -> None:
+        found = self._find("arrives")
+        if found is not None:
+            self.barriers.arrive(self.role, found, int(count), self.op)
+
+    def expect(self, nbytes: int) -> None:
+        found = self._find(f"expects {nbytes} bytes")
+        if found is not None:
+            self.barriers.expect(self.role, found, int(nbytes), self.op)
+
+    def complete(self, nbytes: int) -> None:
+        found = self._find(f"completes {nbytes} bytes")
+        if found is not None:
+            self.barriers.complete_bytes(self.role, found, int(nbytes), self.op)
+
+    def completed(self, parity: int) -> bool:
+        found = self._find(f"tests parity {parity & 1}")
+        if found is None:
+            return True
+        for watch in self.role.watching:
+            watch.looked[f"{found.name} (waiting for its phase of parity {parity & 1}: {found.state()})"] = None
+        done = bool(found.completed(int(parity)))
+        if done:
+            self.barriers.passed(self.role, found)
+        return done
+
+    def wait(self, parity: int, limit_ns: int | None) -> Wait | None:
+        machine, role, op = self.role.machine, self.role, self.op
+        found = self._find(f"waits for parity {parity & 1}")
+        if found is None or found.completed(int(parity)):
+            return None
+        inner = machine.barriers.wait_for(role, found, int(parity), op)
+        if limit_ns is None:
+            return ThenWait(
+                inner.ready, inner.describe, lambda: None, barrier=found, parity=inner.parity, time=inner.time
+            )
+        # the timer completes last: a timeout expires only when nothing else can happen
+        timer = machine.start(
+            "timer", role, op, lambda operation: None, unit=f"timer of {role.name}", latency=limit_ns * CLOCK_GHZ
+        )
+        timer.gate = lambda: machine.idle_but_for(timer)
+
+        def over() -> None:
+            if timer in machine.flying:
+                machine.flying.remove(timer)
+
+        return ThenWait(
+            lambda: found.completed(int(parity)) or timer.done,
+            inner.describe,
+            over,
+            barrier=found,
+            parity=inner.parity,
+            time=lambda: found.time if found.completed(int(parity)) else timer.finish,
+        )
+
+
+class NamedBarrier:
+    """One of a CTA's 16 barriers (PTX ISA "bar / barrier"). A round completes when its number of threads has arrived,
+    in whole warps.
+    """
+
+    def __init__(self, number: int, roles: int):
+        self.number, self.roles = number, roles
+        self.generation = self.arrived = self.threads = self.votes = 0
+        self.time = self.latest = 0.0
+        self.gathering = Clock(roles)
+        self.rounds: dict[int, tuple[int, int, Clock]] = {}  # votes, voters and released clock of the latest rounds
+
+    def arrive(self, role: Role, count: int, threads: int, votes: int, op: Op) -> int:
+        """Arrive with `count` threads. Return their round."""
+        if threads % 32 or threads <= 0:
+            role.machine.report(
+                "arrivals",
+                f"named barrier {self.number}: {threads} threads; a positive multiple of 32 is needed",
+                role,
+                op,
+            )
+        if self.arrived and threads != self.threads:
+            message = (
+                f"named barrier {self.number}: {role.name} expects {threads} threads, those before expected "
+                f"{self.threads}"
+            )
+            role.machine.report("arrivals", message, role, op)
+        self.threads = threads
+        generation = self.generation
+        self.gathering.join(role.release())
+        self.latest = max(self.latest, role.time)
+        self.arrived += count
+        self.votes += votes
+        if self.arrived > threads:
+            role.machine.report(
+                "arrivals",
+                f"named barrier {self.number}: {self.arrived} threads have arrived, it is for {threads}",
+                role,
+                op,
+            )
+        if self.arrived >= threads:
+            self.rounds[generation] = (self.votes, self.arrived, self.gathering)
+            self.rounds.pop(generation - 8, None)
+            self.generation += 1
+            self.arrived = self.votes = 0
+            self.gathering = Clock(self.roles)
+            self.time = self.latest
+        return generation

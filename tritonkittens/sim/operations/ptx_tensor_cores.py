@@ -1,0 +1,164 @@
+"""Products and tensor memory by inline PTX: wgmma and tcgen05."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tritonkittens.inline_ptx import tcgen05
+from tritonkittens.inline_ptx._meaning import PtxFault
+
+from ..agents import Async, Wait
+from ..clocks import ASYNC
+from ..costs import TCGEN05_LATENCY, WGMMA_LATENCY
+from ..layouts import LANES, TENSOR_LANE_BYTES
+from ..values import Allocation
+from .ptx_memory import TENSOR_COLUMNS, PtxMemory
+
+
+class PtxTensorCores(PtxMemory):
+    """Work of the tensor cores that threads start, and their allocations of tensor memory."""
+
+    def _issue(self, queue: str, kind: str, effect: Callable[[Async], None], latency: float = 0.0) -> Async:
+        """Start work of the CTA's tensor core, in order after the role's earlier work in the same queue."""
+        return self.machine.start(
+            kind,
+            self.role,
+            self.op,
+            effect,
+            queue=(queue, self.role.index),
+            unit=f"tensor core {self.rank}",
+            latency=latency,
+        )
+
+    # ---- wgmma
+
+    def wgmma(self, product: Any) -> np.ndarray:
+        """Start a wgmma.
+
+        The accumulator's values are computed at once, but belong to the tensor core until the wait for the group
+        (`inline_asm` refuses their use). The operands in shared memory are read at the start, and once more at
+        completion, to detect races.
+        """
+        reads: list[np.ndarray] = []
+        nbytes = product.element_bytes
+        memory = self.machine.memory("shared", self.rank)
+
+        def peek(addresses: np.ndarray) -> np.ndarray:
+            flat = np.ascontiguousarray(addresses).reshape(-1).astype(np.int64)
+            reads.append(flat + (self.rank << 24))
+            if int(flat.max()) + nbytes > memory.size:
+                message = (
+                    f"wgmma reads an operand up to byte {int(flat.max()) + nbytes} of {memory.size} of shared memory"
+                )
+                self.machine.stop("out-of-bounds", message, self.role, self.op)
+            return memory.bytes[flat[:, None] + np.arange(nbytes)].reshape(*addresses.shape, nbytes)
+
+        values: np.ndarray = product.compute(peek)
+
+        def effect(operation: Async) -> None:
+            for flat in reads:
+                self.fetch(operation, ASYNC, "shared", flat, nbytes)
+
+        self._issue("wgmma", "wgmma", effect, WGMMA_LATENCY)
+        return values
+
+    def wgmma_fence(self) -> None:
+        """Do nothing: registers are in order here."""
+
+    def wgmma_commit(self) -> None:
+        """Commit a group. It is complete when its last operation is, because they complete in order."""
+        self.role.products.append(self._issue("wgmma", "wgmma group", lambda operation: None))
+
+    def wgmma_wait(self, pending: int) -> Wait | None:
+        role = self.role
+        over = role.products[: max(0, len(role.products) - pending)]
+        role.products = role.products[len(over) :]
+        return self.until(over, "groups of wgmma")
+
+    # ---- tcgen05
+
+    def tcgen05_alloc(self, columns: int) -> Any:
+        cta, role = self.machine.ctas[self.rank], self.role
+        if columns not in (32, 64, 128, 256, 512):
+            raise PtxFault(f"tcgen05.alloc of {columns} columns: a power of two from 32 to 512")
+        if cta.tensor_relinquished:
+            self.machine.report("tmem", "tcgen05.alloc after tcgen05.relinquish_alloc_permit", role, self.op)
+
+        def free() -> int | None:
+            taken: np.ndarray = np.zeros(TENSOR_COLUMNS, bool)
+            taken[: self.machine.simulation.program.tensor_columns] = True
+            for allocation in cta.tensor_live.values():
+                taken[allocation.base // 4 : (allocation.base + allocation.size) // 4] = True
+            return next(
+                (c for c in range(0, TENSOR_COLUMNS - columns + 1, columns) if not taken[c : c + columns].any()), None
+            )
+
+        if free() is None:
+            yield Wait(lambda: free() is not None, lambda: f"{columns} columns of tensor memory")
+        start = free()
+        assert start is not None
+        cta.tensor_live[start] = Allocation(f"tensor memory of {columns} columns", self.op, start * 4, columns * 4)
+        assert cta.tensor is not None
+        for lane in range(LANES):
+            cta.tensor.forget(lane * TENSOR_LANE_BYTES + start * 4, lane * TENSOR_LANE_BYTES + (start + columns) * 4)
+        return start
+
+    def tcgen05_dealloc(self, address: int, columns: int) -> None:
+        cta = self.machine.ctas[self.rank]
+        known = cta.tensor_live.get(address)
+        if known is None or known.size != columns * 4:
+            held = ", ".join(f"{a.size // 4} columns at {start}" for start, a in cta.tensor_live.items()) or "nothing"
+            self.machine.report(
+                "tmem", f"tcgen05.dealloc of {columns} columns at {address}; {held} is allocated", self.role, self.op
+            )
+            return
+        del cta.tensor_live[address]
+
+    def tcgen05_relinquish(self) -> None:
+        self.machine.ctas[self.rank].tensor_relinquished = True
+
+    def tcgen05_wait(self, what: str) -> Wait | None:
+        """Wait for accesses of the role's own threads, which take no time here."""
+        self.machine.tensor_wait(self.role, what)
+        return None
+
+    def tcgen05_issue(self, operation: Any, thread: int) -> None:
+        def effect(flying: Async) -> None:
+            def read(space: str, addresses: np.ndarray, nbytes: int) -> np.ndarray:
+                where, flat = self.resolve(space, self._window(space, addresses), nbytes, flying.kind)
+                return self.fetch(flying, ASYNC, where, flat, nbytes).reshape(*addresses.shape, nbytes)
+
+            def write(space: str, addresses: np.ndarray, data: np.ndarray) -> None:
+                where, flat = self.resolve(space, self._window(space, addresses), data.shape[-1], flying.kind)
+                self.put(flying, ASYNC, where, flat, data.reshape(-1, data.shape[-1]))
+
+            operation.run(read, write)
+
+        kind = "tcgen05.mma" if isinstance(operation, tcgen05.Product) else "tcgen05.cp"
+        self._issue("tcgen05", kind, effect, TCGEN05_LATENCY)
+
+    def _window(self, space: str, addresses: np.ndarray) -> np.ndarray:
+        """Return addresses relative to the start of the CTA's own shared memory, as in descriptors."""
+        return (
+            np.asarray(addresses).astype(np.int64) + (self.rank << 24) if space == "shared" else np.asarray(addresses)
+        )
+
+    def tcgen05_commit(self, barriers: list[int], thread: int) -> None:
+        machine, role, op = self.machine, self.role, self.op
+
+        def effect(operation: Async) -> None:
+            clock = operation.clock.copy()
+            clock.operations |= operation.bit
+            clock.fenced_operations |= operation.bit
+            for address in barriers:
+                barrier = machine.barriers.find(role, address, op, "tcgen05.commit")
+                if barrier is not None:
+                    barrier.pending_time = max(barrier.pending_time, operation.finish)
+                    machine.barriers.arrive(
+                        role, barrier, 1, op, "arrives (tcgen05.commit)", clock, f"{role.name} (tcgen05.commit)"
+                    )
+
+        self._issue("tcgen05", "tcgen05.commit", effect)
