@@ -101,7 +101,8 @@ def run_decode(
         padded = _pad_groups(q, k.shape[1], row_tiles * heads)
         found = run_decode(padded, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits)
         return _unpad_groups(found, q, v, out, return_lse)
-    plan = _plan_of(operands, DecodeCall(scores, causal, return_lse, row_tiles, page_size, keys, num_splits))
+    decode = DecodeCall(scores, causal, return_lse, row_tiles, page_size, keys, num_splits)
+    plan = _plan_of(operands, decode, kept=key is not None)
     return (plan if key is None else remember(_plans, key, plan))(*operands)
 
 
@@ -211,8 +212,9 @@ _plans: dict[tuple[Any, ...], DecodePlan] = {}  # by all that is known of a call
 _plans_of_kernels: dict[tuple[Any, ...], DecodePlan] = {}  # the same plans, without the number of keys
 
 
-def _plan_of(operands: Operands, call: DecodeCall) -> DecodePlan:
-    """The plan of checked operands: that of an earlier call, where only the number of keys is another one."""
+def _plan_of(operands: Operands, call: DecodeCall, kept: bool) -> DecodePlan:
+    """The plan of checked operands. Those that are `kept` are that of an earlier call, where only the number of keys is
+    another one."""
     q, k, v, out, lengths, starts, pages = operands
     (batch, _, queries, dim), (kv_heads, value_dim) = q.shape, (v.shape[1], v.shape[3])
     tiles, whole = batch * kv_heads * call.row_tiles, out is None or out.is_contiguous() and storable(out)
@@ -225,6 +227,8 @@ def _plan_of(operands: Operands, call: DecodeCall) -> DecodePlan:
     kind = DecodeKind(q.dtype, dim, value_dim, *features, call.page_size, call.row_tiles)
     split = _split_of(call, kind, tiles, whole, q.device)
     kernel = kernel_for(kind, split, tiles, multiprocessor_count(q.get_device()), call.return_lse, whole)
+    if not kept:
+        return DecodePlan(operands, call, kernel, split.num_splits)
     fixed = [None if x is None else (x.shape, x.stride()) for x in (q, out, pages)]
     places = [None if x is None else x.data_ptr() % TMA_BYTES for x in operands]
     kinds = kernel, split, call.scores, call.return_lse, q.device, simulated_facts(), addressable(k), addressable(v)
