@@ -33,6 +33,7 @@ MODULES = (
     "attention_random",
     "decode",
     "attention_models",
+    "generate",
     "examples",
 )
 STANDALONE = {
@@ -58,7 +59,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="default: all; `plot [FOLDER]` draws the plots of existing result files",
     )
     parser.add_argument("--out", help=f"folder for results (default {RESULTS})")
-    parser.add_argument("--quick", action="store_true", help="10 rounds instead of 20")
+    parser.add_argument("--quick", action="store_true", help="10 rounds instead of 20; generate: one prompt")
     parser.add_argument("--slow", action="store_true", help="also peers that take minutes to compile")
     parser.add_argument(
         "--knobs",

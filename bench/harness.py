@@ -36,6 +36,7 @@ UNITS: dict[str, Callable[[float, float], float]] = {
     "TFLOP/s": lambda work, ms: work / ms / 1e9,
     "TB/s": lambda work, ms: work / ms / 1e9,
     "µs": lambda work, ms: ms * 1e3,
+    "ms": lambda work, ms: ms,
     "MiB": lambda work, mib: mib,
 }
 SHOWN_REASON = 150  # characters of a reason in the table; the file has all of it
@@ -76,15 +77,15 @@ class Trial:
 @dataclass(frozen=True)
 class Case:
     """`work` is a call's FLOP (bytes for a suite in TB/s), `facts` are what plots and readers select rows by. `rounds`
-    times a run's rounds are measured: more than one where contenders that differ by a few per cent are to be told
-    apart."""
+    times a run's rounds are measured, an even number: more than one where contenders that differ by a few per cent are
+    to be told apart, less where a round is long."""
 
     name: str
     work: float
     facts: Mapping[str, Any]
     prepare: Callable[[], Trial]
     kind: str = "device"
-    rounds: int = 1
+    rounds: float = 1
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def measure(case: Case, unit: str, rounds: int, kinds: Mapping[str, Callable[[Ca
         cells[name] = {"ours": name in trial.ours, **({"kind": contender.kind} if contender.kind else {}), **cell}
         if timer is not None:
             timed[name] = timer
-    rounds *= case.rounds
+    rounds = max(2, 2 * round(rounds * case.rounds / 2)) if case.rounds != 1 else rounds
     if kinds[case.kind] in SHARING_A_CLOCK:
         rounds = rounds_of(rounds, settle(timed.values()))
     for name, ms in interleaved(timed, rounds).items():

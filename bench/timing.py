@@ -13,6 +13,7 @@ measures one round.
 - graph: a CUDA graph of many calls, replayed: GPU time without a host, warm L2.
 - eager: back-to-back calls from Python, GPU and host together.
 - host: time in which the host is back from a call, while the GPU keeps up.
+- own: what the call measures itself, such as a part of what it does.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 
@@ -156,6 +158,17 @@ def host(run: Call) -> Round:
     return burst
 
 
+def own(run: Any) -> Round:
+    """`run.milliseconds()` of every call."""
+
+    def once() -> float:
+        torch.cuda.synchronize()
+        run()
+        return run.milliseconds()
+
+    return once
+
+
 def memory(run: Call) -> Round:
     """No time: MiB that a call allocates at most at the same time, its results among them."""
 
@@ -192,5 +205,5 @@ def settle(rounds: Collection[Round]) -> float:
 
 SHARING_A_CLOCK = (device, reading)
 KINDS: dict[str, Callable[[Call], Round]] = {
-    kind.__name__: kind for kind in (device, reading, sustained, graph, eager, host, memory)
+    kind.__name__: kind for kind in (device, reading, sustained, graph, eager, host, own, memory)
 }

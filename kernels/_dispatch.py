@@ -17,7 +17,7 @@ _is_tracing = torch._C._is_tracing
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms_are_active = torch._C._are_functorch_transforms_active
 _has_memory = torch._C._has_storage
-_function_modes = torch._C._len_torch_function_stack
+function_modes = torch._C._len_torch_function_stack
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 ORDINARY = PLAIN | {FakeTensor}
 Result = TypeVar("Result")
@@ -61,7 +61,7 @@ def unseen_by_function_modes(run: Callable[..., Result]) -> Callable[..., Result
 
     @functools.wraps(run)
     def unseen(*args: Any, **named: Any) -> Result:
-        if is_compiling() or not _function_modes() or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in args):
+        if is_compiling() or not function_modes() or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in args):
             return run(*args, **named)
         with torch._C.DisableTorchFunction():
             return run(*args, **named)

@@ -628,6 +628,64 @@ def test_a_bound_launch(fake, mode, monkeypatch):
     assert len(fell_back) >= 3 and fell_back[-1].args is not None, "a hook is called"
 
 
+def varied():
+    """bf16 tensors of three dimensions: small and large ones, permuted and narrowed views, one of which TMA addresses
+    with other strides only, and one that is expanded."""
+    long = torch.empty(8, 600, 64, dtype=torch.bfloat16)
+    yield from (torch.empty(2, 16, 64, dtype=torch.bfloat16), long, long[:, 7:], long[1:5, :40])
+    yield from (torch.empty(300, 4, 64, dtype=torch.bfloat16).transpose(0, 1), long[:, :, 24:], torch.empty_like(long))
+    yield from (long[3:4].as_strided((1, 600, 64), (7, 64, 1)), long[:1].expand(3, -1, -1))
+
+
+@pytest.mark.parametrize("version", [13010, 13020])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_bound_launch_of_tensors_of_other_extents(fake, mode, version, monkeypatch):
+    """The bytes that reach the driver are those of an unbound call. Nothing is compiled or bound again."""
+    monkeypatch.setattr(fake.driver, "version", version)
+    monkeypatch.setattr(tensormap, "_cache", ClockCache(100))
+    launch, (same, other) = (
+        launcher(fake, mode),
+        ((TensorMapSpec((1, 64, 64), 128),), (TensorMapSpec((1, 16, 64), 64),)),
+    )
+    fake.expect([*[128, 4, 4, 4, 8, 8, 8] * 2, 8, *[128, 4, 4, 4, 8, 8, 8], 4])
+    x, fixed = torch.empty(2, 200, 64, dtype=torch.bfloat16), torch.empty(1, 64, 64, dtype=torch.bfloat16)
+
+    def arguments(x, y):
+        return (GlobalArg(x, same + other), x), GlobalArg(y, same), 7
+
+    def unbound(x, y):
+        launch((3, 2), arguments(x, y), "key")
+        return fake.last
+
+    fell_back = []
+    bound = launch.bind(
+        (3, 2),
+        arguments(x, fixed),
+        "key",
+        (0, 0, 1),
+        lambda *given: fell_back.append(given) or unbound(*given),
+        varying=(0,),
+    )
+    bindings, tensors = launch.num_bindings, list(varied())
+    found = [(bound(tensor, fixed), fake.last)[1] for tensor in tensors]
+    assert launch.num_compiled == 1
+    assert not mode or (launch.num_bindings == bindings + 2 and len(fell_back) == 2), "two are not for the native path"
+    for tensor, last in zip(tensors, found, strict=True):
+        expected = unbound(tensor, fixed)
+        assert last.grid == expected.grid and last.parameters == expected.parameters
+    for wrong in (fixed[0], torch.empty(2, 16, 65, dtype=torch.bfloat16)[:, :, :64]):
+        with pytest.raises((ValueError, RuntimeError)):
+            bound(wrong, fixed)
+
+
+def test_maps_that_cannot_vary_are_named(fake):
+    launch, x = launcher(fake, True), torch.empty(100, 64, dtype=torch.bfloat16)
+    fake.expect([])
+    specs = (TensorMapSpec((1, 1, 64, 64), 128, ragged=True),)
+    with pytest.raises(TypeError, match="only the map of a plain tile can be encoded for other extents"):
+        launch.bind((1,), (GlobalArg(x, specs),), None, (0,), print, varying=(0,))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_bound_launch_keeps_no_tensor_and_outlives_its_entry(fake, mode):
     launch, specs = launcher(fake, mode, capacity=1), (TILE,)

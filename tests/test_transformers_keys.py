@@ -54,18 +54,20 @@ def everything(*args, allow_is_causal_skip=True, allow_is_bidirectional_skip=Tru
 def kernels_that_say_what_they_see(monkeypatch):
     """(batch, heads, queries, keys) of numbers that are positive where a key is seen, in place of results."""
 
-    def said(seen, q, k):
-        return seen.to(torch.float32).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    def said(seen, q, v):
+        """Of all keys, which are as many as V has columns; a call may have the first ones only."""
+        seen = seen.to(torch.float32).expand(q.shape[0], q.shape[1], q.shape[2], v.shape[2])
+        return torch.nn.functional.pad(seen, (0, v.shape[3] - v.shape[2]))
 
     def attention(q, k, v, *, causal, scale, softcap):
-        return said(visible(q.shape[2], k.shape[2], *sides(causal, None)), q, k)
+        return said(visible(q.shape[2], k.shape[2], *sides(causal, None)), q, v)
 
     def attention_decode(q, k, v, *, lengths, starts, causal, scale, softcap):
         assert lengths is None or q.shape[2] == 1
         if lengths is None:
             return attention(q, k, v, causal=causal, scale=scale, softcap=softcap)
         key = torch.arange(k.shape[2])
-        return said(((key >= starts[:, None]) & (key < lengths[:, None]))[:, None, None], q, k)
+        return said(((key >= starts[:, None]) & (key < lengths[:, None]))[:, None, None], q, v)
 
     def attention_ranges(q, k, v, ranges, *, scale, softcap):
         assert ranges.shape == (q.shape[0], 1, q.shape[2], 2) and ranges.dtype == torch.int32
@@ -75,7 +77,7 @@ def kernels_that_say_what_they_see(monkeypatch):
             seen[call.sequences, :, run.first : run.behind, run.begin : run.end] += visible(
                 run.behind - run.first, run.end - run.begin, run.left, run.right
             )
-        return said(seen, q, k)
+        return said(seen, q, v)
 
     kernels = dict(attention=attention, attention_decode=attention_decode, attention_ranges=attention_ranges)
     for name, function in kernels.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -12,10 +13,18 @@ from torch.nn.functional import pad
 
 from tritonkittens.kernels._copies import as_addressable
 from tritonkittens.kernels._dispatch import announce_write, overlaps, requires_grad
-from tritonkittens.kernels._tensors import addressable, allocator, power_of_two, remember, signature, storable
+from tritonkittens.kernels._tensors import (
+    TMA_BYTES,
+    addressable,
+    allocator,
+    power_of_two,
+    remember,
+    signature,
+    storable,
+)
 from tritonkittens.kernels.attention.call_plan import Scores, fill_empty, scores_of, write_results
 from tritonkittens.kernels.attention.checks import check, check_decode, check_decode_values, check_window
-from tritonkittens.kernels.attention.device.decode import combine
+from tritonkittens.kernels.attention.device.decode import AttentionDecode, combine
 from tritonkittens.kernels.attention.num_splits import (
     DecodeKind,
     DecodeSplit,
@@ -24,8 +33,10 @@ from tritonkittens.kernels.attention.num_splits import (
     rings_of,
     row_tiles_of,
 )
-from tritonkittens.launch import multiprocessor_count
+from tritonkittens.launch import multiprocessor_count, simulated_facts
 from tritonkittens.tune.cost import memory_bandwidth
+
+SIGNIFICANT = 6  # bits of a number of keys that the choice of a split looks at
 
 Operands: TypeAlias = tuple[
     Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None
@@ -75,7 +86,7 @@ def run_decode(
     if out is not None:
         announce_write(out)
     operands: Operands = (q, k, v, out, lengths, starts, pages)
-    key, plan = (None, None) if debug else _find_plan(operands, (causal, scale, softcap, return_lse, num_splits))
+    key, plan = (None, None) if debug else find_decode_plan(operands, (causal, scale, softcap, return_lse, num_splits))
     if plan is not None:
         return plan(*operands)
     page_size, keys = check_decode(*operands, causal, num_splits)
@@ -90,7 +101,8 @@ def run_decode(
         padded = _pad_groups(q, k.shape[1], row_tiles * heads)
         found = run_decode(padded, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits)
         return _unpad_groups(found, q, v, out, return_lse)
-    plan = DecodePlan(operands, DecodeCall(scores, causal, return_lse, row_tiles, page_size, keys, num_splits))
+    decode = DecodeCall(scores, causal, return_lse, row_tiles, page_size, keys, num_splits)
+    plan = _plan_of(operands, decode, kept=key is not None)
     return (plan if key is None else remember(_plans, key, plan))(*operands)
 
 
@@ -126,40 +138,36 @@ def _unpad_groups(
 
 
 class DecodePlan:
-    """What one kind of calls does. It is made of checked operands; called with others like them, it returns the
-    results."""
+    """What calls of one kernel do, with operands that differ in the number of keys, and in where they are in memory.
 
-    def __init__(self, operands: Operands, call: DecodeCall) -> None:
-        q, k, v, out, lengths, starts, _ = operands
+    It is made of checked operands; called with others like them, it returns the results.
+    """
+
+    def __init__(self, operands: Operands, call: DecodeCall, kernel: AttentionDecode, num_splits: int) -> None:
+        q, k, v, *_ = operands
         (batch, heads, queries, dim), (kv_heads, value_dim) = q.shape, (v.shape[1], v.shape[3])
         tiles, rows = kv_heads * call.row_tiles, heads // kv_heads // call.row_tiles * queries
-        whole = out is None or out.is_contiguous() and storable(out)
-        features = (
-            queries > 1 and call.causal or starts is not None,
-            call.scores.softcap is not None,
-            lengths is not None,
-            starts is not None,
-        )
-        kind = DecodeKind(q.dtype, dim, value_dim, *features, call.page_size, call.row_tiles)
-        split = _split_of(call, kind, batch * tiles, whole, q.device)
-        kernel = kernel_for(kind, split, batch * tiles, multiprocessor_count(q.get_device()), call.return_lse, whole)
         self.kernel, self.partial, self.return_lse = kernel, kernel.partial, call.return_lse
         self.numbers = dict(call.scores.numbers(False), queries=queries)
         # the launches of the kernel and of `combine`, bound by the first call
         self.bound: Callable[..., None] | None = None
         self.combine: Callable[..., None] | None = None
-        self.q_shape, self.shape = (batch, tiles, rows, dim), (batch, tiles, split.num_splits, rows)
-        self.addressable = addressable(q.reshape(self.q_shape)) and addressable(k) and addressable(v)
+        self.q_shape, self.shape = (batch, tiles, rows, dim), (batch, tiles, num_splits, rows)
+        reshaped = q.reshape(self.q_shape)  # the query heads of a key head are rows of its tiles
+        self.addressable = addressable(reshaped) and addressable(k) and addressable(v)
+        # a bound launch reads only the address of q
+        self.reshapes = not self.addressable or reshaped.data_ptr() != q.data_ptr()
         self.new_result = allocator((batch, heads, queries, value_dim), q.dtype, q.device)
         self.new_lse = allocator((batch, heads, queries), torch.float32, q.device)
+        names = ("Q", "K", "V", "O", "L", "lengths", "starts", "pages")
+        self.in_order = operator.itemgetter(*map(names.index, kernel.tensors))
+        self.varying = kernel.tensors.index("K"), kernel.tensors.index("V")
         if self.partial:
-            self.new_splits = (
-                allocator((*self.shape, value_dim), torch.float32, q.device),
-                allocator(self.shape, torch.float32, q.device),
-            )
+            self.new_splits = allocator((*self.shape, value_dim), torch.float32, q.device)
+            self.new_lses = allocator(self.shape, torch.float32, q.device)
             self.grid = rows, tiles, batch
-            widths = power_of_two(split.num_splits), power_of_two(value_dim)
-            self.constants = (split.num_splits, rows, queries, value_dim, *widths, call.return_lse)
+            widths = power_of_two(num_splits), power_of_two(value_dim)
+            self.constants = (num_splits, rows, queries, value_dim, *widths, call.return_lse)
 
     def __call__(
         self,
@@ -172,19 +180,18 @@ class DecodePlan:
         pages: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         result, lse = self.new_result() if out is None else out, self.new_lse() if self.return_lse else None
-        q = q.reshape(self.q_shape)  # the query heads of a key head are rows of its tiles
+        if self.reshapes or self.bound is None:
+            q = q.reshape(self.q_shape)
         if not self.addressable:
             q, k, v = as_addressable(q), as_addressable(k), as_addressable(v)
-        if self.partial:
-            partial, lses = (new() for new in self.new_splits)
-        else:
-            partial, lses = result.view(*self.shape, result.shape[3]), None if lse is None else lse.view(self.shape)
-        tensors = dict(Q=q, K=k, V=v, O=partial, L=lses, pages=pages)
-        tensors |= {name: x.contiguous() for name, x in (("lengths", lengths), ("starts", starts)) if x is not None}
-        in_order = [tensors[name] for name in self.kernel.tensors]
+        partial, lses = (self.new_splits(), self.new_lses()) if self.partial else (result, lse)
+        if lengths is not None:
+            lengths = lengths.contiguous()
+        if starts is not None:
+            starts = starts.contiguous()
         if self.bound is None:
-            self.bound = self.kernel.call(*in_order).bind(*in_order, **self.numbers)
-        self.bound(*in_order)
+            self.bound = self._bind(q, k, v, partial, lses, lengths, starts, pages)
+        self.bound(*self.in_order((q, k, v, partial, lses, lengths, starts, pages)))
         if self.partial:
             combined = (partial, lses, result, lses if lse is None else lse)
             if self.combine is None:
@@ -192,19 +199,65 @@ class DecodePlan:
             self.combine(*combined)
         return result if lse is None else (result, lse)
 
+    def _bind(
+        self, q: Tensor, k: Tensor, v: Tensor, results: Tensor, lses: Tensor | None, *others: Tensor | None
+    ) -> Callable[..., None]:
+        """The launch of the kernel, for `results` and `lses` in the shape of splits."""
+        shaped = results.view(*self.shape, results.shape[-1]), None if lses is None else lses.view(self.shape)
+        tensors = self.in_order((q, k, v, *shaped, *others))
+        return self.kernel.call(*tensors).bind(*tensors, varying=self.varying, **self.numbers)
+
+
+_plans: dict[tuple[Any, ...], DecodePlan] = {}  # by all that is known of a call's operands
+_plans_of_kernels: dict[tuple[Any, ...], DecodePlan] = {}  # the same plans, without the number of keys
+
+
+def _plan_of(operands: Operands, call: DecodeCall, kept: bool) -> DecodePlan:
+    """The plan of checked operands. Those that are `kept` are that of an earlier call, where only the number of keys is
+    another one."""
+    q, k, v, out, lengths, starts, pages = operands
+    (batch, _, queries, dim), (kv_heads, value_dim) = q.shape, (v.shape[1], v.shape[3])
+    tiles, whole = batch * kv_heads * call.row_tiles, out is None or out.is_contiguous() and storable(out)
+    features = (
+        queries > 1 and call.causal or starts is not None,
+        call.scores.softcap is not None,
+        lengths is not None,
+        starts is not None,
+    )
+    kind = DecodeKind(q.dtype, dim, value_dim, *features, call.page_size, call.row_tiles)
+    split = _split_of(call, kind, tiles, whole, q.device)
+    kernel = kernel_for(kind, split, tiles, multiprocessor_count(q.get_device()), call.return_lse, whole)
+    if not kept:
+        return DecodePlan(operands, call, kernel, split.num_splits)
+    fixed = [None if x is None else (x.shape, x.stride()) for x in (q, out, pages)]
+    places = [None if x is None else x.data_ptr() % TMA_BYTES for x in operands]
+    kinds = kernel, split, call.scores, call.return_lse, q.device, simulated_facts(), addressable(k), addressable(v)
+    key = (*kinds, kv_heads, *fixed, *places)
+    found = _plans_of_kernels.get(key)
+    if found is None:
+        found = remember(_plans_of_kernels, key, DecodePlan(operands, call, kernel, split.num_splits))
+    return found
+
 
 def _split_of(call: DecodeCall, kind: DecodeKind, tiles: int, whole: bool, device: torch.device) -> DecodeSplit:
     """The split of so many `tiles`: given, or chosen. `whole`: the kernel may write the result itself."""
     if call.num_splits:
         return DecodeSplit(call.num_splits)
-    return choose_split(tiles, call.keys, multiprocessor_count(device), memory_bandwidth(device), rings_of(kind, whole))
+    keys, bandwidth = similar_keys(call.keys), memory_bandwidth(device)
+    return choose_split(tiles, keys, multiprocessor_count(device), bandwidth, rings_of(kind, whole))
 
 
-_plans: dict[tuple[Any, ...], DecodePlan] = {}
+def similar_keys(keys: int) -> int:
+    """At most 3 % fewer keys, which are split alike: the choice takes longer than a token's attention."""
+    step = max(0, keys.bit_length() - SIGNIFICANT)
+    return keys >> step << step
 
 
-def _find_plan(operands: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, DecodePlan | None]:
-    """(key, plan) of calls like this one; None where operands and options cannot be a key: no tensors, fake ones."""
+def find_decode_plan(operands: Operands, options: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, DecodePlan | None]:
+    """(key, plan) of calls like this one; None where operands and options cannot be a key: no tensors, fake ones.
+
+    `options` are causal, scale, softcap, return_lse and num_splits. The operands of a plan need no check.
+    """
     try:
         given = [x is not None for x in operands]
         tensors = signature(*[x for x in operands if x is not None])

@@ -244,6 +244,7 @@ class Rings(NamedTuple):
     split_rest: tuple[tuple[int, Ring], ...] = ()
 
 
+@functools.lru_cache(maxsize=512)
 def rings_of(kind: DecodeKind, whole: bool = True) -> Rings:
     """The rings of a kind.
 

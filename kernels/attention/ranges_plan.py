@@ -6,6 +6,7 @@ with the same runs share the calls. No mask is built and no operand is copied.
 
 from __future__ import annotations
 
+import collections
 import itertools
 from typing import NamedTuple
 
@@ -78,8 +79,19 @@ def _run(first: int, behind: int, begin: np.ndarray, end: np.ndarray) -> Run:
     return Run(first, behind, low, high, left, LIMIT if steps and not grown else steps - grown)
 
 
+class Known(NamedTuple):
+    """The calls for ranges, (B, queries, 2), of so many keys."""
+
+    ranges: np.ndarray
+    keys: int
+    calls: list[Call]
+
+
+_known: collections.deque[Known] = collections.deque(maxlen=4)  # the layers of a model have few different ranges
+
+
 def calls(ranges: Tensor, keys: int) -> list[Call]:
-    """The calls for (B, 1, queries, 2) ranges.
+    """The calls for (B, 1, queries, 2) ranges, found once for equal ones.
 
     Raises ValueError for a range that ends before it begins or reaches beyond the keys.
     """
@@ -91,11 +103,15 @@ def calls(ranges: Tensor, keys: int) -> list[Call]:
         raise ValueError("attention_ranges: ranges has one that ends before it begins")
     if numbers.strides[0] == 0 and len(numbers):  # those of one sequence, expanded
         return [Call(slice(0, len(numbers)), run) for run in runs(numbers[0])]
-    found, at = [], 0
+    for known in tuple(_known):
+        if known.keys == keys and np.array_equal(known.ranges, numbers):
+            return known.calls
+    found, at = list[Call](), 0
     for same, sequences in itertools.groupby(runs(one) for one in numbers):
         count = len(list(sequences))
         found += [Call(slice(at, at + count), run) for run in same]
         at += count
+    _known.append(Known(numbers.copy(), keys, found))
     return found
 
 

@@ -397,6 +397,24 @@ def test_calls_alike_are_checked_once(num_splits, rng, monkeypatch):
     assert len(known) == 5
 
 
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_one_plan_reads_caches_of_all_lengths(num_splits, rng, monkeypatch):
+    """In memory as they are, of views with other strides, and of fewer keys than there are splits."""
+    monkeypatch.setattr(decode_plan, "_plans_of_kernels", plans := {})
+    q = randn(2, 4, 1, 64)
+    for keys in (130, 131, 7, 200, LONG):
+        k, v = randn(2, 2, keys, 64), randn(2, 2, keys, 64)
+        expected = attention_torch(q, k, v)[0]
+        for caches in ((k, v), tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))):
+            out = attention_decode(q, *caches, num_splits=num_splits)
+            assert (out.double() - expected).abs().max() < 0.02, keys
+        more = torch.full((2, 2, keys + 9, 64), float("nan"), device=DEVICE, dtype=BF16)
+        more[:, :, 5 : 5 + keys] = k
+        out = attention_decode(q, more[:, :, 5 : 5 + keys], v, num_splits=num_splits)
+        assert (out.double() - expected).abs().max() < 0.02, keys
+    assert len(plans) == 1
+
+
 @pytest.mark.parametrize("num_splits, cluster", [(1, 1), (2, 1), (1, 2)])
 def test_infinite_scores(num_splits, cluster, rng):
     """As in torch: NaN, with ∞ as log-sum-exp, for the query that has such a score."""

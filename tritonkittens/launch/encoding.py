@@ -17,6 +17,7 @@ from .target import simulator
 Dtype: TypeAlias = str | torch.dtype | tl.dtype
 Choice = TypeVar("Choice", int, str)
 
+LAST_WRONG_VERSION = 13010  # CUDA version of the drivers that `correct_small_tensor` corrects
 NBYTES = 128  # size of a tensor map; its address is a multiple of 64 for the driver, of 128 for tensormap.replace
 
 # name -> (CUtensorMapDataType, bytes, is a floating-point type); fp8 and fp4 travel as bytes
@@ -257,7 +258,7 @@ def correct_small_tensor(data: bytes, span: int, version: int) -> bytes:
     illegal instruction. Bit 21 of the second word is cleared, as in Triton and CUTLASS. `span` is the offset in bytes
     of the last element.
     """
-    if version > 13010 or span + 1 >= 128 * 1024:
+    if version > LAST_WRONG_VERSION or span + 1 >= 128 * 1024:
         return data
     word = int.from_bytes(data[8:16], "little") & ~(1 << 21)
     return data[:8] + word.to_bytes(8, "little") + data[16:]

@@ -35,7 +35,7 @@ from .clock_cache import ClockCache
 from .im2col import Im2colSpec
 from .libcuda import CudaDriver
 from .target import simulator
-from .tensormap import MapSpec, encode
+from .tensormap import MapSpec, encode, recipe
 
 Grid = tuple[int, ...] | Callable[..., tuple[int, ...]]
 Compile = Callable[[Hashable, Types, int], Any]
@@ -179,6 +179,16 @@ class Binding:
         del storage, keep  # the driver has copied the parameters; scratch is freed in stream order
         code.driver.check(result, f"cuLaunchKernelEx of {code.name}")
 
+    def recipes(self, args: Args, owners: tuple[int, ...], varying: tuple[int, ...]) -> bytes:
+        """Return how native.c encodes the tensor maps of the tensors in ``varying``; see `Launcher.bind`."""
+        code, maps = self.code, [(number, offset) for number, offset, is_map in self.parameters.places if is_map]
+        described = [(x.tensor, spec) for x in _globals(args) for spec in x.specs]
+        return b"".join(
+            recipe(owners[number], offset, *of, tuple(descriptor["block_size"]), code.driver)
+            for (number, offset), of, descriptor in zip(maps, described, code.descriptors, strict=True)
+            if owners[number] in varying
+        )
+
     def native(self, module: Any, owner: Any) -> Any:
         """Return this launch for native.c, which keeps ``owner`` alive."""
         code, (block, offsets, slots, places, addresses) = self.code, self.parameters
@@ -272,14 +282,21 @@ class Launcher:
                 raise error.with_traceback(None) from error.__cause__
 
     def bind(
-        self, grid: Grid, args: Args, key: Hashable, owners: tuple[int, ...], fallback: Callable[..., None]
+        self,
+        grid: Grid,
+        args: Args,
+        key: Hashable,
+        owners: tuple[int, ...],
+        fallback: Callable[..., None],
+        varying: tuple[int, ...] = (),
     ) -> Callable[..., None]:
         """Compile the launch now, and return it as a function of tensors alone.
 
         Tensor number ``owners[i]`` of a call replaces the i-th of ``args``. Only addresses of a call's tensors are
-        read, so each must have the dtype, shape and strides of the tensor in ``args``.
-        ``fallback`` does the same in more steps. It runs where launch hooks are set; in the simulator and without the
-        native module, it is the result.
+        read, so each must have the dtype, shape and strides of the tensor in ``args``. Shape and strides of those
+        whose number is in ``varying`` may differ: their tensor maps are encoded at every call.
+        ``fallback`` does the same in more steps. It runs where launch hooks are set, and for tensors that TMA cannot
+        address; in the simulator and without the native module, it is the result.
         """
         if callable(grid) or (simulator.get() is not None and tensor_device(args) in (None, -1)):
             return fallback
@@ -289,10 +306,12 @@ class Launcher:
         native_key = self._dispatcher.table_key(args, key) if self._dispatcher else None
         if native_key is None:
             return fallback
-        if native_key not in self._native_bindings.table:
+        recipes = b""
+        if varying or native_key not in self._native_bindings.table:
             device, scalars = self._device(args), list[int | float]()
-            self._bind((key, device, fingerprint(args, scalars)), native_key, args, key, device)
-        return self._dispatcher.bind(grid, args, key, owners, fallback) or fallback
+            binding = self._bind((key, device, fingerprint(args, scalars)), native_key, args, key, device)
+            recipes = binding.recipes(args, owners, varying)
+        return self._dispatcher.bind(grid, args, key, owners, fallback, recipes) or fallback
 
     def compiled(self, args: Args, key: Hashable = None) -> Any:
         """Return the CompiledKernel of a call with these arguments, compiled now if needed."""

@@ -52,7 +52,7 @@ class CudaDriver:
         self.context_get = self._function("cuCtxGetCurrent", ctypes.c_void_p)
         self.context_set = self._function("cuCtxSetCurrent", ctypes.c_void_p)
         self.replace_address = self._function("cuTensorMapReplaceAddress", ctypes.c_void_p, ctypes.c_void_p)
-        self._encode_tiled = self._function(
+        self.encode_tiled_function = self._function(
             "cuTensorMapEncodeTiled",
             ctypes.c_void_p,
             ctypes.c_int,
@@ -173,7 +173,7 @@ class CudaDriver:
         """
         rank = len(dims)
         storage, tensor_map = _tensor_map_storage()
-        code = self._encode_tiled(
+        code = self.encode_tiled_function(
             tensor_map,
             dtype,
             rank,

@@ -30,9 +30,17 @@ _Static_assert(sizeof(LaunchConfig) == 56, "CUlaunchConfig is 56 bytes");
 #define MAX_TENSORS 128
 #define POINTER_ALIGNMENT 16 // bytes: what the compiled code may count on
 #define MAX_NESTING 16
+#define MAX_RANK 5       // of a tensor map
+#define MAX_RECIPES 8    // tensor maps that a bound launch encodes anew
+#define MAP_BYTES 128
+#define COPY_BYTES 16    // what TMA wants strides to be multiples of
+#define MAX_STRIDE_BYTES (1ll << 40)
+#define SMALL_BYTES (128 * 1024)
 
 typedef int (*LaunchKernelEx)(const LaunchConfig *, void *function, void **parameters, void **extra);
 typedef int (*TensorMapReplaceAddress)(void *map, void *address);
+typedef int (*TensorMapEncodeTiled)(void *map, int dtype, uint32_t rank, void *address, const uint64_t *extents, const uint64_t *strides,
+                                    const uint32_t *box, const uint32_t *element_strides, int interleave, int swizzle, int promotion, int fill);
 typedef int (*ContextGetCurrent)(void **);
 typedef int (*ContextSetCurrent)(void *);
 // torch's stable C interface (aoti_torch_*): a handle is an at::Tensor *, and an at::Tensor is one pointer to its TensorImpl.
@@ -176,6 +184,7 @@ typedef struct {
   PyObject_HEAD
   LaunchKernelEx launch_kernel;
   TensorMapReplaceAddress replace_address;
+  TensorMapEncodeTiled encode_tiled;
   ContextGetCurrent context_get;
   ContextSetCurrent context_set;
   TensorReader tensor;
@@ -355,8 +364,62 @@ static int put_addresses(Dispatcher *self, Binding *binding, char *block, const 
   return 0;
 }
 
+// How to encode one tensor map anew, for a tensor with other extents and strides: the tensor's number in a call, the map's offset among the
+// parameters, and what cuTensorMapEncodeTiled takes; `corrected`: this driver sets a wrong bit for small tensors (encoding.py says which).
+typedef struct {
+  uint32_t owner, offset, dtype, rank, itemsize, swizzle, promotion, fill, corrected, box[MAX_RANK];
+} Recipe;
+
+typedef struct {
+  const Recipe *recipe;
+  void *address;
+  int64_t extents[MAX_RANK], strides[MAX_RANK]; // in elements, as torch orders them
+} NewMap;
+
+// false: not for this path, as TMA cannot address the tensor, or only with other strides of dimensions of extent 1.
+static bool read_extents(Dispatcher *self, void *impl, NewMap *map) {
+  int64_t dim, *extents, *strides, rank = map->recipe->rank, itemsize = map->recipe->itemsize;
+  const TensorReader *get = &self->tensor;
+  if (get->dim(&impl, &dim) || dim != rank || get->sizes(&impl, &extents) || get->strides(&impl, &strides) || strides[rank - 1] != 1)
+    return false;
+  for (int64_t i = 0; i < rank; ++i) {
+    int64_t bytes = strides[i] * itemsize;
+    if (extents[i] < 1 || extents[i] > INT32_MAX || strides[i] < 1 || strides[i] >= MAX_STRIDE_BYTES || (i + 1 < rank && bytes % COPY_BYTES) ||
+        bytes >= MAX_STRIDE_BYTES)
+      return false;
+    map->extents[i] = extents[i];
+    map->strides[i] = strides[i];
+  }
+  return true;
+}
+
+// Puts a map of these extents among the parameters, and behind it extents (int32) and strides (int64).
+static int put_map(Dispatcher *self, const NewMap *map, char *block) {
+  const Recipe *recipe = map->recipe;
+  const uint32_t apart[MAX_RANK] = {1, 1, 1, 1, 1};
+  uint64_t extents[MAX_RANK], strides[MAX_RANK], span = 0;
+  uint32_t rank = recipe->rank, place = recipe->offset + MAP_BYTES;
+  for (uint32_t i = 0; i < rank; ++i) {
+    int32_t extent = (int32_t)map->extents[i];
+    extents[rank - 1 - i] = (uint64_t)extent;
+    strides[rank - 1 - i] = (uint64_t)(map->strides[i] * recipe->itemsize);
+    span += ((uint64_t)extent - 1) * strides[rank - 1 - i];
+    memcpy(block + place, &extent, sizeof extent);
+    place += sizeof extent;
+  }
+  place = (place + 7) & ~7u;
+  memcpy(block + place, map->strides, rank * sizeof(int64_t));
+  char *data = block + recipe->offset;
+  int code = self->encode_tiled(data, (int)recipe->dtype, rank, map->address, extents, strides + 1, recipe->box, apart, 0, (int)recipe->swizzle,
+                                (int)recipe->promotion, (int)recipe->fill);
+  if (!code && recipe->corrected && span + 1 < SMALL_BYTES)
+    ((uint64_t *)data)[1] &= ~(UINT64_C(1) << 21);
+  return code;
+}
+
 // The driver's code; `call` says which of its functions gave it.
-static int launch_binding(Dispatcher *self, Binding *binding, const uint32_t grid[3], void *stream, const Reading *reading, const char **call) {
+static int launch_binding(Dispatcher *self, Binding *binding, const uint32_t grid[3], void *stream, const Reading *reading, const NewMap *maps,
+                          int num_maps, const char **call) {
   Py_ssize_t block_bytes = PyBytes_GET_SIZE(binding->block), num_parameters = PyBytes_GET_SIZE(binding->offsets) / 4;
   uintptr_t unaligned = (uintptr_t)alloca(block_bytes + PARAMETER_ALIGNMENT);
   char *block = (char *)((unaligned + PARAMETER_ALIGNMENT - 1) & ~(uintptr_t)(PARAMETER_ALIGNMENT - 1));
@@ -384,6 +447,9 @@ static int launch_binding(Dispatcher *self, Binding *binding, const uint32_t gri
     code = self->context_set(binding->context);
   if (!code && (code = put_addresses(self, binding, block, reading)))
     *call = "cuTensorMapReplaceAddress";
+  for (int i = 0; !code && i < num_maps; ++i)
+    if ((code = put_map(self, &maps[i], block)))
+      *call = "cuTensorMapEncodeTiled";
   if (!code) {
     code = self->launch_kernel(&config, binding->function, parameters, NULL);
     if (elsewhere && current)
@@ -399,7 +465,7 @@ static bool fits_binding(const Binding *binding, const uint32_t grid[3], const R
 }
 
 // Launches on the current stream of the binding's device. false: with an exception set.
-static bool launch_on_stream(Dispatcher *self, Binding *binding, const uint32_t grid[3], const Reading *reading) {
+static bool launch_on_stream(Dispatcher *self, Binding *binding, const uint32_t grid[3], const Reading *reading, const NewMap *maps, int num_maps) {
   PyObject *stream = PyObject_CallOneArg(self->stream_of, binding->device);
   if (!stream)
     return false;
@@ -409,7 +475,7 @@ static bool launch_on_stream(Dispatcher *self, Binding *binding, const uint32_t 
     return false;
   binding->used = 1;
   const char *call = "cuLaunchKernelEx";
-  int code = launch_binding(self, binding, grid, stream_handle, reading, &call);
+  int code = launch_binding(self, binding, grid, stream_handle, reading, maps, num_maps, &call);
   if (!code)
     return true;
   PyObject *ignored = PyObject_CallFunction(self->raise_error, "is", code, call);
@@ -451,7 +517,7 @@ static PyObject *Dispatcher_launch(Dispatcher *self, PyObject *const *args, Py_s
   PyObject *result = NULL;
   if (!fits_binding(binding, grid, &reading))
     result = Py_NewRef(Py_False);
-  else if (launch_on_stream(self, binding, grid, &reading))
+  else if (launch_on_stream(self, binding, grid, &reading, NULL, 0))
     result = Py_NewRef(Py_True);
   Py_DECREF(binding);
   return result;
@@ -466,7 +532,8 @@ typedef struct {
   Binding *binding;
   PyObject *fallback; // a function of the tensors that does the same, where this path has to decline
   uint32_t grid[3];
-  int num_tensors, num_addresses, num_scalars;
+  int num_tensors, num_addresses, num_scalars, num_recipes;
+  Recipe recipes[MAX_RECIPES]; // of tensors whose extents and strides may differ from call to call
   uint8_t owners[MAX_TENSORS]; // which tensor of a call has the address
   bool is_aligned[MAX_TENSORS];
   int32_t device_index;
@@ -474,10 +541,10 @@ typedef struct {
 } Bound;
 
 // The address of a tensor on the device of the launch that is aligned as the first was; false: not for this path.
-static bool address_of(const Bound *self, PyObject *tensor, int number, void **address) {
+static bool address_of(const Bound *self, PyObject *tensor, int number, void **impl, void **address) {
   int32_t device_index;
-  void *impl = is_plain_tensor(self->dispatcher, tensor) ? impl_of(self->dispatcher, tensor, &device_index) : NULL;
-  return impl && device_index == self->device_index && !self->dispatcher->tensor.data_ptr(&impl, address) &&
+  *impl = is_plain_tensor(self->dispatcher, tensor) ? impl_of(self->dispatcher, tensor, &device_index) : NULL;
+  return *impl && device_index == self->device_index && !self->dispatcher->tensor.data_ptr(impl, address) &&
          ((uintptr_t)*address % POINTER_ALIGNMENT == 0) == self->is_aligned[number];
 }
 
@@ -491,10 +558,17 @@ static PyObject *Bound_call(Bound *self, PyObject *const *args, size_t flags, Py
     hooks = has_hook(dispatcher, exit_name);
   if (hooks < 0)
     return NULL;
-  void *addresses[MAX_TENSORS];
+  void *impls[MAX_TENSORS], *addresses[MAX_TENSORS];
+  NewMap maps[MAX_RECIPES];
   bool fits = !hooks;
   for (int i = 0; fits && i < count; ++i)
-    fits = address_of(self, args[i], i, &addresses[i]);
+    fits = address_of(self, args[i], i, &impls[i], &addresses[i]);
+  for (int i = 0; fits && i < self->num_recipes; ++i) {
+    uint32_t owner = self->recipes[i].owner;
+    maps[i].recipe = &self->recipes[i];
+    maps[i].address = addresses[owner];
+    fits = read_extents(dispatcher, impls[owner], &maps[i]);
+  }
   if (!fits) {
     PyErr_Clear();
     return PyObject_Vectorcall(self->fallback, args, count, NULL);
@@ -504,7 +578,7 @@ static PyObject *Bound_call(Bound *self, PyObject *const *args, size_t flags, Py
   memcpy(reading.scalars, self->scalars, self->num_scalars * sizeof(uint64_t));
   for (int i = 0; i < self->num_addresses; ++i)
     reading.addresses[i] = addresses[self->owners[i]];
-  return launch_on_stream(dispatcher, self->binding, self->grid, &reading) ? Py_NewRef(Py_None) : NULL;
+  return launch_on_stream(dispatcher, self->binding, self->grid, &reading, maps, self->num_recipes) ? Py_NewRef(Py_None) : NULL;
 }
 
 static int Bound_traverse(Bound *self, visitproc visit, void *arg) {
@@ -540,8 +614,10 @@ static PyTypeObject BoundType = {
 };
 
 static PyObject *Dispatcher_bind(Dispatcher *self, PyObject *const *args, Py_ssize_t count) {
-  if (count != 5 || !PyTuple_Check(args[3]))
-    return PyErr_Format(PyExc_TypeError, "bind(grid, args, key, owners, fallback) takes 5 arguments, the fourth a tuple");
+  if (count != 6 || !PyTuple_Check(args[3]) || !PyBytes_Check(args[5]))
+    return PyErr_Format(PyExc_TypeError, "bind(grid, args, key, owners, fallback, recipes) takes 6 arguments, the fourth a tuple, the last bytes");
+  if (PyBytes_GET_SIZE(args[5]) > (Py_ssize_t)(MAX_RECIPES * sizeof(Recipe)) || PyBytes_GET_SIZE(args[5]) % sizeof(Recipe))
+    Py_RETURN_NONE;
   uint32_t grid[3];
   Reading reading;
   if (!read_grid(args[0], grid) || !grid[0] || !grid[1] || !grid[2])
@@ -579,6 +655,14 @@ static PyObject *Dispatcher_bind(Dispatcher *self, PyObject *const *args, Py_ssi
     if (owner >= bound->num_tensors)
       bound->num_tensors = (int)owner + 1;
   }
+  bound->num_recipes = (int)(PyBytes_GET_SIZE(args[5]) / sizeof(Recipe));
+  memcpy(bound->recipes, PyBytes_AS_STRING(args[5]), PyBytes_GET_SIZE(args[5]));
+  for (int i = 0; i < bound->num_recipes; ++i)
+    if (bound->recipes[i].owner >= (uint32_t)bound->num_tensors || bound->recipes[i].rank < 1 || bound->recipes[i].rank > MAX_RANK) {
+      PyErr_Format(PyExc_ValueError, "recipe %d is of tensor %u with %u dimensions", i, bound->recipes[i].owner, bound->recipes[i].rank);
+      Py_DECREF(bound);
+      return NULL;
+    }
   return (PyObject *)bound;
 }
 
@@ -635,10 +719,10 @@ static PyObject *Dispatcher_read(Dispatcher *self, PyObject *args) {
 }
 
 static PyObject *Dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kwds) {
-  unsigned long long launch_kernel, context_get, context_set, replace_address, tensor[7];
+  unsigned long long launch_kernel, context_get, context_set, replace_address, encode_tiled, tensor[7];
   int device_type;
   PyObject *tensor_types, *global_type, *constexpr_type, *stream_of, *runtime, *hook_chain, *raise_error, *table;
-  if (!PyArg_ParseTuple(args, "(KKKK)(KKKKKKK)i(O!OO)OOOOO!", &launch_kernel, &context_get, &context_set, &replace_address, tensor, tensor + 1, tensor + 2,
+  if (!PyArg_ParseTuple(args, "(KKKKK)(KKKKKKK)i(O!OO)OOOOO!", &launch_kernel, &context_get, &context_set, &replace_address, &encode_tiled, tensor, tensor + 1, tensor + 2,
                         tensor + 3, tensor + 4, tensor + 5, tensor + 6, &device_type, &PyTuple_Type, &tensor_types, &global_type,
                         &constexpr_type, &stream_of, &runtime, &hook_chain, &raise_error, &PyDict_Type, &table))
     return NULL;
@@ -647,6 +731,7 @@ static PyObject *Dispatcher_new(PyTypeObject *type, PyObject *args, PyObject *kw
     return NULL;
   self->launch_kernel = (LaunchKernelEx)(uintptr_t)launch_kernel;
   self->replace_address = (TensorMapReplaceAddress)(uintptr_t)replace_address;
+  self->encode_tiled = (TensorMapEncodeTiled)(uintptr_t)encode_tiled;
   self->context_get = (ContextGetCurrent)(uintptr_t)context_get;
   self->context_set = (ContextSetCurrent)(uintptr_t)context_set;
   self->tensor = (TensorReader){
@@ -695,8 +780,9 @@ static PyMethodDef Dispatcher_methods[] = {
     {"launch", (PyCFunction)(void (*)(void))Dispatcher_launch, METH_FASTCALL,
      "launch(grid, args, key) -> bool: False when the Python path has to do it (nothing was launched)."},
     {"bind", (PyCFunction)(void (*)(void))Dispatcher_bind, METH_FASTCALL,
-     "bind(grid, args, key, owners, fallback) -> launch(*tensors), or None: the launch that is known for these arguments, of tensors that stand in the place of\n"
-     "those, the i-th of which is number owners[i] of a call. Of tensors of a call only addresses are read."},
+     "bind(grid, args, key, owners, fallback, recipes) -> launch(*tensors), or None: the launch that is known for these arguments, of tensors that stand in the\n"
+     "place of those, the i-th of which is number owners[i] of a call. Of tensors of a call only addresses are read, and extents and strides where `recipes`\n"
+     "(bytes: a Recipe for each map) say how to encode their maps anew."},
     {"table_key", (PyCFunction)(void (*)(void))Dispatcher_table_key, METH_FASTCALL,
      "table_key(args, key) -> (key, bytes), or None when the arguments are not for this path."},
     {"signature", (PyCFunction)(void (*)(void))Dispatcher_signature, METH_FASTCALL,

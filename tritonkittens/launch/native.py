@@ -70,6 +70,7 @@ def new_dispatcher(module: Any, functions: tuple[int, ...], driver: CudaDriver, 
             address(driver.context_get),
             address(driver.context_set),
             address(driver.replace_address),
+            address(driver.encode_tiled_function),
         ),
         functions,
         _DEVICE_TYPE[driver.device_type],
@@ -86,7 +87,7 @@ def _reader(module: Any, functions: tuple[int, ...], device_type: str) -> Any:
     """A dispatcher that only reads tensors: it has no driver and no stream look-up."""
     types = (_TENSOR_TYPES, GlobalArg, constexpr)
     return module.Dispatcher(
-        (0, 0, 0, 0), functions, _DEVICE_TYPE[device_type], types, id, knobs.runtime, knobs.HookChain, id, {}
+        (0, 0, 0, 0, 0), functions, _DEVICE_TYPE[device_type], types, id, knobs.runtime, knobs.HookChain, id, {}
     )
 
 

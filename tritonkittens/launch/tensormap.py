@@ -4,6 +4,7 @@ A tensor map (``CUtensorMap``, 128 opaque bytes) holds the tensor's address, ext
 copy. Rules and limits: CUDA driver API, ``cuTensorMapEncodeTiled``; PTX ISA, "Tensor-map".
 """
 
+import struct
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import torch
 
 from .clock_cache import ClockCache
 from .device import device_facts
-from .encoding import correct_small_tensor
+from .encoding import LAST_WRONG_VERSION, correct_small_tensor
 from .im2col import Im2colSpec, check_im2col
 from .libcuda import CudaDriver, cuda_driver
 
@@ -30,6 +31,7 @@ _SWIZZLE_CODE = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
 _FILL_CODE = {"zero": 0, "nan": 1}  # CUtensorMapFloatOOBfill
 _L2_PROMOTION_CODE = {128: 2, 256: 3}  # CUtensorMapL2promotion
 _FIVE_STACKS = 80 << 30  # bytes of memory
+_RECIPE = struct.Struct(f"<9I{MAX_RANK}I")
 
 # CUtensorMapDataType. fp8 has no type of its own: bytes are bytes.
 _TYPE_CODE = {
@@ -296,6 +298,24 @@ def _encode(driver: CudaDriver, tensor: torch.Tensor, spec: MapSpec, name: str, 
         data = driver.encode_tiled(*where, copied, *modes)
     span = sum((extent - 1) * stride for extent, stride in zip(shape, [*strides, itemsize]))
     return correct_small_tensor(data, span, driver.version)
+
+
+def recipe(
+    owner: int, offset: int, tensor: torch.Tensor, spec: MapSpec, box: tuple[int, ...], driver: CudaDriver
+) -> bytes:
+    """Return how native.c encodes a map like that of ``tensor`` for one of other extents and strides (its `Recipe`).
+
+    ``owner`` is the tensor's number in a call, ``offset`` the place of the map among the parameters. Raises TypeError
+    for an im2col or a ragged map, whose extents are not those of the tensor.
+    """
+    if isinstance(spec, Im2colSpec) or spec.ragged:
+        raise TypeError(f"{spec}: only the map of a plain tile can be encoded for other extents")
+    copied = [*reversed(box), *[1] * (MAX_RANK - len(box))]
+    modes = _SWIZZLE_CODE[spec.swizzle], _L2_PROMOTION_CODE[l2_promotion(tensor)], _FILL_CODE[spec.fill]
+    corrected = driver.version <= LAST_WRONG_VERSION
+    return _RECIPE.pack(
+        owner, offset, type_code(tensor.dtype), tensor.ndim, tensor.itemsize, *modes, corrected, *copied
+    )
 
 
 def type_code(dtype: torch.dtype, name: str = "tensor") -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,17 +25,20 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import prepare_padding_mask, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
-from tritonkittens.kernels._dispatch import unseen_by_function_modes
+from tritonkittens.kernels._dispatch import function_modes, is_plain, requires_grad, unseen_by_function_modes
 from tritonkittens.kernels.attention import attention, attention_decode, attention_ranges
+from tritonkittens.kernels.attention.decode_plan import find_decode_plan
 from tritonkittens.kernels.attention.device.backward import ROWS
 from tritonkittens.ops.attention import Unsupported, padded, reason_against
 from tritonkittens.ops.mask_functions import Queries, ranges_of
+from tritonkittens.ops.readings import read_once
 
 HOLES = "a query sees keys on both sides of hidden ones; padding must be on one side (on the left for generate)"
 DENSE = f"attention_mask is a mask of queries and keys: one that was given as such, or one in which {HOLES}"
 EVALUATED = 1 << 26  # elements of a mask that are evaluated at a time
 ADDED = ("s_aux", "sinks", "position_bias")  # arguments that are added to scores
 CHOSEN = ("indices", "block_indices")  # arguments that select keys
+UNSUPPORTED = frozenset(("output_attentions", *ADDED, *CHOSEN))
 
 
 def attention_mask(
@@ -78,12 +81,7 @@ def attention_mask(
     may_skip = bool(allow_is_causal_skip if causal else allow_is_bidirectional_skip)
     if is_tracing(torch.empty(0, dtype=torch.bool, device=device) if attention_mask is None else attention_mask):
         return _traced(call, causal, may_skip)
-    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    seen = None if padding is None else padding[:, kv_offset : kv_offset + kv_length]
-    if q_length == 1 and (seen is not None or isinstance(q_offset, Tensor)):
-        whole, found = _of_one_query(call, may_skip)
-    else:
-        whole, found = _of_many_queries(call, seen, causal, may_skip)
+    whole, found = _of_numbers(call, causal, may_skip)
     if whole:
         return found
     if strict:
@@ -91,28 +89,22 @@ def attention_mask(
     return sdpa_mask(**call, allow_is_causal_skip=False)
 
 
-def _of_one_query(call: dict[str, Any], may_skip: bool) -> tuple[bool, Tensor | None]:
-    """Return (whether there are ranges, the mask) for one query of every sequence, whose dense mask is a row."""
-    begin, end, whole, needless = _evaluated(call)
-    whole, needless = torch.stack((whole.all(), needless.all())).tolist()
-    return bool(whole), None if may_skip and needless else _ranges(begin, end)
-
-
-def _of_many_queries(
-    call: dict[str, Any], seen: Tensor | None, causal: bool, may_skip: bool
-) -> tuple[bool, Tensor | None]:
-    """Return (whether there are ranges, the mask). `seen` (batch, keys) marks tokens."""
+def _of_numbers(call: dict[str, Any], causal: bool, may_skip: bool) -> tuple[bool, Tensor | None]:
+    """Return (whether there are ranges, the mask)."""
     batch, queries, keys, offset = (call[name] for name in ("batch_size", "q_length", "kv_length", "kv_offset"))
+    filled, tokens = _tokens(call["attention_mask"], keys, offset)
+    if may_skip and tokens is None and filled == keys and _is_needless(call, causal):
+        return True, None
     place: np.ndarray = np.arange(queries) + int(call["q_offset"])
     own = place - offset
-    tokens = None if seen is None else seen.cpu().numpy()
-    tokens = None if tokens is None or tokens.all() else tokens
     asked = np.ones((batch, queries), bool)  # the visible keys of other queries are undefined
     if causal and tokens is not None and keys:
         asked = (own < 0) | (own >= keys) | tokens[:, own.clip(0, keys - 1)]
     found = None if call["use_vmap"] else ranges_of(call["mask_function"], Queries(place[None], batch, offset + keys))
     if found is not None:
-        begin, end = ((x - offset).clip(0, keys) for x in np.broadcast_arrays(found.begin, found.end, place[None])[:2])
+        begin, end = (
+            (x - offset).clip(0, filled) for x in np.broadcast_arrays(found.begin, found.end, place[None])[:2]
+        )
         end = np.maximum(begin, end)
         begin, end, whole = (begin, end, np.True_) if tokens is None else _among_tokens(begin, end, tokens, asked)
     else:
@@ -129,6 +121,22 @@ def _of_many_queries(
     return True, ranges.to(call["device"]) if queries == 1 else ranges
 
 
+def _tokens(mask: Tensor | None, keys: int, offset: int) -> tuple[int, np.ndarray | None]:
+    """Return (keys up to the last token, tokens among all keys), (batch, keys), of a padding mask from its column
+    `offset` on. None where all keys up to the last token are tokens, which costs one operation to find out.
+    """
+    if mask is None:
+        return keys, None
+    if offset or mask.shape[1] > keys:
+        mask = mask[:, offset : offset + keys]
+    filled = mask.shape[1]  # there are no tokens where the mask ends
+    if mask.all():
+        return filled, None
+    tokens = np.zeros((mask.shape[0], keys), bool)
+    tokens[:, :filled] = mask.cpu().numpy()
+    return keys, tokens
+
+
 def _among_tokens(
     begin: np.ndarray, end: np.ndarray, tokens: np.ndarray, asked: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -138,6 +146,13 @@ def _among_tokens(
     `asked` that sees tokens keeps the range's end.
     """
     batch, keys = tokens.shape
+    count = np.count_nonzero(tokens, 1)
+    head = tokens.argmax(1)
+    tail = np.where(count, keys - tokens[:, ::-1].argmax(1), head)
+    if (tail - head == count).all():  # one run of tokens a sequence
+        low, high = np.maximum(begin, head[:, None]), np.minimum(end, tail[:, None])
+        some = low < high
+        return np.where(some, low, 0), np.where(some, np.where(asked, high, end), 0), np.ones_like(some)
     place = np.arange(keys)
     so_far = np.pad(tokens.cumsum(1), ((0, 0), (1, 0)))
     # first token from a position on
@@ -179,11 +194,7 @@ def _traced(call: dict[str, Any], causal: bool, may_skip: bool) -> Tensor | None
     dense mask.
     """
     batch, queries, keys, offset = (call[name] for name in ("batch_size", "q_length", "kv_length", "kv_offset"))
-    plain = call["mask_function"] is (
-        masking_utils.causal_mask_function if causal else masking_utils.bidirectional_mask_function
-    )
-    last = not causal or (not isinstance(call["q_offset"], Tensor) and call["q_offset"] + queries == offset + keys)
-    if may_skip and plain and last and call["attention_mask"] is None:
+    if may_skip and call["attention_mask"] is None and _is_needless(call, causal):
         return None
     if queries == 1:
         begin, end, whole, _ = _of_dense(call)
@@ -196,11 +207,26 @@ def _traced(call: dict[str, Any], causal: bool, may_skip: bool) -> Tensor | None
         else padding[:, offset : offset + keys]
     )
     own = torch.arange(queries, device=call["device"]) + (call["q_offset"] - offset)
-    begin, end, whole = _of_plain(seen, own, causal) if plain else _of_dense(call)[:3]
+    begin, end, whole = _of_plain(seen, own, causal) if _is_plain_function(call, causal) else _of_dense(call)[:3]
     if causal and padding is not None:  # a query whose own key is hidden is padding
         hidden = ~seen[:, own.clamp(0, keys - 1)] & (own >= 0) & (own < keys)
         end, whole = torch.where(hidden & (begin < end), own + 1, end), whole | hidden
     return _ranges(begin, torch.where(whole, end, begin - 1)).cpu()
+
+
+def _is_plain_function(call: dict[str, Any], causal: bool) -> bool:
+    """Whether the mask function is one without parameters."""
+    plain = masking_utils.causal_mask_function if causal else masking_utils.bidirectional_mask_function
+    return call["mask_function"] is plain
+
+
+def _is_needless(call: dict[str, Any], causal: bool) -> bool:
+    """Whether the mask is needless, as it hides nothing but, in causal attention, the keys after a query's own. False
+    where only numbers on the GPU would say so.
+    """
+    behind, at = call["kv_offset"] + call["kv_length"], call["q_offset"]
+    last = not causal or (not isinstance(at, Tensor) and at + call["q_length"] == behind)
+    return last and _is_plain_function(call, causal)
 
 
 def _of_plain(seen: Tensor, own: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -223,7 +249,6 @@ def _ranges(begin: Tensor, end: Tensor) -> Tensor:
     return torch.stack((begin, end), -1).int()[:, None]
 
 
-@unseen_by_function_modes
 def attention_forward(
     module: torch.nn.Module,
     query: Tensor,
@@ -253,32 +278,83 @@ def attention_forward(
     Unsupported arguments run in PyTorch, with a warning for every reason. With `strict`, and always where `indices`
     select keys, they raise `Unsupported`.
     """
+    if is_plain(query, key, value, attention_mask) and not function_modes():
+        out = _of_known_token(query, key, value, attention_mask, dropout, scaling, softcap, others)
+        if out is not None:
+            return out, None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    return _attention(
+        module, query, key, value, attention_mask, (dropout, scaling, softcap, causal), strict, others
+    ), None
+
+
+def _of_known_token(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scale: float | None,
+    softcap: float | None,
+    others: dict[str, Any],
+) -> Tensor | None:
+    """Return the attention of one query as an earlier call did it, without its checks; None where there was none.
+
+    The arguments are plain tensors. They are known by shapes, strides and dtypes.
+    """
+    if query.ndim != 4 or query.shape[2] != 1:
+        return None
+    if dropout or torch.is_autocast_enabled(query.device.type) or requires_grad(query, key, value):
+        return None
+    if not others.keys().isdisjoint(UNSUPPORTED) and _reason_of(False, others):
+        return None
+    starts = lengths = None
+    if mask is not None:
+        if not _has_ranges(mask) or mask.shape[2] != 1:
+            return None
+        starts, lengths = read_once(mask, _columns, query.device, device=query.device)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    operands = query, key, value, None, lengths, starts, None
+    plan = find_decode_plan(operands, (True, scale, softcap, False, None))[1]
+    return None if plan is None else cast(Tensor, plan(*operands)).transpose(1, 2)  # contiguous, as one query
+
+
+@unseen_by_function_modes
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    numbers: tuple[float, float | None, float | None, bool],
+    strict: bool,
+    others: dict[str, Any],
+) -> Tensor:
+    """Return the result of `attention_forward`; `numbers`: its dropout, scaling, softcap and is_causal."""
+    dropout, scaling, softcap, causal = numbers
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
         query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
-    ranges = attention_mask is not None and attention_mask.dtype == torch.int32 and attention_mask.shape[-1] == 2
-    dense = attention_mask is not None and not ranges
+    ranges = mask is not None and _has_ranges(mask)
+    dense = mask is not None and not ranges
     reason = reason_against(query, key, value, dropout, scaling) or _reason_of(dense, others)
     if reason is None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        out = _attend(query, key, value, attention_mask, scale, softcap, causal)
+        out = _attend(query, key, value, mask, scale, softcap, causal)
         out = out if out.shape[-1] == value.shape[-1] else out[..., : value.shape[-1]]
-        return out.transpose(1, 2).contiguous(), None
+        return out.transpose(1, 2).contiguous()
     if strict or any(others.get(name) is not None for name in CHOSEN):
         raise Unsupported(_text(reason))
     _warn(reason)
     sinks = others.get("s_aux", others.get("sinks"))
     by_sdpa = softcap is None and sinks is None
-    mask = (
-        attention_mask if dense else _dense(attention_mask, query.shape[2], key.shape[2], causal, by_sdpa, query.device)
-    )
+    mask = mask if dense else _dense(mask, query.shape[2], key.shape[2], causal, by_sdpa, query.device)
     if by_sdpa:
         return sdpa_attention_forward(
             module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=causal, **others
-        )
+        )[0]
     bias = others.get("position_bias")
-    return _in_torch(query, key, value, mask, dropout, scaling, softcap, sinks, bias).transpose(1, 2).contiguous(), None
+    return _in_torch(query, key, value, mask, dropout, scaling, softcap, sinks, bias).transpose(1, 2).contiguous()
 
 
 def _attend(
@@ -289,15 +365,39 @@ def _attend(
     differentiable = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     # then never slower, with a group of heads up to 10 times faster (measured: docs/notes/attention_decode.md)
     few = queries <= ROWS and not differentiable
+    if ranges is not None and queries > 1 and (seen := read_once(ranges, _keys_of_causal)) is not None:
+        key, value = (x if seen >= x.shape[2] else x[:, :, :seen] for x in (key, value))
+        ranges, causal = (ranges if seen > key.shape[2] else None), True  # `attention_ranges` refuses keys beyond
     q, k, v = (padded(x) for x in (query, key, value))
     if few and (ranges is None or queries == 1):
-        starts, lengths = (
-            (None, None) if ranges is None else (x.contiguous() for x in ranges[:, 0, 0].to(q.device).unbind(1))
-        )
+        starts, lengths = (None, None) if ranges is None else read_once(ranges, _columns, q.device, device=q.device)
+        causal = causal or queries == 1  # one plan for both
         return attention_decode(q, k, v, lengths=lengths, starts=starts, causal=causal, scale=scale, softcap=softcap)
     if ranges is not None:
         return attention_ranges(q, k, v, ranges, scale=scale, softcap=softcap)
     return attention(q, k, v, causal=causal, scale=scale, softcap=softcap)
+
+
+def _columns(ranges: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return (starts, lengths), (batch,), of ranges (batch, 1, 1, 2)."""
+    starts, lengths = ranges[:, 0, 0].to(device).unbind(1)
+    return starts.contiguous(), lengths.contiguous()
+
+
+def _keys_of_causal(ranges: Tensor) -> int | None:
+    """Return the number of keys that a causal mask alone shows to the last query; None for other ranges. So it is in
+    the prefill of a static cache. A trace cannot read numbers.
+    """
+    if not is_plain(ranges):
+        return None
+    begin, end = ranges[:, 0].numpy(force=True).transpose(2, 0, 1)
+    seen = int(end[0, -1]) if end.size else 0
+    causal = not begin.any() and (end == np.arange(seen - end.shape[1], seen) + 1).all()
+    return seen if causal and seen >= end.shape[1] else None
+
+
+def _has_ranges(mask: Tensor) -> bool:
+    return mask.dtype == torch.int32 and mask.shape[-1] == 2
 
 
 def _reason_of(dense: bool, others: dict[str, Any]) -> str | None:

@@ -134,15 +134,16 @@ class Call:
             self.grid if blocks is None else (blocks,), self.arguments(tensors, args, blocks), self.keys[debug]
         )
 
-    def bind(self, *tensors: Any, **args: Any) -> Callable[..., None]:
+    def bind(self, *tensors: Any, varying: tuple[int, ...] = (), **args: Any) -> Callable[..., None]:
         """The same with these numbers as a function of tensors alone, in as few steps as possible: of tensors like
-        these, which have their strides, too, or of others of such memory, whatever dimensions they have."""
-        kinds = [(t.shape, t.stride()) for t in tensors]
+        these, which have their strides, too, or of others of such memory, whatever dimensions they have. Extents and
+        strides of those whose number is in `varying` may differ, where the grid and the numbers stay the same."""
+        kinds = [None if i in varying else (t.shape, t.stride()) for i, t in enumerate(tensors)]
 
         def fallback(*given: Any) -> None:
             self(
                 *(
-                    t if (t.shape, t.stride()) == kind else t.as_strided(*kind)
+                    t if kind in (None, (t.shape, t.stride())) else t.as_strided(*kind)
                     for t, kind in zip(given, kinds, strict=True)
                 ),
                 **args,
@@ -153,6 +154,8 @@ class Call:
         bind = functools.partial(_template_kernel.launcher.bind, self.grid, self.arguments(tensors, args), self.key)
         shared = len(self._workspace(tensors))
         if not shared:
-            return bind(tuple(owners), fallback)
-        launch = bind((*owners, *range(len(tensors), len(tensors) + shared)), lambda *given: fallback(*given[:-shared]))
+            return bind(tuple(owners), fallback, varying)
+        launch = bind(
+            (*owners, *range(len(tensors), len(tensors) + shared)), lambda *given: fallback(*given[:-shared]), varying
+        )
         return lambda *given: launch(*given, *self._workspace(given))
