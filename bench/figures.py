@@ -17,6 +17,8 @@ SUITES = {  # file of results: what it measures, and the peers
     "gemm_fp8": ("GEMM e4m3, scales of a tensor, of rows and columns, of blocks", "`torch._scaled_mm`"),
     "gemm_epilogues": ("GEMM bf16 with fused epilogues", "torch, compiled or not"),
     "gemm_models": ("GEMM bf16, shapes of Llama-3 and DeepSeek-V3, ragged ones", "cuBLAS"),
+    "gemm_random": ("GEMM bf16, random shapes that nobody tuned", "cuBLAS"),
+    "gemm_fp8_random": ("GEMM e4m3, random shapes that nobody tuned", "`torch._scaled_mm`"),
     "gemm_training": ("Linear layers of Llama-3, forward and backward", "`torch.nn.Linear`"),
     "gemm_sustained": ("GEMM at the power limit", "cuBLAS, `torch._scaled_mm`"),
     "attention": ("attention forward", FLASH),
@@ -43,7 +45,7 @@ def overview(folder: pathlib.Path = RESULTS) -> str:
     for suite, (label, peer) in SUITES.items():
         measured = result(folder, suite)
         ours = measured["summary"]["tritonkittens"]
-        highest = max(row["contenders"]["tritonkittens"]["ratio"] for row in measured["rows"])
+        highest = max(row["contenders"]["tritonkittens"].get("ratio", 0.0) for row in measured["rows"])
         lines.append(
             f"| {label} | {ours['rows']} | {peer} | {ours['geometric_mean']:.2f} | {ours['lowest']:.2f}, "
             f"{highest:.2f} |"
