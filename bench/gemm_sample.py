@@ -128,7 +128,7 @@ def tried(shape: Shape, best: int, share: int) -> list[Config]:
     found, least = ranked[:best], seconds(ranked[0])
     for config in pool() if share else ():
         parts = config.splits if config.schedule in SPLIT else 1
-        possible = parts * config.depth_of(2) <= shape.k and fits(problem, config)
+        possible = parts * config.k_of(2) <= shape.k and fits(problem, config)
         if possible and kernel_of(shape, config) % share == 0 and seconds(config) <= SLOWER * least:
             found.append(config)
     return list(dict.fromkeys(found))

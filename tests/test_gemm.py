@@ -419,7 +419,7 @@ def test_a_tile_is_what_a_cluster_computes():
         and Config(pingpong=True).tile == (64, 256)
         and Config(cluster=2, consumers=1, tile_n=64).tile == (128, 64)
     )
-    assert Config().depth_of(2) == 64 and Config().depth_of(1) == 128 and Config(tile_k=32).depth_of(2) == 32
+    assert Config().k_of(2) == 64 and Config().k_of(1) == 128 and Config(tile_k=32).k_of(2) == 32
 
 
 EXTENTS = st.one_of(st.sampled_from([1, 2, 8, 63, 64, 65, 512, 4096]), st.integers(1, 9000))

@@ -487,7 +487,7 @@ def _template_of(
     )
     if blockwise:
         plain = config.schedule in UNSPLIT and not (config.swap_ab or config.pingpong)
-        if config.depth_of(1) != BLOCK or 2 * BLOCK % config.tile_n or not plain or config.deferred_epilogue:
+        if config.k_of(1) != BLOCK or 2 * BLOCK % config.tile_n or not plain or config.deferred_epilogue:
             raise ValueError(
                 f"{config}: block scales need tile_k={BLOCK}, tile_n that divides {2 * BLOCK}, swap_ab=False, "
                 "pingpong=False, deferred_epilogue=False and a schedule that splits no tasks"
@@ -505,7 +505,7 @@ def _template_of(
         batched=batched,
         epilogue=epilogue,
         pingpong=config.pingpong,
-        tile_k=config.depth_of(itemsize),
+        tile_k=config.k_of(itemsize),
         schedule=config.scheduler(),
         deferred_epilogue=epilogue.may_wait
         and config.defers(epilogue.residual, tk.to_torch(knobs["out_dtype"]).itemsize),

@@ -34,10 +34,10 @@ WASTE = 1.6  # padding of C beside the least of any tile
 
 
 def fits(problem: Problem, config: Config) -> bool:
-    """Whether a CTA's shared memory holds the configuration, with a residual too.
+    """Whether a CTA's shared memory holds the configuration.
 
-    A residual may come with an activation, which the problem does not tell. It is staged whole where its sub-tiles are
-    an odd number.
+    An activation may come with a residual, which the problem does not tell. With one, results whose sub-tiles are an
+    odd number are staged whole; they then must fit whole.
     """
     return _fits(problem.kind, config)
 
@@ -60,9 +60,9 @@ def _padded(rows: int, cols: int, itemsize: int) -> int:
 
 def stage_bytes(problem: Problem, config: Config) -> int:
     """Return the bytes of a stage: the tiles of A and B of an iteration."""
-    size, depth = itemsize_of(problem.dtype), config.depth_of(itemsize_of(problem.dtype))
+    size, tile_k = itemsize_of(problem.dtype), config.k_of(itemsize_of(problem.dtype))
     team = 1 if config.pingpong else config.consumers
-    return _padded(team * config.tile_m, depth, size) + _padded(config.tile_n, depth, size)
+    return _padded(team * config.tile_m, tile_k, size) + _padded(config.tile_n, tile_k, size)
 
 
 def epilogue_bytes(problem: Problem, config: Config) -> int:
@@ -81,7 +81,7 @@ def shared_bytes(problem: Problem, config: Config) -> int:
     received = config.consumers * config.tile_m * (config.tile_n - config.result_cols) * 4
     beside = problem.epilogue or config.epilogue_n or config.pingpong or config.cluster > 1
     if not beside and config.schedule in UNSPLIT and config.tile_n & (config.tile_n - 1) == 0:
-        line = config.depth_of(itemsize_of(problem.dtype)) * itemsize_of(problem.dtype)
+        line = config.k_of(itemsize_of(problem.dtype)) * itemsize_of(problem.dtype)
         largest = max(config.consumers * config.tile_m, config.tile_n) * line
         if config.tile_m * config.staged * itemsize_of(problem.out) <= largest:
             return 3 * stage
@@ -89,7 +89,7 @@ def shared_bytes(problem: Problem, config: Config) -> int:
 
 
 def stages(problem: Problem, config: Config) -> int:
-    """Return the number of stages beside the staged results."""
+    """Return the number of pipeline stages that fit beside the staged results."""
     room = limit(config) - epilogue_bytes(problem, config)
     return min(config.stages or MANY_STAGES, max(2, room // stage_bytes(problem, config)))
 
@@ -97,15 +97,15 @@ def stages(problem: Problem, config: Config) -> int:
 # ---------------------------------------------------------------- tiles
 
 
-def is_whole(problem: Problem, config: Config) -> bool:
+def is_one_wgmma(problem: Problem, config: Config) -> bool:
     """Whether one wgmma multiplies 64 rows with all columns of the tile: a power of two, or where B's lines allow."""
     size = itemsize_of(problem.dtype)
     b_stored_nk = problem.a == "mk" if config.swap_ab else problem.b == "nk"
-    whole = is_one_product(config.tile_m, config.tile_n, config.depth_of(size), size, config.consumers, b_stored_nk)
+    whole = is_one_product(config.tile_m, config.tile_n, config.k_of(size), size, config.consumers, b_stored_nk)
     return config.tile_n & (config.tile_n - 1) == 0 or whole
 
 
-def _is_stored(problem: Problem, config: Config) -> bool:
+def _can_store(problem: Problem, config: Config) -> bool:
     """Whether rows of what is stored at a time are whole swizzle atoms, for TMA to store."""
     return config.swap_ab or (config.epilogue_n or config.result_cols) * itemsize_of(problem.out) % 32 == 0
 
@@ -137,7 +137,7 @@ def _staged(kind: Problem, config: Config) -> Config | None:
         split = replace(config, epilogue_n=sub_tile)
         if kind.epilogue == "tile" and not split.stages_sub_tiles(residual=True):
             split = None
-    fitting = [c for c in (config, split) if c is not None and fits(kind, c) and _is_stored(kind, c)]
+    fitting = [c for c in (config, split) if c is not None and fits(kind, c) and _can_store(kind, c)]
     return max(fitting, key=lambda c: stages(kind, c), default=None)
 
 
@@ -177,7 +177,7 @@ def _split(problem: Problem, config: Config, cluster: int) -> Iterator[Config]:
     of the few that there are."""
     tasks = problem.batch * -(-math.prod(config.tiles(problem)) // cluster)
     slots = cluster_slots(MULTIPROCESSORS, cluster) * config.blocks_per_sm
-    iterations = -(-problem.k // config.depth_of(itemsize_of(problem.dtype)))
+    iterations = -(-problem.k // config.k_of(itemsize_of(problem.dtype)))
     most = min(MAX_SPLITS, iterations // LEAST_PART)
     if most < 2:
         return
@@ -200,7 +200,7 @@ def _shared_by_cluster(kind: Problem, config: Config, parts: int) -> tuple[Confi
     if config.tile_n % (16 * parts) or config.tile_n & (config.tile_n - 1):
         return ()
     shared = replace(config, schedule="cluster_split_k", splits=parts, epilogue_n=None)
-    return (shared,) if fits(kind, shared) and _is_stored(kind, shared) else ()
+    return (shared,) if fits(kind, shared) and _can_store(kind, shared) else ()
 
 
 @functools.lru_cache(maxsize=4096)

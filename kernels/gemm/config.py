@@ -59,6 +59,9 @@ class Config:
 
     Args:
         tile_m: rows of a consumer, 64 or 128.
+        tile_n: columns of a tile, a multiple of 16 up to 256.
+        tile_k: K of an iteration; None: one swizzled line of the operands, 128 bytes.
+        consumers: warpgroups that multiply, 1 to 4.
         stages: stages of the pipeline; None: as many as fit.
         blocks_per_sm: CTAs of an SM that run at once.
         cluster: CTAs that share a tile of B by multicast, 1, 2 or 4.
@@ -68,12 +71,13 @@ class Config:
         order: the raster order, one of ORDERS; group: rows of tiles of a supergroup.
         epilogue_n: columns of results that a consumer stages at a time. That leaves more shared memory to the
             pipeline. None, or where a residual would need an odd number of these sub-tiles: all columns.
-        streamed: B and the results leave L2 before the rows of A that a supergroup reads again.
-        deferred_epilogue: results wait in registers, and leave in sub-tiles under the products of the CTA's next task
-            (see `defers`).
+        streamed: B and C have the cache policy evict_first, which leaves L2 to the rows of A that a supergroup reads
+            again.
+        deferred_epilogue: results of at most two bytes wait in registers, and leave in sub-tiles under the products of
+            the CTA's next task.
 
     Raises:
-        ValueError: values that no kernel has.
+        ValueError: fields that exclude each other. Tiles that no kernel has are refused when it is compiled.
     """
 
     tile_m: int = 64
@@ -170,7 +174,7 @@ class Config:
         added = self.stages_sub_tiles(residual=True) and self.schedule in UNSPLIT and itemsize == 2
         return self.deferred_epilogue and itemsize <= 2 and (added or not residual)
 
-    def depth_of(self, itemsize: int) -> int:
+    def k_of(self, itemsize: int) -> int:
         """Return the K of an iteration: `tile_k`, or a swizzled line of operands of `itemsize` bytes."""
         return self.tile_k or SWIZZLE_LINE // itemsize
 

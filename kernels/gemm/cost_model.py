@@ -1,9 +1,9 @@
 """The cost model of a GEMM: the time of a configuration from what its busiest CTA does.
 
-A CTA works through its iterations one after another. An iteration multiplies (`tensor`), requests its tiles from L2
-(`shared`), reads with the other CTAs of its GPC what L2 delivers (`l2`), and waits for stages that are still in flight
-(`latency`); all iterations together read and write HBM (`hbm`). These overlap, but not perfectly: their sum is a norm
-with the exponent `overlap`. A launch, each task's start and end, and the sums of split tasks come on top.
+A CTA works through its iterations one after another. An iteration multiplies (`tensor`), receives its tiles in shared
+memory (`shared`), reads with the other CTAs of its GPC what L2 delivers (`l2`), and waits for stages that are still in
+flight (`latency`). All CTAs read and write HBM (`hbm`). These overlap, but not perfectly: their sum is a norm with the
+exponent `overlap`. A launch, each task's start and end, and the sums of split tasks come on top.
 
 `bench.gemm_fit` fits the constants to a sample of random GEMMs; docs/notes/gemm_model.md has its errors.
 """
@@ -19,46 +19,45 @@ import tritonkittens.lang as tk
 from tritonkittens import tune
 from tritonkittens.arch import TENSOR_COLUMNS
 from tritonkittens.kernels._tensors import CACHE_LINE, addressable_pitch
-from tritonkittens.kernels.gemm.candidates import is_whole, stage_bytes, stages
+from tritonkittens.kernels.gemm.candidates import is_one_wgmma, stage_bytes, stages
 from tritonkittens.kernels.gemm.config import NEIGHBOURS, Config, Problem, itemsize_of
 from tritonkittens.lang.template.call import cluster_slots
 
-# Cycles of a multiprocessor for each element of C
+# Cycles of an SM for each element of C
 EPILOGUE_CYCLES = {"": 0.0, "vector": 0.06, "tile": 0.12, "silu": 0.25, "gelu_tanh": 0.3, "gelu": 0.4}
 SECTOR = 32  # bytes
-LONG_PRODUCT = 3e11  # FLOP from which a product lasts until the card's power sets its clock
+LONG_PRODUCT = 3e11  # FLOP from which the card's power limit sets the clock
 INSTRUCTION_BYTES = 32  # of K that one wgmma takes
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What is fitted. Times are in microseconds, rates in bytes per cycle of one multiprocessor, and overheads in
-    cycles of an iteration."""
+    """What `bench.gemm_fit` fits. Rates are those of one SM."""
 
-    launch: float = 3.768  # from the launch to the first product, and from the last to the end
-    task: float = 1.369  # start and end of a task that nothing hides
-    store_rate: float = 31.64  # of results
-    hidden: float = 0.08494  # the share of a task's start and end that is not hidden; none of two in turns
-    mma: float = 0.7546  # cycles over the tensor cores' own
-    instruction: float = 3.974  # cycles of a wgmma beside its products
-    single: float = 45.92  # cycles of an iteration of one consumer, of two, of three; of none of two in turns
-    pair: float = 15.69
-    triple: float = 56.11
+    launch: float = 3.768  # µs from the launch to the first product, and from the last product to the end
+    task: float = 1.369  # µs of a task's start and end
+    store_rate: float = 31.64  # bytes of results a cycle
+    exposed: float = 0.08494  # the share of a task's start and end that other tasks do not hide; 0 with pingpong
+    mma_share: float = 0.7546  # the cycles of a wgmma over its FLOP at the tensor cores' rate
+    instruction: float = 3.974  # more cycles of each wgmma
+    one_consumer: float = 45.92  # cycles of an iteration with one consumer
+    two_consumers: float = 15.69  # with two that share a tile; 0 with pingpong
+    three_consumers: float = 56.11  # with three
     multicast: float = 44.79  # cycles of an iteration in which the CTAs of a cluster wait for each other
-    straddling: float = 1.597  # times the time of bytes whose rows begin inside a cache line
-    misaligned: float = 2.698  # and inside a sector of one
-    requested: float = 115.2  # bytes that a multiprocessor requests of L2
-    delivered: float = 94.36  # bytes, read once for a GPC, that L2 delivers for each of its multiprocessors
-    unshared: float = 2.717  # times as many where the CTAs of a cluster share tasks and read nothing in common
-    in_flight: float = 46.19  # bytes of a stage until all of it has arrived
-    hbm: float = 0.9018  # of the data sheet's bandwidth
-    overlap: float = 1.836  # exponent of the norm
-    power: float = 0.1133  # longer at the card's power limit
-    fix_up: float = 1.305  # of a task with parts
-    part: float = 0.1491  # for each of them
-    fix_up_rate: float = 60.89  # of partial sums through memory
-    cluster_sum: float = 0.1472  # of a task that a cluster shares
-    cluster_sum_rate: float = 14.45  # of partial sums through distributed shared memory
+    straddling: float = 1.597  # the time of a byte whose row starts inside a cache line, over that of others
+    misaligned: float = 2.698  # and of one whose row starts inside a sector
+    receive_rate: float = 115.2  # bytes a cycle that an SM receives
+    l2_rate: float = 94.36  # bytes a cycle that L2 delivers for each SM, where what a GPC reads together counts once
+    unshared: float = 2.717  # times the bytes where CTAs of a cluster share tasks, and read nothing in common
+    stage_rate: float = 46.19  # bytes a cycle at which the copies of a stage arrive
+    hbm_share: float = 0.9018  # of the data sheet's bandwidth
+    overlap: float = 1.836  # the exponent of the norm
+    power_limit: float = 0.1133  # the share that long products are slower at the card's power limit
+    fix_up: float = 1.305  # µs of a task with parts
+    fix_up_part: float = 0.1491  # µs for each part
+    fix_up_rate: float = 60.89  # bytes a cycle of partial sums through memory
+    cluster_sum: float = 0.1472  # µs of a task that a cluster shares
+    cluster_sum_rate: float = 14.45  # bytes a cycle of partial sums through distributed shared memory
 
 
 CONSTANTS = Constants()
@@ -66,34 +65,34 @@ CONSTANTS = Constants()
 
 class Work(NamedTuple):
     """What the busiest CTA of a configuration does. Each field is a number, or an array with one for each of many
-    configurations."""
+    configurations; the flags are 0 or 1."""
 
     iterations: Any
-    crowd: Any  # CTAs of its multiprocessor
+    crowd: Any  # CTAs that share its SM
     mma: Any  # cycles of the tensor cores in an iteration
     instructions: Any  # wgmmas of an iteration
-    single: Any  # 1 where so many consumers share a tile, else 0
-    pair: Any
-    triple: Any
-    turns: Any
-    requested: Any  # bytes in an iteration, of operands whose rows begin cache lines
-    straddling: Any  # of those whose rows begin inside a cache line
-    misaligned: Any  # and inside a sector of one
-    delivered: Any
-    staged: Any  # bytes of a stage, over the number of stages
-    shares: Any  # 1 where the CTAs of a cluster share a task, else 0
-    multicasts: Any  # 1 where the CTAs of a cluster share B
+    one_consumer: Any  # flag: so many consumers share a tile
+    two_consumers: Any
+    three_consumers: Any
+    pingpong: Any  # flag
+    received: Any  # bytes of an iteration, of operands whose rows start at cache lines
+    straddling: Any  # of those whose rows start inside a cache line
+    misaligned: Any  # of those whose rows start inside a sector
+    delivered: Any  # the CTA's share of the bytes that its GPC reads in an iteration, each counted once
+    bytes_per_stage: Any  # bytes of a stage over the number of stages
+    cluster_split: Any  # flag: the CTAs of a cluster share a task
+    multicasts: Any  # flag: the CTAs of a cluster share B
     hbm: Any  # bytes of all CTAs
     tasks: Any
     results: Any  # bytes of a task
-    hides: Any  # 1 where another CTA's or consumer's products hide a task's end
-    sums: Any  # tasks whose parts are summed up through memory
-    parts: Any
-    partial: Any  # bytes of a part's sums
-    sent: Any  # bytes of sums that a CTA sends to others of its cluster
-    long: Any  # 0 to 1: does the power limit set the clock
-    epilogue: Any  # cycles of the arithmetic on results of all tasks, and of one
-    epilogue_of_task: Any
+    hides: Any  # flag: another CTA's or consumer's products hide the end of a task
+    split_tasks: Any  # tasks whose parts are summed up through memory
+    parts: Any  # of such a task
+    partial: Any  # bytes of the sums of a part
+    sent: Any  # bytes of sums that the CTA sends to others of its cluster
+    long: Any  # 0 to 1: the power limit sets the clock
+    epilogue: Any  # cycles of the epilogue's arithmetic on all tasks
+    epilogue_of_task: Any  # and on one
     scales: Any  # cycles of the arithmetic on block scales
 
 
@@ -104,8 +103,8 @@ def alignment(problem: Problem, elements: int) -> int:
     return 2 if pitch % SECTOR else 1 if pitch % CACHE_LINE else 0
 
 
-def _requested(problem: Problem, config: Config, rows: int) -> list[float]:
-    """Return the bytes that a CTA requests for an element of K, by the alignment of the operand's rows."""
+def _received(problem: Problem, config: Config, rows: int) -> list[float]:
+    """Return the bytes that a CTA receives for an element of K, by the alignment of the operand's rows."""
     extents = [rows, config.tile_n / config.cluster][:: -1 if config.swap_ab else 1]
     stored = (problem.k if problem.a == "mk" else problem.m, problem.k if problem.b == "nk" else problem.n)
     found = [0.0, 0.0, 0.0]
@@ -115,44 +114,42 @@ def _requested(problem: Problem, config: Config, rows: int) -> list[float]:
 
 
 class _Rounds(NamedTuple):
-    """How tasks are distributed: iterations and tasks of the busiest CTA, work tiles in all, CTAs that run at once, and
-    the parts of its split tasks."""
+    """How the scheduler distributes tasks."""
 
-    iterations: float
-    tasks: float
-    work_tiles: int
-    active: int
-    parts: int
-    sums: int
+    iterations: float  # of the busiest CTA
+    tasks: float  # of the busiest CTA
+    active: int  # CTAs that run at once
+    parts: int  # of a split task
+    split_tasks: int  # of the busiest CTA
 
 
 def _rounds(problem: Problem, config: Config, multiprocessors: int, iterations: int) -> _Rounds:
     tasks, ctas = problem.batch * math.prod(config.tiles(problem)), config.cluster * config.sharers
     slots = max(1, cluster_slots(multiprocessors, ctas) * config.blocks_per_sm)
-    rounds, parts, sums, work_tiles = -(-tasks // slots), 1, 0, tasks
+    rounds, parts, split, work_tiles = -(-tasks // slots), 1, 0, tasks
     done: float = rounds * iterations
     if config.sharers > 1:
         done = rounds * -(-iterations // config.sharers)
     elif config.schedule == "split_k":
         parts, work_tiles = config.splits, tasks * config.splits
-        rounds = sums = -(-work_tiles // slots)
+        rounds = split = -(-work_tiles // slots)
         done = rounds * -(-iterations // parts)
     elif config.schedule == "split_tail":
         whole, parts = tk.SplitTail().split(tasks, slots)
         if tasks > whole:
-            work_tiles, sums = whole + (tasks - whole) * parts, int(parts > 1)
+            work_tiles, split = whole + (tasks - whole) * parts, int(parts > 1)
             done = whole // slots * iterations + -(-iterations // parts)
         else:
             parts = 1
     elif config.schedule == "stream_k":
-        done, parts, sums, rounds = tasks / slots * iterations, 1 + -(-slots // tasks), 1, rounds + 1
+        done, parts, split, rounds = tasks / slots * iterations, 1 + -(-slots // tasks), 1, rounds + 1
         work_tiles = max(tasks, slots)
-    return _Rounds(done, rounds, work_tiles, min(work_tiles, slots) * ctas, parts, sums)
+    return _Rounds(done, rounds, min(work_tiles, slots) * ctas, parts, split)
 
 
 def _pieces(problem: Problem, config: Config) -> list[int]:
     """Return the columns of each wgmma that 64 rows are multiplied with."""
-    if is_whole(problem, config):
+    if is_one_wgmma(problem, config):
         return [config.tile_n]
     return [1 << bit for bit in range(config.tile_n.bit_length()) if config.tile_n >> bit & 1]
 
@@ -162,19 +159,19 @@ class _Iteration(NamedTuple):
 
     mma: float
     instructions: int
-    stage: float  # bytes, over the number of stages
+    bytes_per_stage: float  # bytes of a stage over the number of stages
     rows: int
     columns: int
-    depth: int
+    tile_k: int
     size: int
     out: int
     defers: bool
-    kinds: tuple[float, float, float, float]  # one consumer, two, three, two in turns
+    kinds: tuple[float, float, float, float]  # flags: one consumer, two, three, pingpong
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _iteration(kind: Problem, config: Config, device: tune.Device) -> _Iteration:
-    size, depth = itemsize_of(kind.dtype), config.depth_of(itemsize_of(kind.dtype))
+    size, depth = itemsize_of(kind.dtype), config.k_of(itemsize_of(kind.dtype))
     rows = config.tile_m * (1 if config.pingpong else config.consumers)
     pieces = _pieces(kind, config)
     instructions = rows // 64 * (depth * size // INSTRUCTION_BYTES)
@@ -200,35 +197,35 @@ def _iteration(kind: Problem, config: Config, device: tune.Device) -> _Iteration
 def work(problem: Problem, config: Config, device: tune.Device) -> Work:
     """Return what the busiest CTA does."""
     i = _iteration(problem.kind, config, device)
-    r = _rounds(problem, config, device.multiprocessors, max(1, -(-problem.k // i.depth)))
+    r = _rounds(problem, config, device.multiprocessors, max(1, -(-problem.k // i.tile_k)))
     crowd = min(config.blocks_per_sm, max(1.0, r.active / device.multiprocessors))
     busy = min(1.0, r.active / device.multiprocessors)
-    requested, straddling, misaligned = (busy * i.depth * x for x in _requested(problem, config, i.rows))
+    received, straddling, misaligned = (busy * i.tile_k * x for x in _received(problem, config, i.rows))
     shared = config.shared_lines(problem, config.ordering(problem, device.l2_bytes))
     per_task = EPILOGUE_CYCLES[problem.epilogue] * i.rows * i.columns
     area = problem.batch * problem.m * problem.n
-    single, pair, triple, turns = i.kinds
+    one, two, three, pingpong = i.kinds
     return Work(
         iterations=r.iterations,
         crowd=crowd,
         mma=i.mma,
         instructions=i.instructions,
-        single=single,
-        pair=pair,
-        triple=triple,
-        turns=turns,
-        requested=requested,
+        one_consumer=one,
+        two_consumers=two,
+        three_consumers=three,
+        pingpong=pingpong,
+        received=received,
         straddling=straddling,
         misaligned=misaligned,
-        delivered=busy * shared * i.depth * i.size / NEIGHBOURS,
-        staged=i.stage / crowd,
-        shares=float(config.sharers > 1),
+        delivered=busy * shared * i.tile_k * i.size / NEIGHBOURS,
+        bytes_per_stage=i.bytes_per_stage / crowd,
+        cluster_split=float(config.sharers > 1),
         multicasts=float(config.cluster > 1),
         hbm=problem.batch * (problem.m + problem.n) * problem.k * i.size + area * i.out,
         tasks=r.tasks,
         results=i.rows * config.result_cols * i.out,
         hides=float(config.pingpong or crowd > 1.5 or i.defers),
-        sums=r.sums,
+        split_tasks=r.split_tasks,
         parts=r.parts,
         partial=i.rows * i.columns * 4,
         sent=i.rows * (i.columns - config.result_cols) * 4,
@@ -242,19 +239,26 @@ def work(problem: Problem, config: Config, device: tune.Device) -> Work:
 def predict(w: Work, k: Constants, device: tune.Device) -> tune.Cost:
     """Return the seconds of a launch. Where the fields of `w` are arrays, those of the result are."""
     to_seconds = 1 / device.clock_hz
-    steps = w.iterations * w.crowd * to_seconds * (1 + k.power * w.long)
-    overhead = k.single * w.single + k.pair * w.pair + k.triple * w.triple + k.multicast * w.multicasts
+    steps = w.iterations * w.crowd * to_seconds * (1 + k.power_limit * w.long)
+    overhead = (
+        k.one_consumer * w.one_consumer
+        + k.two_consumers * w.two_consumers
+        + k.three_consumers * w.three_consumers
+        + k.multicast * w.multicasts
+    )
     task = k.task * 1e-6 + w.results / k.store_rate * to_seconds
-    share = k.hidden * (1 - w.turns) * (1 - w.hides / 2)
-    sums = w.sums * ((k.fix_up + w.parts * k.part) * 1e-6 + (w.parts + 1) * w.partial / k.fix_up_rate * to_seconds)
-    exchanged = w.shares * w.tasks * (k.cluster_sum * 1e-6 + w.sent / k.cluster_sum_rate * to_seconds)
+    share = k.exposed * (1 - w.pingpong) * (1 - w.hides / 2)
+    sums = w.split_tasks * (
+        (k.fix_up + w.parts * k.fix_up_part) * 1e-6 + (w.parts + 1) * w.partial / k.fix_up_rate * to_seconds
+    )
+    exchanged = w.cluster_split * w.tasks * (k.cluster_sum * 1e-6 + w.sent / k.cluster_sum_rate * to_seconds)
     at_the_end = w.epilogue_of_task + (1 - w.hides) * (w.epilogue - w.epilogue_of_task)
     return tune.Cost(
-        hbm=w.hbm / (k.hbm * device.hbm_bytes_per_second),
-        l2=steps * w.delivered / k.delivered * (1 + (k.unshared - 1) * w.shares),
-        shared=steps * (w.requested + k.straddling * w.straddling + k.misaligned * w.misaligned) / k.requested,
-        tensor=steps * (w.mma * k.mma + k.instruction * w.instructions + overhead),
-        latency=steps * w.staged / k.in_flight,
+        hbm=w.hbm / (k.hbm_share * device.hbm_bytes_per_second),
+        l2=steps * w.delivered / k.l2_rate * (1 + (k.unshared - 1) * w.cluster_split),
+        shared=steps * (w.received + k.straddling * w.straddling + k.misaligned * w.misaligned) / k.receive_rate,
+        tensor=steps * (w.mma * k.mma_share + k.instruction * w.instructions + overhead),
+        latency=steps * w.bytes_per_stage / k.stage_rate,
         alu=(w.scales + w.hides * (w.epilogue - w.epilogue_of_task)) * to_seconds,
         setup=k.launch * 1e-6,
         synchronisation=task * (1 + (w.tasks - 1) * share) + sums + exchanged + at_the_end * to_seconds,
