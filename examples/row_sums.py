@@ -2,7 +2,7 @@
 
 What this rung teaches: `tk.lcf` (load, compute, finish) contains the pipeline and the roles of the rung before. The
 layout says which tiles a stage has. `setup` says what a task is and how many iterations it takes. `load` fills a stage,
-`compute` uses it, `finish` stores the result. Thread blocks are persistent: each takes one task after the other, and
+`compute` uses it, `finish` stores the result. CTAs are persistent: each takes one task after the other, and
 loads for the next task while it finishes one.
 
 Run it: `python examples/row_sums.py` (on a Hopper GPU, or in the simulator where there is none).
