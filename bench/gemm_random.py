@@ -1,6 +1,6 @@
 """Random GEMMs: the suites `gemm_random` and `gemm_fp8_random`, which measure the choices that nobody tuned.
 
-`--seed` and `--random` name the shapes, so that every seed is a fresh set.
+`--seed` and `--count` name the shapes, so that every seed is a fresh set.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def has_aligned_rows(shape: Shape) -> bool:
 
 
 def drawn(options: argparse.Namespace, count: int) -> list[Shape]:
-    """Return the shapes that `--seed` and `--random` name."""
+    """Return the shapes that `--seed` and `--count` name."""
     return shapes(options.seed or 0, options.count or count)
 
 

@@ -35,7 +35,7 @@ class Attention(tk.lcf):
     causal: bool = False
 
     def layout(self):
-        height = self.consumers * self.tile_m
+        height = self.team * self.tile_m
         if self.causal and self.tile_n % height:
             raise tk.TileError(
                 f"Attention(causal=True, tile_n={self.tile_n}): must be a multiple of {height} queries a task"
@@ -51,11 +51,11 @@ class Attention(tk.lcf):
         )
 
     def tasks(self, Q: torch.Size, *others: torch.Size) -> int:
-        return triton.cdiv(Q[2], self.consumers * self.tile_m) * Q[0] * Q[1]
+        return triton.cdiv(Q[2], self.team * self.tile_m) * Q[0] * Q[1]
 
     @triton.jit
     def setup(ctx):
-        HEIGHT: tl.constexpr = ctx.config.consumers * ctx.config.tile_m
+        HEIGHT: tl.constexpr = ctx.config.team * ctx.config.tile_m
         heads, keys = tk.extent(ctx.globals.Q, 1), tk.extent(ctx.globals.K, 2)
         tiles, sequences = tk.ceil_div(tk.extent(ctx.globals.Q, 2), HEIGHT), tk.extent(ctx.globals.Q, 0) * heads
         row, sequence = tk.tile_at(ctx.config.order, ctx.task_id, tiles, sequences)
@@ -67,7 +67,7 @@ class Attention(tk.lcf):
 
     @triton.jit
     def load_task(ctx, task):
-        row = ctx.row * ctx.config.consumers + ctx.consumer
+        row = ctx.row * ctx.config.team + ctx.consumer
         tk.load_async(task.Q, ctx.globals.Q, (ctx.batch, ctx.head, row, 0), task.full)
 
     @triton.jit
@@ -89,7 +89,7 @@ class Attention(tk.lcf):
     @triton.jit
     def _masked(ctx, s):
         """A block's scores, −∞ where a query does not see a key."""
-        row = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.tile_m
+        row = (ctx.row * ctx.config.team + ctx.consumer) * ctx.config.tile_m
         col = (ctx.last - ctx.iter) * ctx.config.tile_n
         if ctx.config.causal:
             return tk.make_causal(s, row=row, col=col)
@@ -135,7 +135,7 @@ class Attention(tk.lcf):
     def finish(ctx, state, epilogue):
         tk.store(epilogue.O, tk.div_row(state.o, tk.row_sum(state.sums)))
         tk.fence_async()
-        row = ctx.row * ctx.config.consumers + ctx.consumer
+        row = ctx.row * ctx.config.team + ctx.consumer
         tk.store_async(ctx.globals.O, epilogue.O, (ctx.batch, ctx.head, row, 0))
 
 

@@ -27,7 +27,7 @@ class Gemm(tk.lcf):
     epilogue_n: int = 64  # columns of C that a consumer stages at a time
 
     def layout(self):
-        a, b = tk.st(self.dtype, self.consumers * self.tile_m, self.tile_k), tk.st(self.dtype, self.tile_k, self.tile_n)
+        a, b = tk.st(self.dtype, self.team * self.tile_m, self.tile_k), tk.st(self.dtype, self.tile_k, self.tile_n)
         return tk.layout(
             globals=dict(A=a, B=b, C=tk.st(self.dtype, self.tile_m, self.epilogue_n)),
             input=dict(A=a, B=b),
@@ -36,11 +36,11 @@ class Gemm(tk.lcf):
         )
 
     def tasks(self, A: torch.Size, B: torch.Size, C: torch.Size) -> int:
-        return triton.cdiv(C[0], self.consumers * self.tile_m) * triton.cdiv(C[1], self.tile_n)
+        return triton.cdiv(C[0], self.team * self.tile_m) * triton.cdiv(C[1], self.tile_n)
 
     @triton.jit
     def setup(ctx):
-        rows = tk.ceil_div(tk.extent(ctx.globals.C, 0), ctx.config.consumers * ctx.config.tile_m)
+        rows = tk.ceil_div(tk.extent(ctx.globals.C, 0), ctx.config.team * ctx.config.tile_m)
         cols = tk.ceil_div(tk.extent(ctx.globals.C, 1), ctx.config.tile_n)
         row, col = tk.tile_at(ctx.config.order, ctx.task_id, rows, cols)
         iterations = tk.ceil_div(tk.extent(ctx.globals.A, 1), ctx.config.tile_k)
@@ -67,7 +67,7 @@ class Gemm(tk.lcf):
 
     @triton.jit
     def finish(ctx, state, epilogue):
-        row = ctx.row * ctx.config.consumers + ctx.consumer
+        row = ctx.row * ctx.config.team + ctx.consumer
         sub_tiles = tk.split_cols(tk.load(tk.mma_wait(state.acc)), ctx.config.epilogue_n)
         for i in tl.static_range(len(sub_tiles)):
             half = tk.subtile(epilogue.C, ctx.config.tile_m, ctx.config.epilogue_n, i % 2, 0)

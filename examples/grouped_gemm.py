@@ -17,14 +17,14 @@ class GroupedGemm(tk.lcf):
     staggered_epilogue = True
     order = tk.Supergroup(8)
     dtype: tl.dtype = tk.bf16
-    rows: int = 64
-    cols: int = 256
-    depth: int = 64
+    tile_m: int = 64
+    tile_n: int = 256
+    tile_k: int = 64
     experts: int = 1
 
     def layout(self):
-        x, w = tk.st(self.dtype, self.consumers * self.rows, self.depth), tk.st(self.dtype, self.cols, self.depth)
-        y, acc = tk.st(self.dtype, self.rows, self.cols), tk.rt(tk.fp32, self.rows, self.cols)
+        x, w = tk.st(self.dtype, self.team * self.tile_m, self.tile_k), tk.st(self.dtype, self.tile_n, self.tile_k)
+        y, acc = tk.st(self.dtype, self.tile_m, self.tile_n), tk.rt(tk.fp32, self.tile_m, self.tile_n)
         tiles = dict(globals=dict(X=x, W=w, Y=y, O=None), input=dict(X=x, W=w), epilogue=dict(Y=y))
         return tk.layout(**tiles, accumulators=dict(acc=acc), ragged=("X", "Y"))
 
@@ -33,18 +33,18 @@ class GroupedGemm(tk.lcf):
         """(first row, number of rows, number of tiles) of an expert."""
         first = tk.load_scalar(ctx.globals.O, (expert,))
         count = tk.load_scalar(ctx.globals.O, (expert + 1,)) - first
-        return first, count, tk.ceil_div(count, ctx.config.consumers * ctx.config.rows)
+        return first, count, tk.ceil_div(count, ctx.config.team * ctx.config.tile_m)
 
     @triton.jit
     def setup(ctx):
-        cols = tk.ceil_div(tk.extent(ctx.globals.W, 1), ctx.config.cols)
+        cols = tk.ceil_div(tk.extent(ctx.globals.W, 1), ctx.config.tile_n)
         expert, tile = 0, ctx.task_id
         first, count, tiles = ctx.config._rows_of(ctx, expert)
         while (tile >= tiles * cols) & (expert + 1 < ctx.config.experts):
             expert, tile = expert + 1, tile - tiles * cols
             first, count, tiles = ctx.config._rows_of(ctx, expert)
         row, col = tk.tile_at(ctx.config.order, tile, tiles, cols)
-        iterations = tk.ceil_div(tk.extent(ctx.globals.X, 1), ctx.config.depth)
+        iterations = tk.ceil_div(tk.extent(ctx.globals.X, 1), ctx.config.tile_k)
         rows = tk.struct(first=first, count=count)
         return tk.task(iterations, when=tile < tiles * cols, expert=expert, rows=rows, row=row, col=col)
 
@@ -60,7 +60,7 @@ class GroupedGemm(tk.lcf):
 
     @triton.jit
     def compute(ctx, state, input, previous):
-        x = tk.subtile(input.X, ctx.config.rows, ctx.config.depth, ctx.consumer, 0)
+        x = tk.subtile(input.X, ctx.config.tile_m, ctx.config.tile_k, ctx.consumer, 0)
         return state.replace(acc=tk.mma_retire(tk.mma_ABt(x, input.W, state.acc, wait=False)))
 
     @triton.jit
@@ -71,7 +71,7 @@ class GroupedGemm(tk.lcf):
     def finish(ctx, state, epilogue):
         tk.store(epilogue.Y, tk.load(tk.mma_wait(state.acc)))
         tk.fence_async()
-        rows, row = tk.sequence(ctx.rows.first, ctx.rows.count), ctx.row * ctx.config.consumers + ctx.consumer
+        rows, row = tk.sequence(ctx.rows.first, ctx.rows.count), ctx.row * ctx.config.team + ctx.consumer
         tk.store_async(ctx.globals.Y, epilogue.Y, (rows, row, ctx.col))
 
 

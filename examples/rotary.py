@@ -16,12 +16,12 @@ class Rotary(tk.lcsf):
     heads: int = 8
 
     def layout(self):
-        tile = tk.st(self.dtype, self.consumers * self.rows, self.dim)
+        tile = tk.st(self.dtype, self.team * self.rows, self.dim)
         return tk.layout(globals=dict(X=tile, Y=tile, C=None, S=None), input=dict(X=tile), output=dict(Y=tile))
 
     @triton.jit
     def setup(ctx):
-        bands = tk.ceil_div(tk.extent(ctx.globals.X, 1), ctx.config.consumers * ctx.config.rows)
+        bands = tk.ceil_div(tk.extent(ctx.globals.X, 1), ctx.config.team * ctx.config.rows)
         band, head = ctx.task_id % bands, ctx.task_id // bands * ctx.config.heads
         heads = tl.minimum(tk.extent(ctx.globals.X, 0) - head, ctx.config.heads)
         return tk.task(heads, when=heads > 0, band=band, head=head)
@@ -33,7 +33,7 @@ class Rotary(tk.lcsf):
     @triton.jit
     def start(ctx):
         half: tl.constexpr = tk.rt(tk.fp32, ctx.config.rows, ctx.config.dim // 2, "memory")
-        at = (ctx.band * ctx.config.consumers + ctx.consumer, 0)
+        at = (ctx.band * ctx.config.team + ctx.consumer, 0)
         return tk.struct(cos=tk.load(ctx.globals.C, half, at), sin=tk.load(ctx.globals.S, half, at))
 
     @triton.jit

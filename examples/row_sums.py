@@ -2,7 +2,7 @@
 
 What this rung teaches: `tk.lcf` (load, compute, finish) contains the pipeline and the roles of the rung before. The
 layout says which tiles a stage has. `setup` says what a task is and how many iterations it takes. `load` fills a stage,
-`compute` uses it, `finish` stores the result. Thread blocks are persistent: each takes one task after the other, and
+`compute` uses it, `finish` stores the result. CTAs are persistent: each takes one task after the other, and
 loads for the next task while it finishes one.
 
 Run it: `python examples/row_sums.py` (on a Hopper GPU, or in the simulator where there is none).
@@ -23,12 +23,12 @@ class RowSums(tk.lcf):
     cols: int = 64
 
     def layout(self):
-        tile = tk.st(self.dtype, self.consumers * self.rows, self.cols)
+        tile = tk.st(self.dtype, self.team * self.rows, self.cols)
         return tk.layout(globals=dict(X=tile, Y=None), input=dict(X=tile))  # TMA moves tiles of X; registers write Y
 
     @triton.jit
     def setup(ctx):
-        bands = tk.ceil_div(tk.extent(ctx.globals.X, 0), ctx.config.consumers * ctx.config.rows)
+        bands = tk.ceil_div(tk.extent(ctx.globals.X, 0), ctx.config.team * ctx.config.rows)
         return tk.task(tk.ceil_div(tk.extent(ctx.globals.X, 1), ctx.config.cols), when=ctx.task_id < bands)
 
     @triton.jit
@@ -46,7 +46,7 @@ class RowSums(tk.lcf):
 
     @triton.jit
     def finish(ctx, state, epilogue):
-        tk.store(ctx.globals.Y, tk.row_sum(state.total), (ctx.task_id * ctx.config.consumers + ctx.consumer,))
+        tk.store(ctx.globals.Y, tk.row_sum(state.total), (ctx.task_id * ctx.config.team + ctx.consumer,))
 
 
 def row_sums(x: torch.Tensor, **knobs) -> torch.Tensor:

@@ -22,15 +22,15 @@ class ScaledSilu(tk.lcsf):
     cols: int = 64
 
     def layout(self):
-        tile = tk.st(self.dtype, self.consumers * self.rows, self.cols)
+        tile = tk.st(self.dtype, self.team * self.rows, self.cols)
         return tk.layout(globals=dict(X=tile, Y=tile), input=dict(X=tile), output=dict(Y=tile), args=("scale",))
 
     def tasks(self, X: torch.Size, Y: torch.Size) -> int:
-        return triton.cdiv(X[0], self.consumers * self.rows)
+        return triton.cdiv(X[0], self.team * self.rows)
 
     @triton.jit
     def setup(ctx):
-        bands = tk.ceil_div(tk.extent(ctx.globals.X, 0), ctx.config.consumers * ctx.config.rows)
+        bands = tk.ceil_div(tk.extent(ctx.globals.X, 0), ctx.config.team * ctx.config.rows)
         return tk.task(tk.ceil_div(tk.extent(ctx.globals.X, 1), ctx.config.cols), when=ctx.task_id < bands)
 
     @triton.jit

@@ -40,6 +40,16 @@ def test_an_example_agrees_with_its_reference(name, rng, kernel_device, poisoned
 
 
 @pytest.mark.simulated(always=True)
+@pytest.mark.parametrize("name", ["row_sums", "gemm", "grouped_gemm"])
+def test_an_example_agrees_with_its_reference_where_consumers_take_a_task_each(
+    name, rng, kernel_device, poisoned_outputs
+):
+    function, reference, operands, bound = EXAMPLES[name]
+    given = operands(rng, 2)
+    assert relative_error(function(*given, pingpong=True), reference(*given)) <= bound
+
+
+@pytest.mark.simulated(always=True)
 @pytest.mark.parametrize("consumers", [1, 2])
 def test_attention_masks_whatever_the_number_of_consumers(rng, kernel_device, consumers):
     q, k, v = heads(rng, 1)

@@ -13,8 +13,9 @@ import pytest
 import tritonkittens.lang as tk
 from tests import test_knob_pairs
 from tritonkittens import sim
+from tritonkittens.lang.schedule.tile_scheduler import RESERVED
 from tritonkittens.lang.template.extensions import EXTENSIONS
-from tritonkittens.lang.template.hook_table import HOOKS, STORE, Hook, parameters_of
+from tritonkittens.lang.template.hook_table import HOOKS, STORE, Hook, signature
 
 ROOT = pathlib.Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(\n<!-- end -->)", re.DOTALL)
@@ -24,12 +25,11 @@ PROGRAM = re.compile(r"(examples/\w+\.py), (after|from) (.+) to (.+)")
 def hook_rows(hooks: tuple[Hook, ...]) -> list[str]:
     rows = ["| hook | called by, how often | does |", "|---|---|---|"]
     for hook in hooks:
-        signature = f"`{hook.name}({', '.join(parameters_of(hook, False, False))})`"
         returns = f" → {hook.returns}" if hook.returns else ""
         need = (
             " Required." if hook.required else f" Required where the layout has `{hook.layout}`." if hook.layout else ""
         )
-        rows.append(f"| {signature}{returns} | {hook.role}, {hook.when} | {hook.text}{need} |")
+        rows.append(f"| `{signature(hook)}`{returns} | {hook.role}, {hook.when} | {hook.text}{need} |")
     return rows
 
 
@@ -46,7 +46,8 @@ def extension_text() -> list[str]:
 def field_rows() -> list[str]:
     arguments = inspect.getdoc(tk.layout).split("Args:\n")[1].split("\n\nRaises:")[0]
     found = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", arguments, re.MULTILINE)
-    return ["| field | meaning |", "|---|---|", *(f"| `{name}` | {' '.join(text.split())} |" for name, text in found)]
+    rows = (f"| `{name}` | {ONE_FOR.get(name, '')} | {' '.join(text.split())} |" for name, text in found)
+    return ["| field | one for each | meaning |", "|---|---|---|", *rows]
 
 
 def knob_rows() -> list[str]:
@@ -58,10 +59,31 @@ def finding_rows() -> list[str]:
     return ["| kind | meaning |", "|---|---|", *(f"| `{kind}` | {meaning} |" for kind, meaning in sim.KINDS.items())]
 
 
+def reserved_names() -> list[str]:
+    names = ", ".join(f"`{name}`" for name in sorted(RESERVED))
+    return [f"These names are reserved: {names}. `tk.task` refuses a coordinate of such a name."]
+
+
+ONE_FOR = {
+    "input": "stage of the CTA",
+    "lagged": "stage of the CTA",
+    "task": 'consumer, or CTA with `per="block"`',
+    "late_task": "CTA",
+    "scratch": "consumer",
+    "exchange": "CTA",
+    "epilogue": "consumer",
+    "output": "output stage of the CTA",
+    "accumulators": "consumer",
+    "merged": "consumer",
+    "deferred_results": "consumer",
+}
+
+
 TEXTS = {
     "hooks": lambda: hook_rows(HOOKS),
     "store": lambda: hook_rows((STORE,)),
     "extensions": extension_text,
+    "reserved names": reserved_names,
     "fields": field_rows,
     "knobs": knob_rows,
     "refused pairs": test_knob_pairs.table,

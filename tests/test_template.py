@@ -27,7 +27,7 @@ from tests.streaming import (
 )
 from tests.util import meta, refused
 from tritonkittens.lang.memory.multicast import slices_of
-from tritonkittens.lang.template.hook_table import HOOKS, STORE, hooks_of, parameters_of
+from tritonkittens.lang.template.hook_table import HOOKS, STORE, hooks_of, signature
 
 tile = tk.st(tk.bf16, 64, 64)
 
@@ -387,10 +387,9 @@ def test_tasks_that_store_in_every_iteration_cannot_be_split(schedule):
 @pytest.mark.parametrize("template", [tk.lcf, tk.lcsf], ids=lambda x: x.__name__)
 def test_help_describes_every_hook_of_the_table(template):
     for hook in hooks_of(template._stores).values():
-        assert (
-            f"`{hook.name}({', '.join(parameters_of(hook, template._stores, False))})`" in template.__doc__
-            and hook.text in template.__doc__
-        )
+        assert f"`{signature(hook, template._stores)}`" in template.__doc__ and hook.text in template.__doc__
+    last = ", output" if template._stores else "[, previous]"
+    assert f"`compute(ctx, state, input{last})`" in template.__doc__
     assert ("`store(ctx, output)`" in template.__doc__) == template._stores
 
 
@@ -563,7 +562,7 @@ MISTAKES = [
         _endless,
         "task(iterations): give `when`, false past the last task; without it the loop over tasks never ends",
     ),
-    ("setup", _reserved, "task(consumer=…): reserved names of the context"),
+    ("setup", _reserved, "task(consumer=…): reserved names of the context; these are accumulators, args, begin, "),
     ("setup", _two_edges, "task(edges=2): as a constant it is 0 or 1, else a number of the task"),
     ("compute", _narrow, "Wrong.compute returns a state of type struct<acc: "),
     ("compute", _stateless, "Wrong.compute must return the state (a tk.struct), got "),

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 KIB = 1024
 WARP = 32  # threads
-REGISTERS = 64 * KIB  # 32-bit registers of a multiprocessor, on every chip
-SHARED_RESERVED = 1 * KIB  # bytes of shared memory that the system reserves for each resident thread block
+REGISTERS = 64 * KIB  # 32-bit registers of an SM, on every chip
+SHARED_RESERVED = 1 * KIB  # bytes of shared memory that the system reserves for each resident CTA
 TENSOR_COLUMNS = 512  # columns of tensor memory, on chips that have it
 
 
@@ -32,12 +32,11 @@ class Chip:
         name: its PTX name ("sm_90a").
         capability: compute capability as an integer (90).
         family: "Hopper".
-        shared_per_block: the most bytes of shared memory of a thread block.
-        multiprocessors: multiprocessors of its largest GPU.
-        warps: the most resident warps of a multiprocessor.
-        blocks: the most resident thread blocks of a multiprocessor.
-        tensor_flops: dense 16-bit FLOP of a multiprocessor's tensor cores per clock; 0 where the cost model does not
-            know it.
+        shared_per_block: the most bytes of shared memory of a CTA.
+        multiprocessors: SMs of its largest GPU.
+        warps: the most resident warps of an SM.
+        blocks: the most resident CTAs of an SM.
+        tensor_flops: dense 16-bit FLOP of an SM's tensor cores per clock; 0 where the cost model does not know it.
         narrowest: the fewest operand bits down to which half the bits double `tensor_flops`.
         tma: TMA, bulk copies, clusters and setmaxnreg, which explicit tiles need together.
         wgmma, tcgen05, tcgen05_int8, tcgen05_load_max: the instructions of that name.
@@ -60,11 +59,11 @@ class Chip:
 
     @property
     def shared_per_multiprocessor(self) -> int:
-        """Bytes of shared memory, including the system's share."""
+        """Bytes of shared memory of an SM, including the system's share."""
         return self.shared_per_block + SHARED_RESERVED
 
     def shared_for(self, blocks: int) -> int:
-        """Return the bytes of shared memory for each of `blocks` thread blocks on a multiprocessor."""
+        """Return the bytes of shared memory for each of `blocks` CTAs on an SM."""
         return self.shared_per_multiprocessor // blocks - SHARED_RESERVED
 
 
@@ -124,7 +123,7 @@ def names_of_chips_with(feature: str) -> str:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A product: full name, chip, multiprocessors, bytes of L2, and bytes per second of HBM."""
+    """A product: full name, chip, number of SMs, bytes of L2, and bytes per second of HBM."""
 
     name: str
     chip: Chip

@@ -55,7 +55,8 @@ class Epilogue:
         y = gemm(a, b, epilogue=Epilogue(scaled, scale=scale, alpha=2.0))
 
     function: a `@triton.jit` function of a piece of the sums, (rows, cols) in fp32, and of operands by name. It returns
-    (rows, cols) in fp32, and is compiled into the kernel.
+    (rows, cols) in fp32, and is compiled into the kernel. It works element by element: a piece is some rows and columns
+    of the result, as the configuration chooses, so a reduction over a row is not possible.
     operands: a tensor or a number for every other parameter without a default. A tensor (bf16, fp16, fp32, or the
     result's dtype) broadcasts to the result (…, M, N) as in torch: one number, (N,), (1, N), (M, 1) or the result's
     shape. The function sees it in fp32. A number is an fp32 argument of the kernel; for a parameter annotated

@@ -414,6 +414,8 @@ def store_read_wait(t: Trace, outstanding: Traced = 0) -> None:
 def fence_async(t: Trace) -> None:
     """Make this role's writes to shared memory visible to TMA and the tensor cores.
 
+    Call it between `store` and `store_async`, or a matrix product. docs/concepts/pipelines.md says where `sync` must
+    follow.
     Before Hopper it does nothing: neither reads shared memory there. Source: PTX ISA, fence.proxy.async.
     """
     t.require_explicit("fence_async")

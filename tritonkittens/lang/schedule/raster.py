@@ -132,16 +132,16 @@ def longest_first(t: Trace, task: Traced, tiles: Traced, others: Traced = 1) -> 
     return t.call(_longest_first, task, tiles, others)
 
 
-def supergroup_rows(rows: int, cols: int, depth: int, tile: tuple[int, int], itemsize: int, l2_bytes: int) -> int:
+def supergroup_rows(m: int, n: int, k: int, tile: tuple[int, int], itemsize: int, l2_bytes: int) -> int:
     """Choose the band height for `supergroup`, in row tiles (host side).
 
     A band reads B once, so fewer bands are better. A band's rows of A and the current column tile of B must stay in
     L2. Half of L2 is left for streamed data. Bands have equal heights.
 
     Args:
-        rows: the rows of C and A.
-        cols: the columns of C and B.
-        depth: K, the columns of A and rows of B.
+        m: M, the rows of C and A.
+        n: N, the columns of C and B.
+        k: K, the columns of A and rows of B.
         tile: (rows, cols) of a tile of C.
         itemsize: bytes of an operand's element.
         l2_bytes: bytes of L2, `tritonkittens.launch.l2_bytes(device)`.
@@ -149,11 +149,9 @@ def supergroup_rows(rows: int, cols: int, depth: int, tile: tuple[int, int], ite
     Raises:
         ValueError: for numbers that are not positive.
     """
-    if min(rows, cols, depth, *tile, itemsize, l2_bytes) <= 0:
-        raise ValueError(
-            f"supergroup_rows({rows}, {cols}, {depth}, {tile}, {itemsize}, {l2_bytes}): all must be positive"
-        )
-    tiles = -(-rows // tile[0])
-    column, row = min(cols, tile[1]) * depth * itemsize, tile[0] * depth * itemsize
+    if min(m, n, k, *tile, itemsize, l2_bytes) <= 0:
+        raise ValueError(f"supergroup_rows({m}, {n}, {k}, {tile}, {itemsize}, {l2_bytes}): all must be positive")
+    tiles = -(-m // tile[0])
+    column, row = min(n, tile[1]) * k * itemsize, tile[0] * k * itemsize
     fit = max(1, min(tiles, (l2_bytes // 2 - column) // row))
     return -(-tiles // -(-tiles // fit))

@@ -81,8 +81,8 @@ class SplitTail(_Split):
     """Schedule whole tasks for full rounds, and split the tasks of the last, incomplete round into equal parts; see
     `SplitK`.
 
-    The last round has as many parts as fill the device. Concurrent CTAs read the same range of K of
-    neighbouring tiles and share it in L2, unlike stream-K's.
+    The last round has as many parts as fill the device, after whole rounds at most four of a task. Concurrent CTAs
+    read the same range of K of neighbouring tiles and share it in L2, unlike stream-K's.
     """
 
     splits: ClassVar[bool] = True

@@ -72,9 +72,10 @@ def task(t: Trace, /, iterations: Traced, when: Traced = None, edges: Traced = N
         raise TileError(
             "task(iterations): give `when`, false past the last task; without it the loop over tasks never ends"
         )
-    clash = set(coordinates) & RESERVED
-    if clash:
-        raise TileError(f"task({', '.join(clash)}=…): reserved names of the context")
+    if clash := sorted(RESERVED.intersection(coordinates)):
+        raise TileError(
+            f"task({', '.join(clash)}=…): reserved names of the context; these are {', '.join(sorted(RESERVED))}"
+        )
     scalars = {
         n: v if isinstance(v, struct) or isinstance(unwrap(v), int) else t.scalar(v) for n, v in coordinates.items()
     }
@@ -102,14 +103,14 @@ class Schedule(Knob):
     """Base of the tile schedulers; its methods are those of a persistent scheduler."""
 
     splits: ClassVar[bool] = False  # whether parts of a task are joined through global memory
-    dynamic: ClassVar[bool] = False  # whether a thread block fetches its next task from a counter
-    whole_tasks: ClassVar[bool] = True  # whether one thread block computes all of a task
-    may_have_one_tile_per_block: ClassVar[bool] = True  # whether a launch may have a thread block for every work tile
-    one_tile_per_block: ClassVar[bool] = False  # whether every launch has a thread block for every work tile
-    cluster_parts: ClassVar[int] = 1  # thread blocks of a cluster that share a task's iterations
+    dynamic: ClassVar[bool] = False  # whether a CTA fetches its next task from a counter
+    whole_tasks: ClassVar[bool] = True  # whether one CTA computes all of a task
+    may_have_one_tile_per_block: ClassVar[bool] = True  # whether a launch may have a CTA for every work tile
+    one_tile_per_block: ClassVar[bool] = False  # whether every launch has a CTA for every work tile
+    cluster_parts: ClassVar[int] = 1  # CTAs of a cluster that share a task's iterations
     fixed_parts: ClassVar[int] = 0  # parts of every task, where that is a constant
     slots_per_part: ClassVar[int] = 1  # slots that may hold a part
-    sums_per_block: ClassVar[int] = 0  # partial sums of each thread block, where their number follows from the grid
+    sums_per_block: ClassVar[int] = 0  # partial sums of each CTA, where their number follows from the grid
     alone: ClassVar[str] = ""  # the reason for cluster=1 and pingpong=False, where it needs them
 
     def work_tiles(self, tasks: int, slots: int, blocks_per_sm: int = 1) -> int:

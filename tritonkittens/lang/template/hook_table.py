@@ -22,7 +22,7 @@ class Hook:
         name: the method, an `@triton.jit` function without `self`.
         role: the warp or warpgroup that calls it.
         when: how often.
-        arguments: its parameters. `compute` of a computation with `compute_last` takes `previous` too.
+        arguments: its parameters. `compute` also takes `output` in `lcsf`, and `previous` with `compute_last`.
         returns: "" where it returns nothing.
         text: what it must do.
         layout: the field of `tk.layout` that needs it; a layout with such tiles needs the hook.
@@ -66,7 +66,8 @@ HOOKS: tuple[Hook, ...] = (
         "once a task",
         ("ctx", "late_task"),
         "",
-        "Loads the late task tiles, with `late_task.full` as the barrier. Hook `compute_first` waits for them itself.",
+        "Loads the late task tiles, with `late_task.full` as the barrier. These are task tiles for which the template "
+        "does not wait when the task begins: hook `compute_first` does.",
         "late_task",
         lcsf=False,
     ),
@@ -85,7 +86,8 @@ HOOKS: tuple[Hook, ...] = (
         "once an iteration",
         ("ctx", "lagged"),
         "",
-        "Loads every lagged tile, with `lagged.full` as the barrier.",
+        "Loads every lagged tile, with `lagged.full` as the barrier. Lagged tiles are used one iteration after the "
+        "input of the same stage (attention: V).",
         "lagged",
         lcsf=False,
     ),
@@ -132,7 +134,8 @@ HOOKS: tuple[Hook, ...] = (
         ("ctx", "state", "input"),
         "the state",
         "Computes one iteration. Without `compute_last` the stage is released when it returns, so it must leave no "
-        "product in flight.",
+        "product in flight. `previous`, an argument with `compute_last` only: the previous stage, or with lagged tiles "
+        "the lagged tiles of the previous stage.",
         required=True,
     ),
     Hook(
@@ -141,9 +144,9 @@ HOOKS: tuple[Hook, ...] = (
         "after the last iteration",
         ("ctx", "state", "input"),
         "the state",
-        "Completes the last iteration. With this hook the computation is pipelined by one iteration: a stage is "
-        "released one iteration later, so that products that read it may be in flight. `compute` then takes a fourth "
-        "argument, `previous`: the previous stage, or with lagged tiles the lagged tiles of the previous stage.",
+        "Completes the last iteration. `input` is the last stage, or with lagged tiles the lagged tiles of the last "
+        "stage. With this hook the computation is pipelined by one iteration: a stage is released one iteration later, "
+        "so that products that read it may be in flight.",
         lcsf=False,
     ),
     Hook(
@@ -152,9 +155,9 @@ HOOKS: tuple[Hook, ...] = (
         "once a task",
         ("ctx", "state", "epilogue"),
         "",
-        "Stores the results through the epilogue tiles. It loads the tiles of `epilogue_reloads` itself, an even "
-        "number of times, with `epilogue.reload_full` as the barrier (`tk.expect`, `tk.load_async`, `tk.wait` with "
-        "parities 0, 1, 0 …).",
+        "Stores the results through the epilogue tiles. When it begins, these are free: earlier stores have read them. "
+        "A tile that it writes twice needs `tk.store_read_wait` in between. It need not wait for its stores at its "
+        "end.",
         required=True,
     ),
 )
@@ -177,6 +180,12 @@ def parameters_of(hook: Hook, stores: bool, pipelined: bool) -> tuple[str, ...]:
     return hook.arguments
 
 
+def signature(hook: Hook, stores: bool = False) -> str:
+    """A hook as text, with what it takes in some templates only in brackets."""
+    optional = "[, previous]" if hook.name == "compute" and not stores else ""
+    return f"{hook.name}({', '.join(parameters_of(hook, stores, False))}{optional})"
+
+
 def reference(hooks: Sequence[Hook], stores: bool = False) -> str:
     """These hooks as text in Markdown, a paragraph each."""
     lines = []
@@ -184,10 +193,7 @@ def reference(hooks: Sequence[Hook], stores: bool = False) -> str:
         returns = f" → {hook.returns}" if hook.returns else ""
         required = hook.required and not (hook.name == "finish" and stores)
         need = " Required." if required else f" For `{hook.layout}` of the layout." if hook.layout else ""
-        lines.append(
-            f"`{hook.name}({', '.join(parameters_of(hook, stores, False))})`{returns} ({hook.role}, {hook.when}): "
-            f"{hook.text}{need}"
-        )
+        lines.append(f"`{signature(hook, stores)}`{returns} ({hook.role}, {hook.when}): {hook.text}{need}")
     return "\n\n".join(lines)
 
 

@@ -210,8 +210,9 @@ class DeferredEpilogue(Extension):
 
     The layout's `deferred_results` declares the register tiles (`rt`). Hook `defer_results` replaces `finish`. In an
     iteration of the next task `store_deferred` stores a tile, or only stages it: then `finish_deferred` runs in each of
-    the next `deferred_steps` (0) iterations. Tiles of `epilogue_reloads` are loaded by `prefetch_deferred` and the
-    hooks after it."""
+    the next `deferred_steps` (0) iterations. The first such iteration is number `stages` − 1. In a short task, the rest
+    runs before `defer_results`. Tiles of `epilogue_reloads` are loaded by `prefetch_deferred`, `store_deferred`
+    and `finish_deferred`, an even number of times for each task."""
 
     added_hooks: ClassVar[tuple[Hook, ...]] = (
         Hook(
@@ -236,21 +237,23 @@ class DeferredEpilogue(Extension):
         Hook(
             "finish_deferred",
             CONSUMER,
-            "after each of the next `deferred_steps` iterations",
+            "in each of the next `deferred_steps` iterations",
             ("ctx", "epilogue", "n", "step", "steps"),
             "",
-            "Does one of `steps` (a constant) equal steps on tile number `n`, which `store_deferred` has staged. After "
-            "the last task of a CTA it does all in one step. `n` and `step` are run-time numbers, so that one copy of "
-            "the code serves all tiles.",
+            "Does step number `step` of `steps` on tile number `n`, which `store_deferred` has staged. Where that does "
+            "not store the tile, the last step stores it. `steps` is a constant: `deferred_steps`, or 1 after the last "
+            "task of a CTA. `n` and `step` are run-time numbers, so that one copy of the code serves all tiles. `ctx` "
+            "is that of the task that computed the tile.",
         ),
         Hook(
             "prefetch_deferred",
             CONSUMER,
-            "once a task, before `defer_results`",
+            "once a task with `epilogue_reloads`, before `defer_results`",
             ("ctx", "epilogue"),
             "",
-            "Starts the loads of what will be added to the first result tile, as soon as the previous task's results "
-            "have left the epilogue tiles.",
+            "Starts the loads of what the first result tile of this task needs into the tiles of `epilogue_reloads`, "
+            "with `epilogue.reload_full` as the barrier. All stores of the previous task have started; "
+            "`tk.store_read_wait` waits until they have read the tiles.",
         ),
     )
     replaced_hooks: ClassVar[tuple[str, ...]] = ("finish",)

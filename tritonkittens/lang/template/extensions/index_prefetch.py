@@ -139,8 +139,9 @@ class IndexPrefetch(Extension):
             "ahead of the iterations",
             ("ctx", "n"),
             "pointers to int32",
-            "Returns the addresses of the indices with the numbers `n`, a tile of int32, counted from iteration "
-            "`ctx.iter` on. Each address must be valid, also for iterations after the last.",
+            "Returns the addresses of the indices with the numbers `n`, a vector of int32. Number n is index "
+            "n % `page_indices` of iteration `ctx.iter` + n // `page_indices`. Each address must be valid, also for "
+            "iterations after the last.",
             "page_indices",
         ),
     )

@@ -145,10 +145,11 @@ class ReduceStoreWarp(Extension):
         Hook(
             "reduce_store_done",
             REDUCER,
-            "after `reduce_store`",
+            "once an iteration, after `reduce_store`",
             ("ctx", "value"),
             "",
-            "Does what must follow, with the value of `reduce_store`.",
+            "Does what must follow the copies, such as `tk.mark_initialized`. `value` is what `reduce_store` returned. "
+            "The copies have read the scratch tiles, and the consumer may write them again.",
         ),
     )
     counters: ClassVar[tuple[str, ...]] = ("reduces_committed", "reduces_acquired")
