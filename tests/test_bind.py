@@ -22,7 +22,7 @@ def bound(monkeypatch):
     """Arguments of `Launcher.bind`, and the tensors of every bound launch, which runs in the simulator."""
     seen, launched = [], []
 
-    def bind(self, grid, args, key, owners, fallback):
+    def bind(self, grid, args, key, owners, fallback, *varying):
         seen.append((grid, args, owners))
 
         def launch(*tensors):
