@@ -24,6 +24,7 @@ from typing import Any
 RESULTS = pathlib.Path(__file__).parent / "results"
 SIDE = 4096  # of the matrices
 BATCH, HEADS, LENGTH, DIM = 4, 16, 4096, 128
+OTHERS = ("import torch", "import triton", "CUDA context")  # seconds that are not ours
 STAGES = ("trace", "ttgir", "llir", "ptx", "cubin")  # what a kernel's compilation is made of
 Step = Callable[[], object]
 
@@ -187,10 +188,7 @@ def measured(case: str, rounds: int) -> Iterator[dict[str, Any]]:
                 "low": min(times),
                 "high": max(times),
             }
-        whole = [
-            sum(s for name, s in run["seconds"].items() if name not in ("import torch", "import triton", "CUDA context"))
-            for run in found
-        ]
+        whole = [sum(s for name, s in run["seconds"].items() if name not in OTHERS) for run in found]
         details = {key: found[-1][key] for key in ("compiled", "from_cache", "cpu_seconds", "stages")}
         yield {"case": f"process of {case}, {state}", "seconds": statistics.median(whole), **details}
 
