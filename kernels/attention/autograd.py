@@ -12,11 +12,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from tritonkittens.kernels._ahead import followed_by_backward
 from tritonkittens.kernels._dispatch import (
     announce_write,
     call,
     check_no_tangent,
     check_tensors,
+    describes,
     has_tangent,
     have_memory,
     is_compiling,
@@ -127,7 +129,7 @@ def attention_operator(
     return compute(q, k, v, CallPlan(Scores(scale, softcap, left, right)))
 
 
-@attention_operator.register_fake
+@describes(attention_operator)
 def _(
     q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, left: int, right: int, deterministic: bool
 ) -> tuple[Tensor, Tensor]:
@@ -153,7 +155,7 @@ def backward_operator(
     return run_backward(grad, grad_lse, q, k, v, out, lse, Scores(scale, softcap, left, right), deterministic)
 
 
-@backward_operator.register_fake
+@describes(backward_operator)
 def _(
     grad: Tensor,
     grad_lse: Tensor | None,
@@ -212,7 +214,12 @@ class AttentionFunction(torch.autograd.Function):
     def forward(
         ctx: Any, plan: CallPlan, q: Tensor, k: Tensor, v: Tensor, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
-        output = compute(q, k, v, plan)
+        if plan.is_new:
+            plan.is_new = False
+            with followed_by_backward(AttentionFunction.apply, CallPlan(plan.checked_scores), q, k, v, deterministic):
+                output = compute(q, k, v, plan)
+        else:
+            output = compute(q, k, v, plan)
         _save(ctx, q, k, v, output, plan.checked_scores, deterministic)
         return output
 
@@ -300,7 +307,7 @@ def varlen_operator(
     )
 
 
-@varlen_operator.register_fake
+@describes(varlen_operator)
 def _(
     q: Tensor,
     k: Tensor,
@@ -349,7 +356,7 @@ varlen_backward_operator = torch.library.custom_op(
 )
 
 
-@varlen_backward_operator.register_fake
+@describes(varlen_backward_operator)
 def _(
     grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -411,7 +418,7 @@ def decode_operator(
     return run_decode(q, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits)
 
 
-@decode_operator.register_fake
+@describes(decode_operator)
 def _(
     q: Tensor,
     k: Tensor,
@@ -446,7 +453,7 @@ def fp8_operator(
     return run_fp8(q, k, v, q_scale, k_scale, v_scale, causal, (left, right), scale, softcap, True, out_dtype)
 
 
-@fp8_operator.register_fake
+@describes(fp8_operator)
 def _(
     q: Tensor,
     k: Tensor,
@@ -487,7 +494,7 @@ def ranges_operator(
     return compute_ranges(q, k, v, ranges, scale, softcap)
 
 
-@ranges_operator.register_fake
+@describes(ranges_operator)
 def _(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:
     return empty_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
@@ -497,7 +504,7 @@ ranges_backward_operator = torch.library.custom_op(
 )
 
 
-@ranges_backward_operator.register_fake
+@describes(ranges_backward_operator)
 def _(
     grad: Tensor,
     q: Tensor,

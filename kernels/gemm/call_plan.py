@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -64,8 +65,10 @@ def computed(
     config: Config | None,
     accumulate: str,
     out: Tensor | None = None,
+    first_call: Callable[..., AbstractContextManager[None]] | None = None,
 ) -> Tensor:
-    """`gemm` without its gradient, by the plan of calls of this kind."""
+    """`gemm` without its gradient, by the plan of calls of this kind. The first call of a kind runs in the context
+    that `first_call` makes of its arguments."""
     bare = False
     if activation.__class__ is not Function:  # whose operands stand behind these five
         bias, gate, residual, scale_a, scale_b = operands
@@ -100,6 +103,9 @@ def computed(
             check_activation(activation)
         raise
     if known is None:
+        if first_call is not None:
+            with first_call(a, b, operands, activation, out_dtype, config, accumulate):
+                return computed(a, b, operands, activation, out_dtype, config, accumulate, out)
         plan = _plan(a, b, operands, activation, out_dtype, out, config, accumulate)
         known = remember(_plans, key, (plan, () if out is None else reaches(out, a, b, *operands)))
     plan, bytes_of = known
