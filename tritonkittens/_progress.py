@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TextIO
 
 BAR = 24  # characters
+DRAWN = 0.2  # seconds between two drawings, of who has nothing else to do
 
 
 class Progress:

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from tritonkittens._progress import Progress
+from tritonkittens._progress import DRAWN, Progress
 from tritonkittens.arch import ARCHITECTURES, GPUS
 from tritonkittens.kernels._ahead import launches_both_ways, stand_in
 from tritonkittens.launch import Device, device_facts
@@ -31,7 +31,6 @@ from tritonkittens.launch.ahead import begin
 from tritonkittens.launch.recorder import RecordedLaunch
 
 Call: TypeAlias = "Callable[[], Any] | torch.fx.GraphModule | torch.export.ExportedProgram"
-DRAWN = 0.2  # seconds between two drawings of the bar
 
 
 class WarmError(RuntimeError):
