@@ -329,6 +329,11 @@ def reaches(*tensors: Tensor | None) -> tuple[int, ...]:
     )
 
 
+def begin_alike(x: Tensor, y: Tensor) -> bool:
+    """Do both begin with the same element of one storage? Also for tensors without memory, whose addresses are 0."""
+    return x.untyped_storage()._cdata == y.untyped_storage()._cdata and x.storage_offset() == y.storage_offset()
+
+
 def is_same_view(x: Tensor, y: Tensor) -> bool:
     """Are both the same elements of one memory, in the same places?"""
     return x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype

@@ -207,6 +207,11 @@ def _backward_of_operator(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None
 register(attention_operator, vmap_by_batch, _backward_of_operator, _save_of_operator)
 
 
+def _output(*args: Any) -> Tensor:
+    """The output alone: few backwards have a gradient of the log-sum-exp."""
+    return AttentionFunction.apply(*args)[0]
+
+
 class AttentionFunction(torch.autograd.Function):
     """`attention` of checked operands in eager mode. It costs half the host time of the operator."""
 
@@ -216,7 +221,7 @@ class AttentionFunction(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         if plan.is_new:
             plan.is_new = False
-            with followed_by_backward(AttentionFunction.apply, CallPlan(plan.checked_scores), q, k, v, deterministic):
+            with followed_by_backward(_output, CallPlan(plan.checked_scores), q, k, v, deterministic):
                 output = compute(q, k, v, plan)
         else:
             output = compute(q, k, v, plan)

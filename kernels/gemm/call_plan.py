@@ -17,7 +17,15 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.kernels._ahead import stand_in
 from tritonkittens.kernels._copies import as_addressable, copied
-from tritonkittens.kernels._dispatch import call, have_memory, is_same_view, overlaps, overlaps_within, reaches
+from tritonkittens.kernels._dispatch import (
+    begin_alike,
+    call,
+    have_memory,
+    is_same_view,
+    overlaps,
+    overlaps_within,
+    reaches,
+)
 from tritonkittens.kernels._tensors import addressable, allocator, padded_empty, remember, signature, storable
 from tritonkittens.kernels.gemm.checks import (
     FP8,
@@ -433,7 +441,7 @@ class CallPlan:
         others = [*(() if self.staged is None else (self.staged,)), *(i for i, _ in self.extras)]
         views = [*matrices, self._like_result(home), *self._staged(operands), *self._extras(config, operands)]
         given = [a, b, home, *(operands[i] for i in others)]
-        if any(x is None or x.data_ptr() != view.data_ptr() for x, view in zip(given, views, strict=True)):
+        if not all(x is not None and begin_alike(x, view) for x, view in zip(given, views, strict=True)):
             return None
         swapped = config.swap_ab
         views[:2] = views[1::-1] if swapped else views[:2]
