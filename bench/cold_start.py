@@ -24,7 +24,7 @@ from typing import Any
 RESULTS = pathlib.Path(__file__).parent / "results"
 SIDE = 4096  # of the matrices
 BATCH, HEADS, LENGTH, DIM = 4, 16, 4096, 128
-OTHERS = ("import torch", "import triton", "CUDA context")  # seconds that are not ours
+OTHERS = ("import torch", "import triton", "CUDA context, autograd")  # seconds that are not ours
 STAGES = ("trace", "ttgir", "llir", "ptx", "cubin")  # what a kernel's compilation is made of
 Step = Callable[[], object]
 
@@ -59,7 +59,7 @@ def _attention() -> Iterator[tuple[str, Step]]:
 
     shape = (BATCH, HEADS, LENGTH, DIM)
     q, k, v = (torch.empty(shape, dtype=torch.bfloat16, device=_device(), requires_grad=True) for _ in range(3))
-    kept = []
+    kept: list[Any] = []
     yield "attention forward", lambda: kept.append(attention(q, k, v, causal=True))
     yield "attention backward", lambda: kept[-1].backward(torch.empty_like(kept[-1]))
 
@@ -127,7 +127,9 @@ def child(case: str) -> dict[str, Any]:
     if torch.cuda.is_available():
         torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
-    lap("CUDA context")
+    x = torch.zeros(1, requires_grad=True)
+    (2 * x).backward(torch.ones(1))  # torch imports sympy here
+    lap("CUDA context, autograd")
     import tritonkittens.kernels.attention
     import tritonkittens.kernels.gemm
     import tritonkittens.nn  # noqa: F401

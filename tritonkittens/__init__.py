@@ -4,6 +4,7 @@
 for the compiler's results, `tritonkittens.warm` to compile ahead of the first call.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from tritonkittens import _at_exit  # noqa: F401  # registers itself
@@ -18,6 +19,4 @@ def __getattr__(name: str) -> Any:
     """`warm`, whose module imports torch."""
     if name != "warm":
         raise AttributeError(f"module 'tritonkittens' has no attribute {name!r}")
-    from tritonkittens.warming import warm
-
-    return warm
+    return importlib.import_module("tritonkittens.warming").warm

@@ -86,8 +86,8 @@ def warm(*calls: Call, gpu: str | None = None, progress: bool | None = None) -> 
         for future, _ in found.values():
             future.cancel()  # of an interruption: those that have not begun
     for future, launch in found.values():
-        if error := future.exception():
-            errors.append(f"{launch.name}: {type(error).__name__}: {error}")
+        if raised := future.exception():
+            errors.append(f"{launch.name}: {type(raised).__name__}: {raised}")
     if errors:
         raise WarmError("\n".join(errors))
     return Warmed(len(found), facts.name, time.monotonic() - began)

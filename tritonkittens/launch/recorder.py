@@ -50,7 +50,7 @@ class Recorder:
     """A device that keeps the launches of tensors on the CPU, or without memory ("meta"), and runs none of them.
     Results stay uninitialised."""
 
-    device_types = ("cpu", "meta")
+    device_types: tuple[str, ...] = ("cpu", "meta")
 
     def __init__(self, facts: Device):
         self.facts = replace(facts, index=-1)

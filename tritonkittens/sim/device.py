@@ -104,7 +104,7 @@ class SimulatedDevice:
     With `raise_findings=False`, it collects findings there instead of raising `SimulationError`.
     """
 
-    device_types = ("cpu",)
+    device_types: tuple[str, ...] = ("cpu",)
 
     def __init__(
         self,
