@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tritonkittens.launch import Device, device_facts
-from tritonkittens.launch.ahead import begin, followed_by
+from tritonkittens.launch import Device, device_facts, simulator
+from tritonkittens.launch.ahead import begin, followed_by, workers
 from tritonkittens.launch.recorder import RecordedLaunch, Recorder
 
 
@@ -46,10 +46,18 @@ def _tensors(found: Any) -> list[Tensor]:
     return [x for part in found for x in _tensors(part)] if isinstance(found, (tuple, list)) else []
 
 
+def _is_followed(device: torch.device) -> bool:
+    """Does a kernel that is compiled for tensors on a device run there, and are there threads to compile others?"""
+    return device.type == "cuda" and simulator.get() is None and workers() > 0
+
+
 def followed_by_backward(function: Callable[..., Any], *args: Any) -> AbstractContextManager[None]:
     """A context for the first call of a kind, `function(*args)`: if a kernel has to be compiled there, those of its
     backward are compiled at the same time."""
-    facts = device_facts(next(x.device for x in args if isinstance(x, Tensor)))
+    device = next(x.device for x in args if isinstance(x, Tensor))
+    if not _is_followed(device):
+        return nullcontext()
+    facts = device_facts(device)
     given = [stand_in(x) for x in args]
 
     def begin_backward() -> None:

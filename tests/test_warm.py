@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import tritonkittens
 import tritonkittens.lang as tk
+import tritonkittens.sim as sim
 from tritonkittens import warming
 from tritonkittens.__main__ import main
 from tritonkittens.kernels import _ahead
@@ -316,22 +317,28 @@ def test_what_follows_begins_when_a_kernel_is_traced_and_not_when_it_is_on_disk(
     assert begun.empty() and len(traced) == 1
 
 
-def test_nothing_follows_in_the_simulator_or_without_workers(monkeypatch):
-    for value, run in (("8", lambda f: recorded(f, h200())), ("0", lambda f: f())):
-        monkeypatch.setenv("TK_COMPILE_WORKERS", value)
-        begun = []
+def test_nothing_follows_in_the_simulator_on_other_devices_or_without_workers(monkeypatch):
+    def follows(device="cuda"):
+        return _ahead._is_followed(torch.device(device))
 
-        def compiled():
-            with ahead.followed_by(lambda: begun.append(1)):  # noqa: B023
-                assert ahead._following.get() is None
+    monkeypatch.setenv("TK_COMPILE_WORKERS", "2")
+    assert follows() and not follows("cpu")
+    with sim.device():
+        assert not follows() and not follows("cpu")
+    monkeypatch.setenv("TK_COMPILE_WORKERS", "0")
+    assert not follows()
 
-        run(compiled)
-        assert not begun
+
+def test_an_operand_on_the_wrong_device_is_still_named():
+    a, b = (torch.empty(64, 64, dtype=torch.bfloat16, device="cpu", requires_grad=True) for _ in range(2))
+    with pytest.raises(ValueError, match="gemm: a is on cpu; it must be on a CUDA device"):
+        gemm(a, b)
 
 
 @pytest.mark.parametrize("of", ["gemm", "attention"])
 def test_the_first_forward_begins_its_backward(monkeypatch, of):
     monkeypatch.setattr(_ahead, "device_facts", lambda device: h200())
+    monkeypatch.setattr(_ahead, "_is_followed", lambda device: True)
     tasks, begun = [], []
     monkeypatch.setattr(_ahead, "followed_by", lambda task: tasks.append(task) or ahead.followed_by(task))
     monkeypatch.setattr(_ahead, "begin", begun.extend)

@@ -4,7 +4,8 @@ Triton's compiler holds Python's lock only while it traces a kernel, a fifth of 
 after the other, and all else of them is compiled at the same time. A launch whose kernel is being compiled waits for
 it; what fails here is compiled again at the launch, which raises the error.
 
-TK_COMPILE_WORKERS is the number of threads (8, or the CPUs if those are fewer). 0 compiles nothing ahead.
+TK_COMPILE_WORKERS is the number of threads: 8, or the CPUs but one if those are fewer. With 0 no launch has others
+compiled, and what is asked for is compiled by one thread.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from .arguments import Types
 from .device import capability
-from .target import simulator
 
 if TYPE_CHECKING:
     from .recorder import RecordedLaunch
@@ -31,12 +31,12 @@ Task = Callable[[], Any]
 
 
 def workers() -> int:
-    """Return the number of threads: TK_COMPILE_WORKERS, or 8, at most one a CPU.
+    """Return the number of threads: TK_COMPILE_WORKERS, or 8, at most the CPUs of this process but one.
 
     Raises:
         ValueError: TK_COMPILE_WORKERS is no number from 0 on.
     """
-    value = os.environ.get("TK_COMPILE_WORKERS") or str(min(MOST_WORKERS, os.cpu_count() or 1))
+    value = os.environ.get("TK_COMPILE_WORKERS") or str(min(MOST_WORKERS, len(os.sched_getaffinity(0)) - 1))
     if not value.isdecimal():
         raise ValueError(f"TK_COMPILE_WORKERS={value!r}: the number of threads that compile is an integer from 0 on")
     return int(value)
@@ -149,11 +149,8 @@ _following: ContextVar[Task | None] = ContextVar("following", default=None)
 @contextlib.contextmanager
 def followed_by(task: Task) -> Iterator[None]:
     """Run `task` in a thread as soon as a kernel has to be compiled inside the `with` statement: `task` begins to
-    compile what is launched next. Not in the simulator, nor with TK_COMPILE_WORKERS=0.
+    compile what is launched next.
     """
-    if simulator.get() is not None or not workers():
-        yield
-        return
     token = _following.set(task)
     try:
         yield

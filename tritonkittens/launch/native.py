@@ -26,6 +26,7 @@ _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 # torch's stable C interface (torch/csrc/inductor/aoti_torch/c/shim.h), in the order of native.c's TensorReader
 _TENSOR_FUNCTIONS = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type", "device_index")
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
 
 
 @functools.cache
