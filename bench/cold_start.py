@@ -76,12 +76,37 @@ def _linear() -> Iterator[tuple[str, Step]]:
     yield "linear backward", lambda: kept[-1].backward(torch.empty_like(kept[-1]))
 
 
+def _warm() -> Iterator[tuple[str, Step]]:
+    """The kernels of all cases by one call, which runs nothing."""
+    import functools
+
+    import torch
+
+    import tritonkittens
+    from tritonkittens.kernels.attention import attention
+    from tritonkittens.kernels.gemm import gemm
+    from tritonkittens.nn import Linear
+
+    with torch.device("meta"):
+        a = torch.empty(SIDE, SIDE, dtype=torch.bfloat16)
+        x = torch.empty(SIDE, SIDE, dtype=torch.bfloat16, requires_grad=True)
+        q = torch.empty(BATCH, HEADS, LENGTH, DIM, dtype=torch.bfloat16, requires_grad=True)
+        layer = Linear(SIDE, SIDE, dtype=torch.bfloat16)
+    calls = [
+        functools.partial(gemm, a, a),
+        functools.partial(attention, q, q, q, causal=True),
+        functools.partial(layer, x),
+    ]
+    yield "warm of all", lambda: tritonkittens.warm(*calls)
+
+
 CASES: dict[str, Callable[[], Iterator[tuple[str, Step]]]] = {
     "import": _import,
     "native": _native,
     "gemm": _gemm,
     "attention": _attention,
     "linear": _linear,
+    "warm": _warm,
 }
 
 
