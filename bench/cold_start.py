@@ -87,11 +87,10 @@ def _warm() -> Iterator[tuple[str, Step]]:
     from tritonkittens.kernels.gemm import gemm
     from tritonkittens.nn import Linear
 
-    with torch.device("meta"):
-        a = torch.empty(SIDE, SIDE, dtype=torch.bfloat16)
-        x = torch.empty(SIDE, SIDE, dtype=torch.bfloat16, requires_grad=True)
-        q = torch.empty(BATCH, HEADS, LENGTH, DIM, dtype=torch.bfloat16, requires_grad=True)
-        layer = Linear(SIDE, SIDE, dtype=torch.bfloat16)
+    a = torch.empty(SIDE, SIDE, dtype=torch.bfloat16, device="meta")
+    x = torch.empty_like(a, requires_grad=True)
+    q = torch.empty(BATCH, HEADS, LENGTH, DIM, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    layer = Linear(SIDE, SIDE, device="meta", dtype=torch.bfloat16)
     calls = [
         functools.partial(gemm, a, a),
         functools.partial(attention, q, q, q, causal=True),
@@ -150,10 +149,10 @@ def child(case: str) -> dict[str, Any]:
 
     lap("import triton")
     if torch.cuda.is_available():
-        torch.zeros(1, device="cuda")
+        torch.zeros(1, dtype=torch.float32, device="cuda")
         torch.cuda.synchronize()
-    x = torch.zeros(1, requires_grad=True)
-    (2 * x).backward(torch.ones(1))  # torch imports sympy here
+    x = torch.zeros(1, dtype=torch.float32, device="cpu", requires_grad=True)
+    (2 * x).backward(torch.ones_like(x))  # torch imports sympy here
     lap("CUDA context, autograd")
     import tritonkittens.kernels.attention
     import tritonkittens.kernels.gemm

@@ -61,8 +61,8 @@ class _Pool:
     def _work(self) -> None:
         while True:
             with self.lock:
-                if not threading.main_thread().is_alive():
-                    self.tasks.clear()
+                while self.tasks and not threading.main_thread().is_alive():
+                    self.tasks.popleft()[0].cancel()
                 if not self.tasks:
                     self.threads -= 1
                     return
