@@ -362,7 +362,7 @@ def test_first_results_are_those_of_a_fresh_process(tmp_path):
     assert (
         found["compiled"] == found["from_cache"] == 0 and found["cpu_seconds"] > found["seconds"]["import triton"] / 9
     )
-    row = {"case": "process of import, empty cache", "seconds": 1.5, **found}
+    row = {**found, "case": "process of import, empty cache", "seconds": 1.5}
     assert "1.50 s   ours; 0 kernels compiled" in cold_start.format_row(row)
     with pytest.raises(RuntimeError, match="nothing: .*invalid choice: 'nothing'"):
         cold_start.fresh("nothing", str(tmp_path))
