@@ -91,11 +91,7 @@ def _warm() -> Iterator[tuple[str, Step]]:
     x = torch.empty_like(a, requires_grad=True)
     q = torch.empty(BATCH, HEADS, LENGTH, DIM, dtype=torch.bfloat16, device="meta", requires_grad=True)
     layer = Linear(SIDE, SIDE, device="meta", dtype=torch.bfloat16)
-    calls = [
-        functools.partial(gemm, a, a),
-        functools.partial(attention, q, q, q, causal=True),
-        lambda: layer(x),
-    ]
+    calls = [functools.partial(gemm, a, a), functools.partial(attention, q, q, q, causal=True), lambda: layer(x)]
     yield "warm of all", lambda: tritonkittens.warm(*calls)
 
 
