@@ -7,6 +7,7 @@ torch.compile, make_fx, vmap and tensor subclasses see the operator, which has t
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -390,13 +391,26 @@ register(varlen_operator, vmap_by_loop, _backward_of_varlen, _save_varlen)
 register(varlen_backward_operator, vmap_by_loop, second_derivative_of("attention_varlen"))
 
 
+_varlen_kinds: set[tuple[Any, ...]] = set()  # of calls whose backwards were begun
+
+
+def _varlen_output(*inputs: Any) -> Tensor:
+    """The output alone, as `_output`."""
+    return VarlenFunction.apply(*inputs)[0]
+
+
 class VarlenFunction(torch.autograd.Function):
     """`attention_varlen` of checked operands in eager mode; arguments as of the operator."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         q, k, v, starts_q, starts_k, longest_q, longest_k, scale, softcap, left, right, _ = inputs
-        output = compute_varlen(q, k, v, starts_q, starts_k, longest_q, longest_k, Scores(scale, softcap, left, right))
+        kind = (q.dtype, q.shape[1:], k.shape[1:], v.shape[2], *inputs[7:])
+        first = kind not in _varlen_kinds
+        _varlen_kinds.add(kind)
+        with followed_by_backward(_varlen_output, *inputs) if first else nullcontext():
+            scores = Scores(scale, softcap, left, right)
+            output = compute_varlen(q, k, v, starts_q, starts_k, longest_q, longest_k, scores)
         _save_varlen(ctx, inputs, output)
         return output
 
