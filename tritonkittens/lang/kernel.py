@@ -33,7 +33,6 @@ from tritonkittens.lang.memory.shared_tiles import piece_shared_layout
 from tritonkittens.lang.sync.semaphores import REPORT
 from tritonkittens.lang.types.global_layout import GlobalLayout, even_rows, gl
 from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, capability, check_tensor_map, simulator
-from tritonkittens.launch.ahead import prepare as prepare_in_a_thread
 from tritonkittens.launch.ahead import prepared
 from tritonkittens.launch.arguments import (
     Args,
@@ -47,8 +46,6 @@ from tritonkittens.launch.arguments import (
 )
 from tritonkittens.launch.launcher import Grid
 from tritonkittens.launch.tensormap import MapSpec
-
-prepare_in_a_thread(triton_key)  # a hash of all of Triton, half a second, which every kernel of a process needs
 
 OPTIONS = {"num_warps", "debug", "maxnreg", "minnctapersm", "cluster_size", "launch_pdl", "launch_cooperative_grid"}
 CLUSTER_SIZES = (1, 2, 4, 8, 16)  # 16 is not portable; the launcher requests it explicitly

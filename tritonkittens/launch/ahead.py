@@ -20,6 +20,8 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from triton.runtime.cache import triton_key
+
 from .arguments import Types
 from .device import capability
 
@@ -177,3 +179,8 @@ def tracing() -> Iterator[None]:
         finally:
             if collects:
                 gc.enable()
+
+
+# A hash of all of Triton, which the first kernel of a process needs. It takes half a second of another CPU, while the
+# modules that import this one are read.
+prepare(triton_key)
