@@ -30,6 +30,8 @@ from tritonkittens.launch import Device, device_facts
 from tritonkittens.launch.ahead import begin
 from tritonkittens.launch.recorder import RecordedLaunch
 
+__all__ = ["WarmError", "Warmed", "warm"]
+
 Call: TypeAlias = "Callable[[], Any] | torch.fx.GraphModule | torch.export.ExportedProgram"
 
 
