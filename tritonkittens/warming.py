@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from tritonkittens._progress import DRAWN, Progress
-from tritonkittens.arch import ARCHITECTURES, GPUS
+from tritonkittens.arch import GPUS
 from tritonkittens.kernels._ahead import launches_both_ways, stand_in
 from tritonkittens.launch import Device, device_facts
 from tritonkittens.launch.ahead import begin
@@ -32,6 +32,7 @@ from tritonkittens.launch.recorder import RecordedLaunch
 
 __all__ = ["WarmError", "Warmed", "warm"]
 
+NAMES = (*GPUS, *dict.fromkeys(product.chip.name for product in GPUS.values()))
 Call: TypeAlias = "Callable[[], Any] | torch.fx.GraphModule | torch.export.ExportedProgram"
 
 
@@ -102,8 +103,7 @@ def _facts(gpu: str | None) -> Device:
     for known, product in GPUS.items():
         if name.upper() == known or name == product.chip.name:
             return Device.of_gpu(product)
-    architectures = dict.fromkeys(product.chip.name for product in GPUS.values())
-    raise ValueError(f"warm(gpu={gpu!r}): must be one of {', '.join((*GPUS, *architectures))}")
+    raise ValueError(f"warm(gpu={gpu!r}): must be one of {', '.join(NAMES)}")
 
 
 def _name(call: Any) -> str:
@@ -160,12 +160,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Python file that defines `calls`, a list of calls as tritonkittens.warm takes them (or a function that "
         "returns one), or a program that torch.export.save has written (.pt2)",
     )
-    parser.add_argument(
-        "--gpu",
-        metavar="NAME",
-        help=f"{', '.join(GPUS)} or an architecture ({', '.join(ARCHITECTURES)}); default: the GPU here, an H200 "
-        "without one",
-    )
+    parser.add_argument("--gpu", metavar="NAME", help=f"{', '.join(NAMES)}; default: the GPU here, an H200 without one")
     parser.add_argument("--jobs", type=int, metavar="N", help="threads that compile (default: TK_COMPILE_WORKERS)")
 
 
