@@ -40,6 +40,7 @@ STANDALONE = {
     "launch_overhead": "host time of one kernel launch",
     "template_host": "host time of constructing a template again (launches need a GPU)",
     "simulator": "speed and memory of the simulator (needs no GPU)",
+    "cold_start": "seconds to the first results of a fresh process, with empty and full caches",
 }
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
+
+from tritonkittens.launch import simulator
 
 is_compiling = torch.compiler.is_compiling
 _is_tracing = torch._C._is_tracing
@@ -20,6 +22,7 @@ _has_memory = torch._C._has_storage
 function_modes = torch._C._len_torch_function_stack
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 ORDINARY = PLAIN | {FakeTensor}
+P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
@@ -67,6 +70,19 @@ def unseen_by_function_modes(run: Callable[..., Result]) -> Callable[..., Result
             return run(*args, **named)
 
     return unseen
+
+
+def constant_in_traces(run: Callable[..., Result]) -> Callable[..., Result]:
+    """`run`, which torch.compile calls while it traces, and whose result it keeps. As
+    `torch.compiler.assume_constant_result`, without the second that it takes to import torch._dynamo."""
+    run._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return run
+
+
+def autocast_type(device: torch.device) -> str:
+    """The device type by which torch looks up autocast's settings. Tensors without memory ("meta") stand for those on
+    a GPU."""
+    return "cuda" if device.type == "meta" else device.type
 
 
 def requires_grad(*tensors: Tensor | None) -> bool:
@@ -150,6 +166,25 @@ def call(name: str, *args: Any) -> Any:
 def _is_functionalized() -> bool:
     """Is the innermost transform `torch.func.functionalize`? It takes operators, and no autograd functions."""
     return torch._C._functorch.peek_interpreter_stack().key() == torch._C._functorch.TransformType.Functionalize
+
+
+def describes(operator: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """Make a function the fake of `operator`: it gives results of the right shapes and dtypes, without computing
+    them. Where launches are recorded, the operator itself runs on tensors without memory, so that its launches are,
+    too."""
+
+    def register(shapes: Callable[P, Result]) -> Callable[P, Result]:
+        def fake(*args: P.args, **named: P.kwargs) -> Result:
+            target = simulator.get()
+            recording = target is not None and "meta" in target.device_types
+            if recording and is_plain(*[x for x in args if isinstance(x, Tensor)]):
+                return operator._init_fn(*args, **named)
+            return shapes(*args, **named)
+
+        operator.register_fake(fake)
+        return shapes
+
+    return register
 
 
 _transformed: dict[str, type[torch.autograd.Function]] = {}
@@ -292,6 +327,11 @@ def reaches(*tensors: Tensor | None) -> tuple[int, ...]:
         else x.element_size() * (1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)))
         for x in tensors
     )
+
+
+def begin_alike(x: Tensor, y: Tensor) -> bool:
+    """Do both begin with the same element of one storage? Also for tensors without memory, whose addresses are 0."""
+    return x.untyped_storage()._cdata == y.untyped_storage()._cdata and x.storage_offset() == y.storage_offset()
 
 
 def is_same_view(x: Tensor, y: Tensor) -> bool:

@@ -16,8 +16,7 @@ from tritonkittens.launch.recorder import RecordedLaunch, recorded
 @functools.cache
 def h200() -> Device:
     """The device whose kernels are shown."""
-    gpu = GPUS["H200"]
-    return Device.of_chip(gpu.chip, gpu.name, gpu.multiprocessors, gpu.l2_bytes, memory_bytes=141 * 10**9)
+    return Device.of_gpu(GPUS["H200"])
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from bench import (
     attention_models,
     attention_random,
     block_order,
+    cold_start,
     decode,
     examples,
     gemm,
@@ -356,6 +357,17 @@ def test_plots_of_the_standalone_benchmarks():
     assert plots.split({"rows": [{"case": "GEMM 256", "seconds": 1.5}]})[0]["series"] == {
         "s": [("GEMM 256", 1.5, 1.5, 1.5)]
     }
+
+
+def test_first_results_are_those_of_a_fresh_process(tmp_path):
+    found = cold_start.fresh("import", str(tmp_path))
+    assert (
+        found["compiled"] == found["from_cache"] == 0 and found["cpu_seconds"] > found["seconds"]["import triton"] / 9
+    )
+    row = {**found, "case": "process of import, empty cache", "seconds": 1.5}
+    assert "1.50 s   ours; 0 kernels compiled" in cold_start.format_row(row)
+    with pytest.raises(RuntimeError, match="nothing: .*invalid choice: 'nothing'"):
+        cold_start.fresh("nothing", str(tmp_path))
 
 
 def test_a_template_constructed_again_is_measured_without_a_gpu(tmp_path, monkeypatch, capsys):

@@ -139,6 +139,10 @@ def check_kernels(names):
         assert relative_error(names["logits"], names["logits_by_sdpa"]) < 2e-2
 
 
+def check_warm(names):
+    assert names["warmed"].kernels == 2 and names["warmed"].gpu == "NVIDIA H200"
+
+
 CHECKS = {
     "README.md": check_readme,
     "docs/quick_start.md": check_quick_start,
@@ -147,6 +151,7 @@ CHECKS = {
     "docs/concepts/templates.md": check_templates,
     "docs/simulator.md": check_simulator,
     "docs/kernels.md": check_kernels,
+    "docs/warm.md": check_warm,
 }
 
 

@@ -1,6 +1,8 @@
 """The tuner, on a family whose kernels are arithmetic and whose clock is a dictionary."""
 
 import argparse
+import io
+import itertools
 import json
 import math
 import os
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +24,7 @@ from tritonkittens.__main__ import main
 from tritonkittens.launch import Device as Facts
 from tritonkittens.sim import costs
 from tritonkittens.tune import cli, shipped, store, tuner
-from tritonkittens.tune.race import FINAL_ROUNDS, ROUNDS, race
+from tritonkittens.tune.race import FINAL_ROUNDS, ROUNDS, measurements_of, race
 
 ROOT = pathlib.Path(__file__).parents[1]
 H200 = tune.Device.named("H200")
@@ -313,7 +316,7 @@ def test_rounds_are_interleaved_and_turned():
     assert calls == [1, 2, 2, 1] * (FINAL_ROUNDS // 2)
     calls.clear()
     race([3, 1, 2, 4], lambda config: calls.append(config) or config)
-    assert calls == [3, 1, 2, 4, 4, 2, 1, 3, 3, 1, 2, 4] + [2, 1, 1, 2] * (FINAL_ROUNDS // 2)
+    assert calls == [3, 1, 2, 4, 4, 2, 1, 3, 3, 1, 2, 4] + [1, 3, 3, 1] * (FINAL_ROUNDS // 2)
 
 
 def test_medians_forgive_one_bad_round():
@@ -357,6 +360,76 @@ def test_an_interrupted_measurement_leaves_nothing():
     with pytest.raises(KeyboardInterrupt):
         family().tune(Problem(64, 64), interrupted, device=H200)
     assert not results().entries() and family().tune(Problem(64, 64), Clock(), device=H200) == Config(7)
+
+
+def test_an_interrupted_measurement_keeps_what_was_measured():
+    clock = Clock(fast=5)
+
+    def interrupted(config):
+        if len(clock.calls) == 8:
+            raise KeyboardInterrupt
+        return clock(config)
+
+    with pytest.raises(KeyboardInterrupt):
+        family().tune(Problem(64, 64), interrupted, device=H200)
+    (entry,) = results().entries().values()
+    assert entry.config["tile"] == 5 and [trial.config["tile"] for trial in entry.tried] == list(range(1, 9))
+    assert family().choose(Problem(64, 64), device=H200) == Config(5)
+
+
+@pytest.mark.parametrize("gain, tile", [(0.004, 1), (0.02, 6)])
+def test_the_models_choice_stays_unless_another_is_faster_beyond_the_noise(gain, tile):
+    def measure(config):
+        return 1e-5 * {1: 1.0, 6: 1.0 - gain}.get(config.tile, 2.0)
+
+    assert family().tune(Problem(64, 64), measure, device=H200) == Config(tile)
+
+
+def test_a_contender_that_is_faster_in_few_rounds_only_does_not_win():
+    """The faster median is of a few lucky rounds."""
+    turns = {1: itertools.cycle([1.0]), 2: itertools.cycle([0.9, 0.9, 1.3])}
+    assert race([1, 2], lambda config: next(turns[config])).winner == 1
+
+
+def test_the_models_choice_is_measured_to_the_end():
+    result = race([9, *range(1, 9)], lambda config: config)
+    assert result.winner == 1 and len(result.times[9]) == len(result.times[1]) == 1 + ROUNDS * 2 + FINAL_ROUNDS
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 12, 30])
+def test_how_many_measurements_a_race_takes(count):
+    counts = []
+    race(list(range(1, count + 1)), float, lambda number, config: counts.append(number))
+    assert counts == list(range(1, measurements_of(count) + 1))
+
+
+def test_candidates_are_compiled_before_the_first_is_measured():
+    futures, order = [Future() for _ in range(12)], []
+
+    def compile_all(configs):
+        assert [config.tile for config in configs] == list(range(1, 13))
+        for future in futures:
+            future.add_done_callback(lambda _: order.append("compiled"))
+        threading.Timer(0.05, lambda: [future.set_result(None) for future in futures]).start()
+        return futures
+
+    def measure(config):
+        order.append("measured")
+        return config.tile
+
+    family().tune(Problem(64, 64), measure, device=H200, compile_all=compile_all)
+    assert order[:13] == ["compiled"] * 12 + ["measured"]
+
+
+def test_progress_is_drawn_on_a_terminal_only(monkeypatch):
+    for is_terminal in (False, True):
+        stream = io.StringIO()
+        stream.isatty = lambda is_terminal=is_terminal: is_terminal
+        monkeypatch.setattr(sys, "stderr", stream)
+        family().tune(Problem(64, 64), Clock(), device=H200)
+        drawn = stream.getvalue()
+        assert ("tune fake [" in drawn and f"{MEASURED}/{MEASURED}" in drawn and "best 1.0 µs" in drawn) == is_terminal
+        assert drawn.endswith("\r") == is_terminal
 
 
 def test_threads_measure_a_problem_once(monkeypatch):

@@ -1,4 +1,4 @@
-"""`python -m tritonkittens`: the demo, the inspector, the simulator and the tuner."""
+"""`python -m tritonkittens`: the demo, the inspector, the simulator, the tuner, and compiling ahead."""
 
 import argparse
 import os
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(argv: Sequence[str] | None) -> int:
     """Parses the arguments and runs the command that they name."""
-    from tritonkittens import __version__
+    from tritonkittens import __version__, warming
     from tritonkittens.inspect import cli
     from tritonkittens.sim import cli as check
     from tritonkittens.tune import cli as tuned
@@ -71,6 +71,14 @@ def run(argv: Sequence[str] | None) -> int:
             "table of the package.",
         )
     )
+    warming.add_arguments(
+        commands.add_parser(
+            "warm",
+            help="compile the kernels that a list of calls, or a traced model, will launch; needs no GPU",
+            description="Compiles the kernels of calls and of their backwards at the same time, and runs none of them. "
+            "Triton's cache on disk has them then (TRITON_CACHE_DIR), and processes that make the calls load them.",
+        )
+    )
     arguments = parser.parse_args(argv)
     if arguments.command == "inspect":
         return cli.run(arguments)
@@ -78,6 +86,8 @@ def run(argv: Sequence[str] | None) -> int:
         return check.run(arguments)
     if arguments.command == "tuned":
         return tuned.run(arguments)
+    if arguments.command == "warm":
+        return warming.run(arguments)
     from tritonkittens.demo import main as demo  # imported here because it loads torch and every kernel
 
     demo()

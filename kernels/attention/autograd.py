@@ -7,16 +7,19 @@ torch.compile, make_fx, vmap and tensor subclasses see the operator, which has t
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from tritonkittens.kernels._ahead import followed_by_backward
 from tritonkittens.kernels._dispatch import (
     announce_write,
     call,
     check_no_tangent,
     check_tensors,
+    describes,
     has_tangent,
     have_memory,
     is_compiling,
@@ -127,7 +130,7 @@ def attention_operator(
     return compute(q, k, v, CallPlan(Scores(scale, softcap, left, right)))
 
 
-@attention_operator.register_fake
+@describes(attention_operator)
 def _(
     q: Tensor, k: Tensor, v: Tensor, scale: float, softcap: float | None, left: int, right: int, deterministic: bool
 ) -> tuple[Tensor, Tensor]:
@@ -153,7 +156,7 @@ def backward_operator(
     return run_backward(grad, grad_lse, q, k, v, out, lse, Scores(scale, softcap, left, right), deterministic)
 
 
-@backward_operator.register_fake
+@describes(backward_operator)
 def _(
     grad: Tensor,
     grad_lse: Tensor | None,
@@ -205,6 +208,11 @@ def _backward_of_operator(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None
 register(attention_operator, vmap_by_batch, _backward_of_operator, _save_of_operator)
 
 
+def _output(*args: Any) -> Tensor:
+    """The output alone: few backwards have a gradient of the log-sum-exp."""
+    return AttentionFunction.apply(*args)[0]
+
+
 class AttentionFunction(torch.autograd.Function):
     """`attention` of checked operands in eager mode. It costs half the host time of the operator."""
 
@@ -212,7 +220,12 @@ class AttentionFunction(torch.autograd.Function):
     def forward(
         ctx: Any, plan: CallPlan, q: Tensor, k: Tensor, v: Tensor, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
-        output = compute(q, k, v, plan)
+        if plan.is_new:
+            plan.is_new = False
+            with followed_by_backward(_output, CallPlan(plan.checked_scores), q, k, v, deterministic):
+                output = compute(q, k, v, plan)
+        else:
+            output = compute(q, k, v, plan)
         _save(ctx, q, k, v, output, plan.checked_scores, deterministic)
         return output
 
@@ -300,7 +313,7 @@ def varlen_operator(
     )
 
 
-@varlen_operator.register_fake
+@describes(varlen_operator)
 def _(
     q: Tensor,
     k: Tensor,
@@ -349,7 +362,7 @@ varlen_backward_operator = torch.library.custom_op(
 )
 
 
-@varlen_backward_operator.register_fake
+@describes(varlen_backward_operator)
 def _(
     grad: Tensor, grad_lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -378,13 +391,26 @@ register(varlen_operator, vmap_by_loop, _backward_of_varlen, _save_varlen)
 register(varlen_backward_operator, vmap_by_loop, second_derivative_of("attention_varlen"))
 
 
+_varlen_kinds: set[tuple[Any, ...]] = set()  # of calls whose backwards were begun
+
+
+def _varlen_output(*inputs: Any) -> Tensor:
+    """The output alone, as `_output`."""
+    return VarlenFunction.apply(*inputs)[0]
+
+
 class VarlenFunction(torch.autograd.Function):
     """`attention_varlen` of checked operands in eager mode; arguments as of the operator."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         q, k, v, starts_q, starts_k, longest_q, longest_k, scale, softcap, left, right, _ = inputs
-        output = compute_varlen(q, k, v, starts_q, starts_k, longest_q, longest_k, Scores(scale, softcap, left, right))
+        kind = (q.dtype, q.shape[1:], k.shape[1:], v.shape[2], *inputs[7:])
+        first = kind not in _varlen_kinds
+        _varlen_kinds.add(kind)
+        with followed_by_backward(_varlen_output, *inputs) if first else nullcontext():
+            scores = Scores(scale, softcap, left, right)
+            output = compute_varlen(q, k, v, starts_q, starts_k, longest_q, longest_k, scores)
         _save_varlen(ctx, inputs, output)
         return output
 
@@ -411,7 +437,7 @@ def decode_operator(
     return run_decode(q, k, v, lengths, starts, pages, causal, scale, softcap, True, num_splits)
 
 
-@decode_operator.register_fake
+@describes(decode_operator)
 def _(
     q: Tensor,
     k: Tensor,
@@ -446,7 +472,7 @@ def fp8_operator(
     return run_fp8(q, k, v, q_scale, k_scale, v_scale, causal, (left, right), scale, softcap, True, out_dtype)
 
 
-@fp8_operator.register_fake
+@describes(fp8_operator)
 def _(
     q: Tensor,
     k: Tensor,
@@ -487,7 +513,7 @@ def ranges_operator(
     return compute_ranges(q, k, v, ranges, scale, softcap)
 
 
-@ranges_operator.register_fake
+@describes(ranges_operator)
 def _(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, scale: float, softcap: float | None) -> tuple[Tensor, Tensor]:
     return empty_like(q, v.shape[3]), q.new_empty(q.shape[:3], dtype=torch.float32)
 
@@ -497,7 +523,7 @@ ranges_backward_operator = torch.library.custom_op(
 )
 
 
-@ranges_backward_operator.register_fake
+@describes(ranges_backward_operator)
 def _(
     grad: Tensor,
     q: Tensor,

@@ -102,12 +102,13 @@ def write_results(
 class CallPlan:
     """What one kind of calls does.
 
-    `scores` is None until the operands were checked. `launches`, by whether a log-sum-exp is written, are bound where
-    no operand needs a copy. `reaches` are the bytes that `out` and the operands span.
+    `scores` is None until the operands were checked. `is_new` until a call wanted gradients. `launches`, by whether a
+    log-sum-exp is written, are bound where no operand needs a copy. `reaches` are the bytes that `out` and the operands
+    span.
     """
 
     def __init__(self, scores: Scores | None = None) -> None:
-        self.scores = scores
+        self.scores, self.is_new = scores, True
         self.launches: dict[bool, Callable[..., None]] = {}
         self.reaches: tuple[int, ...] = ()  # of `out`, q, k and v
         self._new_result: Callable[[], torch.Tensor] | None = None

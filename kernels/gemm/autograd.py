@@ -3,14 +3,17 @@ which of both a call takes."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tritonkittens.kernels._ahead import followed_by_backward
 from tritonkittens.kernels._copies import as_addressable
 from tritonkittens.kernels._dispatch import (
     announce_write,
+    describes,
     have_memory,
     is_compiling,
     is_forward_mode,
@@ -57,7 +60,7 @@ def gemm_operator(
     return computed(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, chosen, accumulate)
 
 
-@gemm_operator.register_fake
+@describes(gemm_operator)
 def _(
     a: Tensor,
     b: Tensor,
@@ -185,6 +188,14 @@ def _vmap(operator: Any, dims: tuple[int | None, ...], size: int, *args: Any) ->
 register(gemm_operator, _vmap, _backward, _save)
 
 
+def _first_call(
+    a: Tensor, b: Tensor, operands: Operands, activation: Any, *others: Any
+) -> AbstractContextManager[None]:
+    """The context of the first product of a kind that wants gradients."""
+    bias, *rest = operands
+    return followed_by_backward(GemmFunction.apply, a, b, bias, activation, *rest, *others)
+
+
 class GemmFunction(torch.autograd.Function):
     """`gemm` in eager mode; arguments as of the operator, but `config` as it is."""
 
@@ -192,7 +203,8 @@ class GemmFunction(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         _save(ctx, inputs, None)
         a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, accumulate = inputs
-        return computed(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, config, accumulate)
+        operands = (bias, gate, residual, scale_a, scale_b)
+        return computed(a, b, operands, activation, out_dtype, config, accumulate, None, _first_call)
 
     backward = staticmethod(_backward)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +15,17 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels._ahead import stand_in
 from tritonkittens.kernels._copies import as_addressable, copied
-from tritonkittens.kernels._dispatch import call, have_memory, is_same_view, overlaps, overlaps_within, reaches
+from tritonkittens.kernels._dispatch import (
+    begin_alike,
+    call,
+    have_memory,
+    is_same_view,
+    overlaps,
+    overlaps_within,
+    reaches,
+)
 from tritonkittens.kernels._tensors import addressable, allocator, padded_empty, remember, signature, storable
 from tritonkittens.kernels.gemm.checks import (
     FP8,
@@ -37,7 +49,9 @@ from tritonkittens.kernels.gemm.device.gemm import Gemm
 from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned, takes
 from tritonkittens.kernels.gemm.epilogue import Applied, Function, names_of, steps_of
 from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
-from tritonkittens.launch import l2_bytes
+from tritonkittens.launch import device_facts, l2_bytes
+from tritonkittens.launch.ahead import begin
+from tritonkittens.launch.recorder import recorded
 from tritonkittens.tune.timing import seconds
 from tritonkittens.tune.tuner import tuning
 
@@ -66,8 +80,10 @@ def computed(
     config: Config | None,
     accumulate: str,
     out: Tensor | None = None,
+    first_call: Callable[..., AbstractContextManager[None]] | None = None,
 ) -> Tensor:
-    """`gemm` without its gradient, by the plan of calls of this kind."""
+    """`gemm` without its gradient, by the plan of calls of this kind. The first call of a kind runs in the context
+    that `first_call` makes of its arguments."""
     bare = False
     if activation.__class__ is not Function:  # whose operands stand behind these five
         bias, gate, residual, scale_a, scale_b = operands
@@ -102,6 +118,9 @@ def computed(
             check_activation(activation)
         raise
     if known is None:
+        if first_call is not None:
+            with first_call(a, b, operands, activation, out_dtype, config, accumulate):
+                return computed(a, b, operands, activation, out_dtype, config, accumulate, out)
         plan = _plan(a, b, operands, activation, out_dtype, out, config, accumulate)
         known = remember(_plans, key, (plan, () if out is None else reaches(out, a, b, *operands)))
     plan, bytes_of = known
@@ -331,6 +350,26 @@ class CallPlan:
             lambda: self._launch(config, a, b, c, residual, self._extras(config, operands)), c.device
         )
 
+    def compile_all(self, a: Tensor, b: Tensor, operands: Operands) -> Callable[[Sequence[Config]], list[Future[Any]]]:
+        """What begins to compile configurations for operands like these, and returns their futures."""
+        facts = device_facts(a.device)
+        a, b, *rest = (stand_in(x) for x in (a, b, *operands))
+        a, b = self._shaped(a, b)
+        c = self._like_result(padded_empty(self.shape, a, self.dtype))
+
+        def launch(config: Config) -> None:
+            pair = self.store_a(a), self.store_b(b)
+            self._launch(config, *pair, c, self._staged(tuple(rest)), self._extras(config, tuple(rest)))
+
+        def compile_all(configs: Sequence[Config]) -> list[Future[Any]]:
+            found: list[Future[Any]] = []
+            for config in configs:
+                with contextlib.suppress(tk.TileError, ValueError):  # which its measurement reports
+                    found += begin(recorded(functools.partial(launch, config), facts))
+            return found
+
+        return compile_all
+
     def _staged(self, operands: Operands) -> list[Tensor]:
         """The operand that comes to where results are staged, if there is one."""
         x = None if self.staged is None else operands[self.staged]
@@ -359,10 +398,12 @@ class CallPlan:
         """The configuration: given, known, measured (TK_TUNE=1) or predicted."""
         if self.config is None:
             on_gpu = a.device.type == "cuda"
+            measured = on_gpu and tuning()
             self.config = family.choose(
                 self.problem,
-                self.measurement(a, b, operands) if on_gpu and tuning() else None,
+                self.measurement(a, b, operands) if measured else None,
                 a.device.index if on_gpu else None,
+                self.compile_all(a, b, operands) if measured else None,
             )
             if self.accumulate == "fp16" and self.config.schedule not in UNSPLIT:
                 self.config = replace(self.config, schedule="persistent", splits=1)
@@ -403,7 +444,7 @@ class CallPlan:
         others = [*(() if self.staged is None else (self.staged,)), *(i for i, _ in self.extras)]
         views = [*matrices, self._like_result(home), *self._staged(operands), *self._extras(config, operands)]
         given = [a, b, home, *(operands[i] for i in others)]
-        if any(x is None or x.data_ptr() != view.data_ptr() for x, view in zip(given, views, strict=True)):
+        if not all(x is not None and begin_alike(x, view) for x, view in zip(given, views, strict=True)):
             return None
         swap_ab = config.swap_ab
         views[:2] = views[1::-1] if swap_ab else views[:2]

@@ -62,8 +62,10 @@ def result_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
             raise ValueError(f"gemm: {name} has shape {tuple(x.shape)}; it must have at least 2 dimensions")
     if a.shape[-1] != b.shape[-2]:
         raise ValueError(f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; they must be (…, M, K) and (…, K, N)")
-    try:
-        return (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    lead, other = a.shape[:-2], b.shape[:-2]
+    try:  # torch's function imports sympy, which takes half a second: not for what needs no rule
+        lead = torch.broadcast_shapes(lead, other) if lead and other else lead or other
+        return (*lead, a.shape[-2], b.shape[-1])
     except RuntimeError:
         raise ValueError(
             f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; their leading dimensions do not broadcast"

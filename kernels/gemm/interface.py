@@ -101,6 +101,7 @@ def tune_gemm(
         scale_b=scale_b,
         out_dtype=out_dtype,
     )
+    operands = (bias, gate, residual, scale_a, scale_b)
     return family.tune(
-        product.problem, product.measurement(a, b, (bias, gate, residual, scale_a, scale_b)), a.device, tries
+        product.problem, product.measurement(a, b, operands), a.device, tries, product.compile_all(a, b, operands)
     )

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.runtime.cache import triton_key
 
 from tritonkittens.arch import capability_of, chip_of, names_of_chips_with
 from tritonkittens.inline_ptx._asm import in_cluster, kernel_name
@@ -32,6 +33,7 @@ from tritonkittens.lang.memory.shared_tiles import piece_shared_layout
 from tritonkittens.lang.sync.semaphores import REPORT
 from tritonkittens.lang.types.global_layout import GlobalLayout, even_rows, gl
 from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, capability, check_tensor_map, simulator
+from tritonkittens.launch.ahead import prepared
 from tritonkittens.launch.arguments import (
     Args,
     ArgType,
@@ -277,6 +279,7 @@ class Kernel:
                 f"{self.name}(cluster_size={cluster}): clusters need {names_of_chips_with('tma')}; this kernel is "
                 f"compiled for sm_{arch}"
             )
+        prepared(triton_key)
         source = ExplicitSource(self.jit, signature, constexprs, attributes, cluster)
         token, named = in_cluster.set(cluster > 1), kernel_name.set(self.jit.fn.__name__)
         try:

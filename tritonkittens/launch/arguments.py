@@ -211,22 +211,24 @@ def element_type(tensor: torch.Tensor, name: str) -> str:
         raise TypeError(f"{name}: {tensor.dtype} has no Triton type") from None
 
 
-def check_devices(args: Sequence[Any], names: Names, device_type: str) -> None:
-    """Refuse tensors that are not on ``device_type``, or not all on the device of the first. Raises ValueError."""
+def check_devices(args: Sequence[Any], names: Names, *device_types: str) -> None:
+    """Refuse tensors that are on none of ``device_types``, or not all on the device of the first. Raises
+    ValueError.
+    """
     first: tuple[str, torch.device] | None = None
     for name, value in leaves(args, names):
         tensor = value.tensor if isinstance(value, GlobalArg) else value
         if not isinstance(tensor, torch.Tensor):
             continue
-        if tensor.device.type != device_type:
+        if tensor.device.type not in device_types:
             simulated = (
                 ", or on the CPU in the simulator (`with tritonkittens.sim.device():`)"
-                if (tensor.device.type, device_type) == ("cpu", "cuda")
+                if (tensor.device.type, device_types[0]) == ("cpu", "cuda")
                 else ""
             )
             raise ValueError(
                 f"{name}: a tensor on {tensor.device} (shape {tuple(tensor.shape)}, {tensor.dtype}); kernels take "
-                f"tensors on {device_type}{simulated}"
+                f"tensors on {device_types[0]}{simulated}"
             )
         if first is None:
             first = name, tensor.device

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tritonkittens.arch import REGISTERS, Chip
+from tritonkittens.arch import REGISTERS, Chip, Gpu
 
 from .target import simulator
 
@@ -44,6 +44,11 @@ class Device:
             memory_bytes=memory_bytes,
         )
 
+    @staticmethod
+    def of_gpu(gpu: Gpu) -> "Device":
+        """Return a product that does not exist here. No compiled kernel depends on its memory, which counts 0 bytes."""
+        return Device.of_chip(gpu.chip, gpu.name, gpu.multiprocessors, gpu.l2_bytes, memory_bytes=0)
+
 
 @functools.cache
 def _device(index: int) -> Device:
@@ -74,7 +79,7 @@ def device_facts(device: int | torch.device | None = None) -> Device:
     """
     simulated = simulator.get()
     if simulated is not None and (
-        device is None or device == -1 or (isinstance(device, torch.device) and device.type == "cpu")
+        device is None or device == -1 or (isinstance(device, torch.device) and device.type in simulated.device_types)
     ):
         return simulated.facts
     if isinstance(device, torch.device):

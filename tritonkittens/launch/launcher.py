@@ -3,6 +3,7 @@ keys.
 """
 
 import ctypes
+import functools
 import operator
 import struct
 import threading
@@ -14,8 +15,8 @@ from triton import knobs
 from triton.runtime import _allocation
 from triton.runtime import driver as triton_driver
 
+from . import ahead, native
 from . import libcuda as cuda
-from . import native
 from .arguments import (
     SCALAR_FORMAT,
     Args,
@@ -49,6 +50,8 @@ class Code:
     """A compiled kernel loaded on one device, with the data that all its launches share."""
 
     def __init__(self, compiled: Any, driver: CudaDriver, device: int):
+        if driver.device_type == "cuda":
+            ahead.prepared(_driver_of_triton)
         compiled._init_handles()  # loads the binary into the current context; raises OutOfResources if it does not fit
         metadata = compiled.metadata
         self.compiled, self.driver, self.device = compiled, driver, device
@@ -302,7 +305,7 @@ class Launcher:
             return fallback
         if not self._is_started:
             check_devices(args, self.names(key), self._started().device_type)
-            self._start()
+            self._start(args, key)
         native_key = self._dispatcher.table_key(args, key) if self._dispatcher else None
         if native_key is None:
             return fallback
@@ -344,12 +347,17 @@ class Launcher:
         """Whether launches go through native.c; known after the first."""
         return self._dispatcher is not None
 
-    def _start(self) -> None:
-        """Open the driver and the native module at the first launch."""
+    def _start(self, args: Args, key: Hashable) -> None:
+        """Open the driver and the native module at the first launch. They are built while its kernel is compiled."""
         with self._lock:
             if self._is_started:
                 return
             driver = self._started()
+            if self._native:
+                ahead.prepare(native.load)
+                if driver.device_type == "cuda":
+                    ahead.prepare(_driver_of_triton)
+                self._code(args, key, self._device(args))
             loaded = native.load() if self._native else None
             if loaded is not None:
                 self._module, functions = loaded
@@ -365,12 +373,12 @@ class Launcher:
             raise TypeError(f"{self._name(key)}: args is a {type(args).__name__}; it must be a tuple")
         simulated = simulator.get()
         if simulated is not None and tensor_device(args) in (None, -1):
-            check_devices(args, self.names(key), "cpu")
+            check_devices(args, self.names(key), *simulated.device_types)
             simulated.launch(self, extents, args, key)
             return
         if not self._is_started:
             check_devices(args, self.names(key), "cuda" if self._driver is None else self._driver.device_type)
-            self._start()
+            self._start(args, key)
         driver, device, scalars = self._started(), self._device(args), list[int | float]()
         binding_key = (key, device, fingerprint(args, scalars))
         try:
@@ -424,7 +432,7 @@ class Launcher:
         if code is None:
             driver = self._started()
             with driver.on_device(device):
-                compiled = self._compile(key, types, device)
+                compiled = ahead.take(self, key, types, device) or self._compile(key, types, device)
                 for other in self._codes.values():
                     if other.compiled is compiled and other.device != device:
                         raise RuntimeError(
@@ -470,6 +478,12 @@ def _globals(args: Args) -> list[Any]:
 def _is_active(hook: Any) -> bool:
     """Whether a launch hook does anything: Triton's default is a chain of no hooks."""
     return bool(hook.calls) if isinstance(hook, knobs.HookChain) else hook is not None
+
+
+@functools.cache
+def _driver_of_triton() -> Any:
+    """Triton's driver, which its first use builds."""
+    return triton_driver.active
 
 
 def _decline(grid: Any, args: Args, key: Hashable) -> bool:

@@ -15,6 +15,7 @@ from triton import knobs
 from triton.language import constexpr
 from triton.runtime.build import compile_module_from_file
 
+from . import ahead
 from .arguments import GlobalArg
 from .libcuda import CudaDriver
 
@@ -25,6 +26,7 @@ _TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter)
 # torch's stable C interface (torch/csrc/inductor/aoti_torch/c/shim.h), in the order of native.c's TensorReader
 _TENSOR_FUNCTIONS = ("data_ptr", "dim", "sizes", "strides", "dtype", "device_type", "device_index")
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
 
 
 @functools.cache
@@ -91,16 +93,27 @@ def _reader(module: Any, functions: tuple[int, ...], device_type: str) -> Any:
     )
 
 
-@functools.cache
+_readers: dict[str, Callable[..., bytes | None]] = {}
+
+
 def signature_reader(device_type: str = "cuda") -> Callable[..., bytes | None]:
     """Return a function that reads everything by which a call is planned: dtypes, devices, alignments, shapes and
     strides of its tensors.
 
     ``device_type`` is "cuda" or "cpu". The function takes a few hundred nanoseconds. It returns None if an argument
-    is no plain tensor on such a device, or without the native module.
+    is no plain tensor on such a device, without the native module, and until that is built.
     """
-    loaded = load()
-    return (lambda *tensors: None) if loaded is None else _reader(*loaded, device_type).signature
+    reader = _readers.get(device_type)
+    if reader is None:
+        if not ahead.prepare(load).done():
+            return _unread
+        loaded = load()
+        reader = _readers[device_type] = _unread if loaded is None else _reader(*loaded, device_type).signature
+    return reader
+
+
+def _unread(*tensors: Any) -> None:
+    """The reader without the native module."""
 
 
 def _check(module: Any, functions: tuple[int, ...]) -> None:

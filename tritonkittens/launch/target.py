@@ -17,6 +17,7 @@ class Simulator(Protocol):
     """The interface of a simulated device for the launch path."""
 
     facts: Device
+    device_types: tuple[str, ...]  # torch's, of tensors that it takes
 
     def launch(self, launcher: Any, grid: tuple[int, int, int], args: Args, key: Any) -> None:
         """Run one launch of a `Launcher` to its end."""
@@ -45,4 +46,7 @@ def simulated_facts() -> Device | None:
 
 def is_reachable(device: torch.device) -> bool:
     """Whether a kernel can take tensors on `device` now."""
-    return device.type == "cuda" or (device.type == "cpu" and simulator.get() is not None)
+    if device.type == "cuda":
+        return True
+    target = simulator.get()
+    return target is not None and device.type in target.device_types

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from tritonkittens.arch import chip_of
-from tritonkittens.kernels._dispatch import is_ordinary, unseen_by_function_modes
+from tritonkittens.kernels._dispatch import autocast_type, constant_in_traces, is_ordinary, unseen_by_function_modes
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS
@@ -20,7 +20,7 @@ from tritonkittens.kernels.gemm.reference import activated
 from tritonkittens.launch import device_facts, is_reachable
 
 
-@torch.compiler.assume_constant_result  # a device does not change between a trace and its runs
+@constant_in_traces  # a device does not change between a trace and its runs
 def _has_kernels(device: torch.device) -> bool:
     return is_reachable(device) and chip_of(device_facts(device).capability).tma
 
@@ -93,7 +93,7 @@ class Linear(nn.Linear):
         """Return the result if the kernel takes the operands, else None."""
         x, weight, bias = input, self.weight, self.bias
         device = x.device
-        if torch.is_autocast_enabled(device.type):
+        if torch.is_autocast_enabled(autocast_type(device)):
             x, weight, bias = self._operands(input)
         dtype, rank = x.dtype, x.ndim
         fits = (
@@ -112,7 +112,7 @@ class Linear(nn.Linear):
     def _operands(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return input, weight and bias after autocast's casts."""
         x, weight, bias = input, self.weight, self.bias
-        kind = x.device.type
+        kind = autocast_type(x.device)
         if torch.is_autocast_enabled(kind):
             x, weight, bias = (_autocast(t, torch.get_autocast_dtype(kind)) for t in (x, weight, bias))
         return x, weight, bias

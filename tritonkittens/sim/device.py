@@ -102,6 +102,8 @@ class SimulatedDevice:
     With `raise_findings=False`, it collects findings there instead of raising `SimulationError`.
     """
 
+    device_types: tuple[str, ...] = ("cpu",)
+
     def __init__(
         self,
         arch: str | int = "sm_90a",

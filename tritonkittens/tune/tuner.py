@@ -7,23 +7,26 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timezone
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 
+from tritonkittens._progress import DRAWN, Progress
 from tritonkittens.launch import Device as Facts
 from tritonkittens.launch import device_facts
 
 from . import shipped
 from .cost import Cost, Device
-from .race import race
+from .race import Race, measurements_of, race
 from .report import Report, Row, plain
 from .store import DeviceKey, Entry, Trial, problem_key, store_for
 
 P = TypeVar("P", bound=Hashable)
 C = TypeVar("C", bound=Hashable)
+CompileAll: TypeAlias = Callable[[Sequence[C]], Iterable[Future[Any]]]
 
 # factor on the predicted time of a near problem's winner at distance 0; 1 at a distance of ln 2 for each numeric field
 NEAREST_FACTOR = 0.95
@@ -168,21 +171,28 @@ class Family(Generic[P, C]):
         self._choices: dict[tuple[Any, P], _Choice[C]] = {}
 
     def choose(
-        self, problem: P, measure: Callable[[C], float] | None = None, device: int | torch.device | Device | None = None
+        self,
+        problem: P,
+        measure: Callable[[C], float] | None = None,
+        device: int | torch.device | Device | None = None,
+        compile_all: CompileAll[C] | None = None,
     ) -> C:
         """Return the configuration for a problem.
 
         The first source that knows the problem decides: this process; the results on disk (`tune.folder()`) of such a
         device and these versions; the shipped table; a measurement; a problem that is `alike`; the model.
         A measurement runs with TK_TUNE=1 and `measure`, outside of CUDA graph captures and simulated devices. It
-        races the TK_TUNE_TRIES (12) candidates that the model ranks best, and keeps the result on disk. The model
-        takes the winner of a near problem to be up to 5 % faster than predicted (`distance`).
+        races the TK_TUNE_TRIES (12) candidates that the model ranks best, and keeps the result on disk. The model's
+        choice stays unless another is faster beyond the noise. The model takes the winner of a near problem to be up
+        to 5 % faster than predicted (`distance`).
         The first call with a `measure` reads TK_TUNE; `forget` resets that.
 
         Args:
             problem: a value of `problem_type`.
             measure: returns the seconds of one launch with a configuration. It compiles and warms up by itself, may
                 raise, and is called about twice for each candidate.
+            compile_all: begins to compile candidates, and returns their futures. They are awaited before the first
+                measurement.
             device: a CUDA index (the fastest look-up), None for the current device (within
                 `tritonkittens.sim.device`, the simulated one), or a `Device`, which need not exist here.
 
@@ -195,7 +205,7 @@ class Family(Generic[P, C]):
         if config is not None:
             return config
         config = self._guessed.get(key) if measure is None else None
-        return self._choice(key, measure).config if config is None else config
+        return self._choice(key, measure, compile_all).config if config is None else config
 
     def tune(
         self,
@@ -203,10 +213,12 @@ class Family(Generic[P, C]):
         measure: Callable[[C], float],
         device: int | torch.device | Device | None = None,
         tries: int | None = None,
+        compile_all: CompileAll[C] | None = None,
     ) -> C:
         """Measure a problem, whatever is known about it and whatever TK_TUNE says, and keep the result on disk.
 
-        `tries` is the number of candidates (None: TK_TUNE_TRIES, 12). Other arguments as in `choose`.
+        Ctrl-C keeps what was measured, and then raises KeyboardInterrupt. `tries` is the number of candidates (None:
+        TK_TUNE_TRIES, 12). Other arguments as in `choose`.
 
         Raises:
             RuntimeError: during the capture of a CUDA graph, or on a simulated device.
@@ -220,7 +232,7 @@ class Family(Generic[P, C]):
         with _deciding:
             options = self._options(problem)
             return self._remember(
-                key, self._measured(key, options, self._neighbour(key, options), measure, tries)
+                key, self._measured(key, options, self._neighbour(key, options), measure, tries, compile_all)
             ).config
 
     def explain(self, problem: P, device: int | torch.device | Device | None = None) -> Report:
@@ -280,7 +292,9 @@ class Family(Generic[P, C]):
 
     # ---- deciding; all of it under the lock
 
-    def _choice(self, key: tuple[Any, P], measure: Callable[[C], float] | None) -> _Choice[C]:
+    def _choice(
+        self, key: tuple[Any, P], measure: Callable[[C], float] | None, compile_all: CompileAll[C] | None = None
+    ) -> _Choice[C]:
         wanted = measure is not None and tuning()
         possible = wanted and _may_measure(key[0])
         settled = measure is not None and possible == wanted  # else a later call may measure
@@ -295,7 +309,7 @@ class Family(Generic[P, C]):
                 neighbour = self._neighbour(key, options)
                 if not possible or measure is None:
                     return self._remember(key, self._predicted(key, options, neighbour), settled)
-                choice = self._measured(key, options, neighbour, measure, None)
+                choice = self._measured(key, options, neighbour, measure, None, compile_all)
             return self._remember(key, choice)
 
     def _remember(self, key: tuple[Any, P], choice: _Choice[C], settled: bool = True) -> _Choice[C]:
@@ -388,39 +402,79 @@ class Family(Generic[P, C]):
         neighbour: _Neighbour[C] | None,
         measure: Callable[[C], float],
         count: int | None,
+        compile_all: CompileAll[C] | None,
     ) -> _Choice[C]:
+        """Race the model's best candidates, of which its choice is the incumbent, and keep the result.
+
+        Raises KeyboardInterrupt after an interrupted race was kept.
+        """
         ranked = self._ranked(key, options, neighbour)
-        count = count or tries()
-        tried_anyway = neighbour.config if neighbour else None  # the winner of a near problem overrides the model
-        contenders = {
-            c: cost
-            for i, (c, cost, predicted) in enumerate(ranked)
-            if predicted < math.inf and (i < count or c == tried_anyway)
-        }
-        result = race(list(contenders), measure)
-        if result.winner is None:
-            first = next(iter(result.errors.values()))
-            warnings.warn(
-                f"{self.name}: none of the {len(contenders)} configurations could be measured for {key[1]}, so the "
-                "model's choice stands. "
-                f"The first failed with {first}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return _Choice(
-                next((config for config, *_ in ranked if config not in result.errors), ranked[0][0]), "model", None
-            )
-        seconds = result.seconds(result.winner)
-        assert seconds is not None
+        costs = {config: cost for config, cost, predicted in ranked if predicted < math.inf}
+        incumbent = self._predicted(key, options, neighbour).config
+        # the winner of a near problem is tried anyway
+        wanted = [incumbent, *list(costs)[: count or tries()], *((neighbour.config,) if neighbour else ())]
+        contenders = [config for config in dict.fromkeys(wanted) if config in costs]
+        result = _raced(self.name, contenders, measure, compile_all)
+        choice = self._kept(key, {config: costs[config] for config in contenders}, result)
+        if result.is_interrupted:
+            if choice is not None:
+                self._remember(key, choice, settled=False)
+            raise KeyboardInterrupt
+        if choice is not None:
+            return choice
+        first = next(iter(result.errors.values()))
+        warnings.warn(
+            f"{self.name}: none of the {len(contenders)} configurations could be measured for {key[1]}, so the "
+            "model's choice stands. "
+            f"The first failed with {first}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return _Choice(
+            next((config for config, *_ in ranked if config not in result.errors), ranked[0][0]), "model", None
+        )
+
+    def _kept(self, key: tuple[Any, P], contenders: Mapping[C, Cost], result: Race[C]) -> _Choice[C] | None:
+        """Return the winner of a race, kept on disk; None where nothing was measured."""
+        seconds = None if result.winner is None else result.seconds(result.winner)
+        if result.winner is None or seconds is None:
+            return None
         tried = tuple(
             Trial(as_values(c), cost.components(), result.seconds(c), result.errors.get(c))
             for c, cost in contenders.items()
+            if result.times[c] or c in result.errors
         )
         date = datetime.now(timezone.utc).isoformat(timespec="seconds")
         entry = Entry(self.name, as_values(key[1]), as_values(result.winner), seconds, tried, date)
         store = store_for(_device_key(key[0]))
         store.add(entry)
         return _Choice(result.winner, "measured", entry, str(store.path))
+
+
+def _raced(name: str, contenders: list[C], measure: Callable[[C], float], compile_all: CompileAll[C] | None) -> Race[C]:
+    """Compile and race configurations, with a bar on a terminal."""
+    futures = [] if compile_all is None else list(compile_all(contenders))
+    waiting = set(futures)
+    try:
+        with Progress(f"compile {name}", len(futures)) as bar:
+            while waiting:
+                bar.show(len(futures) - len(waiting), "configurations")
+                _, waiting = wait(waiting, DRAWN if bar.shown else None, FIRST_COMPLETED)
+    except KeyboardInterrupt:
+        return Race(times={config: [] for config in contenders}, is_interrupted=True)
+    finally:
+        for future in waiting:
+            future.cancel()
+    best = math.inf
+    with Progress(f"tune {name}", measurements_of(len(contenders))) as bar:
+
+        def counted(config: C) -> float:
+            nonlocal best
+            seconds = measure(config)
+            best = min(best, seconds)
+            return seconds
+
+        return race(contenders, counted, lambda count, _: bar.show(count, f"best {best * 1e6:.1f} µs"))
 
 
 AnyFamily = Family[Any, Any]  # one of whatever problems and configurations

@@ -41,6 +41,7 @@ from tritonkittens.lang.core import interpreter as _interpreter
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import ArchitectureError, TileError
 from tritonkittens.lang.core.mistakes import plain_error
+from tritonkittens.launch.ahead import tracing
 
 __all__ = [
     "ArchitectureError",
@@ -115,7 +116,8 @@ class ExplicitSource(GluonASTSource):
     def make_ir(self, *args: Any, **kwargs: Any) -> Any:
         """Trace the kernel. Raises the error of `mistakes.plain_error`."""
         try:
-            return super().make_ir(*args, **kwargs)
+            with tracing():
+                return super().make_ir(*args, **kwargs)
         except Exception as error:
             raised = error if knobs.compilation.front_end_debugging else plain_error(error)
         raise raised
