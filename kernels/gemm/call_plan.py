@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
+from tritonkittens.arch import require_feature
 from tritonkittens.kernels._copies import as_addressable, copied
 from tritonkittens.kernels._dispatch import call, have_memory, is_same_view, overlaps, overlaps_within, reaches
 from tritonkittens.kernels._tensors import addressable, allocator, padded_empty, remember, signature, storable
@@ -37,7 +38,7 @@ from tritonkittens.kernels.gemm.device.gemm import Gemm
 from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned, takes
 from tritonkittens.kernels.gemm.epilogue import Applied, Function, names_of, steps_of
 from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
-from tritonkittens.launch import l2_bytes
+from tritonkittens.launch import capability, l2_bytes
 from tritonkittens.tune.timing import seconds
 from tritonkittens.tune.tuner import tuning
 
@@ -143,6 +144,13 @@ def _plan(
         return unaligned_plan(a, b, operands, activation, dtype, places, out)
     product = CallPlan(a, b, operands, activation, dtype, places, config, accumulate)
     return product.straight(a, b, operands, out) or product
+
+
+def check_chip(device: int | None) -> None:
+    """Raise `ArchitectureError` where a device (None: the current one) has no TMA. The cost model knows no such
+    device."""
+    major, minor = capability(device)
+    require_feature(f"{Gemm.__name__} (TMA, warp roles)", "tma", 10 * major + minor)
 
 
 def unaligned_plan(
@@ -359,10 +367,10 @@ class CallPlan:
         """The configuration: given, known, measured (TK_TUNE=1) or predicted."""
         if self.config is None:
             on_gpu = a.device.type == "cuda"
+            index = a.device.index if on_gpu else None
+            check_chip(index)
             self.config = family.choose(
-                self.problem,
-                self.measurement(a, b, operands) if on_gpu and tuning() else None,
-                a.device.index if on_gpu else None,
+                self.problem, self.measurement(a, b, operands) if on_gpu and tuning() else None, index
             )
             if self.accumulate == "fp16" and self.config.schedule not in UNSPLIT:
                 self.config = replace(self.config, schedule="persistent", splits=1)

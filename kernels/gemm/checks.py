@@ -8,9 +8,8 @@ from torch import Tensor
 from tritonkittens.kernels._dispatch import check_tensors, check_written
 from tritonkittens.kernels._tensors import check_tensor
 from tritonkittens.kernels.gemm.config import UNSPLIT, Config
-from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS
 from tritonkittens.kernels.gemm.epilogue import BUILT_IN, Applied, Function, names_of
-from tritonkittens.kernels.gemm.reference import BLOCK
+from tritonkittens.kernels.gemm.reference import ACTIVATIONS, BLOCK, unknown_activation
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OPERANDS = (torch.bfloat16, torch.float16, *FP8)
@@ -36,8 +35,8 @@ def check_config(config: object) -> None:
 
 def check_activation(activation: object) -> None:
     """Raise ValueError for a name that is no built-in activation."""
-    if activation not in tuple(ACTIVATIONS):
-        raise ValueError(f"gemm(activation={activation!r}): must be one of {', '.join(map(repr, ACTIVATIONS))}")
+    if activation not in ACTIVATIONS:
+        raise unknown_activation(activation)
 
 
 def check_accumulation(a: Tensor, accumulate: str, config: Config | None) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tritonkittens.kernels._dispatch import announce_write, is_plain, requires_grad, write
 from tritonkittens.kernels.gemm.autograd import product, product_with
-from tritonkittens.kernels.gemm.call_plan import computed, described
+from tritonkittens.kernels.gemm.call_plan import check_chip, computed, described
 from tritonkittens.kernels.gemm.choice import family
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.epilogue import Epilogue
@@ -101,6 +101,7 @@ def tune_gemm(
         scale_b=scale_b,
         out_dtype=out_dtype,
     )
+    check_chip(a.device.index)
     return family.tune(
         product.problem, product.measurement(a, b, (bias, gate, residual, scale_a, scale_b)), a.device, tries
     )
