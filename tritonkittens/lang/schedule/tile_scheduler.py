@@ -74,7 +74,10 @@ def task(t: Trace, /, iterations: Traced, when: Traced = None, edges: Traced = N
         )
     clash = set(coordinates) & RESERVED
     if clash:
-        raise TileError(f"task({', '.join(clash)}=…): reserved names of the context")
+        raise TileError(
+            f"task({', '.join(sorted(clash))}=…): reserved names of the context; it reserves "
+            f"{', '.join(sorted(RESERVED))}"
+        )
     scalars = {
         n: v if isinstance(v, struct) or isinstance(unwrap(v), int) else t.scalar(v) for n, v in coordinates.items()
     }
@@ -174,9 +177,10 @@ class Persistent(Schedule):
 
 def setup(t: Trace, ctx: Traced, index: Traced) -> struct:
     """Return the result of hook `setup` for task number `index`."""
-    info = t.call(type(unwrap(ctx.config)).setup, struct(**{**ctx.fields, "task_id": index}))
+    template = type(unwrap(ctx.config))
+    info = t.call(template.setup, struct(**{**ctx.fields, "task_id": index}))
     if not isinstance(info, struct) or "iterations" not in info.fields:
-        raise TileError(f"{type(unwrap(ctx.config)).__name__}.setup must return tk.task(iterations, …)")
+        raise TileError(f"{template.__name__}.setup must return tk.task(iterations, …)").of(template.setup)
     return info
 
 

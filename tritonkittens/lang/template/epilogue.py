@@ -29,9 +29,9 @@ def call_store(t: Trace, ctx: Traced, output: Traced) -> Traced:
     _, (stored,) = counted(t, type(config).store, f"store: {type(config).store.cache_key}", ("stored",), ctx, output)
     if stored != expected:
         raise TileError(
-            f"hook 'store' makes {stored} copies, but its output tiles are {expected}: store every tile of the "
-            "argument exactly once"
-        )
+            f"{type(config).__name__}: hook 'store' makes {stored} copies, but its output tiles are {expected}: store "
+            "every tile of the argument exactly once"
+        ).of(type(config).store)
 
 
 @op

@@ -59,7 +59,7 @@ def _call_defer_results(t: Trace, ctx: Traced, state: Traced, memory: Traced) ->
             f"{type(config).__name__}.defer_results: must return a tk.struct as "
             f"layout(deferred_results={dict(config._plan.deferred_results)}) says, "
             f"not {have}"
-        )
+        ).of(type(config).defer_results)
     return struct(**{n: results.fields[n] for n in declared})
 
 

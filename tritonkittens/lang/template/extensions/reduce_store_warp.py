@@ -187,7 +187,7 @@ class ReduceStoreWarp(Extension):
                 f"{type(T).__name__}.{what} calls tk.reduce_acquire {acquired} times, tk.reduce_commit {committed} "
                 "times; with hook 'reduce_store' "
                 "'compute' and 'compute_last' call each once, in the hook itself, 'compute_first' neither"
-            )
+            ).of(getattr(type(T), what))
 
     @staticmethod
     def added_memory(t: Trace, T: Traced) -> dict[str, Traced]:
