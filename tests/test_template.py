@@ -658,6 +658,55 @@ def test_bytes_are_checked_beside_a_good_template_with_the_same_hook():
     Copy(stages=3).compile(*tensors())
 
 
+# ---------------------------------------------------------------- consumers with tasks of their own
+
+
+@triton.jit
+def _by_consumers(ctx):
+    return tk.task(2, when=ctx.task_id * ctx.config.consumers < 4)
+
+
+@triton.jit
+def _by_a_constant(ctx):
+    CONFIG: tl.constexpr = ctx.config
+    return tk.task(2, when=ctx.task_id * CONFIG.consumers < 4)
+
+
+@triton.jit
+def _number_of_tasks(ctx):
+    return 4 // ctx.config.consumers
+
+
+@triton.jit
+def _by_a_helper(ctx):
+    return tk.task(2, when=ctx.task_id < _number_of_tasks(ctx))
+
+
+@triton.jit
+def _by_team(ctx):
+    return tk.task(2, when=ctx.task_id * ctx.config.team < 4)
+
+
+@pytest.mark.parametrize(
+    ("hook", "reader"),
+    [(_by_consumers, _by_consumers), (_by_a_constant, _by_a_constant), (_by_a_helper, _number_of_tasks)],
+    ids=lambda function: function.__name__,
+)
+def test_pingpong_refuses_hooks_that_count_by_the_consumers_of_the_block(hook, reader):
+    reads = "reads" if hook is reader else f"calls {reader.__name__}, which reads"
+    cls = type("Wrong", (Copy,), {"setup": hook})
+    with refused(
+        f"Wrong(pingpong=True): setup {reads} config.consumers, but each consumer has a task of its own; read "
+        "config.team, the consumers that share a task"
+    ):
+        cls(consumers=2, pingpong=True)
+    cls(consumers=2)
+
+
+def test_pingpong_takes_hooks_that_count_by_the_team():
+    type("Right", (Copy,), {"setup": _by_team})(consumers=2, pingpong=True).compile(*tensors())
+
+
 # ---------------------------------------------------------------- lagged tiles
 
 
