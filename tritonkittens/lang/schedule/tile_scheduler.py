@@ -32,7 +32,7 @@ RESERVED = {
     "is_valid",
     "iter",
     "consumer",
-    "worker",
+    "block_consumer",
     "rank",
     "scratch",
     "exchange",

@@ -188,9 +188,9 @@ def wait_for(t: Trace, tiles: Traced) -> Traced:
 
 
 @op
-def release_own_task(t: Trace, memory: Traced, worker: Traced) -> Traced:
+def release_own_task(t: Trace, memory: Traced, consumer: Traced) -> Traced:
     """Release a consumer's own task tiles, after the hooks that use them."""
-    t.call(arrive, t.call(memory.task_pipeline.empty.__getitem__, worker), per="warp", fenced=hooks_read_no_shared())
+    t.call(arrive, t.call(memory.task_pipeline.empty.__getitem__, consumer), per="warp", fenced=hooks_read_no_shared())
 
 
 @op

@@ -65,12 +65,12 @@ def _load_for_consumers(
     first = t.call(_remainder, turn, teams) if teams > 1 else None
     phase = t.method(t.method(turn, "__floordiv__", teams), "__and__", 1)
     for c in range(config.team):
-        worker = first if teams > 1 else c
-        bar = t.call(pipe.full.__getitem__, worker)
-        t.call(wait, t.call(pipe.empty.__getitem__, worker), phase)
+        block_consumer = first if teams > 1 else c
+        bar = t.call(pipe.full.__getitem__, block_consumer)
+        t.call(wait, t.call(pipe.empty.__getitem__, block_consumer), phase)
         t.call(expect, bar, expected)
         mine = struct(**{**ctx.fields, "consumer": tl.constexpr(c)})
-        filled = struct(**{n: t.call(tiles[n].__getitem__, worker) for n, _ in chosen}, full=bar)
+        filled = struct(**{n: t.call(tiles[n].__getitem__, block_consumer) for n, _ in chosen}, full=bar)
         _checked_load(t, config, what, c, expected, mine, filled)
 
 
