@@ -23,7 +23,6 @@ from tritonkittens.kernels.gemm.checks import (
     Operands,
     check,
     check_accumulation,
-    check_activation,
     check_config,
     check_kinds,
     places_of,
@@ -37,7 +36,7 @@ from tritonkittens.kernels.gemm.device.epilogue import Steps
 from tritonkittens.kernels.gemm.device.gemm import Gemm
 from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned, takes
 from tritonkittens.kernels.gemm.epilogue import Applied, Function, names_of, steps_of
-from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
+from tritonkittens.kernels.gemm.reference import BLOCK, checked_activation, epilogue
 from tritonkittens.launch import capability, l2_bytes
 from tritonkittens.tune.timing import seconds
 from tritonkittens.tune.tuner import tuning
@@ -100,7 +99,7 @@ def computed(
         check_kinds(a, b, operands, out)
         check_config(config)
         if not isinstance(activation, Function):
-            check_activation(activation)
+            checked_activation(activation)
         raise
     if known is None:
         plan = _plan(a, b, operands, activation, out_dtype, out, config, accumulate)

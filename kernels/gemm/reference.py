@@ -10,12 +10,14 @@ from tritonkittens.kernels._dispatch import is_forward_mode
 
 BLOCK = 128  # of K and N, for block scales
 ACTIVATIONS = (None, "gelu", "gelu_tanh", "silu")
-GELU_FORMS = {"gelu": "none", "gelu_tanh": "tanh"}  # names of torch by ours
+GELU_FORMS: dict[str | None, str] = {"gelu": "none", "gelu_tanh": "tanh"}  # names of torch by ours
 
 
-def unknown_activation(activation: object) -> ValueError:
-    """The error of a name that is not in `ACTIVATIONS`."""
-    return ValueError(f"gemm(activation={activation!r}): must be one of {', '.join(map(repr, ACTIVATIONS))}")
+def checked_activation(activation: str | None) -> str | None:
+    """The name of a built-in activation. Raises ValueError for one that is not in `ACTIVATIONS`."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"gemm(activation={activation!r}): must be one of {', '.join(map(repr, ACTIVATIONS))}")
+    return activation
 
 
 def activated(x: Tensor, activation: str | None) -> Tensor:
@@ -24,14 +26,7 @@ def activated(x: Tensor, activation: str | None) -> Tensor:
         return x
     if activation == "silu":
         return functional.silu(x)
-    return functional.gelu(x, approximate=_gelu_form(activation))
-
-
-def _gelu_form(activation: str) -> str:
-    """What torch calls this form of GELU."""
-    if activation not in GELU_FORMS:
-        raise unknown_activation(activation)
-    return GELU_FORMS[activation]
+    return functional.gelu(x, approximate=GELU_FORMS[checked_activation(activation)])
 
 
 def activation_gradient(grad: Tensor, x: Tensor, activation: str | None) -> Tensor:
@@ -43,7 +38,7 @@ def activation_gradient(grad: Tensor, x: Tensor, activation: str | None) -> Tens
             return torch.ops.aten.silu_backward(grad, x)
         share = x.sigmoid()
         return grad * share * (1 + x * (1 - share))  # torch differentiates silu_backward no further
-    return torch.ops.aten.gelu_backward(grad, x, approximate=_gelu_form(activation))
+    return torch.ops.aten.gelu_backward(grad, x, approximate=GELU_FORMS[checked_activation(activation)])
 
 
 def epilogue(

@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.reference import unknown_activation
+from tritonkittens.kernels.gemm.reference import checked_activation
 
 NO_TENSOR = ("number", "constant")  # places of operands that are no tensors
 
@@ -101,9 +101,7 @@ class Steps(tk.Knob):
         steps += [Step(add, (bias,))] if bias is not None else []
         if isinstance(activation, Step):
             steps.append(activation)
-        elif activation not in ACTIVATIONS:
-            raise unknown_activation(activation)
-        elif (function := ACTIVATIONS[activation]) is not None:
+        elif (function := ACTIVATIONS[checked_activation(activation)]) is not None:
             steps.append(Step(function, (Operand("fast", "constant", constant=fast),)))
         steps += [Step(multiply, (gate,))] if gate is not None else []
         steps += [Step(add, (residual,))] if residual is not None else []
@@ -284,17 +282,19 @@ def load_vectors(ctx, epilogue, EPILOGUE: tl.constexpr):
 @triton.jit
 def load_values(ctx, row):
     """What hook `load_params` reads: operands with one value for all or for every row."""
-    PARAMS: tl.constexpr = ctx.config.epilogue.params
+    OPERANDS: tl.constexpr = ctx.config.epilogue.params
     values = tk.struct()
-    for i in tl.static_range(len(PARAMS)):
-        tensor = tk.field(ctx.globals, PARAMS[i].name)
-        if PARAMS[i].place == "scalar":
+    for i in tl.static_range(len(OPERANDS)):
+        tensor = tk.field(ctx.globals, OPERANDS[i].name)
+        if OPERANDS[i].place == "scalar":
             value = tl.load(tensor.pointer)
         else:
             value = tk.load(
-                tensor, tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.result_cols), PARAMS[i].element), (row,)
+                tensor,
+                tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.result_cols), OPERANDS[i].element),
+                (row,),
             )
-        values = tk.with_field(values, PARAMS[i].name, value)
+        values = tk.with_field(values, OPERANDS[i].name, value)
     return values
 
 
