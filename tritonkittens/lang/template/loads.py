@@ -3,7 +3,7 @@ compiled."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
@@ -17,8 +17,11 @@ from tritonkittens.lang.template.compute import counted
 from tritonkittens.lang.template.smem_plan import nbytes
 from tritonkittens.lang.template.storage import block_tasks, in_slot
 
+if TYPE_CHECKING:
+    from tritonkittens.lang.template.template import lcf
 
-def _checked_load(t: Trace, config: Any, what: str, consumer: int | None, expected: int, *args: Traced) -> None:
+
+def _checked_load(t: Trace, config: lcf, what: str, consumer: int | None, expected: int, *args: Traced) -> None:
     """Call a load hook (for one consumer) and compare the bytes that it copies with those that its barrier expects."""
     hook = getattr(type(config), what)
     _, (copied,) = counted(t, hook, f"{what} for {consumer}: {hook.cache_key}", ("copied",), *args)

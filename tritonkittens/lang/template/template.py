@@ -54,7 +54,7 @@ class lcf(Configuration, Interned):
 
     Call: `kernel(*tensors, **args)`, `kernel.compile`, `kernel.explain`. Override: `layout`, `tasks`, `blocks`, the
     hooks, and `needed_registers` where the accumulators do not say what a consumer's thread needs. The rest is the
-    engine's.
+    engine's. Hooks count rows by `ctx.config.team`, the consumers that share a task: `consumers`, or 1 with `pingpong`.
 
     Subclass it, declare `layout`, write the hooks as `@triton.jit` functions without `self`. Guide:
     docs/concepts/templates.md. Rules of the hooks, `ctx`, and which knobs go together: docs/hooks.md. `tk.SplitTask`,
@@ -64,8 +64,7 @@ class lcf(Configuration, Interned):
     (`layout`, `tasks`, `registers`) depends on its knobs and their arguments only. A class attribute of a type such as
     int, bool, str or a dtype is a knob of the kernel's own: `ctx.config.NAME`. The built-in knobs are:
 
-    - `consumers` (2): consumer warpgroups of a CTA. They share a task, or with `pingpong` take one each. Hooks read
-      `ctx.config.team`, the consumers of a task: `consumers`, or 1 with `pingpong`.
+    - `consumers` (2): consumer warpgroups of a CTA. They share a task, or with `pingpong` take one each.
     - `stages` (None: as many as fit): stages of the ring. `explain()` says what None became, and why.
     - `blocks_per_sm` (1): CTAs that share an SM.
     - `cluster` (1): CTAs that compute neighbouring sub-tiles (`ctx.rank`) of a task and share `multicast` tiles.
