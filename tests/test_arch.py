@@ -1,16 +1,21 @@
 """Architectures have one set of names, wherever one is taken, and one refusal of others."""
 
 import argparse
+import ast
+from pathlib import Path
 
 import pytest
 import torch
 import triton
 
+import tritonkittens
 import tritonkittens.lang as tk
-from tests.util import meta
+from tests.util import meta, refused
 from tritonkittens import sim
 from tritonkittens.__main__ import main
-from tritonkittens.arch import ARCHITECTURES, capability_of
+from tritonkittens.arch import ARCHITECTURES, capability_of, chip_of, require_feature
+from tritonkittens.inline_ptx._asm import issued
+from tritonkittens.inline_ptx.mbarrier import probe
 from tritonkittens.inspect import cli as inspector
 from tritonkittens.testing import has_gpu
 
@@ -89,6 +94,43 @@ def test_others_are_refused_alike(taker, arch):
         TAKERS[taker](arch)
     assert isinstance(caught.value, ValueError)
     assert str(caught.value) == f"arch={arch!r}: must be one of sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_103a, sm_120a"
+
+
+def compared_capabilities(path):
+    """Lines that compare a capability (`sm`, `arch`, `capability`, or an attribute of that name) with a number."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Compare):
+            sides = (node.left, *node.comparators)
+            names = {getattr(side, "id", getattr(side, "attr", None)) for side in sides}
+            numbers = [n.value for n in sides if isinstance(n, ast.Constant) and type(n.value) is int]
+            if names & {"sm", "arch", "capability", "cc"} and any(number >= 70 for number in numbers):
+                yield f"{path}:{node.lineno}"
+
+
+def test_only_the_table_of_chips_compares_capabilities():
+    package = Path(tritonkittens.__file__).parent
+    found = {path: list(compared_capabilities(path)) for path in sorted(package.rglob("*.py"))}
+    table = found.pop(package / "arch.py")
+    assert table and not [line for lines in found.values() for line in lines]
+
+
+@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 103, 110, 120, 121])
+def test_what_every_newer_chip_has_also_unlisted_ones_have(capability):
+    chip = chip_of(capability)
+    assert (chip.e4m3, chip.clusters) == (capability >= 89, capability >= 90)
+    assert ("elect.sync" in issued("a;", "warp", capability)) == chip.clusters
+    assert ("try_wait" in probe("try_wait", "cta", capability)) == chip.clusters
+
+
+def test_a_feature_is_refused_where_the_chip_lacks_it():
+    require_feature("It", "tma", 90)
+    for capability in (80, 110, 120):
+        with refused(
+            "It needs sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre); this kernel is compiled for "
+            f"sm_{capability}",
+            tk.ArchitectureError,
+        ):
+            require_feature("It", "tma", capability)
 
 
 def test_commands_refuse_what_a_kernel_does_not_run_on(tmp_path, capsys):

@@ -17,13 +17,16 @@ import tritonkittens.lang as tk
 from tests.cases_gemm import BF16, E4M3, E5M2, FP16, FP32, SMALL, problem
 from tests.util import logical_lines, slow
 from tritonkittens import sim, tune
-from tritonkittens.kernels.gemm import Config, Gemm, family, gemm, gemm_torch
+from tritonkittens.kernels.gemm import Config, Gemm, family, gemm, gemm_torch, tune_gemm
 from tritonkittens.kernels.gemm.call_plan import described
 from tritonkittens.kernels.gemm.candidates import candidates
 from tritonkittens.kernels.gemm.choice import alike
 from tritonkittens.kernels.gemm.cost_model import cost
 from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
+from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS as OF_KERNELS
 from tritonkittens.kernels.gemm.device.epilogue import Operand, Steps
+from tritonkittens.kernels.gemm.reference import ACTIVATIONS as OF_REFERENCE
+from tritonkittens.kernels.gemm.reference import activated, activation_gradient
 
 
 def empty(*shape, dtype=BF16):
@@ -622,6 +625,42 @@ def test_a_product_is_computed_like_one_that_was_measured():
 
 
 # ---------------------------------------------------------------- the reference
+
+
+@pytest.mark.parametrize("name", ["relu", "GELU", "", "gelu_fast"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, name: gemm(x, x, activation=name),
+        lambda x, name: gemm_torch(x, x, activation=name),
+        lambda x, name: activated(x, name),
+        lambda x, name: activation_gradient(x, x, name),
+        lambda x, name: Steps.built_in(activation=name),
+    ],
+    ids=["gemm", "gemm_torch", "activated", "activation_gradient", "Steps"],
+)
+def test_an_unknown_activation_is_refused_everywhere(call, name):
+    with sim.device(), pytest.raises(ValueError, match=re.escape(f"gemm(activation={name!r}): {ACTIVATIONS}")):
+        call(torch.randn(64, 64, dtype=torch.bfloat16), name)
+
+
+def test_the_kernel_and_the_reference_have_the_same_activations():
+    assert tuple(OF_KERNELS) == OF_REFERENCE
+
+
+def test_the_model_refuses_an_unknown_epilogue():
+    known = "must be one of '', 'vector', 'tile', 'silu', 'gelu_tanh', 'gelu'"
+    with pytest.raises(ValueError, match=re.escape(f"Problem(epilogue='relu'): {known}")):
+        cost(problem(m=512, n=512, k=512, epilogue="relu"), Config(), H200)
+
+
+@pytest.mark.parametrize("call", [gemm, tune_gemm])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_120a"])
+def test_a_gpu_without_tma_is_refused_as_any_kernel_of_it(call, arch):
+    needs = "needs sm_90a (Hopper), sm_100a or sm_103a (Blackwell data centre)"
+    message = f"Gemm (TMA, warp roles) {needs}; this kernel is compiled for {arch.rstrip('a')}"
+    with sim.device(arch), pytest.raises(tk.ArchitectureError, match=re.escape(message)):
+        call(*torch.zeros(2, 64, 64, dtype=torch.bfloat16))
 
 
 def test_the_reference_is_torchs_arithmetic(rng):

@@ -87,6 +87,8 @@ NEEDED |= {
     f"attention_backward_{name}": NEEDED[f"attention_backward_{name.split('_')[0]}"]
     for name in ("d64_parts", "d128_causal_parts")
 }
+# results of the previous task: four sub-tiles are staged (each place once), and the activation is applied to one there
+NEEDED["gemm_user_squared_relu_deferred"] = {"LDS": 1, "STS": 1, "STSM": 16}
 NEEDED["attention_decode_lengths_d128"] = {"LDS": 8, "STS": 8}  # of the last block, zeros behind a sequence
 # The single pass holds 192 to 224 registers of a thread in accumulators and operands: addresses that a task computes
 # once lie in local memory
@@ -100,7 +102,6 @@ CHECKED = (
     *NEEDED,
     "gemm_cluster",
     "gemm_fp8_pingpong",
-    "gemm_user_squared_relu_deferred",
     "gemm_user_scaled_gelu_epilogue_n",
     *(
         f"attention_{name}_d{dim}{'_causal' * causal}"

@@ -201,7 +201,10 @@ def test_the_errors_that_the_quick_start_quotes():
     other_gpu, no_gpu = re.findall(r"```text\n(.*?)\n```", PAGES["docs/quick_start.md"], re.DOTALL)
     with sim.device("sm_80"), pytest.raises(tk.ArchitectureError, match=re.escape(other_gpu.replace("\n", " "))):
         attention(*torch.zeros(3, 1, 2, 64, 64, dtype=torch.bfloat16))
-    with sim.device("sm_80"), pytest.raises(ValueError, match="the cost model knows the rates of 9.x and 10.x"):
+    with (
+        sim.device("sm_80"),
+        pytest.raises(tk.ArchitectureError, match=r"Gemm \(TMA, warp roles\) needs sm_90a .*sm_80"),
+    ):
         gemm(*torch.zeros(2, 64, 64, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match=re.escape(no_gpu)):
         gemm(*torch.zeros(2, 64, 64, dtype=torch.bfloat16))

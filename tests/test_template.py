@@ -27,6 +27,7 @@ from tests.streaming import (
 )
 from tests.util import meta, refused
 from tritonkittens.lang.memory.multicast import slices_of
+from tritonkittens.lang.schedule.tile_scheduler import RESERVED
 from tritonkittens.lang.template.hook_table import HOOKS, STORE, hooks_of, signature
 
 tile = tk.st(tk.bf16, 64, 64)
@@ -562,14 +563,14 @@ MISTAKES = [
         _endless,
         "task(iterations): give `when`, false past the last task; without it the loop over tasks never ends",
     ),
-    ("setup", _reserved, "task(consumer=…): reserved names of the context; these are accumulators, args, begin, "),
+    ("setup", _reserved, f"task(consumer=…): reserved names of the context; these are {', '.join(sorted(RESERVED))}"),
     ("setup", _two_edges, "task(edges=2): as a constant it is 0 or 1, else a number of the task"),
     ("compute", _narrow, "Wrong.compute returns a state of type struct<acc: "),
-    ("compute", _stateless, "Wrong.compute must return the state (a tk.struct), got "),
+    ("compute", _stateless, "Wrong.compute must return the state (a tk.struct), got None"),
     ("start", _nothing, "Wrong.start must return the state (a tk.struct), got "),
-    ("load", _load_one, f"hook 'load' copies 8192 {COPIES}"),
-    ("load", _load_three, f"hook 'load' copies 24576 {COPIES}"),
-    ("load", _load_nothing, f"hook 'load' copies 0 {COPIES}"),
+    ("load", _load_one, f"Wrong: hook 'load' copies 8192 {COPIES}"),
+    ("load", _load_three, f"Wrong: hook 'load' copies 24576 {COPIES}"),
+    ("load", _load_nothing, f"Wrong: hook 'load' copies 0 {COPIES}"),
     ("load", _load_unknown, "'C': this record has 'A', 'B', 'full'"),
 ]
 
@@ -582,6 +583,57 @@ def test_a_hook_that_does_something_wrong(name, hook, message):
             template.compile(*tensors())
     with refused(message):  # nor for another instance, on another architecture
         type("Wrong", (Copy,), {name: hook})(stages=2).compile(*tensors(), arch="sm_100a")
+
+
+@pytest.mark.parametrize(
+    ("name", "hook"),
+    [
+        ("setup", _nothing),
+        ("start", _nothing),
+        ("load", _load_one),
+        ("load", _load_nothing),
+        ("compute", _stateless),
+        ("compute", _narrow),
+    ],
+    ids=lambda given: getattr(given, "__name__", given),
+)
+def test_what_is_seen_after_a_hook_points_to_the_hook(name, hook):
+    """Not to the line of the role that calls it."""
+    with pytest.raises(tk.TileError, match=rf"^Wrong.*{name}") as caught:
+        type("Wrong", (Copy,), {name: hook})().compile(*tensors())
+    line = hook.src.split("\n")[0]
+    assert str(caught.value).endswith(f" [in {hook.__name__}: {line}, {__file__}:{hook.def_file_line_number}]")
+
+
+@triton.jit
+def _in_flight(ctx, state, input):
+    return state.replace(acc=tk.mma_ABt(input.A, input.B, state.acc, wait=False))
+
+
+def test_a_product_in_flight_where_the_state_has_a_tile():
+    template = type("Wrong", (Copy,), {"compute": _in_flight})()
+    with refused(
+        "Wrong.compute returns state.acc as a product in flight (wait=False), and got it as a tile: begin the state "
+        "with tk.mma_zero or tk.mma_begin in hook 'start', and end it with tk.mma_wait or tk.mma_retire"
+    ) as caught:
+        template.compile(*tensors())
+    assert "object at 0x" not in str(caught.value)
+
+
+@triton.jit
+def _begun(ctx):
+    return tk.struct(acc=tk.mma_zero(tk.rt(tk.fp32, 64, 64)))
+
+
+@triton.jit
+def _waited(ctx, state, input):
+    return state.replace(acc=tk.mma_wait(tk.mma_ABt(input.A, input.B, state.acc, wait=False)))
+
+
+def test_a_tile_where_the_state_has_a_product_in_flight_shows_both_types():
+    with pytest.raises(tk.TileError, match="it must keep the type struct<acc: product in flight<") as caught:
+        type("Wrong", (Copy,), {"start": _begun, "compute": _waited})().compile(*tensors())
+    assert "object at 0x" not in str(caught.value)
 
 
 def test_a_changed_state_shows_both_types():
@@ -603,6 +655,55 @@ def test_bytes_are_checked_beside_a_good_template_with_the_same_hook():
     with refused("hook 'load' copies 16384 bytes, but its barrier expects 24576"):
         More().compile(*tensors())
     Copy(stages=3).compile(*tensors())
+
+
+# ---------------------------------------------------------------- consumers with tasks of their own
+
+
+@triton.jit
+def _by_consumers(ctx):
+    return tk.task(2, when=ctx.task_id * ctx.config.consumers < 4)
+
+
+@triton.jit
+def _by_a_constant(ctx):
+    CONFIG: tl.constexpr = ctx.config
+    return tk.task(2, when=ctx.task_id * CONFIG.consumers < 4)
+
+
+@triton.jit
+def _number_of_tasks(ctx):
+    return 4 // ctx.config.consumers
+
+
+@triton.jit
+def _by_a_helper(ctx):
+    return tk.task(2, when=ctx.task_id < _number_of_tasks(ctx))
+
+
+@triton.jit
+def _by_team(ctx):
+    return tk.task(2, when=ctx.task_id * ctx.config.team < 4)
+
+
+@pytest.mark.parametrize(
+    ("hook", "reader"),
+    [(_by_consumers, _by_consumers), (_by_a_constant, _by_a_constant), (_by_a_helper, _number_of_tasks)],
+    ids=lambda function: function.__name__,
+)
+def test_pingpong_refuses_hooks_that_count_by_the_consumers_of_the_block(hook, reader):
+    reads = "reads" if hook is reader else f"calls {reader.__name__}, which reads"
+    cls = type("Wrong", (Copy,), {"setup": hook})
+    with refused(
+        f"Wrong(pingpong=True): setup {reads} config.consumers, but each consumer has a task of its own; read "
+        "config.team, the consumers that share a task"
+    ):
+        cls(consumers=2, pingpong=True)
+    cls(consumers=2)
+
+
+def test_pingpong_takes_hooks_that_count_by_the_team():
+    type("Right", (Copy,), {"setup": _by_team})(consumers=2, pingpong=True).compile(*tensors())
 
 
 # ---------------------------------------------------------------- lagged tiles

@@ -111,8 +111,8 @@ def _iteration_ends(counts, ctx, memory, i):
 
 
 @triton.jit
-def _consumer_ends(counts, ctx, memory, WORKER: tl.constexpr, turn):
-    tl.atomic_add(counts + 2 + WORKER, turn)
+def _consumer_ends(counts, ctx, memory, CONSUMER: tl.constexpr, turn):
+    tl.atomic_add(counts + 2 + CONSUMER, turn)
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 """What a template's layout refuses, and where `place` puts its tiles."""
 
+import dataclasses
 import re
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as hyp
 
 import tritonkittens.lang as tk
+from tests.util import refused
 from tritonkittens.kernels.gemm import Gemm
 from tritonkittens.lang.template.smem_plan import ALIGNMENT, MAX_STAGES, Placement, nbytes, place
 
@@ -86,6 +88,20 @@ def plan(input=None, task=None, epilogue=None):
 def test_layout_refuses(arguments, message):
     with pytest.raises(tk.TileError, match=re.escape(message)):
         tk.layout(**arguments)
+
+
+@pytest.mark.parametrize(("name", "nearest"), [("inputs", "input"), ("multicasts", "multicast"), ("arg", "args")])
+def test_an_unknown_field_is_refused_with_the_known_ones_and_the_nearest(name, nearest):
+    known = ", ".join(field.name for field in dataclasses.fields(tk.layout))
+    with refused(f"layout({name}=…): no such field; the nearest is {nearest!r}; fields are {known}"):
+        tk.layout(globals={}, input=dict(X=tile), **{name: dict(X=tile)})
+    with refused(f"layout(zzz=…): no such field; fields are {known}"):
+        tk.layout(globals={}, input=dict(X=tile), zzz=1)
+
+
+def test_a_layout_without_globals_is_refused():
+    with refused("layout(): give globals=…, the tile types of each tensor of the call, in order"):
+        tk.layout(input=dict(X=tile))
 
 
 def test_layout_counts_the_bytes_that_tma_counts():

@@ -58,6 +58,16 @@ class Chip:
     tcgen05_load_max: bool = False
 
     @property
+    def clusters(self) -> bool:
+        """elect.sync, mbarrier.try_wait, arrivals by several, and the cluster scope: every chip from sm_90 on."""
+        return self.capability >= 90
+
+    @property
+    def e4m3(self) -> bool:
+        """Conversions of the 8-bit float e4m3: every chip from sm_89 on."""
+        return self.capability >= 89
+
+    @property
     def shared_per_multiprocessor(self) -> int:
         """Bytes of shared memory of an SM, including the system's share."""
         return self.shared_per_block + SHARED_RESERVED
@@ -119,6 +129,15 @@ def names_of_chips_with(feature: str) -> str:
         if getattr(chip, feature):
             families.setdefault(chip.family, []).append(chip.name)
     return ", ".join(f"{' or '.join(names)} ({family})" for family, names in families.items())
+
+
+def require_feature(what: str, feature: str, capability: int) -> None:
+    """Raise `ArchitectureError` where the chip of a compute capability lacks a feature (a field of `Chip`) that `what`
+    needs."""
+    if not getattr(chip_of(capability), feature):
+        raise ArchitectureError(
+            f"{what} needs {names_of_chips_with(feature)}; this kernel is compiled for sm_{capability}"
+        )
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ from tritonkittens.kernels.attention.decode_plan import run_decode
 from tritonkittens.kernels.attention.fp8_plan import run_fp8
 from tritonkittens.kernels.attention.ranges_plan import compute_ranges, compute_ranges_backward
 from tritonkittens.kernels.attention.reference import attention_torch
-from tritonkittens.kernels.attention.varlen_backward_plan import run_packed_backward
+from tritonkittens.kernels.attention.varlen_backward_plan import Operands, run_varlen_backward
 from tritonkittens.kernels.attention.varlen_plan import compute_varlen, longest_sequences, run_varlen_forward
 
 Window: TypeAlias = tuple[int | None, int | None]
@@ -350,11 +350,9 @@ def _varlen_gradients(
     deterministic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dQ, dK, dV) for the gradients of the output and, where given, of the log-sum-exp."""
-    scores = Scores(scale, softcap, left, right)
-    features = scores.features(*longest_sequences(q, k, max_seqlen_q, max_seqlen_k))
-    return run_packed_backward(
-        grad, grad_lse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, features, scores, deterministic
-    )
+    operands = Operands(grad, grad_lse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
+    longest = longest_sequences(q, k, max_seqlen_q, max_seqlen_k)
+    return run_varlen_backward(operands, longest, Scores(scale, softcap, left, right), deterministic)
 
 
 varlen_backward_operator = torch.library.custom_op(

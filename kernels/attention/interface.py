@@ -50,6 +50,8 @@ def attention(
         deterministic: gradients have the same bits in every run, by 7 matrix products instead of 5. None: as
             `torch.use_deterministic_algorithms` says.
         out: receives the output.
+        config: a `Config` of the forward kernel instead of the chosen one. It has no effect where a gradient is wanted,
+            or where torch traces the call.
 
     Returns (batch, heads, queries, D_v) of q's dtype; with `return_lse` also (batch, heads, queries) fp32. A query that
     sees no key has zeros, and −∞. Differentiable once, also through the log-sum-exp; torch's own operations compute

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,8 +37,21 @@ from tritonkittens.kernels.attention.device.varlen import (
 )
 from tritonkittens.kernels.attention.varlen_plan import Listing, most_tiles, tiles_apart
 
-# as of `BackwardPlan`, cu_seqlens_q, cu_seqlens_k
-Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+class Operands(NamedTuple):
+    """Those of `BackwardPlan`, and cu_seqlens of both sides."""
+
+    grad: Tensor
+    grad_lse: Tensor | None
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    starts_q: Tensor
+    starts_k: Tensor
+
+
 _plans: dict[tuple[Any, ...], VarlenBackwardPlan] = {}
 
 
@@ -58,23 +71,15 @@ def varlen_addends_in(dq: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     return home.view(shape).unbind()
 
 
-def run_packed_backward(
-    grad: Tensor,
-    grad_lse: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    starts_q: Tensor,
-    starts_k: Tensor,
-    features: tuple[bool, bool, bool],
-    scores: Scores,
-    deterministic: bool,
-) -> Gradients:
-    """(dQ, dK, dV) for the gradients of the output and, where given, of the log-sum-exp."""
+def run_varlen_backward(operands: Operands, longest: tuple[int, int], scores: Scores, deterministic: bool) -> Gradients:
+    """(dQ, dK, dV) for the gradients of the output and, where given, of the log-sum-exp.
+
+    `longest`: see `longest_sequences`.
+    """
+    features = scores.features(*longest)
     # Kernels read contiguous rows; a hook for saved tensors may have changed the strides
-    operands = (grad, grad_lse, q, k, v, out, lse.contiguous(), starts_q, starts_k)
+    operands = operands._replace(lse=operands.lse.contiguous())
+    grad, grad_lse, q, k, v, out, _, starts_q, starts_k = operands
     key = (signature(q, k, v, out, grad, starts_q, starts_k), grad_lse is None, features, scores, deterministic)
     run = _plans.get(key)
     if run is None:
@@ -85,9 +90,9 @@ def run_packed_backward(
 def _plan(
     operands: Operands, features: tuple[bool, bool, bool], scores: Scores, deterministic: bool
 ) -> VarlenBackwardPlan:
-    """The plan of calls with operands like these."""
-    q, v, out = operands[2], operands[4], operands[5]
-    if out.numel() == 0 or v.shape[0] == 0:
+    """The plan of calls with operands like these. `features`: see `Scores.features`."""
+    q, v = operands.q, operands.v
+    if operands.out.numel() == 0 or v.shape[0] == 0:
         return VarlenBackwardPlan(operands)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
     kind = BackwardKind(tk.from_torch(q.dtype), q.shape[2], v.shape[2], *features)
@@ -104,9 +109,9 @@ class VarlenBackwardPlan(BackwardPlan):
     """`BackwardPlan` of sequences of different lengths, with query_starts and key_starts among its tensors."""
 
     def __init__(self, operands: Operands):
-        q, k, v = operands[2:5]
+        _, _, q, k, v, *_ = operands
         super().__init__(operands[:7], [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)])
-        self.sequences = operands[7].shape[0] - 1
+        self.sequences = operands.starts_q.shape[0] - 1
 
     def tensors(self, *operands: Any) -> Tensors:
         *dense, query_starts, key_starts = operands
@@ -183,7 +188,7 @@ class VarlenSinglePassPlan(VarlenBackwardPlan):
     def __init__(self, operands: Operands, numbers: dict[str, Any], fused_of: FusedOf, factor: float):
         super().__init__(operands)
         fused = fused_of(1)
-        q, k, starts = operands[2], operands[3], operands[7:]
+        q, k, starts = operands.q, operands.k, (operands.starts_q, operands.starts_k)
         (queries, heads, _), (keys, kv_heads), block = q.shape, k.shape[:2], fused.tile_n
         parts = parts_for(q.get_device(), heads // kv_heads, most_tiles(keys, self.sequences, TILE) * kv_heads)
         if parts > 1:
@@ -234,7 +239,7 @@ class VarlenTwoPassPlan(VarlenBackwardPlan):
         deterministic: bool,
     ):
         super().__init__(operands)
-        q, k, starts = operands[2], operands[3], operands[7:]
+        q, k, starts = operands.q, operands.k, (operands.starts_q, operands.starts_k)
         (queries, heads), (keys, kv_heads) = q.shape[:2], k.shape[:2]
         # Sums of parts depend on their number, see `TwoPassPlan`.
         self.parts = (

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
+from tritonkittens.arch import require_feature
 from tritonkittens.kernels._ahead import stand_in
 from tritonkittens.kernels._copies import as_addressable, copied
 from tritonkittens.kernels._dispatch import (
@@ -34,7 +35,6 @@ from tritonkittens.kernels.gemm.checks import (
     Operands,
     check,
     check_accumulation,
-    check_activation,
     check_config,
     check_kinds,
     places_of,
@@ -48,8 +48,8 @@ from tritonkittens.kernels.gemm.device.epilogue import Steps
 from tritonkittens.kernels.gemm.device.gemm import Gemm
 from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned, takes
 from tritonkittens.kernels.gemm.epilogue import Applied, Function, names_of, steps_of
-from tritonkittens.kernels.gemm.reference import BLOCK, epilogue
-from tritonkittens.launch import device_facts, l2_bytes
+from tritonkittens.kernels.gemm.reference import BLOCK, checked_activation, epilogue
+from tritonkittens.launch import capability, device_facts, l2_bytes
 from tritonkittens.launch.ahead import begin
 from tritonkittens.launch.recorder import recorded
 from tritonkittens.tune.timing import seconds
@@ -115,7 +115,7 @@ def computed(
         check_kinds(a, b, operands, out)
         check_config(config)
         if not isinstance(activation, Function):
-            check_activation(activation)
+            checked_activation(activation)
         raise
     if known is None:
         if first_call is not None:
@@ -162,6 +162,13 @@ def _plan(
         return unaligned_plan(a, b, operands, activation, dtype, places, out)
     product = CallPlan(a, b, operands, activation, dtype, places, config, accumulate)
     return product.straight(a, b, operands, out) or product
+
+
+def check_chip(device: int | None) -> None:
+    """Raise `ArchitectureError` where a device (None: the current one) has no TMA. The cost model knows no such
+    device."""
+    major, minor = capability(device)
+    require_feature(f"{Gemm.__name__} (TMA, warp roles)", "tma", 10 * major + minor)
 
 
 def unaligned_plan(
@@ -399,10 +406,12 @@ class CallPlan:
         if self.config is None:
             on_gpu = a.device.type == "cuda"
             measured = on_gpu and tuning()
+            index = a.device.index if on_gpu else None
+            check_chip(index)
             self.config = family.choose(
                 self.problem,
                 self.measurement(a, b, operands) if measured else None,
-                a.device.index if on_gpu else None,
+                index,
                 self.compile_all(a, b, operands) if measured else None,
             )
             if self.accumulate == "fp16" and self.config.schedule not in UNSPLIT:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import tritonkittens.lang as tk
-from tritonkittens.arch import CHIPS
+from tritonkittens.arch import CHIPS, GPUS
 from tritonkittens.kernels.gemm.config import MAX_SPLITS, UNSPLIT, Config, Problem, itemsize_of
 from tritonkittens.kernels.gemm.device.epilogue import transposed_bytes
 from tritonkittens.kernels.gemm.device.gemm import is_one_product
@@ -19,7 +19,7 @@ from tritonkittens.lang.template.smem_plan import ALIGNMENT, MANY_STAGES, RESERV
 from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
 HOPPER = CHIPS[90]  # whose shared memory data centre Blackwell has, too
-MULTIPROCESSORS = 132  # of an H200: what the number of parts of a task is chosen for
+MULTIPROCESSORS = GPUS["H200"].multiprocessors  # what the number of parts of a task is chosen for
 SUB_TILE = 128  # bytes of a row of results that are staged in sub-tiles: a swizzled line
 WIDTHS = (96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)  # columns of tiles
 SINGLE = (32, 64, 96, 112, 128, 160, 192, 224, 256)  # those of tiles of one consumer

@@ -8,9 +8,8 @@ from torch import Tensor
 from tritonkittens.kernels._dispatch import check_tensors, check_written
 from tritonkittens.kernels._tensors import check_tensor
 from tritonkittens.kernels.gemm.config import UNSPLIT, Config
-from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS
 from tritonkittens.kernels.gemm.epilogue import BUILT_IN, Applied, Function, names_of
-from tritonkittens.kernels.gemm.reference import BLOCK
+from tritonkittens.kernels.gemm.reference import BLOCK, checked_activation
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OPERANDS = (torch.bfloat16, torch.float16, *FP8)
@@ -32,12 +31,6 @@ def check_config(config: object) -> None:
     """Raise TypeError for what is neither None nor a `Config`."""
     if config is not None and not isinstance(config, Config):
         raise TypeError(f"gemm(config={config!r}): must be a Config")
-
-
-def check_activation(activation: object) -> None:
-    """Raise ValueError for a name that is no built-in activation."""
-    if activation not in tuple(ACTIVATIONS):
-        raise ValueError(f"gemm(activation={activation!r}): must be one of {', '.join(map(repr, ACTIVATIONS))}")
 
 
 def check_accumulation(a: Tensor, accumulate: str, config: Config | None) -> None:
@@ -84,7 +77,7 @@ def check(
         raise TypeError(f"gemm: a has dtype {a.dtype}, b {b.dtype}; they must be equal (fp8 kinds may mix)")
     shape, dtype = result_shape(a, b), result_dtype(a, out_dtype)
     if not isinstance(activation, Function):
-        check_activation(activation)
+        checked_activation(activation)
     if dtype not in RESULTS:
         raise TypeError(f"gemm(out_dtype={dtype}): must be {', '.join(map(str, RESULTS))}")
     for name, x in zip(names_of(activation)[len(BUILT_IN) :], operands[len(BUILT_IN) :], strict=True):

@@ -195,7 +195,11 @@ def _iteration(kind: Problem, config: Config, device: tune.Device) -> _Iteration
 
 
 def work(problem: Problem, config: Config, device: tune.Device) -> Work:
-    """Return what the busiest CTA does."""
+    """Return what the busiest CTA does. Raises ValueError for an epilogue that is not in `EPILOGUE_CYCLES`."""
+    if problem.epilogue not in EPILOGUE_CYCLES:
+        raise ValueError(
+            f"Problem(epilogue={problem.epilogue!r}): must be one of {', '.join(map(repr, EPILOGUE_CYCLES))}"
+        )
     i = _iteration(problem.kind, config, device)
     r = _rounds(problem, config, device.multiprocessors, max(1, -(-problem.k // i.tile_k)))
     crowd = min(config.blocks_per_sm, max(1.0, r.active / device.multiprocessors))

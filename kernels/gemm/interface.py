@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tritonkittens.kernels._dispatch import announce_write, is_plain, requires_grad, write
 from tritonkittens.kernels.gemm.autograd import product, product_with
-from tritonkittens.kernels.gemm.call_plan import computed, described
+from tritonkittens.kernels.gemm.call_plan import check_chip, computed, described
 from tritonkittens.kernels.gemm.choice import family
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.epilogue import Epilogue
@@ -31,29 +31,39 @@ def gemm(
 ) -> Tensor:
     """y = activation((a·b) · scale_a · scale_b + bias), then residual + gate · y, in one kernel.
 
-    a: (…, M, K), b: (…, K, N), both bf16, both fp16, or fp8 (e4m3 and e5m2 may mix). Leading dimensions broadcast as in
-    `torch.matmul`. Any strides; without a copy where one of the last two strides is 1 and the other a multiple of 16
-    bytes (give a transposed matrix as a view: `w.T`); fp8 needs the depth contiguous in both (`b = w.T` of a contiguous
-    w). Other operands are copied first, and the result is copied at the end if its rows are not multiples of 16 bytes.
-    Small or skinny products of 16-bit matrices (with `config=None`) need no copy: another kernel reads any strides.
+    Args:
+        a, b: (…, M, K) and (…, K, N), both bf16, both fp16, or fp8 (e4m3 and e5m2 may mix). Leading dimensions
+            broadcast as in `torch.matmul`. Any strides; no copy is made where one of the last two strides is 1 and the
+            other a multiple of 16 bytes (give a transposed matrix as a view: `w.T`). In fp8 K must be contiguous in
+            both (`b = w.T` of a contiguous w). Small or skinny products of 16-bit matrices without `config` are not
+            copied either: another kernel reads any strides.
+        bias: one number or (N,), bf16, fp16 or fp32.
+        activation: None, "gelu", "gelu_tanh" or "silu".
+        gate: one number, (N,), (M, 1), or the result's shape, bf16, fp16 or fp32.
+        residual: the result's shape and dtype.
+        scale_a: fp32: one number, (M,) or (M, 1); or (M, ⌈K/128⌉) for blocks of 1×128.
+        scale_b: fp32: one number, (N,) or (1, N); or (⌈K/128⌉, ⌈N/128⌉) for blocks of 128×128. Block scales are for two
+            fp8 matrices and come together.
+        out_dtype: bf16, fp16, fp32, e4m3 or e5m2 (beyond their range: the largest finite value); None: that of a, bf16
+            for fp8.
+        out: receives the result. In the memory of the residual it is written in place, in that of another operand by a
+            copy. Rows that are no multiples of 16 bytes are copied at the end.
+        config: a `Config` instead of the tuned one.
+        accumulate: "fp32", or "fp16" for the sums of fp16 operands (tasks are not split; no block scales).
+        epilogue: an `Epilogue`, a user's function and its operands, in place of an activation.
 
-    bias: one number or (N,). activation: None, "gelu", "gelu_tanh" or "silu". gate: one number, (N,), (M, 1), or the
-    result's shape. residual: the result's shape and dtype. scale_a: fp32, one number, (M,) or (M, 1), or (M, ⌈K/128⌉)
-    for blocks of 1×128; scale_b: one number, (N,) or (1, N), or (⌈K/128⌉, ⌈N/128⌉) for blocks of 128×128 (fp8 matrices;
-    both or neither). out_dtype: bf16, fp16, fp32, e4m3 or e5m2 (beyond their range: the largest finite value); None:
-    that of a, bf16 for fp8. config: a `Config` instead of the tuned one. accumulate: "fp32", or "fp16" for the sums of
-    fp16 operands (not split, and without block scales). epilogue: an `Epilogue`, a user's function and its operands, in
-    place of an activation.
+    Returns (…, M, N). Sums in fp32; of fp8 as exactly as the tensor cores sum (about 14 bits), with block scales in
+    fp32 every 128 of K. The result is rounded once.
 
-    Returns (…, M, N), written to `out` where given. Sums in fp32; of fp8 as exactly as the tensor cores sum (about 14
-    bits), with block scales in fp32 every 128 of K. Rounded once, except with `Config.deferred_epilogue`, which is
-    chosen for large products: there the sum is rounded to 16 bits first, and the residual, or a final activation, is
-    applied to the rounded value, as in torch's own sequence of operations. Differentiable in a, b, bias, gate and
-    residual, any number of times; under forward-mode differentiation torch's own operations compute it, in fp32.
-    torch.compile, make_fx and vmap see the operator `tritonkittens::gemm`. None of these can see into an `epilogue`.
-    `out` may be in the memory of an operand: as the residual itself it is written in place, else by a copy. Raises
-    TypeError or ValueError for what does not fit together, a scale that requires a gradient, or an `out` whose elements
-    share memory.
+    `Config.deferred_epilogue`, which is chosen for large products, rounds twice: the sum first to 16 bits. The
+    residual, or a final activation, is applied to the rounded value, as in torch's own sequence of operations.
+
+    Differentiable in a, b, bias, gate and residual, any number of times; under forward-mode differentiation torch's own
+    operations compute it, in fp32. torch.compile, make_fx and vmap see the operator `tritonkittens::gemm`. None of
+    these can see into an `epilogue`.
+
+    Raises TypeError or ValueError for what does not fit together, a scale that requires a gradient, or an `out` whose
+    elements share memory; ArchitectureError on a GPU without TMA.
     """
     if epilogue is not None:
         return product_with(
@@ -101,6 +111,7 @@ def tune_gemm(
         scale_b=scale_b,
         out_dtype=out_dtype,
     )
+    check_chip(a.device.index)
     operands = (bias, gate, residual, scale_a, scale_b)
     return family.tune(
         product.problem, product.measurement(a, b, operands), a.device, tries, product.compile_all(a, b, operands)

@@ -9,19 +9,28 @@ from torch.nn import functional
 from tritonkittens.kernels._dispatch import is_forward_mode
 
 BLOCK = 128  # of K and N, for block scales
+ACTIVATIONS = (None, "gelu", "gelu_tanh", "silu")
+GELU_FORMS: dict[str | None, str] = {"gelu": "none", "gelu_tanh": "tanh"}  # names of torch by ours
+
+
+def checked_activation(activation: str | None) -> str | None:
+    """The name of a built-in activation. Raises ValueError for one that is not in `ACTIVATIONS`."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"gemm(activation={activation!r}): must be one of {', '.join(map(repr, ACTIVATIONS))}")
+    return activation
 
 
 def activated(x: Tensor, activation: str | None) -> Tensor:
-    """The activation of `gemm`, by name."""
+    """The activation of `gemm`, by name. Raises ValueError for another name."""
     if activation is None:
         return x
     if activation == "silu":
         return functional.silu(x)
-    return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return functional.gelu(x, approximate=GELU_FORMS[checked_activation(activation)])
 
 
 def activation_gradient(grad: Tensor, x: Tensor, activation: str | None) -> Tensor:
-    """grad · the derivative of the activation at `x`, differentiable itself."""
+    """grad · the derivative of the activation at `x`, differentiable itself. Raises ValueError for another name."""
     if activation is None:
         return grad
     if activation == "silu":
@@ -29,7 +38,7 @@ def activation_gradient(grad: Tensor, x: Tensor, activation: str | None) -> Tens
             return torch.ops.aten.silu_backward(grad, x)
         share = x.sigmoid()
         return grad * share * (1 + x * (1 - share))  # torch differentiates silu_backward no further
-    return torch.ops.aten.gelu_backward(grad, x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return torch.ops.aten.gelu_backward(grad, x, approximate=GELU_FORMS[checked_activation(activation)])
 
 
 def epilogue(

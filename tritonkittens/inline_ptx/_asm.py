@@ -23,7 +23,7 @@ from triton.experimental.gluon.language._semantic import GluonSemantic
 from triton.experimental.gluon.language.nvidia.blackwell import tensor_memory_descriptor
 from triton.runtime.jit import ConstexprFunction, constexpr_function
 
-from tritonkittens.arch import ArchitectureError
+from tritonkittens.arch import ArchitectureError, chip_of
 from tritonkittens.inline_ptx._traced import Semantic, Traced
 
 _DESCRIPTORS = (gl.shared_memory_descriptor, tensor_memory_descriptor)
@@ -41,8 +41,9 @@ in_cluster: contextvars.ContextVar[bool] = contextvars.ContextVar("in_cluster", 
 kernel_name: contextvars.ContextVar[str] = contextvars.ContextVar("kernel_name", default="")
 _OWN_WINDOW = "{ .reg .b32 rank; mov.u32 rank, %cluster_ctarank; shl.b32 rank, rank, 24; or.b32 $0, $1, rank; }"
 
+_PACKAGE = pathlib.Path(__file__).parent
 _SOURCE = hashlib.sha256(
-    b"".join(path.read_bytes() for path in sorted(pathlib.Path(__file__).parent.rglob("*.py")))
+    b"".join(path.read_bytes() for path in (*sorted(_PACKAGE.rglob("*.py")), _PACKAGE.parent / "arch.py"))
 ).hexdigest()
 
 
@@ -142,6 +143,13 @@ def require(feature: Traced, minimum: Traced = None, only: Traced = None, _seman
         raise ArchitectureError(message)
 
 
+@builtin
+def has_clusters(sm: int) -> bool:
+    """Whether the chip of compute capability `sm` has `Chip.clusters`. For constexpr functions, which may call builtins
+    only."""
+    return chip_of(sm).clusters
+
+
 @constexpr_function
 def issued(instructions: str | tuple[str, ...], issuer: str, sm: int, declarations: str = "") -> str:
     """PTX in which the threads chosen by `issuer` execute `instructions`, in a scope of its own (braces scope
@@ -152,7 +160,7 @@ def issued(instructions: str | tuple[str, ...], issuer: str, sm: int, declaratio
         issuer: "thread" is every thread that reaches the block, "warp" one lane of each warp, "warpgroup" the threads
             whose %tid.x is a multiple of 128, "cta" the thread whose %tid.x is 0. "first" is one lane of the block's
             first warp, by elect.sync; ptxas then adds no loop over threads around uniform operands.
-        sm: the compute capability. Below 90 there is no elect.sync, and lane 0 is elected.
+        sm: the compute capability. Without `Chip.clusters` there is no elect.sync, and lane 0 is elected.
         declarations: PTX that every thread executes before.
     """
     if issuer not in ("thread", "warp", "warpgroup", "cta", "first"):
@@ -167,7 +175,7 @@ def issued(instructions: str | tuple[str, ...], issuer: str, sm: int, declaratio
         "thread": "",
         "warp": (
             ".reg .pred issue; elect.sync _|issue, 0xffffffff; "
-            if sm >= 90
+            if has_clusters(sm)
             else ".reg .pred issue; .reg .b32 lane; mov.u32 lane, %laneid; setp.eq.u32 issue, lane, 0; "
         ),
         "warpgroup": (
@@ -178,7 +186,7 @@ def issued(instructions: str | tuple[str, ...], issuer: str, sm: int, declaratio
         "first": (
             ".reg .pred issue, elected; .reg .b32 lane; elect.sync _|elected, 0xffffffff; mov.u32 lane, %tid.x; "
             "setp.lt.and.u32 issue, lane, 32, elected; "
-            if sm >= 90
+            if has_clusters(sm)
             else thread_0
         ),
     }[issuer]

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
-from tritonkittens.inline_ptx._asm import OperandError, arch, asm, require
+from tritonkittens.inline_ptx._asm import OperandError, arch, asm, has_clusters, require
 from tritonkittens.inline_ptx._meaning import Instruction, Machine, Register, Waits, meaning, uniform, warps
 
 _SCOPES = ("cta", "cluster", "gpu", "sys")
@@ -45,7 +45,7 @@ def fence_text(semantics: str, scope: str, sm: int) -> str:
         raise OperandError(f"barrier.fence(semantics={semantics!r}): 'acq_rel' or 'sc'")
     if scope not in _SCOPES:
         raise OperandError(f"barrier.fence(scope={scope!r}): one of {', '.join(_SCOPES)}")
-    if scope == "cluster" and sm < 90:
+    if scope == "cluster" and not has_clusters(sm):
         raise OperandError(
             f"barrier.fence(scope='cluster'): clusters need sm_90 or newer; this kernel is compiled for sm_{sm}"
         )

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
-from tritonkittens.inline_ptx._asm import OperandError, arch, asm, issued, require
+from tritonkittens.inline_ptx._asm import OperandError, arch, asm, has_clusters, issued, require
 from tritonkittens.inline_ptx._meaning import Instruction, Machine, MBarrier, NoMeaning, Register, Waits, lanes, meaning
 
 MAX_COUNT = (1 << 20) - 1
@@ -26,7 +26,7 @@ _SCOPES = ("cta", "cluster")
 def arrive_text(count: int, issuer: str, sm: int) -> str:
     if not 1 <= count <= MAX_COUNT:
         raise OperandError(f"mbarrier.arrive(count={count}): 1 to {MAX_COUNT} arrivals")
-    if count > 1 and sm < 90:
+    if count > 1 and not has_clusters(sm):
         raise OperandError(
             f"mbarrier.arrive(count={count}): below sm_90 an arrive counts once; this kernel is compiled for sm_{sm}"
         )
@@ -63,11 +63,11 @@ def probe(kind: str, scope: str, sm: int) -> str:
     """The mnemonic of a wait: below sm_90 there is neither try_wait nor a scope."""
     if scope not in _SCOPES:
         raise OperandError(f"mbarrier.{kind}(scope={scope!r}): 'cta' or 'cluster' (where threads of other CTAs arrive)")
-    if sm < 90 and scope != "cta":
+    if not has_clusters(sm) and scope != "cta":
         raise OperandError(
             f"mbarrier.{kind}(scope={scope!r}): clusters need sm_90 or newer; this kernel is compiled for sm_{sm}"
         )
-    kind = kind if sm >= 90 else "test_wait"
+    kind = kind if has_clusters(sm) else "test_wait"
     acquire = ".acquire.cluster" if scope == "cluster" else ""
     return f"mbarrier.{kind}.parity{acquire}.shared::cta.b64"
 

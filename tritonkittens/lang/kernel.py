@@ -255,7 +255,7 @@ class Kernel:
         for (i, *inner), fixed in static:
             path = (self.runtime[i], *inner, GlobalLayout._fields.index("fixed"))
             constexprs[path] = fixed
-        if arch < 89 and any("fp8e4nv" in kind for kind in _flat(tuple(signature.values()))):
+        if not chip_of(arch).e4m3 and any("fp8e4nv" in kind for kind in _flat(tuple(signature.values()))):
             raise ArchitectureError(
                 f"{self.name}: the 8-bit float e4m3 (fp8e4m3) needs sm_89 or newer; this kernel is compiled for "
                 f"sm_{arch}"
@@ -274,7 +274,7 @@ class Kernel:
                 [*filter(None, [knobs.nvidia.ptxas_options]), f"--minnctapersm={blocks}"]
             )
         cluster = settings.pop("cluster_size", 1)
-        if cluster > 1 and not 90 <= arch < 120:
+        if cluster > 1 and not chip_of(arch).tma:
             raise ArchitectureError(
                 f"{self.name}(cluster_size={cluster}): clusters need {names_of_chips_with('tma')}; this kernel is "
                 f"compiled for sm_{arch}"

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.device.epilogue import Steps, fetch_values, load_vectors
+from tritonkittens.kernels.gemm.device.epilogue import Steps, load_values, load_vectors
 from tritonkittens.kernels.gemm.device.result import load_residual, result_tiles, store_result
 from tritonkittens.kernels.gemm.reference import BLOCK
 
@@ -105,7 +105,7 @@ class BlockwiseGemm(tk.lcf):
 
     @triton.jit
     def load_params(ctx):
-        return fetch_values(ctx, ctx.row * ctx.config.consumers + ctx.consumer)
+        return load_values(ctx, ctx.row * ctx.config.consumers + ctx.consumer)
 
     @triton.jit
     def start(ctx):

@@ -12,6 +12,7 @@ import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels.gemm.reference import checked_activation
 
 NO_TENSOR = ("number", "constant")  # places of operands that are no tensors
 
@@ -94,12 +95,13 @@ class Steps(tk.Knob):
         """y = activation(sum · scale_a · scale_b + bias), then residual + gate · y, of what is given.
 
         activation: a built-in one by name, or a step. fast: the type that a built-in activation may be as exact as.
+        Raises ValueError for another name.
         """
         steps = [Step(multiply, (x,)) for x in (scale_a, scale_b) if x is not None]
         steps += [Step(add, (bias,))] if bias is not None else []
         if isinstance(activation, Step):
             steps.append(activation)
-        elif (function := ACTIVATIONS[activation]) is not None:
+        elif (function := ACTIVATIONS[checked_activation(activation)]) is not None:
             steps.append(Step(function, (Operand("fast", "constant", constant=fast),)))
         steps += [Step(multiply, (gate,))] if gate is not None else []
         steps += [Step(add, (residual,))] if residual is not None else []
@@ -278,21 +280,21 @@ def load_vectors(ctx, epilogue, EPILOGUE: tl.constexpr):
 
 
 @triton.jit
-def fetch_values(ctx, row):
-    """What hook `fetch` reads: operands with one value for all or for every row."""
-    FETCHED: tl.constexpr = ctx.config.epilogue.params
+def load_values(ctx, row):
+    """What hook `load_params` reads: operands with one value for all or for every row."""
+    OPERANDS: tl.constexpr = ctx.config.epilogue.params
     values = tk.struct()
-    for i in tl.static_range(len(FETCHED)):
-        tensor = tk.field(ctx.globals, FETCHED[i].name)
-        if FETCHED[i].place == "scalar":
+    for i in tl.static_range(len(OPERANDS)):
+        tensor = tk.field(ctx.globals, OPERANDS[i].name)
+        if OPERANDS[i].place == "scalar":
             value = tl.load(tensor.pointer)
         else:
             value = tk.load(
                 tensor,
-                tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.result_cols), FETCHED[i].element),
+                tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.result_cols), OPERANDS[i].element),
                 (row,),
             )
-        values = tk.with_field(values, FETCHED[i].name, value)
+        values = tk.with_field(values, OPERANDS[i].name, value)
     return values
 
 

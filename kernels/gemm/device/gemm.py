@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.device.epilogue import Steps, fetch_values, load_vectors, transposed_bytes
+from tritonkittens.kernels.gemm.device.epilogue import Steps, load_values, load_vectors, transposed_bytes
 from tritonkittens.kernels.gemm.device.result import (
     defer_result,
     finish_deferred_subtile,
@@ -259,7 +259,7 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
 
     @triton.jit
     def load_params(ctx):
-        return fetch_values(ctx, ctx.row * ctx.config.team + ctx.consumer)
+        return load_values(ctx, ctx.row * ctx.config.team + ctx.consumer)
 
     @triton.jit
     def start(ctx):

@@ -35,7 +35,7 @@ from triton.language.core import base_type, base_value
 from triton.runtime.interpreter import InterpretedFunction, interpreter_semantic
 from triton.runtime.jit import JITFunction
 
-from tritonkittens.arch import Chip, chip_of, names_of_chips_with
+from tritonkittens.arch import Chip, chip_of, require_feature
 from tritonkittens.inline_ptx._traced import Semantic, Traced
 from tritonkittens.lang.core import interpreter as _interpreter
 from tritonkittens.lang.core.constants import unwrap
@@ -237,10 +237,7 @@ class Trace:
 
     def require(self, what: str, feature: str) -> None:
         """Refuse a target whose chip lacks a feature (a field of `arch.Chip`)."""
-        if not getattr(self.chip, feature):
-            raise ArchitectureError(
-                f"{what} needs {names_of_chips_with(feature)}; this kernel is compiled for sm_{self.arch}"
-            )
+        require_feature(what, feature, self.arch)
 
     def require_capability(self, what: str, lowest: int) -> None:
         """Refuse a target older than sm_`lowest`."""

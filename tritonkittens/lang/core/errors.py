@@ -1,6 +1,6 @@
 """Errors of the language. Each is one message that quotes the input and states the rule."""
 
-from typing import Any
+from typing import Any, Self
 
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 from triton.runtime.errors import OutOfResources
@@ -22,6 +22,13 @@ __all__ = [
 
 class TileError(ValueError):
     """A tile, an operation or a template breaks a rule of the language or of the hardware."""
+
+    function: Any = None  # the `@triton.jit` function that breaks the rule, where that is seen after its call
+
+    def of(self, function: Any) -> Self:
+        """Name the `@triton.jit` function that breaks the rule: the message then points to it."""
+        self.function = function
+        return self
 
 
 class BudgetError(TileError, OutOfResources):

@@ -12,7 +12,7 @@ from triton.compiler.code_generator import CodeGenerator
 from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 from triton.runtime.jit import JITFunction
 
-from tritonkittens.lang.core.errors import RULES, KernelAssertionError, KernelError
+from tritonkittens.lang.core.errors import RULES, KernelAssertionError, KernelError, TileError
 
 PACKAGE = Path(__file__).parents[2]
 _LIBRARIES = tuple(
@@ -27,12 +27,13 @@ def plain_error(error: BaseException) -> BaseException:
     A broken rule keeps its class. Other exceptions become a `KernelError`, with the original as `__cause__`. Both
     name the innermost line of the kernel that is neither the library's nor Triton's.
     """
-    where = _where(error)
     original = error
     for cause in _chain(error):
         original = cause
         if not isinstance(cause, CompilationError):
             break
+    broken_by = original.function if isinstance(original, TileError) else None
+    where = _where(error) if broken_by is None else _line_of(broken_by, 1)
     if isinstance(original, RULES):
         plain: BaseException = type(original)(f"{original}{where}")
         plain.__suppress_context__ = True
@@ -96,7 +97,11 @@ def _where(error: BaseException) -> str:
     outside = [(function, number) for function, number in visited if not _is_library(function.file_name)]
     if not visited:
         return ""
-    function, number = (outside or visited)[-1]
+    return _line_of(*(outside or visited)[-1])
+
+
+def _line_of(function: JITFunction, number: int) -> str:
+    """Return " [in NAME: LINE, FILE:NUMBER]" for a line of a function's source, from 1."""
     lines = function.src.split("\n")
     line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
     return f" [in {function.__name__}: {line}, {function.file_name}:{function.def_file_line_number + number - 1}]"

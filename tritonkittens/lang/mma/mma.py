@@ -52,8 +52,7 @@ def _compute(t: Trace, product: Product, wait: bool, arrived: semaphore | None =
         return registers.dot(t, product)
     if isinstance(product.acc, tensor_tile):
         return tcgen05.multiply(t, product, wait, arrived)
-    if t.arch < 80:
-        t.require_capability(f"{product.name} (mma.sync)", 80)
+    t.require_capability(f"{product.name} (mma.sync)", 80)
     if wgmma.takes_warpgroups(t, product.acc, extents(product.a)[0], extents(product.b)[1]):
         return wgmma.multiply(t, product, wait)
     return registers.mma_sync(t, product)

@@ -16,6 +16,9 @@ class pending_type(type_of_members):
     ):
         self.axes, self.parts, self.kept, self.groups, self.members = axes, parts, kept, groups, (*parts, *kept)
 
+    def __str__(self) -> str:
+        return f"product in flight<{', '.join(map(str, self.parts))}>"
+
     def mangle(self) -> str:
         return f"W{self.groups}_" + self._mangled_members() + "W"
 

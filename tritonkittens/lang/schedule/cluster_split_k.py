@@ -155,7 +155,7 @@ def _box(t: Trace, ctx: Traced, memory: Traced, number: Traced) -> Traced:
     """Return the address, in this CTA, of this thread's first 16 bytes in a mailbox of this consumer."""
     config = unwrap(ctx.config)
     steps = slice_bytes(config._plan, config.sharers) // STEP
-    first = t.call(memory.received.__getitem__, unwrap(ctx.worker) * (config.sharers - 1) * steps)
+    first = t.call(memory.received.__getitem__, unwrap(ctx.block_consumer) * (config.sharers - 1) * steps)
     offset = t.method(
         t.method(t.scalar(number), "__mul__", steps * STEP), "__add__", t.method(role_thread(t), "__mul__", QUAD)
     )
@@ -165,7 +165,7 @@ def _box(t: Trace, ctx: Traced, memory: Traced, number: Traced) -> Traced:
 @op
 def _send(t: Trace, ctx: Traced, memory: Traced, part: Traced, block: Traced) -> Traced:
     """Send another CTA its columns, into its mailbox for this CTA."""
-    bar = t.call(memory.parts_arrived.__getitem__, unwrap(ctx.worker))
+    bar = t.call(memory.parts_arrived.__getitem__, unwrap(ctx.block_consumer))
     address = t.call(ptx_cluster.mapa, t.call(_box, ctx, memory, t.call(_number, ctx.part, block)), block)
     remote_bar = t.call(ptx_cluster.mapa, bar, block)
     for piece in (p for x in part.fields.values() for p in pieces_of(_as_tile(t, x))):
@@ -195,7 +195,11 @@ def _with_received(t: Trace, ctx: Traced, memory: Traced, mine: Traced, number: 
 @op
 def _expect_parts(t: Trace, ctx: Traced, memory: Traced) -> Traced:
     config = unwrap(ctx.config)
-    t.call(expect, t.call(memory.parts_arrived.__getitem__, unwrap(ctx.worker)), config.received // config.consumers)
+    t.call(
+        expect,
+        t.call(memory.parts_arrived.__getitem__, unwrap(ctx.block_consumer)),
+        config.received // config.consumers,
+    )
 
 
 @triton.jit
@@ -215,17 +219,17 @@ def join_in_cluster(ctx, state, memory, turn, more):
         ptx_cluster.wait()  # until every block has initialised its semaphores
     _expect_parts(ctx, memory)
     if turn > 0:
-        wait(memory.parts_read[ctx.worker], (turn & 1) ^ 1, scope="cluster")
+        wait(memory.parts_read[ctx.block_consumer], (turn & 1) ^ 1, scope="cluster")
     slices = _slices(ctx, part)
     for block in tl.static_range(SHARERS):
         if block != ctx.part:
             _send(ctx, memory, slices[block], block)
     mine = _mine(ctx, slices)
-    wait(memory.parts_arrived[ctx.worker], turn & 1, scope="cluster")
+    wait(memory.parts_arrived[ctx.block_consumer], turn & 1, scope="cluster")
     for number in tl.static_range(SHARERS - 1):
         mine = _with_received(ctx, memory, mine, number)
     if more:
         for block in tl.static_range(SHARERS):
             if block != ctx.part:
-                arrive(memory.parts_read[ctx.worker], per="warp", cta=block, fenced=True)
+                arrive(memory.parts_read[ctx.block_consumer], per="warp", cta=block, fenced=True)
     return mine

@@ -73,7 +73,7 @@ def own_part(t: Trace, ctx: Traced, state: Traced) -> Traced:
         raise TileError(
             f"{type(config).__name__}.part: must return a tk.struct of fp32 as layout(merged={declared}) says, not "
             f"{have}"
-        )
+        ).of(type(config).part)
     return struct(**{n: values[n] for n in declared})
 
 

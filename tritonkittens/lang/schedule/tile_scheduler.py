@@ -32,7 +32,7 @@ RESERVED = {
     "is_valid",
     "iter",
     "consumer",
-    "worker",
+    "block_consumer",
     "rank",
     "scratch",
     "exchange",
@@ -175,9 +175,10 @@ class Persistent(Schedule):
 
 def setup(t: Trace, ctx: Traced, index: Traced) -> struct:
     """Return the result of hook `setup` for task number `index`."""
-    info = t.call(type(unwrap(ctx.config)).setup, struct(**{**ctx.fields, "task_id": index}))
+    template = type(unwrap(ctx.config))
+    info = t.call(template.setup, struct(**{**ctx.fields, "task_id": index}))
     if not isinstance(info, struct) or "iterations" not in info.fields:
-        raise TileError(f"{type(unwrap(ctx.config)).__name__}.setup must return tk.task(iterations, …)")
+        raise TileError(f"{template.__name__}.setup must return tk.task(iterations, …)").of(template.setup)
     return info
 
 

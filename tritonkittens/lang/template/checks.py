@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING
 
+from tritonkittens.lang.core.backend import JITFunction
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.kernel import CLUSTER_SIZES
 from tritonkittens.lang.schedule.raster import Order
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from tritonkittens.lang.template.template import lcf
 
 MAX_CONSUMERS = 4
+LANGUAGE = "tritonkittens.lang"
 
 
 def error_of(T: lcf, message: str) -> TileError:
@@ -74,6 +77,7 @@ def check_layout(T: lcf, extensions: tuple[type[Extension], ...]) -> None:
         raise error_of(
             T, "(pingpong=True): consumers with tasks of their own have no task, late_task, exchange or output tiles"
         )
+    _check_pingpong_hooks(T)
     if T.staggered_epilogue and plan.exchange:
         raise error_of(T, "(staggered_epilogue=True): consumers that write exchange tiles for each other end together")
     for extension in T.extensions:
@@ -88,6 +92,45 @@ def check_layout(T: lcf, extensions: tuple[type[Extension], ...]) -> None:
         raise error_of(T, "output tiles are for the store hook of an lcsf template")
     if T._stores and not plan.output:
         raise error_of(T, "its layout has no output tiles to store")
+
+
+def _check_pingpong_hooks(T: lcf) -> None:
+    """Raise `TileError` for a hook that reads the consumers of the block where each has a task of its own: rows that it
+    counts by them are never computed."""
+    if not T.pingpong:
+        return
+    for name in dir(type(T)):
+        function = getattr(type(T), name)
+        if isinstance(function, JITFunction) and (reader := _reader_of_consumers(function, set())) is not None:
+            where = "reads" if reader is function else f"calls {reader.__name__}, which reads"
+            raise error_of(
+                T,
+                f"(pingpong=True): {name} {where} config.consumers, but each consumer has a task of its own; read "
+                "config.team, the consumers that share a task",
+            ).of(reader)
+
+
+def _reader_of_consumers(function: JITFunction, seen: set[int]) -> JITFunction | None:
+    """The function, or one that it calls by its name, that reads `….config.consumers`; not the library's."""
+    if id(function) in seen or function.__module__.startswith(LANGUAGE):
+        return None
+    seen.add(id(function))
+    tree = ast.parse(function.src)
+    configs = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and getattr(node.value, "attr", None) == "config"
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "consumers":
+            base = node.value
+            if getattr(base, "attr", None) == "config" or getattr(base, "id", None) in configs:
+                return function
+    called = (function.__globals__.get(node.id) for node in ast.walk(tree) if isinstance(node, ast.Name))
+    readers = (_reader_of_consumers(f, seen) for f in called if isinstance(f, JITFunction))
+    return next((reader for reader in readers if reader is not None), None)
 
 
 def _check_extension_fields(T: lcf, plan: layout, extensions: tuple[type[Extension], ...]) -> None:

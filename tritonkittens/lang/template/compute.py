@@ -10,6 +10,7 @@ from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.core.resources import bill
+from tritonkittens.lang.mma.pending import pending
 from tritonkittens.lang.sync.semaphores import arrive, wait
 from tritonkittens.lang.template.storage import BLOCK_TASK
 
@@ -64,11 +65,19 @@ def call_load_params(t: Trace, ctx: Traced) -> Traced:
 
 
 def _state(t: Trace, ctx: Traced, what: str, new: Traced, old: Traced) -> Traced:
-    name = type(unwrap(ctx.config)).__name__
+    cls = type(unwrap(ctx.config))
+    hook, said = getattr(cls, what), f"{cls.__name__}.{what}"
     if not isinstance(new, struct):
-        raise TileError(f"{name}.{what} must return the state (a tk.struct), got {new!r}")
+        raise TileError(f"{said} must return the state (a tk.struct), got {unwrap(new)!r}").of(hook)
     if old is not None and new.type != old.type:
-        raise TileError(f"{name}.{what} returns a state of type {new.type!r}; it must keep the type {old.type!r}")
+        in_flight = [n for n, value in new.fields.items() if isinstance(value, pending)]
+        if in_flight and not isinstance(old.fields.get(in_flight[0]), pending):
+            raise TileError(
+                f"{said} returns state.{in_flight[0]} as a product in flight (wait=False), and got it as a tile: begin "
+                "the state with tk.mma_zero or tk.mma_begin in hook 'start', and end it with tk.mma_wait or "
+                "tk.mma_retire"
+            ).of(hook)
+        raise TileError(f"{said} returns a state of type {new.type!r}; it must keep the type {old.type!r}").of(hook)
     return new
 
 
@@ -114,17 +123,17 @@ def hooks_read_no_shared() -> bool:
 def _check_lagged(config: Any, what: str, released: int, awaited: int) -> None:
     """Refuse a hook that does not release its input once or does not wait for its lagged tiles once. Calls in a helper
     function are not seen where the same function was called before."""
-    name = type(config).__name__
+    hook, name = getattr(type(config), what), type(config).__name__
     if released != (what != "compute_last"):
         raise TileError(
             f"{name}.{what} calls tk.release {released} times; 'compute_first' and 'compute' release their input once, "
             "in the hook itself, 'compute_last' has none"
-        )
+        ).of(hook)
     if awaited != (what != "compute_first"):
         raise TileError(
             f"{name}.{what} calls tk.wait_for {awaited} times; 'compute' and 'compute_last' wait once, in the hook "
             "itself, for their lagged tiles, 'compute_first' has none"
-        )
+        ).of(hook)
 
 
 def _check_released(config: Any, what: str, group: str, times: int) -> None:
@@ -132,7 +141,7 @@ def _check_released(config: Any, what: str, group: str, times: int) -> None:
         raise TileError(
             f"{type(config).__name__}.{what} calls tk.release(ctx, ctx.{group}) {times} times; 'compute_last' may "
             "release them, once"
-        )
+        ).of(getattr(type(config), what))
 
 
 call_compute, call_compute_last, _first_hook = _hook("compute"), _hook("compute_last"), _hook("compute_first")
@@ -179,9 +188,9 @@ def wait_for(t: Trace, tiles: Traced) -> Traced:
 
 
 @op
-def release_own_task(t: Trace, memory: Traced, worker: Traced) -> Traced:
+def release_own_task(t: Trace, memory: Traced, consumer: Traced) -> Traced:
     """Release a consumer's own task tiles, after the hooks that use them."""
-    t.call(arrive, t.call(memory.task_pipeline.empty.__getitem__, worker), per="warp", fenced=hooks_read_no_shared())
+    t.call(arrive, t.call(memory.task_pipeline.empty.__getitem__, consumer), per="warp", fenced=hooks_read_no_shared())
 
 
 @op

@@ -18,16 +18,16 @@ FINISH_BARRIER = 15
 
 
 @op
-def await_previous(t: Trace, worker: Traced) -> Traced:
+def await_previous(t: Trace, consumer: Traced) -> Traced:
     """Wait until the previous consumer has called `call_next`: for this one's turn, for the ring, or for the end of a
     task. Both call equally often."""
-    t.call(named_sync, TURN_BARRIER + unwrap(worker), 2 * GROUP)
+    t.call(named_sync, TURN_BARRIER + unwrap(consumer), 2 * GROUP)
 
 
 @op
-def call_next(t: Trace, worker: Traced, T: Traced) -> Traced:
+def call_next(t: Trace, consumer: Traced, T: Traced) -> Traced:
     """The next consumer, after the last one the first, may go on."""
-    t.call(named_arrive, TURN_BARRIER + (unwrap(worker) + 1) % unwrap(T).consumers, 2 * GROUP)
+    t.call(named_arrive, TURN_BARRIER + (unwrap(consumer) + 1) % unwrap(T).consumers, 2 * GROUP)
 
 
 @op
@@ -35,21 +35,21 @@ def warp_scheduler_sync(t: Trace, ctx: Traced) -> Traced:
     """Wait for this consumer's turn (templates with `warp_scheduler_barrier=True` and several consumers; otherwise
     nothing). Source: FlashAttention-3 (Shah et al., 2024), section 3.1."""
     if _has_turns(ctx.config):
-        t.call(await_previous, ctx.worker)
+        t.call(await_previous, ctx.block_consumer)
 
 
 @op
 def warp_scheduler_arrive(t: Trace, ctx: Traced) -> Traced:
     """Pass the turn to the next consumer; see `warp_scheduler_sync`. Each consumer calls both equally often."""
     if _has_turns(ctx.config):
-        t.call(call_next, ctx.worker, ctx.config)
+        t.call(call_next, ctx.block_consumer, ctx.config)
 
 
 @op
-def open_turns(t: Trace, worker: Traced, T: Traced) -> Traced:
+def open_turns(t: Trace, consumer: Traced, T: Traced) -> Traced:
     """The last consumer passes the first turn to consumer 0."""
-    if _has_turns(T) and unwrap(worker) == unwrap(T).consumers - 1:
-        t.call(call_next, worker, T)
+    if _has_turns(T) and unwrap(consumer) == unwrap(T).consumers - 1:
+        t.call(call_next, consumer, T)
 
 
 def _has_turns(T: Any) -> bool:
@@ -72,7 +72,7 @@ def _of_two(ctx: Any, call: str) -> int:
             "consumers=2, which share tasks and "
             "take no turns"
         )
-    return unwrap(ctx.worker)
+    return unwrap(ctx.block_consumer)
 
 
 def _arrive_for_other(t: Trace, ctx: Traced, barrier: int, call: str) -> None:

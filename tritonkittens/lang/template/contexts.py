@@ -75,10 +75,10 @@ def addressed_anew(t: Trace, ctx: Traced, memory: Traced) -> Traced:
 
 
 @op
-def of_consumer(t: Trace, ctx: Traced, memory: Traced, worker: Traced, turn: Traced) -> Traced:
+def of_consumer(t: Trace, ctx: Traced, memory: Traced, consumer: Traced, turn: Traced) -> Traced:
     """The context of one consumer in its CTA's task number `turn`: its number among those that share the task, its
     tiles and accumulators."""
-    config, c = unwrap(ctx.config), unwrap(worker)
+    config, c = unwrap(ctx.config), unwrap(consumer)
     plan = config._plan
     tiles = {
         "scratch": struct(**in_slot(t, memory.scratch, c)),
@@ -94,7 +94,7 @@ def of_consumer(t: Trace, ctx: Traced, memory: Traced, worker: Traced, turn: Tra
         **{
             **ctx.fields,
             "consumer": tl.constexpr(c % config.team),
-            "worker": tl.constexpr(c),
+            "block_consumer": tl.constexpr(c),
             **tiles,
             "accumulators": struct(**place_of),
         }

@@ -29,9 +29,9 @@ def call_store(t: Trace, ctx: Traced, output: Traced) -> Traced:
     _, (stored,) = counted(t, type(config).store, f"store: {type(config).store.cache_key}", ("stored",), ctx, output)
     if stored != expected:
         raise TileError(
-            f"hook 'store' makes {stored} copies, but its output tiles are {expected}: store every tile of the "
-            "argument exactly once"
-        )
+            f"{type(config).__name__}: hook 'store' makes {stored} copies, but its output tiles are {expected}: store "
+            "every tile of the argument exactly once"
+        ).of(type(config).store)
 
 
 @op
@@ -51,7 +51,7 @@ def _loads_tiles(config: Any) -> bool:
 
 
 @op
-def release_epilogue(t: Trace, memory: Traced, worker: Traced, T: Traced) -> Traced:
+def release_epilogue(t: Trace, memory: Traced, consumer: Traced, T: Traced) -> Traced:
     """Let the producer load for `finish`, or consumers write scratch tiles over which the previous task's results were
     staged. Called in the first iteration: by then the previous task's stores have been read while products were in
     flight."""
@@ -63,7 +63,7 @@ def release_epilogue(t: Trace, memory: Traced, worker: Traced, T: Traced) -> Tra
     if _loads_tiles(config):
         t.call(store_read_wait, 0)
     publish(t)  # threads read these tiles in the previous task, before TMA overwrites them
-    t.call(arrive, t.call(memory.epilogue_pipeline.empty.__getitem__, worker), per="warp", fenced=True)
+    t.call(arrive, t.call(memory.epilogue_pipeline.empty.__getitem__, consumer), per="warp", fenced=True)
 
 
 @op
@@ -78,9 +78,9 @@ def _leave_epilogue(t: Trace, T: Traced) -> Traced:
 
 def staged(t: Trace, ctx: Traced, memory: Traced) -> Traced:
     """The epilogue tiles of a consumer, with the barrier on which it loads them itself, if it does."""
-    tiles = t.call(epilogue_tiles, ctx, memory, ctx.worker)
+    tiles = t.call(epilogue_tiles, ctx, memory, ctx.block_consumer)
     if unwrap(ctx.config)._plan.epilogue_reloads:
-        tiles = struct(**tiles.fields, reload_full=t.call(memory.reload_full.__getitem__, unwrap(ctx.worker)))
+        tiles = struct(**tiles.fields, reload_full=t.call(memory.reload_full.__getitem__, unwrap(ctx.block_consumer)))
     return tiles
 
 
@@ -124,7 +124,9 @@ def finish_task(
         t.call(store_read_wait, 0)
     if plan.epilogue_loads:
         t.call(
-            wait, t.call(memory.epilogue_pipeline.full.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1)
+            wait,
+            t.call(memory.epilogue_pipeline.full.__getitem__, unwrap(ctx.block_consumer)),
+            t.method(turn, "__and__", 1),
         )
     if config.splits:
         t.call(_finish_if_last, ctx, state, memory)
@@ -154,6 +156,8 @@ def end_task(
     task."""
     config = unwrap(ctx.config)
     if any("task_ends" in extension.points for extension in config.extensions):
-        return t.call(values_from, config, "task_ends", carried, ctx, ended, state, memory, ended.worker, turn, tile)
+        return t.call(
+            values_from, config, "task_ends", carried, ctx, ended, state, memory, ended.block_consumer, turn, tile
+        )
     t.call(finish_task, ended, state, memory, turn, phases, more)
     return carried

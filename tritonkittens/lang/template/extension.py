@@ -7,7 +7,7 @@ A kernel may define an extension of its own. It has hooks, points, warps and sha
 are the library's alone:
 
     @triton.jit
-    def count(carried, ctx, memory, WORKER: tl.constexpr, turn):
+    def count(carried, ctx, memory, CONSUMER: tl.constexpr, turn):
         tl.atomic_add(ctx.globals.counter.pointer, turn)
 
     class CountedTasks(tk.Extension):
@@ -29,18 +29,19 @@ from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.template.hook_table import Hook
 
 # Points by role: what an extension's function gets there, and what it returns. `ctx` is the context that hooks get, `T`
-# the template, `A` the run-time arguments, `memory` what `storage.py` makes, `WORKER` the number of the consumer in its
-# block, `turn` how many tasks the role has done, `tile` the work tile, `phases` the phase bits of the input ring
+# the template, `A` the run-time arguments, `memory` what `storage.py` makes, `turn` how many tasks the role has done,
+# `tile` the work tile, `phases` the phase bits of the input ring. `CONSUMER` is the number of the consumer in its block
+# (`ctx.consumer`: among those that share its task)
 POINTS: dict[str, str] = {
     # consumer
     "consumer_begins": "(ctx, A, T) → what is carried from task to task",
-    "task_begins": "(carried, ctx, memory, WORKER, turn) → what is constant during a task",
+    "task_begins": "(carried, ctx, memory, CONSUMER, turn) → what is constant during a task",
     "consumer_iteration": "(ctx, memory, phases) → the context of an iteration, or of compute_last",
     "iteration_ends": "(constant, ctx, memory, i): after the hook of iteration i of a pipelined computation",
-    "task_ends": "(carried, ctx, ended, state, memory, WORKER, turn, tile) → carried: instead of hook finish; ended: "
+    "task_ends": "(carried, ctx, ended, state, memory, CONSUMER, turn, tile) → carried: instead of hook finish; ended: "
     "the task's context",
     "epilogue_begins": "(ctx, memory, phases): before results are staged over tiles that the task used",
-    "consumer_ends": "(carried, ctx, memory, WORKER, turn)",
+    "consumer_ends": "(carried, ctx, memory, CONSUMER, turn)",
     # before the roles begin
     "block_begins": "(ctx, tile, memory, T): before the barriers are made",
     "early_loads_begin": "(): before the loads that precede the roles",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from tritonkittens.lang.core.errors import TileError
@@ -58,7 +59,7 @@ class layout:
         page_indices: how many int32 of a table in global memory an iteration needs (`tk.IndexPrefetch`).
 
     Raises:
-        TileError: for other tile types, unknown or clashing names, and no input.
+        TileError: for other tile types, unknown or clashing names, unknown fields, no globals, and no input.
     """
 
     globals: Any
@@ -85,6 +86,14 @@ class layout:
 
     def __new__(cls, *given: Any, **fields: Any) -> layout:
         refuse_old("layout", "field", fields)
+        known = cls.__dataclass_fields__
+        for name in fields:
+            if name not in known:
+                nearest = get_close_matches(name, known, 1)
+                meant = f"the nearest is {nearest[0]!r}; " if nearest else ""
+                raise TileError(f"layout({name}=…): no such field; {meant}fields are {', '.join(known)}")
+        if not given and "globals" not in fields:
+            raise TileError("layout(): give globals=…, the tile types of each tensor of the call, in order")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

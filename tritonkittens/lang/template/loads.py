@@ -3,6 +3,8 @@ compiled."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
 
@@ -15,15 +17,19 @@ from tritonkittens.lang.template.compute import counted
 from tritonkittens.lang.template.smem_plan import nbytes
 from tritonkittens.lang.template.storage import block_tasks, in_slot
 
+if TYPE_CHECKING:
+    from tritonkittens.lang.template.template import lcf
 
-def _checked_load(t: Trace, hook: Traced, what: str, consumer: int | None, expected: int, *args: Traced) -> None:
+
+def _checked_load(t: Trace, config: lcf, what: str, consumer: int | None, expected: int, *args: Traced) -> None:
     """Call a load hook (for one consumer) and compare the bytes that it copies with those that its barrier expects."""
+    hook = getattr(type(config), what)
     _, (copied,) = counted(t, hook, f"{what} for {consumer}: {hook.cache_key}", ("copied",), *args)
     if copied != expected:
         raise TileError(
-            f"hook {what!r} copies {copied} bytes, but its barrier expects {expected}, the bytes of all its tiles: "
-            "load every tile of the argument exactly once, with its `full` as the barrier"
-        )
+            f"{type(config).__name__}: hook {what!r} copies {copied} bytes, but its barrier expects {expected}, the "
+            "bytes of all its tiles: load every tile of the argument exactly once, with its `full` as the barrier"
+        ).of(hook)
 
 
 def _fill(t: Trace, ctx: Traced, what: str, memory: Traced, group: str, slot: Traced) -> None:
@@ -33,7 +39,7 @@ def _fill(t: Trace, ctx: Traced, what: str, memory: Traced, group: str, slot: Tr
     bar = t.call(memory.fields[f"{group}_pipeline"].full.__getitem__, slot)
     t.call(expect, bar, expected)
     tiles = struct(**in_slot(t, memory.fields[group], slot), full=bar)
-    _checked_load(t, getattr(type(config), what), what, None, expected, ctx, tiles)
+    _checked_load(t, config, what, None, expected, ctx, tiles)
 
 
 @op
@@ -62,13 +68,13 @@ def _load_for_consumers(
     first = t.call(_remainder, turn, teams) if teams > 1 else None
     phase = t.method(t.method(turn, "__floordiv__", teams), "__and__", 1)
     for c in range(config.team):
-        worker = first if teams > 1 else c
-        bar = t.call(pipe.full.__getitem__, worker)
-        t.call(wait, t.call(pipe.empty.__getitem__, worker), phase)
+        block_consumer = first if teams > 1 else c
+        bar = t.call(pipe.full.__getitem__, block_consumer)
+        t.call(wait, t.call(pipe.empty.__getitem__, block_consumer), phase)
         t.call(expect, bar, expected)
         mine = struct(**{**ctx.fields, "consumer": tl.constexpr(c)})
-        filled = struct(**{n: t.call(tiles[n].__getitem__, worker) for n, _ in chosen}, full=bar)
-        _checked_load(t, getattr(type(config), what), what, c, expected, mine, filled)
+        filled = struct(**{n: t.call(tiles[n].__getitem__, block_consumer) for n, _ in chosen}, full=bar)
+        _checked_load(t, config, what, c, expected, mine, filled)
 
 
 @op

@@ -176,10 +176,10 @@ def block_task_tiles(t: Trace, memory: Traced, plan: Traced, slot: Traced, phase
 
 
 @op
-def epilogue_tiles(t: Trace, ctx: Traced, memory: Traced, worker: Traced) -> Traced:
+def epilogue_tiles(t: Trace, ctx: Traced, memory: Traced, consumer: Traced) -> Traced:
     """The epilogue tiles of a consumer: memory of its own, or views over the tail of the ring or over the scratch
     tiles."""
-    config, c = unwrap(ctx.config), unwrap(worker)
+    config, c = unwrap(ctx.config), unwrap(consumer)
     placed = config.placement(t.arch)
     over = placed.over_ring if placed.over_scratch is None else placed.over_scratch
     if over is None:

@@ -50,9 +50,15 @@ KNOBS = (int, float, str, tuple, type(None), tl.dtype, TileType, Knob)  # class 
 
 
 class lcf(Configuration, Interned):
-    """Base class of load / compute / finish kernels. Subclass it, declare `layout`, write the hooks as `@triton.jit`
-    functions without `self`. Guide: docs/concepts/templates.md. Rules of the hooks, `ctx`, and which knobs go together:
-    docs/hooks.md. `tk.SplitTask`, `tk.DeferredEpilogue`, `tk.ReduceStoreWarp` and `tk.IndexPrefetch` add hooks.
+    """Base class of load / compute / finish kernels.
+
+    Call: `kernel(*tensors, **args)`, `kernel.compile`, `kernel.explain`. Override: `layout`, `tasks`, `blocks`, the
+    hooks, and `needed_registers` where the accumulators do not say what a consumer's thread needs. The rest is the
+    engine's. Hooks count rows by `ctx.config.team`, the consumers that share a task: `consumers`, or 1 with `pingpong`.
+
+    Subclass it, declare `layout`, write the hooks as `@triton.jit` functions without `self`. Guide:
+    docs/concepts/templates.md. Rules of the hooks, `ctx`, and which knobs go together: docs/hooks.md. `tk.SplitTask`,
+    `tk.DeferredEpilogue`, `tk.ReduceStoreWarp` and `tk.IndexPrefetch` add hooks.
 
     A template is a constant: `MyKernel(stages=4)` with equal knobs is the same object. What its methods return
     (`layout`, `tasks`, `registers`) depends on its knobs and their arguments only. A class attribute of a type such as

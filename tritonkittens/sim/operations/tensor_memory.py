@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from tritonkittens.arch import chip_of
+
 from ..agents import Async, Role, Wait
 from ..clocks import ASYNC
 from ..costs import TCGEN05_LATENCY, tcgen05_cycles
@@ -80,7 +82,7 @@ def reduced_rows(role: Role, op: Op, values: np.ndarray) -> np.ndarray:
     numbers, or wins with `NaN`.
     """
     name, arch = op.result_types[0].element.name, role.machine.simulation.program.arch  # type: ignore[union-attr]
-    if name != "f32" or arch == 100:
+    if name != "f32" or not chip_of(arch).tcgen05_load_max:
         role.machine.stop(
             "illegal",
             f"tcgen05.ld.red of {name} on sm_{arch}: the instruction belongs to sm_103 and takes f32",

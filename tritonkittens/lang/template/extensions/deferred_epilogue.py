@@ -59,7 +59,7 @@ def _call_defer_results(t: Trace, ctx: Traced, state: Traced, memory: Traced) ->
             f"{type(config).__name__}.defer_results: must return a tk.struct as "
             f"layout(deferred_results={dict(config._plan.deferred_results)}) says, "
             f"not {have}"
-        )
+        ).of(type(config).defer_results)
     return struct(**{n: results.fields[n] for n in declared})
 
 
@@ -77,7 +77,9 @@ def _defer(t: Trace, ctx: Traced, state: Traced, memory: Traced, turn: Traced) -
     config = unwrap(ctx.config)
     if config._plan.epilogue_loads:
         t.call(
-            wait, t.call(memory.epilogue_pipeline.full.__getitem__, unwrap(ctx.worker)), t.method(turn, "__and__", 1)
+            wait,
+            t.call(memory.epilogue_pipeline.full.__getitem__, unwrap(ctx.block_consumer)),
+            t.method(turn, "__and__", 1),
         )
     if config.splits:
         return t.call(_defer_joined, ctx, state, memory)
@@ -164,8 +166,8 @@ def _during(t: Trace, carried: Traced, before: Traced) -> Traced:
 
 
 @triton.jit
-def _task_begins(carried, ctx, memory, WORKER: tl.constexpr, turn):
-    return _during(carried, of_consumer(extended(ctx, carried.done), memory, WORKER, turn))
+def _task_begins(carried, ctx, memory, CONSUMER: tl.constexpr, turn):
+    return _during(carried, of_consumer(extended(ctx, carried.done), memory, CONSUMER, turn))
 
 
 @triton.jit
@@ -176,10 +178,10 @@ def _iteration_ends(during, mine, memory, i):
 
 
 @triton.jit
-def _task_ends(carried, ctx, ended, state, memory, WORKER: tl.constexpr, turn, tile):
+def _task_ends(carried, ctx, ended, state, memory, CONSUMER: tl.constexpr, turn, tile):
     """What the iterations of a short task have not stored leaves before the task's own results are computed."""
     T: tl.constexpr = ctx.config
-    before = of_consumer(extended(ctx, carried.done), memory, WORKER, turn)
+    before = of_consumer(extended(ctx, carried.done), memory, CONSUMER, turn)
     for j in range(tl.maximum(tile.count, facts(T).stages - 1), _until(T)):
         _store_at(before, carried.results, memory, j, carried.pending, T)
     if tile.count <= _until(T):
@@ -189,12 +191,12 @@ def _task_ends(carried, ctx, ended, state, memory, WORKER: tl.constexpr, turn, t
 
 
 @triton.jit
-def _consumer_ends(carried, ctx, memory, WORKER: tl.constexpr, turn):
+def _consumer_ends(carried, ctx, memory, CONSUMER: tl.constexpr, turn):
     """The results of the CTA's last task: no products overlap with them, nor need registers."""
     T: tl.constexpr = ctx.config
     TILES: tl.constexpr = _tiles(T)
     EVERY: tl.constexpr = _every(T)
-    before = of_consumer(extended(ctx, carried.done), memory, WORKER, turn)
+    before = of_consumer(extended(ctx, carried.done), memory, CONSUMER, turn)
     if carried.pending > 0:
         for tile in range(TILES):
             for n in tl.static_range(TILES):

@@ -56,7 +56,7 @@ def _read_indices(t: Trace, ctx: Traced, memory: Traced, window: Traced) -> Trac
         raise TileError(
             f"{config.__name__}.page_index must return pointers to int32, one for each of its numbers, "
             f"got {getattr(pointers, 'type', pointers)!r}"
-        )
+        ).of(config.page_index)
     t.call(async_copy.async_load, t.call(memory.windows.__getitem__, window).pieces[0], pointers)
     t.call(async_copy.commit_group)
 

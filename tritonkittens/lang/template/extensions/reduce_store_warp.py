@@ -50,7 +50,9 @@ def _consumer_iteration(t: Trace, ctx: Traced, memory: Traced, phases: Traced) -
     parity = uses if config.pipelined else t.method(uses, "__xor__", 1)
     pipe = memory.reduce_pipeline
     reducing = struct(
-        full=t.call(pipe.full.__getitem__, ctx.worker), empty=t.call(pipe.empty.__getitem__, ctx.worker), parity=parity
+        full=t.call(pipe.full.__getitem__, ctx.block_consumer),
+        empty=t.call(pipe.empty.__getitem__, ctx.block_consumer),
+        parity=parity,
     )
     return struct(**{**ctx.fields, "reducing": reducing})
 
@@ -85,7 +87,7 @@ def reduce_wait(t: Trace, ctx: Traced) -> Traced:
 def _epilogue_begins(t: Trace, ctx: Traced, memory: Traced, phases: Traced) -> Traced:
     """After a task: its scratch tiles have been read."""
     uses = t.call(parity_of_uses, phases, unwrap(ctx.config).placement(t.arch).stages)
-    t.call(wait, t.call(memory.reduce_pipeline.empty.__getitem__, ctx.worker), t.method(uses, "__xor__", 1))
+    t.call(wait, t.call(memory.reduce_pipeline.empty.__getitem__, ctx.block_consumer), t.method(uses, "__xor__", 1))
 
 
 @op
@@ -93,7 +95,7 @@ def _call_reduce_store(t: Trace, ctx: Traced, memory: Traced, uses: Traced) -> T
     """Call hook `reduce_store` for use number `uses` of a consumer's scratch tiles, and release them."""
     config = unwrap(ctx.config)
     hook, pipe = type(config).reduce_store, memory.reduce_pipeline
-    reducing = struct(full=t.call(pipe.full.__getitem__, ctx.worker), parity=t.method(uses, "__and__", 1))
+    reducing = struct(full=t.call(pipe.full.__getitem__, ctx.block_consumer), parity=t.method(uses, "__and__", 1))
     here = struct(**{**ctx.fields, "reducing": reducing})
     value, (awaited,) = counted(t, hook, f"reduce_store: {hook.cache_key}", ("reduces_awaited",), here, ctx.scratch)
     if awaited != 1:
@@ -103,20 +105,20 @@ def _call_reduce_store(t: Trace, ctx: Traced, memory: Traced, uses: Traced) -> T
             "scratch tiles"
         )
     t.call(store_read_wait, 0)
-    t.call(arrive, t.call(pipe.empty.__getitem__, ctx.worker), per="warp")
+    t.call(arrive, t.call(pipe.empty.__getitem__, ctx.block_consumer), per="warp")
     if hasattr(type(config), "reduce_store_done"):
         t.call(type(config).reduce_store_done, ctx, value)
 
 
 @triton.jit
-def reducer(WORKER: triton.language.constexpr, G, A, memory, T: triton.language.constexpr):
+def reducer(CONSUMER: triton.language.constexpr, G, A, memory, T: triton.language.constexpr):
     """The role: reduces what a consumer commits once an iteration."""
     uses = 0
     turn = 0
     ctx = new_context(G, A, T)
     index, tile = first_tile(ctx, A, memory, T)
     while tile.is_valid:
-        mine = of_consumer(extended(ctx, tile), memory, WORKER, turn)
+        mine = of_consumer(extended(ctx, tile), memory, CONSUMER, turn)
         for i in range(tile.count):
             _call_reduce_store(at_iteration(mine, tile.begin + i), memory, uses)
             uses += 1
@@ -188,7 +190,7 @@ class ReduceStoreWarp(Extension):
                 f"{type(T).__name__}.{what} calls tk.reduce_acquire {acquired} times, tk.reduce_commit {committed} "
                 "times; with hook 'reduce_store' "
                 "'compute' and 'compute_last' call each once, in the hook itself, 'compute_first' neither"
-            )
+            ).of(getattr(type(T), what))
 
     @staticmethod
     def added_memory(t: Trace, T: Traced) -> dict[str, Traced]:

@@ -47,7 +47,7 @@ LONG_TASK = tl.constexpr(8)
 
 
 @triton.jit
-def leave_input(ctx, A, memory, following, tile, WORKER: tl.constexpr, T: tl.constexpr):
+def leave_input(ctx, A, memory, following, tile, CONSUMER: tl.constexpr, T: tl.constexpr):
     """A consumer has seen all input of its work tile: its task tiles are free, and with `pingpong` the ring is that of
     the consumer of the next work tile. Returns the next work tile, or with a dynamic schedule this one: the next is not
     known yet.
@@ -58,11 +58,11 @@ def leave_input(ctx, A, memory, following, tile, WORKER: tl.constexpr, T: tl.con
     TEAMS: tl.constexpr = facts(T).teams
     DYNAMIC: tl.constexpr = facts(T).dynamic
     if OWN_TASK:
-        release_own_task(memory, WORKER)
+        release_own_task(memory, CONSUMER)
     after = tile if DYNAMIC else tile_after(ctx, A, tile, following)
     if TEAMS > 1:
         if after.is_valid:
-            call_next(WORKER, T)
+            call_next(CONSUMER, T)
     elif not DYNAMIC:
         scheduling_barrier(depends_on(after))
     return after
@@ -108,14 +108,14 @@ def pipelined_iteration(
     held_at,
     during,
     EDGE: tl.constexpr,
-    WORKER: tl.constexpr,
+    CONSUMER: tl.constexpr,
     T: tl.constexpr,
 ):
     """An iteration after the first: (state, next stage, phases, this stage)."""
     STAGGERS: tl.constexpr = facts(T).staggers
-    if STAGGERS and WORKER > 0:
+    if STAGGERS and CONSUMER > 0:
         if i == held_at:
-            await_previous(WORKER)
+            await_previous(CONSUMER)
     wait(memory.input_pipeline.full[slot], (phases >> slot) & 1)
     here = context_at(
         T, "consumer_iteration", at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE), memory, phases
@@ -129,7 +129,7 @@ def pipelined_iteration(
 
 @triton.jit
 def pipelined_task(
-    ctx, A, mine, memory, state, slot, phases, turn, following, tile, carried, WORKER: tl.constexpr, T: tl.constexpr
+    ctx, A, mine, memory, state, slot, phases, turn, following, tile, carried, CONSUMER: tl.constexpr, T: tl.constexpr
 ):
     """The iterations of a task with `compute_last`: (state, next stage, phases, the next work tile)."""
     STAGES: tl.constexpr = facts(T).stages
@@ -139,9 +139,9 @@ def pipelined_task(
         wait(memory.input_pipeline.full[slot], (phases >> slot) & 1)
         here = at_iteration(addressed_anew(mine, memory), tile.begin, EDGES is None or EDGES != 0)
         state = call_compute_first(here, state, slot_tiles(memory, slot))
-        during = values_from(T, "task_begins", carried, ctx, memory, WORKER, turn)
+        during = values_from(T, "task_begins", carried, ctx, memory, CONSUMER, turn)
         await_block_task(here.late_task)
-        release_epilogue(memory, WORKER, T)
+        release_epilogue(memory, CONSUMER, T)
         previous = slot
         slot, phases = next_slot(slot, phases, STAGES)
         held_at = held_from(ctx, A, following, tile, T)
@@ -149,25 +149,25 @@ def pipelined_task(
         if EDGES == -1:
             for i in range(1, inner):
                 state, slot, phases, previous = pipelined_iteration(
-                    mine, memory, state, slot, phases, previous, i, held_at, during, True, WORKER, T
+                    mine, memory, state, slot, phases, previous, i, held_at, during, True, CONSUMER, T
                 )
         for i in range(inner, tile.count):
             state, slot, phases, previous = pipelined_iteration(
-                mine, memory, state, slot, phases, previous, i, held_at, during, EDGES is None, WORKER, T
+                mine, memory, state, slot, phases, previous, i, held_at, during, EDGES is None, CONSUMER, T
             )
-        if STAGGERS and WORKER + 1 < T.consumers:
+        if STAGGERS and CONSUMER + 1 < T.consumers:
             if held_at > 0:
-                call_next(WORKER, T)
+                call_next(CONSUMER, T)
             scheduling_barrier(held_at)  # and not after the divisions that come next
-        after = leave_input(ctx, A, memory, following, tile, WORKER, T)
+        after = leave_input(ctx, A, memory, following, tile, CONSUMER, T)
         there = context_at(T, "consumer_iteration", addressed_anew(after_input(mine), memory), memory, phases)
         state = call_compute_last(there, state, tiles_before(memory, previous, phases))
         release_before(memory, previous, T)
         release_block_task(there, True)
     else:
         await_block_task(mine.late_task)
-        release_epilogue(memory, WORKER, T)
-        after = leave_input(ctx, A, memory, following, tile, WORKER, T)
+        release_epilogue(memory, CONSUMER, T)
+        after = leave_input(ctx, A, memory, following, tile, CONSUMER, T)
         release_block_task(mine)
     return state, slot, phases, after
 
@@ -196,12 +196,12 @@ def plain_iteration(mine, memory, state, slot, phases, out, out_phases, i, EDGE:
 
 @triton.jit
 def plain_task(
-    ctx, A, mine, memory, state, slot, phases, out, out_phases, following, tile, WORKER: tl.constexpr, T: tl.constexpr
+    ctx, A, mine, memory, state, slot, phases, out, out_phases, following, tile, CONSUMER: tl.constexpr, T: tl.constexpr
 ):
     """The iterations of a task without `compute_last`: (state, next stage, phases, next output stage, its phases, the
     next work tile)."""
     EDGES: tl.constexpr = marked_edges(tile)
-    release_epilogue(memory, WORKER, T)
+    release_epilogue(memory, CONSUMER, T)
     inner = last_edge(tile, 0)
     if EDGES is not None and EDGES != 0:
         for i in range(inner):
@@ -212,14 +212,14 @@ def plain_task(
         state, slot, phases, out, out_phases = plain_iteration(
             mine, memory, state, slot, phases, out, out_phases, i, EDGES is None, T
         )
-    after = leave_input(ctx, A, memory, following, tile, WORKER, T)
+    after = leave_input(ctx, A, memory, following, tile, CONSUMER, T)
     release_block_task(mine)
     return state, slot, phases, out, out_phases, after
 
 
 @triton.jit
-def consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
-    """Run consumer number `WORKER` of template `T`: the hooks that compute, task after task.
+def consumer(CONSUMER: tl.constexpr, G, A, memory, T: tl.constexpr):
+    """Run consumer number `CONSUMER` of template `T`: the hooks that compute, task after task.
 
     `G`: the tensors of the call. `A`: its numbers. `memory`: shared memory and pipelines of the thread block.
     """
@@ -238,17 +238,17 @@ def consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
     ctx = new_context(G, A, T)
     index, tile = first_tile(ctx, A, memory, T)
     if TEAMS > 1:
-        for _ in tl.static_range(WORKER):
+        for _ in tl.static_range(CONSUMER):
             slot, phases = skip_slots(slot, phases, tile.count, STAGES)
             index, tile = next_tile(ctx, A, index, tile)
-    open_turns(WORKER, T)
+    open_turns(CONSUMER, T)
     carried = values_at(T, "consumer_begins", ctx, A, T)
     while tile.is_valid:
-        mine = of_consumer(extended(ctx, tile), memory, WORKER, turn)
+        mine = of_consumer(extended(ctx, tile), memory, CONSUMER, turn)
         if OVER_RING:
             slot = 0
         if OWN_TASK:
-            wait(memory.task_pipeline.full[WORKER], turn & 1)
+            wait(memory.task_pipeline.full[CONSUMER], turn & 1)
         await_block_task(mine.task)
         mine = call_load_params(mine)
         state = call_start(mine)
@@ -256,15 +256,15 @@ def consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
         # a parity tells a stage's last two phases apart: nobody looks at one before the consumer of the previous work
         # tile has seen its own
         if TEAMS > 1:
-            if turn > 0 or WORKER > 0:
-                await_previous(WORKER)
+            if turn > 0 or CONSUMER > 0:
+                await_previous(CONSUMER)
         if PIPELINED:
             state, slot, phases, after = pipelined_task(
-                ctx, A, mine, memory, state, slot, phases, turn, following, tile, carried, WORKER, T
+                ctx, A, mine, memory, state, slot, phases, turn, following, tile, carried, CONSUMER, T
             )
         else:
             state, slot, phases, out, out_phases, after = plain_task(
-                ctx, A, mine, memory, state, slot, phases, out, out_phases, following, tile, WORKER, T
+                ctx, A, mine, memory, state, slot, phases, out, out_phases, following, tile, CONSUMER, T
             )
         carried = end_task(
             carried, ctx, without(mine, "task", "late_task"), state, memory, turn, phases, tile, after.is_valid
@@ -275,7 +275,7 @@ def consumer(WORKER: tl.constexpr, G, A, memory, T: tl.constexpr):
             for _ in tl.static_range(TEAMS - 1):
                 slot, phases = skip_slots(slot, phases, tile.count, STAGES)
                 index, tile = next_tile(ctx, A, index, tile)
-    at_with(T, "consumer_ends", carried, ctx, memory, WORKER, turn)
+    at_with(T, "consumer_ends", carried, ctx, memory, CONSUMER, turn)
     store_read_wait(0)  # the block's memory must outlive the reads; the writes are done when the kernel is
     if turn == 0:
         cluster_opened(T)
