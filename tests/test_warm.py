@@ -99,9 +99,9 @@ def test_warm_compiles_what_later_calls_find(traced):
 
 
 def test_kernels_that_threads_compile_are_those_that_one_compiles(traced, monkeypatch):
+    monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
     launches = [*recorded(lambda: [doubled(operand(), float(n)) for n in range(6)], h200())]
     found = [future.result().asm["cubin"] for future in ahead.begin(launches)]
-    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")
     assert found == [launch.compile().asm["cubin"] for launch in launches]
     assert len(traced) == 12
 
