@@ -5,6 +5,7 @@ torch.compile.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 
 import torch
@@ -12,16 +13,31 @@ from torch import Tensor, nn
 from torch.nested._internal.nested_tensor import NestedTensor
 
 from tritonkittens.arch import chip_of
-from tritonkittens.kernels._dispatch import autocast_type, constant_in_traces, is_ordinary, unseen_by_function_modes
+from tritonkittens.kernels._dispatch import (
+    autocast_type,
+    constant_in_traces,
+    is_compiling,
+    is_ordinary,
+    unseen_by_function_modes,
+)
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS
 from tritonkittens.kernels.gemm.reference import activated
 from tritonkittens.launch import device_facts, is_reachable
 
+_any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
+
+
+@functools.cache
+def _gpu_has_kernels(device: torch.device) -> bool:
+    return chip_of(device_facts(device).capability).tma
+
 
 @constant_in_traces  # a device does not change between a trace and its runs
 def _has_kernels(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return _gpu_has_kernels(device)
     return is_reachable(device) and chip_of(device_facts(device).capability).tma
 
 
@@ -93,7 +109,8 @@ class Linear(nn.Linear):
         """Return the result if the kernel takes the operands, else None."""
         x, weight, bias = input, self.weight, self.bias
         device = x.device
-        if torch.is_autocast_enabled(autocast_type(device)):
+        # the first question takes a tenth of the second's time, and torch.compile does not know it
+        if (is_compiling() or _any_autocast()) and torch.is_autocast_enabled(autocast_type(device)):
             x, weight, bias = self._operands(input)
         dtype, rank = x.dtype, x.ndim
         fits = (
