@@ -2,7 +2,7 @@
 #
 # test       every test function, with the cases that differ in kind: what CI runs, 15 minutes on two cores
 # test-fast  the language, its errors and layouts, and one GEMM and one attention in the simulator: two minutes, while editing
-# test-slow  the exhaustive cases alone, which `test` leaves out: an hour
+# test-slow  the exhaustive cases alone, which `test` leaves out: 15 minutes on two cores
 # test-gpu   every case of the tests of kernels, on the GPU
 #
 # Each target makes .venv first where it is missing or older than pyproject.toml; afterwards no network is needed.
