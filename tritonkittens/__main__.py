@@ -80,14 +80,9 @@ def run(argv: Sequence[str] | None) -> int:
         )
     )
     arguments = parser.parse_args(argv)
-    if arguments.command == "inspect":
-        return cli.run(arguments)
-    if arguments.command == "check":
-        return check.run(arguments)
-    if arguments.command == "tuned":
-        return tuned.run(arguments)
-    if arguments.command == "warm":
-        return warming.run(arguments)
+    modules = {"inspect": cli, "check": check, "tuned": tuned, "warm": warming}
+    if arguments.command in modules:
+        return modules[arguments.command].run(arguments)
     from tritonkittens.demo import main as demo  # imported here because it loads torch and every kernel
 
     demo()

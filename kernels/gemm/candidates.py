@@ -61,8 +61,7 @@ def _padded(rows: int, cols: int, itemsize: int) -> int:
 def stage_bytes(problem: Problem, config: Config) -> int:
     """Return the bytes of a stage: the tiles of A and B of an iteration."""
     size, tile_k = itemsize_of(problem.dtype), config.k_of(itemsize_of(problem.dtype))
-    team = 1 if config.pingpong else config.consumers
-    return _padded(team * config.tile_m, tile_k, size) + _padded(config.tile_n, tile_k, size)
+    return _padded(config.team * config.tile_m, tile_k, size) + _padded(config.tile_n, tile_k, size)
 
 
 def epilogue_bytes(problem: Problem, config: Config) -> int:
@@ -186,12 +185,10 @@ def _split(problem: Problem, config: Config, cluster: int) -> Iterator[Config]:
         yield _with(config, "split_tail", 1, cluster)
     if cluster > 1 or config.pingpong or config.deferred_epilogue:
         return
-    for n in (2, 3, 4, 6, 8, 12, 16):
-        if n <= most and slots < 3 * tasks * n <= 4 * slots:
-            yield _with(config, "split_k", n)
-    for n in (2, 4, 8):
-        if n <= most and slots < 3 * tasks * n <= 4 * slots:
-            yield from _shared_by_cluster(problem.kind, config, n)
+    filling = [n for n in (2, 3, 4, 6, 8, 12, 16) if n <= most and slots < 3 * tasks * n <= 4 * slots]
+    yield from (_with(config, "split_k", n) for n in filling)
+    for n in (n for n in filling if n in (2, 4, 8)):
+        yield from _shared_by_cluster(problem.kind, config, n)
 
 
 @functools.lru_cache(maxsize=4096)

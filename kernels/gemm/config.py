@@ -143,9 +143,14 @@ class Config:
         return Config(**json.loads(text))
 
     @property
+    def team(self) -> int:
+        """Consumers that share a tile."""
+        return 1 if self.pingpong else self.consumers
+
+    @property
     def tile(self) -> tuple[int, int]:
         """Rows and columns of C that the CTAs of a cluster compute together."""
-        return self.tile_m * self.cluster * (1 if self.pingpong else self.consumers), self.tile_n
+        return self.tile_m * self.cluster * self.team, self.tile_n
 
     @property
     def sharers(self) -> int:
@@ -233,4 +238,5 @@ class Config:
 
 
 def itemsize_of(dtype: str) -> int:
+    """Return the bytes of an element, by the dtype's name in a `Problem`."""
     return {"bf16": 2, "fp16": 2, "fp32": 4}.get(dtype, 1)

@@ -171,10 +171,10 @@ class _Iteration(NamedTuple):
 
 @functools.lru_cache(maxsize=1 << 14)
 def _iteration(kind: Problem, config: Config, device: tune.Device) -> _Iteration:
-    size, depth = itemsize_of(kind.dtype), config.k_of(itemsize_of(kind.dtype))
-    rows = config.tile_m * (1 if config.pingpong else config.consumers)
+    size, tile_k = itemsize_of(kind.dtype), config.k_of(itemsize_of(kind.dtype))
+    rows = config.tile_m * config.team
     pieces = _pieces(kind, config)
-    instructions = rows // 64 * (depth * size // INSTRUCTION_BYTES)
+    instructions = rows // 64 * (tile_k * size // INSTRUCTION_BYTES)
     # one wgmma reads its 64 rows of A and all of B, 128 bytes a cycle; on sm_90 it multiplies for n / 2 cycles
     rate = device.tensor_flops(8 * size) / device.multiprocessors / device.clock_hz
     flop = 2 * 64 * (INSTRUCTION_BYTES // size)
@@ -186,7 +186,7 @@ def _iteration(kind: Problem, config: Config, device: tune.Device) -> _Iteration
         stage_bytes(kind, config) / stages(kind, config),
         rows,
         config.tile_n,
-        depth,
+        tile_k,
         size,
         itemsize_of(kind.out),
         config.defers(kind.epilogue == "tile", itemsize_of(kind.out)),
