@@ -28,6 +28,7 @@ def ours(p: Attention, **given: Any) -> Callable[[], Any]:
     from tritonkittens.kernels.attention import attention
 
     given |= {} if p.grad is not None else dict(out=torch.full_like(p.q, float("nan")))
+    given |= {} if p.window is None else dict(window=(p.window, 0))
     return p.timed(functools.partial(attention, causal=p.causal, **given))
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import functools
-import math
 import random
 from typing import NamedTuple
 
 from bench.attention import BOUND, GRADIENT_BOUND, ours, peers_of
 from bench.gemm import OURS, randn
-from bench.harness import Case, Suite, Trial
+from bench.harness import Case, Suite, Trial, log_uniform
 from bench.peers import Attention
 
 COUNT = 40
@@ -47,7 +46,7 @@ def shapes(seed: int, count: int) -> list[Shape]:
     draw = random.Random(seed)
 
     def between(low: int, high: int) -> int:
-        return round(math.exp(draw.uniform(math.log(low), math.log(high))))
+        return round(log_uniform(draw, low, high))
 
     found = []
     for _ in range(count):
@@ -71,14 +70,11 @@ def cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
     def prepare(shape: Shape) -> Trial:
         q, grad = (randn(shape.batch, shape.heads, shape.length, shape.dim) for _ in range(2))
         k, v = (randn(shape.batch, shape.kv_heads, shape.length, shape.dim) for _ in range(2))
-        given = {} if shape.window is None else {"window": (shape.window, 0)}
         if backward:
-            p = Attention(q.requires_grad_(), k.requires_grad_(), v.requires_grad_(), shape.causal, grad, shape.window)
-            return Trial(
-                {OURS: functools.partial(ours, p, **given)}, peers_of(p, options), p.gradient_error(), GRADIENT_BOUND
-            )
-        p = Attention(q, k, v, shape.causal, window=shape.window)
-        return Trial({OURS: functools.partial(ours, p, **given)}, peers_of(p, options), p.error(), BOUND)
+            q, k, v = (x.requires_grad_() for x in (q, k, v))
+        p = Attention(q, k, v, shape.causal, grad if backward else None, shape.window)
+        error, bound = (p.gradient_error(), GRADIENT_BOUND) if backward else (p.error(), BOUND)
+        return Trial({OURS: functools.partial(ours, p)}, peers_of(p, options), error, bound)
 
     return [
         Case(

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from bench.gemm_random import has_aligned_rows
-from bench.gemm_sample import SAMPLE, Sample, config_of, problem_of
+from bench.gemm_sample import SAMPLE, Sample, problem_of
 from tritonkittens import tune
-from tritonkittens.kernels.gemm import cost_model
+from tritonkittens.kernels.gemm import Config, cost_model
 from tritonkittens.kernels.gemm.cost_model import CONSTANTS, Constants, Work, predict, work
 
 STEPS, FOLDS = 2500, 4
@@ -41,7 +41,7 @@ class Measurements:
         for group, shape in enumerate(self.shapes):
             for name, us in sample.rows[shape].items():
                 if name != "cublas":
-                    works.append(work(problem_of(shape), config_of(name), device))
+                    works.append(work(problem_of(shape), Config.from_text(name), device))
                     seconds.append(us * 1e-6)
                     groups.append(group)
                     self.configs.append(name)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import math
 import random
 from typing import NamedTuple
 
 from bench.gemm import LAYOUTS, SCALINGS, bf16_trial, case, fp8_trial
-from bench.harness import Case, Suite
+from bench.harness import Case, Suite, log_uniform
 from bench.peers import SCALE_BLOCK
 
 COUNT, FP8_COUNT = 60, 30
@@ -38,8 +37,7 @@ def shapes(seed: int, count: int) -> list[Shape]:
     draw = random.Random(seed)
 
     def extent(low: int, high: int, multiple: int) -> int:
-        value = math.exp(draw.uniform(math.log(low), math.log(high)))
-        return max(multiple, round(value / multiple) * multiple)
+        return max(multiple, round(log_uniform(draw, low, high) / multiple) * multiple)
 
     found = []
     for _ in range(count):

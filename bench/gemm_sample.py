@@ -179,13 +179,8 @@ DEFAULTS = Config().__dict__
 
 
 def text_of(config: Config) -> str:
-    """Return the fields that are not defaults, as JSON."""
+    """Return the fields that are not defaults, as JSON; `Config.from_text` reads them."""
     return json.dumps({name: value for name, value in config.__dict__.items() if value != DEFAULTS[name]})
-
-
-def config_of(text: str) -> Config:
-    """The inverse of `text_of`."""
-    return Config(**json.loads(text))
 
 
 @dataclasses.dataclass

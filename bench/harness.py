@@ -147,6 +147,11 @@ def interleaved(contenders: Mapping[Name, Round], rounds: int) -> dict[Name, lis
     return times
 
 
+def log_uniform(draw: random.Random, low: float, high: float) -> float:
+    """A number between `low` and `high` whose logarithm is uniformly distributed."""
+    return math.exp(draw.uniform(math.log(low), math.log(high)))
+
+
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip() or 'no message'}"
 

@@ -30,7 +30,7 @@ def test_the_models_choices_are_nearly_the_fastest_of_the_sample(data):
 def test_predictions_of_many_are_those_of_each(data):
     together = data.predicted(CONSTANTS)
     for i in range(0, len(together), 97):
-        config = gemm_sample.config_of(data.configs[i])
+        config = Config.from_text(data.configs[i])
         alone = cost(gemm_sample.problem_of(data.shapes[data.groups[i]]), config, H200).total
         assert together[i] == pytest.approx(alone, rel=1e-12)
 
@@ -65,7 +65,7 @@ def test_a_sample_is_read_as_it_was_written(tmp_path):
     sample.write(tmp_path / "sample.json")
     assert gemm_sample.Sample.read(tmp_path / "sample.json") == sample
     assert gemm_sample.Sample.read(tmp_path / "none.json") == gemm_sample.Sample({}, {})
-    assert gemm_sample.config_of(gemm_sample.text_of(Config(cluster=2))) == Config(cluster=2)
+    assert Config.from_text(gemm_sample.text_of(Config(cluster=2))) == Config(cluster=2)
 
 
 def test_constants_are_written_into_the_source(monkeypatch, tmp_path):

@@ -94,7 +94,7 @@ def test_a_known_token_is_still_refused_or_differentiated(rng):
         for given, message in (
             (dict(dropout=0.1), "dropout_p=0.1"),
             (dict(output_attentions=True), "output_attentions=True"),
-            (dict(s_aux=torch.zeros(4)), "s_aux is given"),
+            (dict(s_aux=torch.zeros(4, dtype=torch.float32)), "s_aux is given"),
         ):
             with pytest.raises(Unsupported, match=message):
                 attention_forward(MODULE, q, k, v, None, **given)
@@ -161,7 +161,7 @@ def test_runs_of_padded_sequences_are_found_once_for_all_layers(monkeypatch, rng
     monkeypatch.setattr(ranges_plan, "runs", lambda numbers: read.append(1) or find(numbers))
     monkeypatch.setattr(ranges_plan, "_known", collections.deque(maxlen=2))
     q, k, v = (torch.randn(2, 2, 24, 64, dtype=BF16, requires_grad=True) for _ in range(3))
-    mask = torch.stack((torch.zeros(24), torch.arange(24) + 1), -1).int().expand(2, 1, 24, 2).clone()
+    mask = torch.stack((torch.zeros(24, dtype=torch.int32), torch.arange(24) + 1), -1).int().expand(2, 1, 24, 2).clone()
     with sim.device():
         for begin in (0, 3, 0):
             mask.numpy()[1, 0, begin:, 0] = begin
