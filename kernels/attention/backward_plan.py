@@ -23,7 +23,7 @@ from tritonkittens.kernels._tensors import (
     remember,
     signature,
 )
-from tritonkittens.kernels.attention.call_plan import TILE, Scores, empty_like
+from tritonkittens.kernels.attention.call_plan import Scores, empty_like
 from tritonkittens.kernels.attention.config import (
     BackwardKind,
     choose_backward,
@@ -33,6 +33,7 @@ from tritonkittens.kernels.attention.config import (
     schedule_knobs,
     worth_sums,
 )
+from tritonkittens.kernels.attention.cost_model import TILE, BackwardShape, single_pass, two_passes
 from tritonkittens.kernels.attention.device.backward import (
     PARTS,
     ROWS,
@@ -174,17 +175,23 @@ def run_backward(
 def _plan(operands: Operands, scores: Scores, deterministic: bool) -> BackwardPlan:
     """The plan of calls with operands like these."""
     _, _, q, k, v, out, _ = operands
-    (heads, queries, dim), (kv_heads, keys, value_dim) = q.shape[1:], v.shape[1:]
+    (batch, heads, queries, dim), (kv_heads, keys, value_dim) = q.shape, v.shape[1:]
     if out.numel() == 0 or keys == 0:
         return BackwardPlan(operands, like_operands(q, k, v))
     features = scores.features(queries, keys)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
     kind = BackwardKind(tk.from_torch(q.dtype), dim, value_dim, *features)
-    factor = 0.0 if deterministic or not worth_sums(dim, keys, kind.causal) else summand_factor(numbers)
-    if factor and has_single_pass(dim, value_dim):
+    shape = BackwardShape(batch * kv_heads, heads // kv_heads, queries, keys, dim, value_dim, scores.left, scores.right)
+    sums = not deterministic and has_single_pass(dim, value_dim) and worth_sums(shape, slots_of(q))
+    if sums and (factor := summand_factor(numbers)):
         cut = keys % (AttentionBackward.tile_m * AttentionBackward.consumers) != 0
-        return SinglePassPlan(operands, numbers, functools.partial(fused_backward, kind, cut), factor)
-    return TwoPassPlan(operands, numbers, kind, 1 if deterministic else heads // kv_heads)
+        return SinglePassPlan(operands, numbers, functools.partial(fused_backward, kind, cut), factor, shape)
+    return TwoPassPlan(operands, numbers, kind, shape, deterministic)
+
+
+def slots_of(x: Tensor) -> int:
+    """SMs of a tensor's device."""
+    return multiprocessor_count(x.get_device())
 
 
 def like_operands(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
@@ -195,19 +202,16 @@ def like_operands(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
 class SinglePassPlan(BackwardPlan):
     """One kernel for dQ, dK and dV. `factor`: see `summand_factor`."""
 
-    def __init__(self, operands: Operands, numbers: dict[str, Any], fused_of: FusedOf, factor: float):
+    def __init__(
+        self, operands: Operands, numbers: dict[str, Any], fused_of: FusedOf, factor: float, shape: BackwardShape
+    ):
         _, _, q, k, v, *_ = operands
         super().__init__(operands, like_operands(q, k, v))
         fused = fused_of(1)
         (batch, heads, queries, _), (kv_heads, keys) = q.shape, k.shape[1:3]
-        device, group = q.get_device(), heads // kv_heads
         tiles, blocks = -(-keys // (fused.tile_m * fused.consumers)), -(-queries // fused.tile_n)
-        # A causal mask leaves half of a task on average
-        parts = (
-            parts_for(device, group, -(-tiles // 2) * batch * kv_heads, True, group * bytes_at_once(fused, q, tiles))
-            if fused.causal
-            else parts_for(device, group, tiles * batch * kv_heads)
-        )
+        at_once = shape.group * bytes_at_once(fused, q, tiles) / l2_bytes(q.get_device()) if fused.causal else 0.0
+        parts = parts_of_group(single_pass, shape, slots_of(q), at_once)
         if parts > 1:
             fused = fused_of(parts)
         rows_of_parts = fused.consumers * tiles
@@ -235,16 +239,17 @@ class SinglePassPlan(BackwardPlan):
 
 
 class TwoPassPlan(BackwardPlan):
-    """Two passes, for groups of so many query heads. Where no CTA fetches tasks, both run side by side."""
+    """Two passes. Where no CTA fetches tasks, both run side by side."""
 
-    def __init__(self, operands: Operands, numbers: dict[str, Any], kind: BackwardKind, group: int):
+    def __init__(
+        self, operands: Operands, numbers: dict[str, Any], kind: BackwardKind, shape: BackwardShape, deterministic: bool
+    ):
         _, _, q, k, v, _, lse = operands
         super().__init__(operands, like_operands(q, k, v))
         # Sums of parts depend on their number, and that on the batch: a deterministic backward leaves groups whole.
-        tasks = -(-k.shape[2] // TILE) * k.shape[0] * k.shape[1]
-        self.parts = parts_for(q.get_device(), group, tasks)
-        tasks = max(tasks * self.parts, -(-q.shape[2] // TILE) * q.shape[0] * q.shape[1])
-        dynamic = tasks > multiprocessor_count(q.get_device())
+        self.parts = 1 if deterministic else parts_of_group(two_passes, shape, slots_of(q))
+        tasks = -(-shape.queries // TILE) * shape.group, -(-shape.keys // TILE) * self.parts
+        dynamic = shape.heads * max(tasks) > slots_of(q)
         of_queries, of_keys = choose_backward(
             AttentionBackwardQueries,
             AttentionBackwardKeys,
@@ -362,18 +367,6 @@ def bytes_at_once(fused: AttentionBackward, q: Tensor, tiles: int) -> int:
     """
     heads = max(1.0, multiprocessor_count(q.get_device()) / tiles)
     return int(heads * q.shape[2] * fused.head_dim * 2 * (q.element_size() + 2))
-
-
-def parts_for(device: int, group: int, tasks: int, dynamic: bool = False, at_once: int = 0) -> int:
-    """Tasks that a group of so many query heads is split into, see `parts_of_group`; 1 for a group of one.
-
-    `tasks`: tasks of whole groups. `at_once`: bytes that those use at a time.
-    """
-    return (
-        parts_of_group(tasks, group, multiprocessor_count(device), dynamic, at_once / l2_bytes(device))
-        if group > 1
-        else 1
-    )
 
 
 def homes_of(dk: Tensor, dv: Tensor, parts: int) -> dict[str, Tensor]:

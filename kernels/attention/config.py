@@ -11,17 +11,18 @@ from typing import Any, NamedTuple, TypeVar
 import triton.language as tl
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels.attention.cost_model import FORWARD, BackwardShape, single_pass, two_passes, work
 from tritonkittens.kernels.attention.device.forward import lines_of_keys
 from tritonkittens.lang.template.renamed import refuse_old
 
 C = TypeVar("C")
 Fused = TypeVar("Fused", bound=tk.lcf)
 MIN_FUSED_DIM = 48  # of the single pass: 5 products of the padded dimension, 64, take less than 7 of it from here on
-NEAR_BEST_WAVES = 1.15  # time of the waves of parts of groups, relative to the best number of parts
+NEAR_BEST = 1.05  # time of the parts of a group, relative to the best number of them
 SHORTEST, MEDIUM, LONG, LONGEST = 512, 1024, 2048, 8192  # keys at which `suited` changes
-TALL, TALL_OF_THREE = 256, 192  # queries of a task of four consumers, of three
+TALL_OF_THREE = 192  # queries of a task of three consumers
 WIDEST = 160  # columns of O that leave registers for the scores of 128 keys
-MANY_WAVES, MOST_WASTE = 4, 1.1  # four consumers need so many waves, and at most so many computed queries per query
+NARROW = 32  # columns of O that leave registers for a fourth CTA an SM
 MAX_SUMS = 256  # columns of dK and dV of one consumer's keys that registers hold
 LAST_WAVES = 2  # of causal tasks: heads are mixed in these, so that all CTAs end together
 
@@ -103,6 +104,11 @@ class Shape(NamedTuple):
         return lines_of_keys(self.head_dim, self.itemsize) > 0
 
     @property
+    def is_modelled(self) -> bool:
+        """Whether `time_of` knows this kind of shape."""
+        return self.itemsize > 1 and not (self.window or self.varlen)
+
+    @property
     def epilogue_n(self) -> int:
         """Columns of O that are staged at a time, where all of them would not fit."""
         return min(64, self.value_dim & -self.value_dim)
@@ -119,24 +125,37 @@ def least(keys: int, cost: dict[int, float]) -> int:
 def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
     """Configurations for so many SMs, the best first. The next one is used where tiles do not fit.
 
-    Measured: docs/notes/attention_forward.md. The reasons:
+    Measured: docs/notes/attention_forward.md. `ForwardPace` chooses between tiles. The reasons for those:
 
+    - Few tasks leave SMs, or warp schedulers, without work. Tasks of one consumer are then best: more CTAs share the
+      work, and each consumer issues its instructions alone.
     - Dimension 64: exponentials take as long as the MMAs. With more consumers, more of them overlap the MMAs of others.
-      But tiles of 192 queries waste more the shorter sequences are. Four consumers leave registers for blocks of 64
-      keys only, which cost more instructions a key: they are for short sequences. Causal short sequences are mostly
-      diagonal, start and end, which three CTAs an SM of one consumer each overlap. Windows and long causal varlen
-      sequences have two consumers, the only number measured. Long turns keep these two from waiting for the same unit.
+      Short sequences are mostly start and end, which several CTAs an SM of one consumer each overlap. Three consumers
+      in one CTA are faster than these where sequences are long; tiles of 192 queries waste more the shorter those are.
+      Four consumers leave registers for blocks of 64 keys only, which cost more instructions a key: they are for
+      sequences in between. Windows and long causal varlen sequences have two consumers, the only number measured. Long
+      turns keep these two from waiting for the same unit.
     - Dimension 128: two stages with the epilogue's tiles beside them beat three under them. Blocks of 128 keys beat
       176, because the largest score need not be known there. Long turns win as often as they lose.
     - Above 128: O is staged in parts, which need no stage, so blocks of 128 keys fit at dimensions 192 and 128.
     - fp8: taller blocks, because a key costs fewer instructions in them; long turns at 128.
     """
     wide = max(shape.head_dim, shape.value_dim)
-    found = _above_128(shape) if wide > 128 else _above_64(shape) if wide > 64 else _up_to_64(shape, slots)
+    found = _above_128(shape) if wide > 128 else _above_64(shape) if wide > 64 else _up_to_64(shape)
+    if wide <= 128 and shape.is_modelled:
+        found = sorted(found, key=lambda config: time_of(config, shape, slots))
     return tuple(
         replace(c, dynamic=shape.heads * -(-shape.queries // (64 * c.consumers)) > slots * c.blocks_per_sm)
         for c in found
     )
+
+
+def time_of(config: Config, shape: Shape, slots: int) -> float:
+    """Microseconds that a forward of a modelled shape takes on so many SMs; see `ForwardPace`."""
+    rows, cols, every = 64 * config.consumers, config.tile_n, shape.queries + shape.keys
+    found = work(shape.heads, shape.queries, shape.keys, rows, cols, every, 0 if shape.causal else every)
+    pace = FORWARD[64 if max(shape.head_dim, shape.value_dim) <= 64 else 128]
+    return pace.time(found, slots, config.consumers, cols, config.blocks_per_sm)
 
 
 def _above_128(shape: Shape) -> list[Config]:
@@ -146,8 +165,14 @@ def _above_128(shape: Shape) -> list[Config]:
     return [Config(tile_n=c, epilogue_n=shape.epilogue_n) for c in (*cols, 64, 32)]
 
 
+def _one_consumer(tile_n: int, blocks_per_sm: int) -> Config:
+    return Config(tile_n=tile_n, consumers=1, blocks_per_sm=blocks_per_sm, warp_scheduler_barrier=False)
+
+
 def _above_64(shape: Shape) -> list[Config]:
     best, smaller = Config(long_turns=shape.itemsize == 1), Config(tile_n=64)
+    if shape.is_modelled:
+        return [best, smaller, _one_consumer(128, 1), *([] if shape.causal else [_one_consumer(64, 2)])]
     if shape.itemsize == 1 and shape.whole_lines and not (shape.window or shape.varlen):
         if not shape.causal:
             best = replace(best, tile_n=least(shape.keys, {128: 1.1, 192: 1.015, 224: 1.0}))
@@ -156,25 +181,25 @@ def _above_64(shape: Shape) -> list[Config]:
     return [best, smaller]
 
 
-def _up_to_64(shape: Shape, slots: int) -> list[Config]:
-    best, keys, of_bytes = Config(long_turns=True), shape.keys, shape.itemsize == 1
+def _up_to_64(shape: Shape) -> list[Config]:
+    best, keys = Config(long_turns=True), shape.keys
+    short = _one_consumer(64, 4 if shape.value_dim <= NARROW and keys < SHORTEST and not shape.causal else 3)
     if shape.window:
         return [best]
-    if shape.causal:
-        if keys < (LONG if of_bytes else LONGEST):
-            return [Config(tile_n=64, consumers=1, blocks_per_sm=3, warp_scheduler_barrier=False)]
-        if of_bytes:
-            return [replace(best, tile_n=256 if keys >= LONGEST and shape.whole_lines else 128)]
-        return [best if shape.varlen or shape.queries < TALL_OF_THREE else Config(consumers=3)]
-    if of_bytes:
-        return [replace(best, tile_n=256 if keys >= MEDIUM else 128)]
+    if shape.itemsize == 1:
+        if shape.causal and keys < LONG:
+            return [short]
+        tall = keys >= (LONGEST if shape.causal else MEDIUM) and (shape.whole_lines or not shape.causal)
+        return [replace(best, tile_n=256 if tall else 128)]
     if shape.varlen:
-        return [replace(best, consumers=3 if keys >= MEDIUM and shape.queries >= 2 * TALL_OF_THREE else 2)]
-    if keys >= LONG and shape.queries >= TALL_OF_THREE:
-        return [Config(consumers=3)]
-    tiles = -(-shape.queries // TALL)  # of a head
-    many = tiles * shape.heads >= MANY_WAVES * slots and tiles * TALL <= MOST_WASTE * shape.queries
-    return [Config(tile_n=64, consumers=4) if many and keys >= SHORTEST and not shape.softcap else best]
+        if shape.causal and keys < LONGEST:
+            return [short]
+        three = not shape.causal and keys >= MEDIUM and shape.queries >= 2 * TALL_OF_THREE
+        return [replace(best, consumers=3 if three else 2)]
+    if shape.causal:
+        return [short, _one_consumer(128, 1), *([Config(consumers=3)] if keys >= LONGEST else [])]
+    four = SHORTEST <= keys < LONG and not shape.softcap
+    return [short, _one_consumer(128, 2), Config(consumers=3), *([Config(tile_n=64, consumers=4)] if four else [])]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -257,38 +282,33 @@ def choose_fused(template: type[Fused], kind: BackwardKind, **knobs: Any) -> Fus
     return template(**kind._replace(head_dim=dim, value_dim=dim)._asdict(), tile_n=cols, summed=summed, **knobs)
 
 
-def worth_sums(head_dim: int, keys: int, causal: bool) -> bool:
-    """Whether a single pass is faster than two.
+def worth_sums(shape: BackwardShape, slots: int) -> bool:
+    """Whether a single pass is faster than two on so many SMs (measured: docs/notes/attention_backward.md).
 
-    With few keys, accumulating dQ in memory costs as much as the two extra products of two passes. Two passes, whose
-    results need no L2, gain more from dynamic schedules: a causal mask and dimension 128 each double the keys from
-    which on a single pass wins (measured: docs/notes/attention_backward.md).
+    Accumulating dQ in memory is worth the two extra products of two passes where tasks are long.
     """
-    return keys >= 256 * 2 ** ((head_dim > 64) + causal)
+
+    def least_time(time: Callable[[BackwardShape, int, int], float]) -> float:
+        return min(time(shape, slots, parts) for parts in divisors(shape.group))
+
+    return least_time(single_pass) < least_time(two_passes)
 
 
-@functools.lru_cache
-def parts_of_group(tasks: int, group: int, slots: int, dynamic: bool = False, at_once: float = 0.0) -> int:
-    """Tasks that the query heads of a group are split into for dK and dV: the fewest that nearly fill the SMs.
+def divisors(group: int) -> list[int]:
+    return [parts for parts in range(1, group + 1) if group % parts == 0]
 
-    Args:
-        tasks: tasks of whole groups.
-        group: query heads of a group.
-        slots: SMs.
-        dynamic: CTAs fetch tasks, which then need no whole waves.
-        at_once: what CTAs with whole groups use at a time, as a share of L2.
 
-    More parts cost sums in fp32, or, with two passes, results of each part and their sum (measured:
-    docs/notes/attention_backward.md).
+def parts_of_group(
+    time: Callable[[BackwardShape, int, int], float], shape: BackwardShape, slots: int, at_once: float = 0.0
+) -> int:
+    """Tasks that the query heads of a group are split into for dK and dV: those with the least `time`.
+
+    The fewest of those that are nearly as fast: parts take memory. `at_once`: what CTAs with whole groups use at a
+    time, as a share of L2, which that of parts must not exceed.
     """
-    waves = {
-        parts: max(1, tasks * parts / slots if dynamic else -(-tasks * parts // slots)) / parts
-        for parts in range(1, group + 1)
-        if group % parts == 0
-    }
-    return next(
-        (parts for parts in waves if at_once <= parts and waves[parts] <= NEAR_BEST_WAVES * min(waves.values())), group
-    )
+    enough = [parts for parts in divisors(shape.group) if at_once <= parts] or [shape.group]
+    times = {parts: time(shape, slots, parts) for parts in enough}
+    return next(parts for parts in times if times[parts] <= NEAR_BEST * min(times.values()))
 
 
 def fitting(make: Callable[[C], tk.lcf], options: Sequence[C]) -> tk.lcf:

@@ -17,15 +17,22 @@ from tritonkittens.kernels.attention.backward_plan import (
     Step,
     Tensors,
     homes_of,
-    parts_for,
     plain_step,
+    slots_of,
     strides_of_tiles,
     sum_step,
     summand_factor,
     template_step,
 )
-from tritonkittens.kernels.attention.call_plan import TILE, Scores
-from tritonkittens.kernels.attention.config import BackwardKind, choose_backward, choose_fused, has_single_pass
+from tritonkittens.kernels.attention.call_plan import Scores
+from tritonkittens.kernels.attention.config import (
+    BackwardKind,
+    choose_backward,
+    choose_fused,
+    has_single_pass,
+    parts_of_group,
+)
+from tritonkittens.kernels.attention.cost_model import BackwardShape, single_pass, two_passes
 from tritonkittens.kernels.attention.device.backward import PARTS, ROWS
 from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward
 from tritonkittens.kernels.attention.device.varlen import (
@@ -35,7 +42,7 @@ from tritonkittens.kernels.attention.device.varlen import (
     varlen_postprocess,
     varlen_preprocess,
 )
-from tritonkittens.kernels.attention.varlen_plan import Listing, most_tiles, tiles_apart
+from tritonkittens.kernels.attention.varlen_plan import Listing, tiles_apart
 
 
 class Operands(NamedTuple):
@@ -99,10 +106,26 @@ def _plan(
     factor = 0.0 if deterministic else summand_factor(numbers)
     if factor and has_single_pass(kind.head_dim, kind.value_dim):
         return VarlenSinglePassPlan(
-            operands, numbers, lambda parts: choose_fused(VarlenBackward, kind, parts=parts), factor
+            operands, numbers, lambda parts: choose_fused(VarlenBackward, kind, parts=parts), factor, scores
         )
     kernels = choose_backward(VarlenBackwardQueries, VarlenBackwardKeys, kind)
-    return VarlenTwoPassPlan(operands, numbers, kernels, deterministic)
+    return VarlenTwoPassPlan(operands, numbers, kernels, scores, deterministic)
+
+
+def mean_shape(operands: Operands, scores: Scores) -> BackwardShape:
+    """As if all sequences were as long as the mean one: lengths are known on the device only."""
+    (queries, heads, dim), (keys, kv_heads, value_dim) = operands.q.shape, operands.v.shape
+    count = max(1, operands.starts_q.shape[0] - 1)
+    return BackwardShape(
+        count * kv_heads,
+        heads // kv_heads,
+        -(-queries // count),
+        -(-keys // count),
+        dim,
+        value_dim,
+        scores.left,
+        scores.right,
+    )
 
 
 class VarlenBackwardPlan(BackwardPlan):
@@ -185,12 +208,12 @@ def postprocess_step(
 class VarlenSinglePassPlan(VarlenBackwardPlan):
     """One kernel for dQ, dK and dV. `factor`: see `summand_factor`."""
 
-    def __init__(self, operands: Operands, numbers: dict[str, Any], fused_of: FusedOf, factor: float):
+    def __init__(self, operands: Operands, numbers: dict[str, Any], fused_of: FusedOf, factor: float, scores: Scores):
         super().__init__(operands)
         fused = fused_of(1)
         q, k, starts = operands.q, operands.k, (operands.starts_q, operands.starts_k)
         (queries, heads, _), (keys, kv_heads), block = q.shape, k.shape[:2], fused.tile_n
-        parts = parts_for(q.get_device(), heads // kv_heads, most_tiles(keys, self.sequences, TILE) * kv_heads)
+        parts = parts_of_group(single_pass, mean_shape(operands, scores), slots_of(q))
         if parts > 1:
             fused = fused_of(parts)
         height = fused.tile_m * fused.consumers
@@ -236,17 +259,14 @@ class VarlenTwoPassPlan(VarlenBackwardPlan):
         operands: Operands,
         numbers: dict[str, Any],
         kernels: tuple[tk.lcf, tuple[tk.lcf, ...]],
+        scores: Scores,
         deterministic: bool,
     ):
         super().__init__(operands)
         q, k, starts = operands.q, operands.k, (operands.starts_q, operands.starts_k)
-        (queries, heads), (keys, kv_heads) = q.shape[:2], k.shape[:2]
+        (queries, heads), keys = q.shape[:2], k.shape[0]
         # Sums of parts depend on their number, see `TwoPassPlan`.
-        self.parts = (
-            1
-            if deterministic
-            else parts_for(q.get_device(), heads // kv_heads, most_tiles(keys, self.sequences, TILE) * kv_heads)
-        )
+        self.parts = 1 if deterministic else parts_of_group(two_passes, mean_shape(operands, scores), slots_of(q))
         self.new_row_values = allocator(
             (2, 1, heads, tiles_apart(queries, self.sequences, ROWS) * ROWS), torch.float32, q.device
         )

@@ -134,10 +134,10 @@ def test_gradients_of_many_heads(dim, causal, rng):
 
 
 @pytest.mark.parametrize("shape, given, expected", [
-    ((1, 8, 2, 300, 300, 128), {}, [(4, False, False)]),
-    ((1, 4, 1, 600, 300, 64), dict(causal=True), [(4, True, True)]),
-    slow((1, 4, 1, 150, 200, 160), {}, [(4, False, False)]),  # two passes, and two kernels for dK and dV
-    slow((2, 4, 1, 70, 140, 80), {}, [(4, False, False)]),  # sums of 96 columns
+    ((1, 8, 2, 300, 300, 128), {}, [(4, False)]),
+    ((1, 4, 1, 600, 300, 64), dict(causal=True), [(4, True)]),
+    slow((1, 4, 1, 150, 200, 160), {}, [(4, False)]),  # two passes, and two kernels for dK and dV
+    slow((2, 4, 1, 70, 140, 80), {}, [(4, False)]),  # sums of 96 columns
     slow((1, 4, 1, 150, 200, 64), dict(deterministic=True), []),  # the same bits whatever else there is
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("parts", [slow(1), 2, slow(4)])
@@ -148,7 +148,7 @@ def test_gradients_of_many_blocks(parts, shape, given, expected, rng, monkeypatc
     monkeypatch.setattr(
         backward_plan,
         "parts_of_group",
-        lambda tiles, group, slots, dynamic, at_once: asked.append((group, dynamic, at_once > 0)) or parts,
+        lambda time, shape, slots, at_once=0.0: asked.append((shape.group, at_once > 0)) or parts,
     )
     check(*leaves(*shape), **given)
     assert asked == expected

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from tests.util import DEVICE, assert_eager_is_operator, on_gpu_or_simulated, poison, relative_error, slow
-from tritonkittens.kernels.attention import attention, attention_torch, attention_varlen, backward_plan, varlen_plan
+from tritonkittens.kernels.attention import (
+    attention,
+    attention_torch,
+    attention_varlen,
+    varlen_backward_plan,
+    varlen_plan,
+)
 from tritonkittens.kernels.attention.varlen_plan import Listing, choose, most_tiles
 
 pytestmark = [pytest.mark.usefixtures("kernel_device"), pytest.mark.simulated(multiprocessors=3)]
@@ -419,7 +425,7 @@ def test_memory_of_gradients(heads, kv_heads, dim):
 
 @pytest.mark.parametrize("parts, dim", [(1, 64), (2, 64), slow(2, 80), slow(4, 160)])
 def test_gradients_of_parts_of_groups(parts, dim, rng, monkeypatch):
-    monkeypatch.setattr(backward_plan, "parts_of_group", lambda tiles, group, *_: parts)
+    monkeypatch.setattr(varlen_backward_plan, "parts_of_group", lambda *_: parts)
     check((70, 130), (70, 150), heads=4, kv_heads=1, dim=dim, causal=True)
     check((3, 0, 140, 65), (5, 40, 0, 130), heads=4, kv_heads=1 if parts == 4 else 2, dim=dim)
 
