@@ -2,7 +2,9 @@
 GPU needed."""
 
 import dataclasses
+import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -158,9 +160,9 @@ def test_compute_first_without_compute_last():
 
 def test_unknown_knobs():
     known = (
-        "blocks_per_sm, broadcast_tile, cluster, consumer_registers, consumers, lagged_producer, one_tile_per_block, "
-        "order, pingpong, "
-        "producer_registers, schedule, stages, staggered_epilogue, warp_scheduler_barrier"
+        "blocks_per_sm, broadcast_tile, cluster, consumer_registers, consumers, lagged_producer, launch_pdl, "
+        "one_tile_per_block, order, pingpong, "
+        "producer_registers, schedule, stages, staggered_epilogue, task_stages, warp_scheduler_barrier"
     )
     with refused(f"Copy(consumer=2): no such knob; it has {known}"):
         Copy(consumer=2)
@@ -198,6 +200,23 @@ def test_a_lagged_producer_without_lagged_tiles():
 def test_a_lagged_producer_is_explained():
     line = "a warp of its own loads lagged tiles"
     assert line in LaggedStream(lagged_producer=True).explain() and line not in LaggedStream().explain()
+
+
+@pytest.mark.parametrize("stages", [0, 3, None])
+def test_impossible_task_stages(stages):
+    with refused(f"Prefix(task_stages={stages!r}): must be 1 or 2"):
+        Prefix(task_stages=stages)
+
+
+def test_task_stages_without_task_tiles_of_consumers():
+    with refused("Copy(task_stages=2): its layout has no task tiles of consumers"):
+        Copy(task_stages=2)
+
+
+@pytest.mark.parametrize("mode", ["early", None, 2])
+def test_impossible_dependencies_of_launches(mode):
+    with refused(f"Copy(launch_pdl={mode!r}): must be False, True or 'overlap'"):
+        Copy(launch_pdl=mode)
 
 
 @pytest.mark.parametrize("number", [-1, 17, 2.0])
@@ -1163,6 +1182,26 @@ def test_properties_are_part_of_the_key():
 def test_a_hook_may_call_a_knob():
     square, cube = (Applied(epilogue=f).compile(*tensors()) for f in (_square, _cube))
     assert square.asm["cubin"] != cube.asm["cubin"]
+
+
+# ---------------------------------------------------------------- programmatic dependent launch
+
+
+@pytest.mark.parametrize("mode", [False, True, "overlap"])
+def test_when_a_kernel_waits_for_the_previous_one(mode):
+    """In PTX, roles come in the order of the program: the producer's last load before a wait at its end."""
+    x, s = torch.empty(2, 128, 64), torch.empty(256, 64)
+    lengths = torch.empty(2, dtype=torch.int32)
+    compiled = PipelinedStream(launch_pdl=mode).compile(x, x, s, s, lengths, tasks=2, arch="sm_90a")
+    events = r"mbarrier\.init|griddepcontrol\.\w+|cp\.async\.bulk\.tensor\S*mbarrier"
+    order = [found.split(".")[-1] for found in re.findall(events, compiled.asm["ptx"])]
+    steps = [name for name, _ in itertools.groupby(order)]
+    waits = {
+        False: [],
+        True: ["init", "wait", "launch_dependents", "mbarrier"],
+        "overlap": ["init", "launch_dependents", "mbarrier", "wait"],
+    }
+    assert steps == (waits[mode] or ["init", "mbarrier"])
 
 
 # ---------------------------------------------------------------- the interpreter

@@ -38,6 +38,7 @@ class Config:
         long_turns: a turn ends when the scores are there, instead of when their product is issued.
         stages: of the rings of K and V; None: as many as fit.
         blocks_per_sm: CTAs of an SM.
+        task_stages: 2: a consumer's next queries are loaded while it computes.
         epilogue_n: columns of O that a consumer stages at a time; None: all.
         dynamic: CTAs fetch causal tasks, longest first.
         order: raster order of the tasks; None: chosen.
@@ -49,6 +50,7 @@ class Config:
     long_turns: bool = False
     stages: int | None = None
     blocks_per_sm: int = 1
+    task_stages: int = 1
     epilogue_n: int | None = None
     dynamic: bool = True
     order: tk.Order | None = None
@@ -67,6 +69,7 @@ class Config:
             long_turns=self.long_turns,
             stages=self.stages,
             blocks_per_sm=self.blocks_per_sm,
+            task_stages=self.task_stages,
             epilogue_n=self.epilogue_n,
             **schedule,
         )

@@ -5,7 +5,10 @@ lets the next kernel start. The order matters: a next kernel that starts early t
 before this one.
 
 With `launch_pdl="overlap"` a CTA computes beside the previous kernel, and waits for it when it ends. So a kernel after
-this one, which waits for this one alone, comes after both. Source: PTX ISA, griddepcontrol.
+this one, which waits for this one alone, comes after both. It must not read what the previous kernel writes.
+
+Unless CTAs fetch tasks, hook `setup` of a CTA's first task runs before the wait, in either mode: it may read what
+kernels before the previous one have written, but not what that writes. Source: PTX ISA, griddepcontrol.
 """
 
 from __future__ import annotations
