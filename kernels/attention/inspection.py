@@ -126,11 +126,15 @@ def _decode(
 
 
 FORWARD: dict[str, Kind] = {
-    "d64_short": dict(dim=64, batch=16, heads=4, queries=512),
+    "d64_short": dict(dim=64, batch=64, queries=256),
+    "d32_short": dict(dim=32, batch=64, queries=256),
+    "d64_few": dict(dim=64, batch=1, heads=1, queries=8192),
+    "d64_few_causal": dict(dim=64, batch=1, heads=1, queries=8192, causal=True),
     "d64_many": dict(dim=64, heads=128, queries=1024),
     "d64_long_causal": dict(dim=64, queries=16384, causal=True),
     "d96": dict(dim=96),
     "d128_fp16": dict(dim=128, dtype=torch.float16),
+    "d128_few": dict(dim=128, batch=1, heads=4, queries=1024),
     "d128_causal_one_wave": dict(dim=128, batch=1, heads=4, queries=1024, causal=True),
     "d128_window_softcap_lse": dict(dim=128, window=(512, 0), softcap=30.0, lse=True),
     "d128_cols_176": dict(dim=128, config=Config(tile_n=176, epilogue_n=64)),
@@ -161,7 +165,7 @@ VARLEN: dict[str, Kind] = {
     "d128_causal": dict(dim=128, causal=True, keys=4160),
     "d128_window_softcap": dict(dim=128, window=(512, 0), softcap=30.0),
 }
-FEW: Kind = dict(batch=1, queries=1024)
+FEW: Kind = dict(batch=2, queries=1024)
 SPLITS: Kind = dict(dim=64, batch=64, keys=4096, num_splits=2)
 TWO_PASSES: Kind = dict(queries=1024, deterministic=True)
 WINDOW: Kind = dict(window=(512, 0), softcap=30.0)
@@ -202,7 +206,11 @@ def _backwards() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, .
         dict(dim=64, queries=1000, grad_lse=True),
         (None, "backward_preprocess_lse", "backward_d64_cut", None),
     )
-    yield (_backward, dict(dim=64, batch=1, heads=8, kv_heads=4, queries=512), (None, None, "backward_d64_parts", None))
+    yield (
+        _backward,
+        dict(dim=64, batch=1, heads=8, kv_heads=4, queries=2048),
+        (None, None, "backward_d64_parts", None),
+    )
     yield (
         _backward,
         dict(dim=128, batch=1, kv_heads=4, causal=True),
@@ -235,6 +243,11 @@ def _backwards() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, .
         "varlen_dkdv_d128_causal",
     )
     yield _varlen_backward, dict(dim=128, causal=True, **TWO_PASSES), in_two_passes
+    yield (
+        _backward,
+        dict(dim=128, batch=2, heads=8, kv_heads=1, queries=700),
+        (None, None, None, None, "backward_sum_parts"),
+    )
     in_parts = (None, None, None, None, None, "varlen_backward_d128_parts", None, "varlen_postprocess_parts", None)
     yield _varlen_backward, dict(dim=128, kv_heads=2, **FEW), in_parts
 

@@ -106,7 +106,11 @@ def _plan(
     factor = 0.0 if deterministic else summand_factor(numbers)
     if factor and has_single_pass(kind.head_dim, kind.value_dim):
         return VarlenSinglePassPlan(
-            operands, numbers, lambda parts: choose_fused(VarlenBackward, kind, parts=parts), factor, scores
+            operands,
+            numbers,
+            lambda parts: choose_fused(VarlenBackward, kind, parts=parts, launch_pdl=True),
+            factor,
+            scores,
         )
     kernels = choose_backward(VarlenBackwardQueries, VarlenBackwardKeys, kind)
     return VarlenTwoPassPlan(operands, numbers, kernels, scores, deterministic)

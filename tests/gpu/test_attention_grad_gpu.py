@@ -20,6 +20,7 @@ from tests.util import (
 )
 from tritonkittens.kernels.attention import attention, attention_torch, backward_plan
 from tritonkittens.kernels.attention.autograd import AttentionFunction
+from tritonkittens.kernels.attention.call_plan import scores_of
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -120,6 +121,24 @@ def test_how_many_passes_there_are(worth, deterministic, passes, rng, monkeypatc
     monkeypatch.setattr(backward_plan, "fused_backward", lambda *kind: ran.append(1) or original(*kind))
     check(*leaves(1, 1, 1, 70, 110, 64), deterministic=deterministic)
     assert len(ran) == (passes == 1)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_kernels_for_dq_and_for_dk_and_dv_may_run_in_either_order(parts, rng, monkeypatch):
+    """They overlap: neither needs the other's results, nor writes what the other reads."""
+    monkeypatch.setattr(backward_plan, "worth_sums", lambda *_: False)
+    monkeypatch.setattr(backward_plan, "parts_of_group", lambda *_: parts)
+    q, k, v = (x.detach() for x in leaves(1, 2, 1, 70, 130, 64))
+    out, lse = attention(q, k, v, return_lse=True)
+    operands = torch.randn(out.shape, device=DEVICE).to(out.dtype), None, q, k, v, out, lse
+    plan = backward_plan._plan(operands, scores_of(q, None, None, LIMIT, LIMIT), False)
+    expected, tensors = plan(*operands), plan.tensors(*operands)
+    preprocess, of_queries, of_keys, *sums = plan.steps
+    assert len(sums) == (parts > 1)
+    for step in (preprocess, of_keys, of_queries, *sums):
+        step(tensors)
+    for name, gradient in zip(("dQ", "of_keys", "of_values"), expected, strict=True):
+        assert torch.equal(tensors[name], gradient) and gradient.isfinite().all()
 
 
 @pytest.mark.simulated(multiprocessors=2)

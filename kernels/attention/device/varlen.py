@@ -117,7 +117,7 @@ def _task(ctx, heads):
     return head, row, queries, keys, numbers, first
 
 
-@plain_kernel
+@plain_kernel(launch_pdl=True)
 @triton.jit
 def varlen_preprocess(
     O, dO, L, dL, entries, LSE_log2, dPsum,  # noqa: E741
@@ -128,8 +128,11 @@ def varlen_preprocess(
 
     O, dO: (total, H, DIM) with these strides, the last 1. L, dL: (H, total) fp32, contiguous. LSE_log2, dPsum: (1, H,
     tiles · 64) fp32, or with ADDENDS (1, H, tiles, PARTS, 64) bf16 as `preprocess` writes them, each sequence in whole
-    blocks of TILES tiles, with zeros after its end.
+    blocks of TILES tiles, with zeros after its end. `launch_pdl`: it starts early and waits, and the next kernel does
+    so, too.
     """
+    tk.dependency_wait()
+    tk.dependents_launch()
     tile, rows, _, block, _ = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     if tile >= 0:
@@ -162,7 +165,7 @@ def varlen_preprocess(
             tl.store(LSE_log2 + place + query, lse_log2)
 
 
-@plain_kernel
+@plain_kernel(launch_pdl=True)
 @triton.jit
 def varlen_postprocess(
     accum,
@@ -182,8 +185,9 @@ def varlen_postprocess(
 
     accum: (…, H, blocks, …) of SUMMED columns from `VarlenBackward`, TILES tiles of 64 rows a block, with their
     `words`. home: dQ, whose list has tiles of 64 queries, or with `OF_KEYS` dK or dV, whose list has blocks; (total, H,
-    WIDTH) with these strides, the last 1.
+    WIDTH) with these strides, the last 1. `launch_pdl`: it starts early and waits.
     """
+    tk.dependency_wait()
     tile, queries, keys, block, first = _entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     rows, first = (keys, first) if OF_KEYS else (queries, block)
