@@ -4,6 +4,7 @@ launches."""
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any
@@ -39,10 +40,12 @@ from tritonkittens.kernels.attention.device.backward import (
     AttentionBackwardQueries,
     preprocess,
 )
-from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward, postprocess
+from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward
+from tritonkittens.kernels.attention.device.postprocess import ROWS_SUMMED, postprocess, sum_parts
 from tritonkittens.launch import l2_bytes, multiprocessor_count
 
 SMALLEST_SCALE = 2.0**-64  # of scores: `preprocess` divides by it
+ALIGNED = 32  # fp32 of a cache line
 
 Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor]  # gradients of O and L, Q, K, V, O, L
 Gradients = tuple[Tensor, Tensor, Tensor]  # dQ, dK, dV
@@ -138,6 +141,7 @@ def fused_backward(kind: BackwardKind, cut: bool, parts: int) -> AttentionBackwa
         parts=parts,
         rotated=parts == 1 and not (kind.causal or kind.window),
         order=schedule_knobs(kind.causal)["order"],
+        launch_pdl=True,
     )
 
 
@@ -180,8 +184,7 @@ def _plan(operands: Operands, scores: Scores, deterministic: bool) -> BackwardPl
     if factor and has_single_pass(dim, value_dim):
         cut = keys % (AttentionBackward.tile_m * AttentionBackward.consumers) != 0
         return SinglePassPlan(operands, numbers, functools.partial(fused_backward, kind, cut), factor)
-    kernels = choose_backward(AttentionBackwardQueries, AttentionBackwardKeys, kind, **schedule_knobs(kind.causal))
-    return TwoPassPlan(operands, numbers, kernels, 1 if deterministic else heads // kv_heads)
+    return TwoPassPlan(operands, numbers, kind, 1 if deterministic else heads // kv_heads)
 
 
 def like_operands(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
@@ -209,47 +212,54 @@ class SinglePassPlan(BackwardPlan):
             fused = fused_of(parts)
         rows_of_parts = fused.consumers * tiles
         self.new_dq_accum = allocator((batch, heads, blocks, fused.block_numbers), torch.float32, q.device)
-        self.new_words = allocator((batch, heads, blocks, fused.consumers), torch.int32, q.device)
-        of_parts = (2, batch, kv_heads, rows_of_parts, fused.tile_m * fused.summed)  # of dK and dV
-        self.new_parts = allocator(of_parts, torch.float32, q.device) if parts > 1 else None
+        self.of_parts = (2, batch, kv_heads, rows_of_parts, fused.tile_m * fused.summed) if parts > 1 else (0,)
+        words, programs = batch * heads * blocks * fused.consumers, -(-queries // ROWS) * heads * batch
+        self.words = -(-words // ALIGNED) * ALIGNED
+        self.zeros_each = -(-(self.words + math.prod(self.of_parts)) // (4 * programs)) * 4
+        self.new_zeros = allocator((self.zeros_each * programs,), torch.int32, q.device)
 
         tensors, scale = self.tensors(*operands), numbers["gradient"]
         self.steps = [
-            preprocess_step(tensors, factor),
+            preprocess_step(tensors, factor, self.zeros_each),
             template_step(fused, tensors, numbers),
-            postprocess_step(tensors, fused, "dQ_accum", "dQ", scale, blocks * fused.tile_n // ROWS),
+            postprocess_step(tensors, fused, scale, (blocks * fused.tile_n // ROWS, rows_of_parts), parts > 1),
         ]
-        if parts > 1:
-            self.steps += [
-                postprocess_step(tensors, fused, "dK", "of_keys", scale, rows_of_parts),
-                postprocess_step(tensors, fused, "dV", "of_values", 1.0, rows_of_parts),
-            ]
 
     def make(self, tensors: Tensors) -> None:
         LSE_log2, dPsum = addends_in(tensors["dQ"])
-        tensors.update(dQ_accum=self.new_dq_accum(), words=self.new_words(), LSE_log2=LSE_log2, dPsum=dPsum)
-        if self.new_parts is not None:
-            tensors["dK"], tensors["dV"] = self.new_parts().zero_().unbind()
+        words = self.new_zeros()
+        tensors.update(dQ_accum=self.new_dq_accum(), words=words, LSE_log2=LSE_log2, dPsum=dPsum)
+        if parts := math.prod(self.of_parts):
+            sums = words[self.words : self.words + parts].view(torch.float32)
+            tensors["dK"], tensors["dV"] = sums.view(self.of_parts).unbind()
 
 
 class TwoPassPlan(BackwardPlan):
-    """Two passes by the `kernels` of `choose_backward`, for groups of so many query heads."""
+    """Two passes, for groups of so many query heads. Where no CTA fetches tasks, both run side by side."""
 
-    def __init__(
-        self, operands: Operands, numbers: dict[str, Any], kernels: tuple[tk.lcf, tuple[tk.lcf, ...]], group: int
-    ):
+    def __init__(self, operands: Operands, numbers: dict[str, Any], kind: BackwardKind, group: int):
         _, _, q, k, v, _, lse = operands
         super().__init__(operands, like_operands(q, k, v))
         # Sums of parts depend on their number, and that on the batch: a deterministic backward leaves groups whole.
-        self.parts = parts_for(q.get_device(), group, -(-k.shape[2] // TILE) * k.shape[0] * k.shape[1])
+        tasks = -(-k.shape[2] // TILE) * k.shape[0] * k.shape[1]
+        self.parts = parts_for(q.get_device(), group, tasks)
+        tasks = max(tasks * self.parts, -(-q.shape[2] // TILE) * q.shape[0] * q.shape[1])
+        dynamic = tasks > multiprocessor_count(q.get_device())
+        of_queries, of_keys = choose_backward(
+            AttentionBackwardQueries,
+            AttentionBackwardKeys,
+            kind,
+            (True, True if kind.causal and dynamic else "overlap"),
+            **schedule_knobs(kind.causal, dynamic),
+        )
         self.new_row_values = allocator_like(padded_empty(tuple(lse.shape), lse))
-        tensors, (of_queries, of_keys) = self.tensors(*operands), kernels
+        tensors = self.tensors(*operands)
         self.steps = [
             preprocess_step(tensors),
             *(template_step(kernel, tensors, numbers) for kernel in (of_queries, *of_keys)),
         ]
         if self.parts > 1:
-            self.steps.append(lambda tensors: sum_groups(tensors, tensors["of_keys"], tensors["of_values"]))
+            self.steps.append(sum_step(tensors, self.parts))
 
     def make(self, tensors: Tensors) -> None:
         tensors.update(
@@ -259,25 +269,24 @@ class TwoPassPlan(BackwardPlan):
         )
 
 
-def preprocess_step(tensors: Tensors, factor: float = 0.0) -> Step:
+def preprocess_step(tensors: Tensors, factor: float = 0.0, zeros_each: int = 0) -> Step:
     """LSE_log2 and dPsum, see `preprocess`. `factor`: see `summand_factor`, for the single pass; 0 for two passes.
 
-    The single pass also needs `words` of zeros, which the same kernel writes.
+    The single pass also needs zeros, from the address of `words` on, of which each program writes `zeros_each`.
     """
     o, do, lse, LSE_log2, dl = (tensors[name] for name in ("O", "dO", "L", "LSE_log2", "dL"))
     batch, heads, queries, dim = o.shape
-    zeros, words_of_head = ("words", tensors["words"].numel() // (batch * heads)) if factor else ("LSE_log2", 0)
     return plain_step(
         preprocess,
         (-(-queries // ROWS), heads, batch),
         tensors,
-        ("O", "dO", "L", "dL", "LSE_log2", "dPsum", zeros),
+        ("O", "dO", "L", "dL", "LSE_log2", "dPsum", "words" if factor else "LSE_log2"),
         *o.stride()[:3],
         *do.stride()[:3],
         *lse.stride()[:2],
         *strides_of_tiles(LSE_log2),
         queries,
-        words_of_head,
+        zeros_each,
         factor,
         dim,
         power_of_two(dim),
@@ -287,25 +296,32 @@ def preprocess_step(tensors: Tensors, factor: float = 0.0) -> Step:
 
 
 def postprocess_step(
-    tensors: Tensors, fused: AttentionBackward, accum: str, gradient: str, factor: float, tiles: int
+    tensors: Tensors, fused: AttentionBackward, factor: float, tiles: tuple[int, int], parts: bool
 ) -> Step:
-    """A gradient, `factor` times its accumulation buffer, which has so many tiles of 64 rows a head.
+    """dQ, `factor` times its accumulation buffer, and with several `parts` dK and dV; see `postprocess`.
 
-    `accum` and `gradient` are the names of both.
+    `tiles`: of 64 queries and of 64 keys of a head in the accumulation buffers.
     """
-    batch, heads, rows, dim = tensors[gradient].shape
+    (batch, heads, queries, dim), (kv_heads, keys) = tensors["dQ"].shape, tensors["of_keys"].shape[1:3]
+    names = ("dK", "dV", "of_keys", "of_values") if parts else ("dQ_accum", "dQ_accum", "dQ", "dQ")
+    gradients = ("dQ", *names[2:])
+    across = -(-fused.summed // 64)
     return plain_step(
         postprocess,
-        (-(-fused.summed // 64) * tiles, batch * heads),
+        (across * max(tiles if parts else tiles[:1]), batch * (heads + (2 * kv_heads if parts else 0))),
         tensors,
-        (accum, "words", gradient),
-        *tensors[gradient].stride()[:3],
+        ("dQ_accum", "words", "dQ", *names),
+        *(stride for name in gradients for stride in tensors[name].stride()[:3]),
         factor,
-        rows,
+        batch,
+        queries,
         heads,
+        keys,
+        kv_heads,
+        *tiles,
         fused.summed,
         dim,
-        gradient == "dQ",
+        parts,
     )
 
 
@@ -361,14 +377,26 @@ def parts_for(device: int, group: int, tasks: int, dynamic: bool = False, at_onc
 
 
 def homes_of(dk: Tensor, dv: Tensor, parts: int) -> dict[str, Tensor]:
-    """Where kernels write dK and dV: those themselves, or for several `parts` buffers that `sum_groups` sums."""
+    """Where kernels write dK and dV: those themselves, or for several `parts` buffers that `sum_parts` sums."""
     if parts == 1:
         return dict(dK=dk, dV=dv)
     return {name: x.new_empty(x.shape[0], x.shape[1] * parts, *x.shape[2:]) for name, x in (("dK", dk), ("dV", dv))}
 
 
-def sum_groups(homes: dict[str, Tensor], dk: Tensor, dv: Tensor) -> None:
-    """Sum the buffers of `homes_of` into dK and dV."""
-    for home, x in ((homes["dK"], dk), (homes["dV"], dv)):
-        if home is not x:
-            torch.sum(home.unflatten(1, (x.shape[1], -1)), 2, out=x)
+def sum_step(tensors: Tensors, parts: int) -> Step:
+    """Sums the buffers of `homes_of` into dK and dV, (B, H, S, D), or (total, H, D) of sequences end to end."""
+    dk, dv = tensors["of_keys"], tensors["of_values"]
+    names = ("dK", "dV", "of_keys", "of_values")
+    by_head = [x if x.ndim == 4 else x.transpose(0, 1)[None] for x in map(tensors.__getitem__, names)]
+    batch, kv_heads, keys, _ = by_head[2].shape
+    widths = dk.shape[-1], dv.shape[-1]
+    return plain_step(
+        sum_parts,
+        (-(-keys // ROWS_SUMMED.value), kv_heads, 2 * batch),
+        tensors,
+        names,
+        parts,
+        *(stride for x in by_head for stride in x.stride()[:3]),
+        keys,
+        *(number for width in widths for number in (width, power_of_two(width))),
+    )

@@ -214,21 +214,29 @@ class BackwardKind(NamedTuple):
 
 @functools.lru_cache
 def choose_backward(
-    queries: type[tk.lcf], keys: type[tk.lcf], kind: BackwardKind, **knobs: Any
+    queries: type[tk.lcf],
+    keys: type[tk.lcf],
+    kind: BackwardKind,
+    launch_pdl: tuple[bool | str, bool | str] = (False, False),
+    **knobs: Any,
 ) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:
     """The kernels of the deterministic backward: (for dQ, for dK and dV), of two templates with more `knobs`.
 
-    One kernel computes both dK and dV where the accumulators of 64 keys leave registers for the scores.
+    One kernel computes both dK and dV where the accumulators of 64 keys leave registers for the scores. `launch_pdl`:
+    the knob of the kernel for dQ, and of the others.
     """
     knobs |= kind._asdict()
     parts = ((True, True),) if kind.head_dim + kind.value_dim <= MAX_SUMS else ((True, False), (False, True))
 
     def of_part(of_keys: bool, of_values: bool) -> tk.lcf:
         return fitting(
-            lambda consumers: keys(consumers=consumers, of_keys=of_keys, of_values=of_values, **knobs), (2, 1)
+            lambda consumers: keys(
+                consumers=consumers, of_keys=of_keys, of_values=of_values, launch_pdl=launch_pdl[1], **knobs
+            ),
+            (2, 1),
         )
 
-    return fitting(lambda consumers: queries(consumers=consumers, **knobs), (2, 1)), tuple(
+    return fitting(lambda consumers: queries(consumers=consumers, launch_pdl=launch_pdl[0], **knobs), (2, 1)), tuple(
         of_part(*part) for part in parts
     )
 

@@ -202,15 +202,11 @@ def _backwards() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, .
         dict(dim=64, queries=1000, grad_lse=True),
         (None, "backward_preprocess_lse", "backward_d64_cut", None),
     )
-    yield (
-        _backward,
-        dict(dim=64, batch=1, heads=8, kv_heads=4, queries=512),
-        (None, None, "backward_d64_parts", None, None, None),
-    )
+    yield (_backward, dict(dim=64, batch=1, heads=8, kv_heads=4, queries=512), (None, None, "backward_d64_parts", None))
     yield (
         _backward,
         dict(dim=128, batch=1, kv_heads=4, causal=True),
-        (None, None, "backward_d128_causal_parts", None, "backward_postprocess_parts", None),
+        (None, None, "backward_d128_causal_parts", "backward_postprocess_parts"),
     )
     yield (
         _backward,

@@ -20,7 +20,7 @@ from tritonkittens.kernels.attention.backward_plan import (
     parts_for,
     plain_step,
     strides_of_tiles,
-    sum_groups,
+    sum_step,
     summand_factor,
     template_step,
 )
@@ -267,7 +267,7 @@ class VarlenTwoPassPlan(VarlenBackwardPlan):
                 template_step(kernel, heads_first(tensors, "Q", "K", "V", "dO", "dQ", "dK", "dV"), numbers)
             )
         if self.parts > 1:
-            self.steps.append(lambda tensors: sum_groups(tensors, tensors["of_keys"], tensors["of_values"]))
+            self.steps.append(sum_step(tensors, self.parts))
 
     def make(self, tensors: Tensors) -> None:
         LSE_log2, dPsum = self.new_row_values().unbind()

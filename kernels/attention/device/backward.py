@@ -25,6 +25,7 @@ ROWS = 64  # queries of a program of `preprocess`, and of a group of its results
 PARTS = tl.constexpr(3)  # bf16 values whose sum is one fp32 value: 3 · 8 bits
 STEP = tl.constexpr(16)  # depth of one wgmma
 LARGEST = tl.constexpr(3e38)  # finite in bf16
+CLEARED = tl.constexpr(512)  # int32 that a program of `preprocess` clears at a time
 
 
 @triton.jit
@@ -78,12 +79,12 @@ def last_first():
     return head.to(tl.int64), batch.to(tl.int64)
 
 
-@plain_kernel
+@plain_kernel(launch_pdl=True)
 @triton.jit
 def preprocess(
-    O, dO, L, dL, LSE_log2, dPsum, words,  # noqa: E741
+    O, dO, L, dL, LSE_log2, dPsum, zeros,  # noqa: E741
     o_batch, o_head, o_row, do_batch, do_head, do_row, l_batch, l_head, n_batch, n_head, n_tile, n_part,
-    queries, words_of_head, factor,
+    queries, zeros_each, factor,
     DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_DL: tl.constexpr, ADDENDS: tl.constexpr,
 ):  # fmt: skip
     """LSE_log2 and dPsum of every query. Grid: tiles of 64 queries, heads, batch.
@@ -93,8 +94,11 @@ def preprocess(
     without keys, so that its P is zero.
 
     With ADDENDS they are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ): (B, H, tiles, PARTS, 64)
-    bf16, see `store_addends`, zeros after the last query. Then `words` become zero, `words_of_head` int32 a head.
+    bf16, see `store_addends`, zeros after the last query. Then every program writes `zeros_each` int32 of `zeros`, a
+    multiple of 4. `launch_pdl`: it starts early and waits, and the next kernel does so, too.
     """
+    tk.dependency_wait()
+    tk.dependents_launch()
     tile, (head, batch) = tl.program_id(0), last_first()
     number = batch * tl.num_programs(1) + head
     lse_log2, dpsum = lse_and_dpsum(
@@ -114,8 +118,10 @@ def preprocess(
     if ADDENDS:
         store_addends(LSE_log2 + place, n_part, -lse_log2 * factor)
         store_addends(dPsum + place, n_part, -dpsum)
-        word = tile * 2 + tl.arange(0, 2)
-        tl.store(words + number * words_of_head + word, 0, mask=word < words_of_head)
+        mine = zeros + (number * tl.num_programs(0) + tile) * zeros_each
+        for begin in range(0, zeros_each, CLEARED):
+            word = begin + tl.arange(0, CLEARED)
+            tl.store(mine + word, 0, mask=word < zeros_each)
     else:
         query = tl.arange(0, 64)
         tl.store(dPsum + place + query, dpsum, mask=query < queries - tile * 64)

@@ -10,9 +10,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.device.backward import PARTS, STEP, AttentionBackwardKeys, place_of
 from tritonkittens.kernels.attention.device.masks import hidden_from, reach, squashed
-from tritonkittens.launch import plain_kernel
-
-HALF = tl.constexpr(64 * 64)  # of a block's dQ: what one consumer computes
+from tritonkittens.kernels.attention.device.postprocess import HALF
 
 
 class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
@@ -462,79 +460,3 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         if not ctx.config.keys_by_exchange:
             if ctx.iterations > 0:
                 tk.exchange_acquire(ctx)  # the next task writes dS anew
-
-
-@triton.jit
-def write_half(
-    accum,
-    words,
-    tile,
-    home,
-    stride_s,
-    first,
-    behind,
-    across,
-    factor,
-    SUMMED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    MAY_BE_EMPTY: tl.constexpr,
-):
-    """Write 64 columns, number `across`, of rows `first` … `behind` − 1 of a gradient: factor · its accumulated values.
-
-    accum: tiles of 64 rows and SUMMED columns; this is tile number `tile`. MAY_BE_EMPTY: a half whose word in `words`
-    is 0 counts as zeros. home: a pointer to row 0, `stride_s` between rows, WIDTH columns.
-    """
-    initialized = tl.load(words + tile * ((SUMMED + 63) // 64) + across) != 0 if MAY_BE_EMPTY else True
-    row, col = first + tl.arange(0, 64)[:, None], across * 64 + tl.arange(0, 64)[None, :]
-    place = tile * (64 * SUMMED) + across * HALF + tl.arange(0, HALF)
-    # the last columns may be half as many
-    there = tl.multiple_of(tl.minimum(HALF, 64 * SUMMED - across * HALF), 64 * 32)
-    x = tl.load(accum + place, mask=(tl.arange(0, HALF) < there) & initialized, other=0.0)
-    # the order in memory is 32 columns, 16 rows, 8 columns, a row, 2 columns, 8 rows, a column: `tk.fragment_place`
-    x = tl.reshape(tl.permute(tl.reshape(x, (2, 4, 4, 8, 4, 2, 2)), (1, 5, 3, 0, 2, 4, 6)), (64, 64))
-    tl.store(
-        home + row.to(tl.int64) * stride_s + col,
-        (x * factor).to(home.dtype.element_ty),
-        mask=(row < behind) & (col < WIDTH),
-    )
-
-
-@plain_kernel
-@triton.jit
-def postprocess(
-    accum,
-    words,
-    home,
-    stride_b,
-    stride_h,
-    stride_s,
-    factor,
-    rows,
-    heads,
-    SUMMED: tl.constexpr,
-    WIDTH: tl.constexpr,
-    MAY_BE_EMPTY: tl.constexpr,
-):
-    """dQ = factor · dQ_accum; or dK and dV of several parts, whose buffers were zeroed and are never empty.
-
-    Grid: columns, 64 at a time, of all tiles of 64 rows; B · heads, last first, because the last ones are still in L2.
-    accum: see `AttentionBackward`. home: (B, heads, rows, WIDTH) with these strides, the last 1.
-    """
-    ACROSS: tl.constexpr = (SUMMED + 63) // 64
-    part, number = tl.program_id(0), (tl.num_programs(1) - 1 - tl.program_id(1)).to(tl.int64)
-    tile = number * (tl.num_programs(0) // ACROSS) + part // ACROSS
-    place = home + number // heads * stride_b + number % heads * stride_h
-    write_half(
-        accum,
-        words,
-        tile,
-        place,
-        stride_s,
-        part // ACROSS * 64,
-        rows,
-        part % ACROSS,
-        factor,
-        SUMMED,
-        WIDTH,
-        MAY_BE_EMPTY,
-    )

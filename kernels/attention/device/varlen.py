@@ -22,7 +22,8 @@ from tritonkittens.kernels.attention.device.backward import (
     task_of_keys,
 )
 from tritonkittens.kernels.attention.device.forward import AttentionForward
-from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward, write_half
+from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward
+from tritonkittens.kernels.attention.device.postprocess import write_half
 from tritonkittens.kernels.attention.device.tiles import QueryTiles, task_of_queries
 from tritonkittens.launch import plain_kernel
 

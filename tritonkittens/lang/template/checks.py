@@ -10,6 +10,7 @@ from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.kernel import CLUSTER_SIZES
 from tritonkittens.lang.schedule.raster import Order
 from tritonkittens.lang.schedule.tile_scheduler import Schedule
+from tritonkittens.lang.template.dependencies import OVERLAP
 from tritonkittens.lang.template.extension import Extension
 from tritonkittens.lang.template.extensions import EXTENSIONS
 from tritonkittens.lang.template.hook_table import hooks_of
@@ -40,6 +41,14 @@ def check_knobs(T: lcf) -> None:
             T,
             f"(lagged_producer={T.lagged_producer!r}, cluster={T.cluster}): must be False, or True where blocks load "
             "alone",
+        )
+    if T.launch_pdl not in (False, True, OVERLAP):
+        raise error_of(T, f"(launch_pdl={T.launch_pdl!r}): must be False, True or {OVERLAP!r}")
+    if T.launch_pdl == OVERLAP and (T.schedule.dynamic or T.schedule.splits):
+        raise error_of(
+            T,
+            f"(launch_pdl={OVERLAP!r}, schedule={T.schedule!r}): kernels of a stream share the counters of this "
+            "schedule, so they run one after the other; launch_pdl=True waits first",
         )
     for name, kind in (("schedule", Schedule), ("order", Order)):
         if not isinstance(getattr(T, name), kind):

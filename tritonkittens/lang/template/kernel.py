@@ -21,6 +21,7 @@ from tritonkittens.lang.kernel import kernel
 from tritonkittens.lang.schedule.dynamic_scheduler import broadcast_first
 from tritonkittens.lang.sync.warp_specialize import start_roles
 from tritonkittens.lang.template.contexts import new_context
+from tritonkittens.lang.template.dependencies import begin_after_previous
 from tritonkittens.lang.template.extension import at
 from tritonkittens.lang.template.facts import facts
 from tritonkittens.lang.template.next_tile import computed_first_tile
@@ -86,6 +87,7 @@ def _template_kernel(G, A, T: tl.constexpr):
         index, tile = computed_first_tile(ctx, A)
         at(T, "block_begins", ctx, tile, memory, T)
     open_memory(memory, T)
+    begin_after_previous(T)
     if EARLY > 0:
         if BROADCAST:
             broadcast_first(memory, tile)

@@ -76,6 +76,8 @@ class lcf(Configuration, Interned):
     - `one_tile_per_block` (False): no CTA has a second work tile, as each launch checks. The loop over tasks goes.
     - `broadcast_tile` (False): the producer computes a work tile for all roles. It pays where `setup` reads memory.
     - `lagged_producer` (False): a warp of its own loads lagged tiles, where one warp cannot issue all copies in time.
+    - `launch_pdl` (False): True: a CTA may start before the previous kernel ends, and waits before its first load.
+      "overlap": it waits when it ends.
     - `consumer_registers`, `producer_registers` (None: by the register budget): registers of a thread.
     """
 
@@ -91,6 +93,7 @@ class lcf(Configuration, Interned):
     broadcast_tile: bool = False
     one_tile_per_block: bool = False
     order: Order = RowMajor()
+    launch_pdl: bool | str = False
     consumer_registers: int | None = None
     producer_registers: int | None = None
 
@@ -158,6 +161,8 @@ class lcf(Configuration, Interned):
         self._options = (mine,) if self.blocks_per_sm > 1 else ()
         if self.cluster_size > 1:
             self._options = (*self._options, ("cluster_size", self.cluster_size))
+        if self.launch_pdl:
+            self._options = (*self._options, ("launch_pdl", True))
         wanted = self.registers()
         asked = (sum(wanted[: self.consumers]) + wanted[-1] * self._helpers) * GROUP
         if asked > self._pool:

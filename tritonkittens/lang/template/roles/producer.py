@@ -10,6 +10,7 @@ from tritonkittens.lang.schedule.dynamic_scheduler import fetch_no_more
 from tritonkittens.lang.sync.semaphores import arrive, wait
 from tritonkittens.lang.template.cluster import cluster_opened, leave_cluster, open_cluster
 from tritonkittens.lang.template.contexts import at_iteration, extended, new_context
+from tritonkittens.lang.template.dependencies import end_after_previous
 from tritonkittens.lang.template.extension import at, context_at
 from tritonkittens.lang.template.facts import facts
 from tritonkittens.lang.template.loads import load_epilogue, load_input, load_lagged, load_task
@@ -161,6 +162,7 @@ def producer(G, A, memory, T: tl.constexpr):
         fetch_no_more(ctx)
     cluster_opened(T)
     leave_cluster(memory, phases, T)
+    end_after_previous(T)
 
 
 @triton.jit
