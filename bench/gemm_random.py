@@ -34,7 +34,8 @@ class Shape(NamedTuple):
     def of(text: str) -> Shape:
         """The shape that `str` writes as `text`."""
         extents, layout = text.split()
-        return Shape(*map(int, extents.split("x")), layout)
+        m, n, k = map(int, extents.split("x"))
+        return Shape(m, n, k, layout)
 
 
 def shapes(seed: int, count: int) -> list[Shape]:

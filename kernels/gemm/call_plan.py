@@ -138,6 +138,11 @@ Plan = Callable[[Tensor, Tensor, Operands, Tensor | None], Tensor]
 _plans: dict[tuple[Hashable, ...], tuple[Plan, tuple[int, ...]]] = {}
 
 
+def forget_plans() -> None:
+    """Let later calls choose their configurations again."""
+    _plans.clear()
+
+
 # ---------------------------------------------------------------- plans
 
 
@@ -227,16 +232,17 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def _as_stored(x: Tensor, names: str, depth_last: bool) -> tuple[str, Callable[[Tensor], Tensor]]:
+def _as_stored(x: Tensor, names: str, depth_last: bool, beside: bool = False) -> tuple[str, Callable[[Tensor], Tensor]]:
     """The order of dimensions in which TMA reads a matrix like `x`, the last one contiguous, and how to get it so: as
-    it is, as a view, or copied."""
+    it is, as a view, or copied (`beside`: while the other operand is copied)."""
     if addressable(x) and (not depth_last or names[-1] == "k"):
         return names, _itself
     if addressable(x.mT) and (not depth_last or names[-1] != "k"):
         return names[::-1], _transposed
     # a copy keeps the contiguous dimension where it may
     transposed = names[-1] != "k" if depth_last else x.stride(-2) == 1 != x.stride(-1)
-    return (names[::-1], lambda y: as_addressable(y.mT)) if transposed else (names, as_addressable)
+    copy = functools.partial(as_addressable, beside=beside)
+    return (names[::-1], lambda y: copy(y.mT)) if transposed else (names, copy)
 
 
 def _itself(x: Tensor) -> Tensor:
@@ -290,7 +296,9 @@ class CallPlan:
         self.depth_last = a.dtype in FP8
         a, b = self._shaped(a, b)
         self.a_order, self.store_a = _as_stored(a, "mk", self.depth_last)
-        self.b_order, self.store_b = _as_stored(b, "kn", self.depth_last)
+        copies_a = self.store_a not in (_itself, _transposed)
+        self.b_order, self.store_b = _as_stored(b, "kn", self.depth_last, copies_a)
+        self.copies_operands = copies_a or self.store_b not in (_itself, _transposed)
         rows, cols = (a.shape[-2], b.shape[-1])
         kinds = set(places.values())
         read = "tile" if "tile" in kinds else "vector" if kinds & {"row", "col"} else ""
@@ -432,6 +440,7 @@ class CallPlan:
                 self.epilogue,
                 "block" in self.places.values(),
                 self.accumulate,
+                self.copies_operands,
                 **self.types,
             )
         return template
@@ -520,9 +529,10 @@ def _template_of(
     epilogue: Steps,
     blockwise: bool,
     accumulate: str,
+    launch_pdl: bool,
     **types: object,
 ) -> tk.lcf:
-    """The kernel of a configuration."""
+    """The kernel of a configuration. `launch_pdl`: it starts while its operands are copied."""
     knobs = dict(
         tile_m=config.tile_m,
         tile_n=config.tile_n,
@@ -533,6 +543,7 @@ def _template_of(
         order=order,
         epilogue_n=config.epilogue_n if config.stages_sub_tiles(epilogue.residual) else None,
         cache_hint="evict_first" if config.streamed else None,
+        launch_pdl=launch_pdl,
         **types,
     )
     if blockwise:
