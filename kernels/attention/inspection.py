@@ -213,10 +213,11 @@ def _backwards() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, .
         dict(dim=64, **WINDOW, **TWO_PASSES),
         (None, "dq_preprocess", "dq_d64_window_softcap", "dkdv_d64_window_softcap"),
     )
+    yield (_backward, dict(dim=256, causal=True, **TWO_PASSES), (None, None, "dq_d256_causal", "dkdv_d256_causal"))
     yield (
         _backward,
-        dict(dim=256, causal=True, **TWO_PASSES),
-        (None, None, "dq_d256_causal", "dk_d256_causal", "dv_d256_causal"),
+        dict(dim=192, **WINDOW, **TWO_PASSES),
+        (None, None, "dq_d192_window_softcap", "dkdv_d192_window_softcap"),
     )
     for name, kind in dict(d64=dict(dim=64), d128_causal=dict(dim=128, causal=True)).items():
         names = (
