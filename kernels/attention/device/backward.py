@@ -1,4 +1,4 @@
-"""Gradients of attention in two passes: the kernels for dK and dV stream queries, the kernel for dQ streams keys.
+"""Gradients of attention in two passes: the kernel for dK and dV streams queries, the kernel for dQ streams keys.
 
 With P = exp(S − L), L the log-sum-exp, and Δ the row sums of dO ∘ O (less dL):
 
@@ -6,7 +6,7 @@ With P = exp(S − L), L the log-sum-exp, and Δ the row sums of dO ∘ O (less 
 
 Two passes compute S and dO Vᵀ twice: 7 products instead of 5. But no sum crosses CTAs, so results have the same bits in
 every run and no fp32 buffer is needed. Δ is `dPsum`, L in base 2 is `LSE_log2` (FlashAttention's names). Source:
-FlashAttention-2 (Dao, 2023), section 3.1.2.
+FlashAttention-2 (Dao, 2023), section 3.1.2. Dimensions above 128: `wide_backward`.
 """
 
 from __future__ import annotations
