@@ -42,10 +42,13 @@ from tritonkittens.kernels.attention.device.backward import (
 )
 from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward
 from tritonkittens.kernels.attention.device.postprocess import ROWS_SUMMED, postprocess, sum_parts
+from tritonkittens.kernels.attention.device.wide_backward import AttentionBackwardWideKeys, AttentionBackwardWideQueries
 from tritonkittens.launch import l2_bytes, multiprocessor_count
 
 SMALLEST_SCALE = 2.0**-64  # of scores: `preprocess` divides by it
 ALIGNED = 32  # fp32 of a cache line
+TEMPLATES = AttentionBackwardQueries, AttentionBackwardKeys
+WIDE_TEMPLATES = AttentionBackwardWideQueries, AttentionBackwardWideKeys
 
 Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor]  # gradients of O and L, Q, K, V, O, L
 Gradients = tuple[Tensor, Tensor, Tensor]  # dQ, dK, dV
@@ -234,6 +237,11 @@ class SinglePassPlan(BackwardPlan):
             tensors["dK"], tensors["dV"] = sums.view(self.of_parts).unbind()
 
 
+def keys_of_task(kind: BackwardKind) -> int:
+    """Keys of a task of the two passes' kernel for dK and dV."""
+    return ROWS if kind.wide else TILE
+
+
 class TwoPassPlan(BackwardPlan):
     """Two passes, for groups of so many query heads. Where no CTA fetches tasks, both run side by side."""
 
@@ -241,13 +249,12 @@ class TwoPassPlan(BackwardPlan):
         _, _, q, k, v, _, lse = operands
         super().__init__(operands, like_operands(q, k, v))
         # Sums of parts depend on their number, and that on the batch: a deterministic backward leaves groups whole.
-        tasks = -(-k.shape[2] // TILE) * k.shape[0] * k.shape[1]
+        tasks = -(-k.shape[2] // keys_of_task(kind)) * k.shape[0] * k.shape[1]
         self.parts = parts_for(q.get_device(), group, tasks)
         tasks = max(tasks * self.parts, -(-q.shape[2] // TILE) * q.shape[0] * q.shape[1])
         dynamic = tasks > multiprocessor_count(q.get_device())
         of_queries, of_keys = choose_backward(
-            AttentionBackwardQueries,
-            AttentionBackwardKeys,
+            *(WIDE_TEMPLATES if kind.wide else TEMPLATES),
             kind,
             (True, True if kind.causal and dynamic else "overlap"),
             **schedule_knobs(kind.causal, dynamic),
@@ -256,7 +263,8 @@ class TwoPassPlan(BackwardPlan):
         tensors = self.tensors(*operands)
         self.steps = [
             preprocess_step(tensors),
-            *(template_step(kernel, tensors, numbers) for kernel in (of_queries, *of_keys)),
+            template_step(of_queries, tensors, numbers),
+            template_step(of_keys, tensors, numbers),
         ]
         if self.parts > 1:
             self.steps.append(sum_step(tensors, self.parts))

@@ -17,6 +17,7 @@ from tritonkittens.kernels.attention.backward_plan import (
     Step,
     Tensors,
     homes_of,
+    keys_of_task,
     parts_for,
     plain_step,
     strides_of_tiles,
@@ -32,10 +33,15 @@ from tritonkittens.kernels.attention.device.varlen import (
     VarlenBackward,
     VarlenBackwardKeys,
     VarlenBackwardQueries,
+    VarlenBackwardWideKeys,
+    VarlenBackwardWideQueries,
     varlen_postprocess,
     varlen_preprocess,
 )
 from tritonkittens.kernels.attention.varlen_plan import Listing, most_tiles, tiles_apart
+
+TEMPLATES = VarlenBackwardQueries, VarlenBackwardKeys
+WIDE_TEMPLATES = VarlenBackwardWideQueries, VarlenBackwardWideKeys
 
 
 class Operands(NamedTuple):
@@ -101,8 +107,7 @@ def _plan(
         return VarlenSinglePassPlan(
             operands, numbers, lambda parts: choose_fused(VarlenBackward, kind, parts=parts), factor
         )
-    kernels = choose_backward(VarlenBackwardQueries, VarlenBackwardKeys, kind)
-    return VarlenTwoPassPlan(operands, numbers, kernels, deterministic)
+    return VarlenTwoPassPlan(operands, numbers, kind, deterministic)
 
 
 class VarlenBackwardPlan(BackwardPlan):
@@ -229,15 +234,9 @@ class VarlenSinglePassPlan(VarlenBackwardPlan):
 
 
 class VarlenTwoPassPlan(VarlenBackwardPlan):
-    """Two passes by the `kernels` of `choose_backward`."""
+    """Two passes."""
 
-    def __init__(
-        self,
-        operands: Operands,
-        numbers: dict[str, Any],
-        kernels: tuple[tk.lcf, tuple[tk.lcf, ...]],
-        deterministic: bool,
-    ):
+    def __init__(self, operands: Operands, numbers: dict[str, Any], kind: BackwardKind, deterministic: bool):
         super().__init__(operands)
         q, k, starts = operands.q, operands.k, (operands.starts_q, operands.starts_k)
         (queries, heads), (keys, kv_heads) = q.shape[:2], k.shape[:2]
@@ -245,17 +244,20 @@ class VarlenTwoPassPlan(VarlenBackwardPlan):
         self.parts = (
             1
             if deterministic
-            else parts_for(q.get_device(), heads // kv_heads, most_tiles(keys, self.sequences, TILE) * kv_heads)
+            else parts_for(
+                q.get_device(), heads // kv_heads, most_tiles(keys, self.sequences, keys_of_task(kind)) * kv_heads
+            )
         )
         self.new_row_values = allocator(
             (2, 1, heads, tiles_apart(queries, self.sequences, ROWS) * ROWS), torch.float32, q.device
         )
-        tensors, (of_queries, of_keys) = self.tensors(*operands), kernels
+        kernels = choose_backward(*(WIDE_TEMPLATES if kind.wide else TEMPLATES), kind)
+        tensors, of_queries = self.tensors(*operands), kernels[0]
         self.steps = [listing_step("of_rows", Listing(*starts, queries, keys, False, ROWS, ROWS))]
         self.steps[0](tensors)
         self.steps.append(preprocess_step(tensors, ROWS))
-        for kernel in (of_queries, *of_keys):
-            height = kernel.tile_m * kernel.consumers  # type: ignore[attr-defined]
+        for kernel in kernels:
+            height = kernel.task_rows  # type: ignore[attr-defined]
             if kernel is of_queries and height == ROWS:
                 self.steps.append(lambda tensors: tensors.update(entries=tensors["of_rows"]))
             else:
