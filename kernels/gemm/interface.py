@@ -137,10 +137,9 @@ _tuned: dict[tuple[Hashable, ...], bool] = {}
 
 def _tune_once(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None) -> None:
     """Measure configurations for operands like these, if none was measured and that is possible now."""
-    given = [x for x in operands if x is not None]
-    if not is_plain(a, b, *given) or a.device.type != "cuda" or not family.may_measure(a.device):
+    if not is_plain(a, b, *operands) or a.device.type != "cuda" or not family.may_measure(a.device):
         return
-    key = (signature(a, b, *given), activation, out_dtype, *(x is None for x in operands))
+    key = (signature(a, b, *operands), activation, out_dtype)
     if key in _tuned:
         return
     bias, gate, residual, scale_a, scale_b = operands
