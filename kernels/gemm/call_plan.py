@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -84,30 +85,8 @@ def computed(
 ) -> Tensor:
     """`gemm` without its gradient, by the plan of calls of this kind. The first call of a kind runs in the context
     that `first_call` makes of its arguments."""
-    bare = False
-    if activation.__class__ is not Function:  # whose operands stand behind these five
-        bias, gate, residual, scale_a, scale_b = operands
-        bare = bias is None and gate is None and residual is None and scale_a is None and scale_b is None
     try:
-        if bare:
-            key: tuple[Hashable, ...] = (
-                signature(a, b) if out is None else signature(a, b, out),
-                activation,
-                out_dtype,
-                config,
-                accumulate,
-            )
-        else:
-            given = [t for t in (*operands, out) if t is not None]
-            key = (
-                signature(a, b, *given),
-                activation,
-                out_dtype,
-                config,
-                accumulate,
-                out is None,
-                *[t is None for t in operands],
-            )
+        key = (signature(a, b, *operands, out), activation, out_dtype, config, accumulate)
         known = _plans.get(key)
     except (AttributeError, TypeError, RuntimeError):
         if not have_memory(a, b, *operands) and out is None and not isinstance(activation, Function):
@@ -131,6 +110,32 @@ def computed(
         if not in_place or overlaps(out, a, b, *operands[:2], *operands[3:]):
             return out.copy_(computed(a, b, operands, activation, out_dtype, config, accumulate))
     return plan(a, b, operands, out)
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, *, is_checked: bool = False
+) -> Tensor | None:
+    """activation(x · weightᵀ + bias) without its gradient, by a plan that takes the weight as it is stored.
+
+    x: (…, M, K), weight: (N, K). None for other arguments than plain tensors that an earlier call had like them. A call
+    with `is_checked` makes the plan: its operands are plain tensors that kernels take.
+    """
+    operands = (bias, None, None, None, None)
+    try:
+        key = (signature(x, weight, bias), activation)
+        known = _plans.get(key)
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    if known is None:
+        if not is_checked:
+            return None
+        found = plan = _plan(x, weight.T, operands, activation, None, None, None, "fp32")
+        if not isinstance(found, FunctionType):  # which launches by addresses, those of the weight and of its transpose
+            plan = lambda x, weight, *others: found(x, weight.T, *others)  # noqa: E731
+        known = remember(_plans, key, (plan, ()))
+    elif x.is_neg() or weight.is_neg() or (bias is not None and bias.is_neg()):
+        return None
+    return known[0](x, weight, operands, None)
 
 
 Plan = Callable[[Tensor, Tensor, Operands, Tensor | None], Tensor]
