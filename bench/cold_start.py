@@ -2,13 +2,14 @@
 FOLDER] [--rounds N] [--only TEXT]`.
 
 Every case runs in a process of its own, first with empty folders for Triton's cache and ours, then again with what the
-first run left there. The GPU's context exists before the clock starts. Without a GPU the kernels are compiled for an
-H200, by the same steps, and none is launched.
+first run left there. Python has the bytecode of all modules, which pip writes too. The GPU's context exists before the
+clock starts. Without a GPU the kernels are compiled for an H200, by the same steps, and none is launched.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -78,8 +79,6 @@ def _linear() -> Iterator[tuple[str, Step]]:
 
 def _warm() -> Iterator[tuple[str, Step]]:
     """The kernels of all cases by one call, which runs nothing."""
-    import functools
-
     import torch
 
     import tritonkittens
@@ -185,8 +184,9 @@ def fresh(case: str, folder: str) -> dict[str, Any]:
     """What `child` returns of a new process with its caches in `folder`. Raises RuntimeError with its last lines where
     it fails."""
     caches = {"TRITON_CACHE_DIR": f"{folder}/triton", "TK_CACHE_DIR": f"{folder}/tritonkittens", "TK_TUNE": "0"}
+    environment = {**os.environ, **caches, "PYTHONDONTWRITEBYTECODE": ""}
     command = [sys.executable, "-m", "bench.cold_start", "--case", case]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **caches})
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         raise RuntimeError(f"{case}: {' '.join(done.stderr.strip().splitlines()[-3:])}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -238,6 +238,8 @@ def main() -> None:
         parser.error(f"--rounds {options.rounds}: at least 1")
     from bench.machine import machine
 
+    with tempfile.TemporaryDirectory(prefix="cold_start_") as folder:
+        fresh("import", folder)  # Python writes the bytecode
     rows: list[dict[str, Any]] = []
     options.out.mkdir(parents=True, exist_ok=True)
     target = options.out / "cold_start.json"

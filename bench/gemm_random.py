@@ -30,6 +30,13 @@ class Shape(NamedTuple):
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k} {self.layout}"
 
+    @staticmethod
+    def of(text: str) -> Shape:
+        """The shape that `str` writes as `text`."""
+        extents, layout = text.split()
+        m, n, k = map(int, extents.split("x"))
+        return Shape(m, n, k, layout)
+
 
 def shapes(seed: int, count: int) -> list[Shape]:
     """Return `count` random shapes. Most have N and K that are multiples of 64, as weights have; M is any number of

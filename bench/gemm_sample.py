@@ -1,5 +1,5 @@
 """Times of many configurations at random GEMMs, which the cost model is fitted to: `python -m bench.gemm_sample
-[--seed N] [--count N] [--best N] [--share N] [--workers N] [--out FILE]`.
+[--seed N] [--count N] [--shapes TEXT] [--best N] [--share N] [--workers N] [--out FILE]`.
 
 A shape measures the configurations that the cost model ranks first, and a share of a fixed pool, whose kernels many
 shapes have in common. Results are added to the file. `bench.gemm_fit` reads it.
@@ -45,22 +45,6 @@ CALLS, LONG_CALLS, LONG = 7, 3, 2e-3  # of a burst; seconds from which calls are
 PASSES = 2
 LEAD = 400_000  # cycles that the GPU waits for the host to queue a call
 COMPILING = 300  # seconds, at most
-# Shapes that were slow before: few tiles and a long K, M or N just above a tile's height, skinny results
-WEAK = (
-    Shape(200, 27648, 5120, "NT"),
-    Shape(777, 3584, 18944, "NT"),
-    Shape(96, 96, 65536, "TN"),
-    Shape(768, 768, 98304, "TN"),
-    Shape(128, 6410, 23131, "TN"),
-    Shape(80, 1920, 6848, "NT"),
-    Shape(171, 1408, 10112, "NN"),
-    Shape(202, 14016, 5696, "NN"),
-    Shape(13504, 256, 18048, "TN"),
-    Shape(768, 192, 10560, "TN"),
-    Shape(442, 4672, 13504, "NT"),
-    Shape(522, 576, 19520, "NT"),
-    Shape(743, 256, 18048, "NT"),
-)
 
 
 def unsplit() -> Iterator[Config]:
@@ -236,8 +220,8 @@ def part_of(options: argparse.Namespace, problems: Sequence[Shape]) -> None:
 
 def in_workers(options: argparse.Namespace, kind: str, folder: str, limit: float) -> None:
     """Run `part_of` in all workers, for at most `limit` seconds."""
-    arguments = [f"--{name}={getattr(options, name)}" for name in ("seed", "count", "best", "share")]
-    command = [sys.executable, "-m", "bench.gemm_sample", *arguments, *(["--weak"] if options.weak else [])]
+    arguments = [f"--{name}={getattr(options, name)}" for name in ("seed", "count", "shapes", "best", "share")]
+    command = [sys.executable, "-m", "bench.gemm_sample", *arguments]
     workers = [
         subprocess.Popen([*command, "--worker", kind, str(part), str(options.workers), folder])
         for part in range(options.workers)
@@ -254,7 +238,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=100, help="what the shapes are drawn with")
     parser.add_argument("--count", type=int, default=60, help="random shapes")
-    parser.add_argument("--weak", action="store_true", help="also the shapes that were slow before")
+    parser.add_argument("--shapes", default="", metavar="MxNxK TN,…", help="also these shapes")
     parser.add_argument("--best", type=int, default=12, help="configurations that the model ranks first")
     parser.add_argument("--share", type=int, default=0, help="each so manieth of the pool; 0: none")
     parser.add_argument("--workers", type=int, default=4, help="processes that compile and load kernels")
@@ -262,7 +246,7 @@ def main() -> int:
     parser.add_argument("--out", type=pathlib.Path, default=SAMPLE)
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    problems = [*(WEAK if options.weak else ()), *shapes(options.seed, options.count)]
+    problems = [*map(Shape.of, filter(None, options.shapes.split(","))), *shapes(options.seed, options.count)]
     if options.worker:
         part_of(options, problems)
         return 0

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import addressable, padded_empty, power_of_two
 from tritonkittens.launch import is_reachable, plain_kernel
 from tritonkittens.launch.launcher import GRID_LIMITS
@@ -13,24 +14,33 @@ from tritonkittens.launch.launcher import GRID_LIMITS
 ELEMENTS = 1024  # of a program, eight a thread: enough loads in flight to keep HBM busy (measured: docs/notes/gemm.md)
 
 
-@plain_kernel
+@plain_kernel(launch_pdl=True)
 @triton.jit
-def copy_rows(X, Y, extents, x_strides, y_strides, ROWS: tl.constexpr, COLS: tl.constexpr):
+def copy_rows(X, Y, extents, x_strides, y_strides, ROWS: tl.constexpr, COLS: tl.constexpr, BESIDE: tl.constexpr):
     """Y = X. Grid: parts of ROWS rows, of COLS columns, batch. extents: rows and columns; strides: of the batch and of
     the rows, in elements; columns are contiguous. Numbers in tuples are not specialised: what is known to be a multiple
     would let a thread move several elements, which lie so that neither loads nor stores of a warp are of whole lines
-    where only one side is aligned."""
+    where only one side is aligned. `launch_pdl`: it starts early and waits for the
+    previous kernel, before it begins or, with BESIDE, before it ends. So who waits for this kernel waits for both."""
+    if not BESIDE:
+        tk.dependency_wait()
+    tk.dependents_launch()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
     batch = tl.program_id(2).to(tl.int64)
     inside = (row < extents[0]) & (col < extents[1])
     x = tl.load(X + (batch * x_strides[0] + row * x_strides[1] + col), mask=inside)
     tl.store(Y + (batch * y_strides[0] + row * y_strides[1] + col), x, mask=inside)
+    if BESIDE:
+        tk.dependency_wait()
 
 
-def copied(x: Tensor, out: Tensor) -> Tensor:
+def copied(x: Tensor, out: Tensor, beside: bool = False) -> Tensor:
     """`out`, of the shape and dtype of `x`, with the elements of `x`. Matrices and plain batches of them with
-    contiguous rows go by `copy_rows`, all else by `Tensor.copy_`, which is slower (measured: docs/notes/gemm.md)."""
+    contiguous rows go by `copy_rows`, all else by `Tensor.copy_`, which is slower (measured: docs/notes/gemm.md).
+
+    `beside`: the copy may run beside the kernel before it in the stream, another copy of this module that `x` does not
+    depend on."""
     contiguous = x.ndim in (2, 3) and x.stride(-1) == out.stride(-1) == 1 and x.dtype == out.dtype
     if contiguous and x.numel() > 0 and is_reachable(x.device):
         batch, rows, cols = x.shape if x.ndim == 3 else (1, *x.shape)
@@ -40,11 +50,11 @@ def copied(x: Tensor, out: Tensor) -> Tensor:
         if all(extent <= limit for extent, limit in zip(grid, GRID_LIMITS, strict=True)):
             # the first of one matrix counts nothing: its batch is number 0
             strides = [(t.stride(0), t.stride(-2)) for t in (x, out)]
-            copy_rows[grid](x, out, (rows, cols), *strides, height, width)
+            copy_rows[grid](x, out, (rows, cols), *strides, height, width, beside)
             return out
     return out.copy_(x)
 
 
-def as_addressable(x: Tensor) -> Tensor:
-    """`x` itself, or a copy whose rows TMA can address."""
-    return x if addressable(x) else copied(x, padded_empty(tuple(x.shape), x))
+def as_addressable(x: Tensor, beside: bool = False) -> Tensor:
+    """`x` itself, or a copy whose rows TMA can address. `beside`: see `copied`."""
+    return x if addressable(x) else copied(x, padded_empty(tuple(x.shape), x), beside)

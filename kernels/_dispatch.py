@@ -15,10 +15,12 @@ from torch.autograd import forward_ad
 from tritonkittens.launch import simulator
 
 is_compiling = torch.compiler.is_compiling
+is_grad_enabled = torch.is_grad_enabled
 _is_tracing = torch._C._is_tracing
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transforms_are_active = torch._C._are_functorch_transforms_active
 _has_memory = torch._C._has_storage
+_any_autocast = torch._C._is_any_autocast_enabled
 function_modes = torch._C._len_torch_function_stack
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 ORDINARY = PLAIN | {FakeTensor}
@@ -38,6 +40,21 @@ def is_plain(*tensors: Tensor | None) -> bool:
         if x is not None and (x.__class__ not in PLAIN or x.is_neg()):
             return False
     return True
+
+
+def is_inference() -> bool:
+    """Is no gradient wanted, and does nothing change operands that are plain tensors, or have to see the operator: none
+    of what `is_plain` asks for, no function mode, no autocast?"""
+    return not (
+        is_compiling()
+        or is_grad_enabled()
+        or _transforms_are_active()
+        or _dispatch_modes()
+        or function_modes()
+        or _any_autocast()
+        or _is_tracing()
+        or forward_ad._current_level >= 0
+    )
 
 
 def have_memory(*tensors: Tensor | None) -> bool:
@@ -79,10 +96,14 @@ def constant_in_traces(run: Callable[..., Result]) -> Callable[..., Result]:
     return run
 
 
-def autocast_type(device: torch.device) -> str:
-    """The device type by which torch looks up autocast's settings. Tensors without memory ("meta") stand for those on
-    a GPU."""
-    return "cuda" if device.type == "meta" else device.type
+def autocasts(device: torch.device) -> torch.dtype | None:
+    """The dtype to which `torch.autocast` casts operands on `device`; None where it is off. Tensors without memory
+    ("meta") stand for those on a GPU."""
+    # the first question takes a tenth of the second's time, and torch.compile does not know it
+    if not (is_compiling() or _any_autocast()):
+        return None
+    kind = "cuda" if device.type == "meta" else device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 def requires_grad(*tensors: Tensor | None) -> bool:

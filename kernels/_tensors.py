@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 import triton
 
+from tritonkittens.kernels._dispatch import PLAIN
 from tritonkittens.launch import is_reachable, signature_reader, simulated_facts
 
 power_of_two = functools.cache(triton.next_power_of_2)  # a constexpr function is slow to call
@@ -17,6 +18,7 @@ HALF_TYPES = (torch.bfloat16, torch.float16)
 TMA_BYTES = 16
 CACHE_LINE = 128  # bytes
 LONG_ROW = 8 * CACHE_LINE  # from which on a part of a line is little memory
+_transforms_are_active = torch._C._are_functorch_transforms_active
 MAX_REMEMBERED = 4096  # kinds of calls
 K = TypeVar("K")
 V = TypeVar("V")
@@ -75,20 +77,24 @@ def check_small(
         )
 
 
-def signature(*tensors: torch.Tensor) -> Hashable:
-    """Everything about tensors that checks and launch parameters depend on: shapes, strides, dtypes, alignment,
-    devices, and which one is simulated where they are on none. Raises AttributeError, TypeError or RuntimeError for
-    what are no tensors, or fake ones."""
+def signature(*tensors: torch.Tensor | None) -> Hashable:
+    """Everything that checks and launch parameters depend on, about those tensors that are not None: shapes, strides,
+    dtypes, alignment, devices, subclasses, and which device is simulated where they are on none. Raises AttributeError,
+    TypeError or RuntimeError for what are no tensors, or fake ones."""
     # A transform's tensor (`torch.func`) is one by its type, but has no memory.
     if (
-        tensors[0].is_cuda
-        and not torch._C._are_functorch_transforms_active()
+        tensors[0].is_cuda  # type: ignore[union-attr]
+        and not _transforms_are_active()
         and (found := signature_reader()(*tensors)) is not None
     ):
         return found
     out: list[Hashable] = [simulated_facts()]
     for x in tensors:
-        out += (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % TMA_BYTES)
+        if x is None:
+            out.append(None)
+            continue
+        kind = None if x.__class__ in PLAIN else x.__class__
+        out += (kind, x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % TMA_BYTES)
     return tuple(out)
 
 

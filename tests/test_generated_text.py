@@ -51,8 +51,9 @@ def field_rows() -> list[str]:
 
 
 def knob_rows() -> list[str]:
-    knobs = re.findall(r"^- (`\w+`(?:, `\w+`)*) \((.+?)\): (.*)$", inspect.getdoc(tk.lcf), re.MULTILINE)
-    return ["| knob | default | meaning |", "|---|---|---|", *(f"| {n} | {d} | {text} |" for n, d, text in knobs)]
+    knobs = re.findall(r"^- (`\w+`(?:, `\w+`)*) \((.+?)\): (.*(?:\n  .*)*)$", inspect.getdoc(tk.lcf), re.MULTILINE)
+    rows = (f"| {name} | {default} | {' '.join(text.split())} |" for name, default, text in knobs)
+    return ["| knob | default | meaning |", "|---|---|---|", *rows]
 
 
 def finding_rows() -> list[str]:

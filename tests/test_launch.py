@@ -560,7 +560,7 @@ def test_other_alignment_is_other_code(fake, mode):
 
 
 def test_signatures_tell_apart_what_python_does():
-    """Of plain tensors on the reader's device; of others there is none."""
+    """Of plain tensors on the reader's device, or None for one that is left out; of others there is none."""
     read, base = native.signature_reader("cpu"), torch.zeros(4096, dtype=torch.float16)
     square, starts = base[:64].view(8, 8), range(9)
     views = [
@@ -585,7 +585,9 @@ def test_signatures_tell_apart_what_python_does():
     for one, other in ((a, b) for a in pairs[:: len(views) - 1] for b in pairs):
         assert (read(*one) == read(*other)) == (in_python(*one) == in_python(*other))
     assert read(base) != read(base, base) and isinstance(read(base), bytes)
-    for odd in (1, None, torch.zeros(2, device="meta"), type("Tensor", (torch.Tensor,), {})()):
+    left_out = [(base, None), (None, base), (base, None, base), (base, base, None), (base, None, None), (base,)]
+    assert len({read(*tensors) for tensors in left_out}) == len(left_out)
+    for odd in (1, torch.zeros(2, device="meta"), type("Tensor", (torch.Tensor,), {})()):
         assert read(base, odd) is None
     assert native.signature_reader("cuda")(base) is None
 

@@ -3,15 +3,20 @@
 import copy
 import io
 import pickle
+import sys
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils import parametrize, prune
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.util import DEVICE, relative_error
 from tritonkittens import sim
+from tritonkittens.kernels.gemm import call_plan, gemm
+from tritonkittens.launch import Launcher, native
 from tritonkittens.nn import Linear, replace_linears
 
 BF16 = torch.bfloat16
@@ -90,6 +95,10 @@ def test_kinds_of_tensors(kernel_device, rng):
     assert type(pair) is TwoTensor and relative_error(pair.a, layer(rows).double()) < 1e-2
 
 
+class Marked(torch.Tensor):
+    """A subclass as users write them: torch's functions keep it."""
+
+
 class Seen(TorchFunctionMode):
     """What a function mode, as `torch.set_default_device` is one, is told of."""
 
@@ -111,6 +120,191 @@ def test_a_function_mode_costs_nothing_where_the_kernel_runs(kernel_device):
     with Seen() as seen:
         layer.float()(x.float())
     assert nn.functional.linear in seen.functions
+
+
+def known(layer, *inputs):
+    """The layer, which has computed inputs like these without gradients, so that a plan of such calls is kept."""
+    with torch.no_grad():
+        for x in inputs:
+            layer(x)
+    return layer
+
+
+def fresh(*shape):
+    return nn.Parameter(torch.randn(*shape, device=DEVICE, dtype=BF16))
+
+
+def set_weight(ours, theirs, x):
+    ours.weight = theirs.weight = fresh(24, 40)
+    return ours(x), theirs(x)
+
+
+def set_data(ours, theirs, x):
+    ours.weight.data = theirs.weight.data = fresh(40, 24).data.T
+    return ours(x), theirs(x)
+
+
+def assign(ours, theirs, x):
+    state = dict(weight=fresh(24, 40), bias=fresh(24))
+    for module in (ours, theirs):
+        module.load_state_dict(state, assign=True)
+    return ours(x), theirs(x)
+
+
+def to_half(ours, theirs, x):
+    return ours.half()(x.half()), theirs.half()(x.half())
+
+
+def drop_bias(ours, theirs, x):
+    ours.bias = theirs.bias = None
+    return ours(x), theirs(x)
+
+
+def parametrise_weight(ours, theirs, x, name="weight"):
+    for module in (ours, theirs):
+        parametrize.register_parametrization(module, name, nn.Tanh())
+    return ours(x), theirs(x)
+
+
+def parametrise_bias(ours, theirs, x):
+    return parametrise_weight(ours, theirs, x, "bias")
+
+
+def prune_weight(ours, theirs, x):
+    mask = torch.rand(24, 40, device=DEVICE) < 0.5
+    return prune.custom_from_mask(ours, "weight", mask)(x), prune.custom_from_mask(theirs, "weight", mask)(x)
+
+
+def call_functionally(ours, theirs, x):
+    state = dict(weight=fresh(24, 40), bias=fresh(24))
+    return torch.func.functional_call(ours, state, x), torch.func.functional_call(theirs, state, x)
+
+
+def batch(ours, theirs, x):
+    return torch.func.vmap(ours, in_dims=1)(x[:, None]), theirs(x)[None]
+
+
+def negate(ours, theirs, x):
+    return ours(torch._neg_view(x)), theirs(-x)
+
+
+def negate_weight(ours, theirs, x):
+    theirs.weight.neg_()
+    ours.weight = nn.Parameter(torch._neg_view(ours.weight.detach()))
+    return ours(x), theirs(x)
+
+
+def hook(ours, theirs, x):
+    for module in (ours, theirs):
+        module.register_forward_hook(lambda module, inputs, output: output * 2)
+    return ours(x), theirs(x)
+
+
+def autocast(ours, theirs, x):
+    with torch.autocast(DEVICE, torch.float16):
+        return ours(x), theirs(x)
+
+
+def compiled(ours, theirs, x):
+    torch._dynamo.reset()
+    return torch.compile(ours, fullgraph=True, backend="eager")(x), theirs(x)
+
+
+def inference_mode(ours, theirs, x):
+    with torch.inference_mode():
+        return ours(x.clone()), theirs(x)
+
+
+CHANGES = (
+    set_weight, set_data, assign, to_half, drop_bias, parametrise_weight, parametrise_bias, prune_weight,
+    call_functionally, batch, negate, negate_weight, hook, autocast, compiled, inference_mode,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_known_call_sees_what_changes(kernel_device, rng, change):
+    """A call without gradients, after one like it: `change` makes the change in our module and in torch's, and returns
+    the results of both."""
+    theirs, ours = pair()
+    x = torch.randn(3, 40, device=DEVICE, dtype=BF16)
+    known(ours, x)
+    with torch.no_grad():
+        out, ref = change(ours, theirs, x)
+        assert out.dtype == ref.dtype and out.shape == ref.shape and relative_error(out, ref) < 8e-3
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_a_known_call_is_computed_like_the_first(kernel_device, rng, bias, activation):
+    """Also of inputs that lie otherwise, of one row and of none, and of weights that TMA cannot address."""
+    for width in (40, 37):
+        _, layer = pair(width, bias=bias, activation=activation)
+        wide = torch.randn(2, 5, width + 24, device=DEVICE, dtype=BF16)
+        inputs = [
+            wide[..., :width].contiguous(),
+            wide[..., 24:],
+            wide[0, ..., :width],
+            wide[:1, :1, 24:],
+            wide[0, 0, 24:],
+        ]
+        inputs += [x.mT.contiguous().mT for x in inputs[:3]] + [wide[:0, ..., :width]]
+        expected = [layer(x) for x in inputs]
+        known(layer, *inputs)
+        with torch.no_grad():
+            for x, y in zip(inputs, expected, strict=True):
+                out = layer(x)
+                assert out.shape == y.shape and out.stride() == y.stride() and torch.equal(out, y)
+                assert not out.requires_grad and y.requires_grad
+
+
+def test_a_known_call_takes_few_steps(monkeypatch):
+    """No check, no view and no plan: a launch that takes input, weight and result as they are."""
+    native.load()
+    launched, calls = [], []
+    monkeypatch.setattr(call_plan, "signature", native.signature_reader("cpu"))
+    monkeypatch.setattr(call_plan, "_plans", {})
+    monkeypatch.setattr(Launcher, "bind", lambda *given: lambda *tensors: launched.append(tensors))
+    layer, x = Linear(64, 48, bias=False, dtype=BF16), torch.ones(1, 1, 64, dtype=BF16)
+    with sim.device(), torch.no_grad():
+        layer(x)
+        sys.setprofile(
+            lambda frame, event, argument: calls.append(frame.f_code.co_qualname) if event == "call" else None
+        )
+        try:
+            y = layer(x)
+        finally:
+            sys.setprofile(None)
+    assert len(launched) == 2 and {id(t) for t in launched[1]} >= {id(x), id(layer.weight), id(y)}
+    assert len(calls) <= 10, calls
+
+
+def test_a_known_call_is_differentiated_traced_and_refused(kernel_device, rng):
+    theirs, ours = pair()
+    x = torch.randn(3, 40, device=DEVICE, dtype=BF16)
+    known(ours, x, x[0])
+    y = ours(x)
+    y.float().sum().backward()
+    assert y.requires_grad and ours.weight.grad is not None
+    with torch.no_grad():
+        primal, tangent = torch.func.jvp(ours, (x,), (x,))
+        assert relative_error(tangent, nn.functional.linear(x, theirs.weight)) < 8e-3
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = ours(mode.from_tensor(x))
+            assert type(fake) is FakeTensor and fake.shape == (3, 24)
+        rows = TwoTensor(x, x.clone())
+        assert type(ours(rows)) is TwoTensor
+        gemm(x.as_subclass(Marked), ours.weight.T, bias=ours.bias)
+        assert type(ours(x.as_subclass(Marked))) is Marked
+        with Seen() as seen:
+            again = ours(x)
+        assert torch.equal(again, y) and not seen.functions
+        ours.requires_grad_(False)
+        traced = torch.jit.trace(lambda x: ours(x), x)
+        assert torch.equal(traced(2 * x), ours(2 * x))
+        for wrong in (x[:, :24], x.float(), x[0, 0]):
+            for module in (theirs, ours):
+                with pytest.raises((RuntimeError, ValueError)):
+                    module(wrong)
 
 
 def test_errors_are_torchs_where_dtypes_differ(kernel_device):

@@ -9,11 +9,12 @@ import torch
 
 transformers = pytest.importorskip("transformers", minversion="5.17")
 
+from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from transformers import masking_utils as masks  # noqa: E402
 
 from tritonkittens import sim  # noqa: E402
-from tritonkittens.kernels.attention import attention_ranges, decode_plan, ranges_plan  # noqa: E402
+from tritonkittens.kernels.attention import attention_decode, attention_ranges, decode_plan, ranges_plan  # noqa: E402
 from tritonkittens.kernels.attention.decode_plan import DecodePlan  # noqa: E402
 from tritonkittens.launch.native import signature_reader  # noqa: E402
 from tritonkittens.ops import Unsupported, mask_functions, readings, register_transformers  # noqa: E402
@@ -49,6 +50,10 @@ def close(found, expected):
 
 def ranges(begin, keys):
     return torch.tensor([[[[first, keys]]] for first in begin], dtype=torch.int32)
+
+
+class Marked(torch.Tensor):
+    """A subclass as users write them: torch's functions keep it."""
 
 
 class Operations(TorchDispatchMode):
@@ -107,6 +112,24 @@ def test_a_known_token_is_still_refused_or_differentiated(rng):
             assert attention_forward(MODULE, q, k, v, None)[0].dtype == torch.float16
         with torch.device("cpu"):
             close(attention_forward(MODULE, q, k, v, None)[0], exact(q, k, v))
+
+
+def test_a_known_token_is_told_from_other_calls(rng):
+    """Operands that torch has put off to negate, tensors of a subclass, and queries that see the keys behind them."""
+    q, k, v = operands()
+    with sim.device(), torch.no_grad():
+        for _ in range(2):
+            attention_forward(MODULE, q, k, v, None)
+        for given in ((torch._neg_view(q), k, v), (q, torch._neg_view(k), v), (q, k, torch._neg_view(v))):
+            close(attention_forward(MODULE, *given, None)[0], exact(*given))
+        marked = [x.as_subclass(Marked) for x in (q, k, v)]
+        attention_decode(*marked, scale=64**-0.5)
+        for kind, given in (("TwoTensor", (TwoTensor(q, q.clone()), k, v)), ("Marked", marked)):
+            with pytest.raises(Unsupported, match=f"query is a {kind}"):
+                attention_forward(MODULE, *given, None)
+        several = torch.randn(2, 5, 4, 64, dtype=BF16).transpose(1, 2)
+        attention_decode(several, k, v, causal=True, scale=64**-0.5)
+        close(attention_forward(MODULE, several, k, v, None, is_causal=False)[0], exact(several, k, v))
 
 
 @pytest.mark.parametrize("mask", [None, ranges((3, 0), 1024)], ids=["none", "ranges"])

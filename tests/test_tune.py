@@ -783,3 +783,16 @@ def test_shipped_tables_are_of_registered_families(monkeypatch):
             found = known[entry.family]
             problem = found.problem_type(**{name: tuner._tuples(value) for name, value in entry.problem.items()})
             assert found._config(entry.config, found._options(problem), problem) is not None, (table.path.name, entry)
+
+
+def test_what_is_known_to_be_measured():
+    choices, problem = family(), Problem(64, 64)
+    assert not choices.is_measured(problem, H200) and choices.may_measure(H200)
+    choices.choose(problem, device=H200)
+    assert not choices.is_measured(problem, H200), "a prediction is no measurement"
+    choices.tune(problem, lambda config: 1e-6 * config.tile, H200)
+    assert choices.is_measured(problem, H200) and not choices.is_measured(Problem(64, 65), H200)
+    choices.forget()
+    assert choices.is_measured(problem, H200), "the disk has it"
+    with sim.device("sm_90a"):
+        assert not choices.may_measure()

@@ -43,10 +43,13 @@ from tritonkittens.kernels.attention.device.backward import (
 )
 from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward
 from tritonkittens.kernels.attention.device.postprocess import ROWS_SUMMED, postprocess, sum_parts
+from tritonkittens.kernels.attention.device.wide_backward import AttentionBackwardWideKeys, AttentionBackwardWideQueries
 from tritonkittens.launch import l2_bytes, multiprocessor_count
 
 SMALLEST_SCALE = 2.0**-64  # of scores: `preprocess` divides by it
 ALIGNED = 32  # fp32 of a cache line
+TEMPLATES = AttentionBackwardQueries, AttentionBackwardKeys
+WIDE_TEMPLATES = AttentionBackwardWideQueries, AttentionBackwardWideKeys
 
 Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor]  # gradients of O and L, Q, K, V, O, L
 Gradients = tuple[Tensor, Tensor, Tensor]  # dQ, dK, dV
@@ -248,11 +251,10 @@ class TwoPassPlan(BackwardPlan):
         super().__init__(operands, like_operands(q, k, v))
         # Sums of parts depend on their number, and that on the batch: a deterministic backward leaves groups whole.
         self.parts = 1 if deterministic else parts_of_group(two_passes, shape, slots_of(q))
-        tasks = -(-shape.queries // TILE) * shape.group, -(-shape.keys // TILE) * self.parts
+        tasks = -(-shape.queries // TILE) * shape.group, -(-shape.keys // shape.keys_of_task) * self.parts
         dynamic = shape.heads * max(tasks) > slots_of(q)
         of_queries, of_keys = choose_backward(
-            AttentionBackwardQueries,
-            AttentionBackwardKeys,
+            *(WIDE_TEMPLATES if kind.wide else TEMPLATES),
             kind,
             (True, True if kind.causal and dynamic else "overlap"),
             **schedule_knobs(kind.causal, dynamic),
@@ -261,7 +263,8 @@ class TwoPassPlan(BackwardPlan):
         tensors = self.tensors(*operands)
         self.steps = [
             preprocess_step(tensors),
-            *(template_step(kernel, tensors, numbers) for kernel in (of_queries, *of_keys)),
+            template_step(of_queries, tensors, numbers),
+            template_step(of_keys, tensors, numbers),
         ]
         if self.parts > 1:
             self.steps.append(sum_step(tensors, self.parts))

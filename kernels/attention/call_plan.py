@@ -158,9 +158,8 @@ def find_plan(
     It is new, and not kept, where operands and arguments cannot be a key: fake tensors, a list as window.
     """
     try:
-        tensors = signature(q, k, v) if out is None else signature(q, k, v, out)
         types = (causal.__class__, *map(type, window or ()), scale.__class__, softcap.__class__)  # True is not 1
-        key = (tensors, causal, window, scale, softcap, types)
+        key = (signature(q, k, v, out), causal, window, scale, softcap, types)
         found = _plans.get(key)
     except (AttributeError, TypeError, RuntimeError):
         return CallPlan()

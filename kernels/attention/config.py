@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.cost_model import FORWARD, BackwardShape, single_pass, two_passes, work
+from tritonkittens.kernels.attention.cost_model import FORWARD, MAX_SUMS, BackwardShape, single_pass, two_passes, work
 from tritonkittens.kernels.attention.device.forward import lines_of_keys
 from tritonkittens.lang.template.renamed import refuse_old
 
@@ -23,7 +23,7 @@ SHORTEST, MEDIUM, LONG, LONGEST = 512, 1024, 2048, 8192  # keys at which `suited
 TALL_OF_THREE = 192  # queries of a task of three consumers
 WIDEST = 160  # columns of O that leave registers for the scores of 128 keys
 NARROW = 32  # columns of O that leave registers for a fourth CTA an SM
-MAX_SUMS = 256  # columns of dK and dV of one consumer's keys that registers hold
+KEYS_OF_DQ = (64, 32)  # of a block of the wide kernel: the first where two blocks fit into shared memory
 LAST_WAVES = 2  # of causal tasks: heads are mixed in these, so that all CTAs end together
 
 
@@ -239,6 +239,11 @@ class BackwardKind(NamedTuple):
     window: bool
     softcap: bool
 
+    @property
+    def wide(self) -> bool:
+        """Whether registers do not hold dK and dV of one consumer's keys."""
+        return self.head_dim + self.value_dim > MAX_SUMS
+
 
 @functools.lru_cache
 def choose_backward(
@@ -247,26 +252,20 @@ def choose_backward(
     kind: BackwardKind,
     launch_pdl: tuple[bool | str, bool | str] = (False, False),
     **knobs: Any,
-) -> tuple[tk.lcf, tuple[tk.lcf, ...]]:
+) -> tuple[tk.lcf, tk.lcf]:
     """The kernels of the deterministic backward: (for dQ, for dK and dV), of two templates with more `knobs`.
 
-    One kernel computes both dK and dV where the accumulators of 64 keys leave registers for the scores. `launch_pdl`:
-    the knob of the kernel for dQ, and of the others.
+    The templates are those for wide dimensions where `kind.wide`. `launch_pdl`: the knob of both kernels.
     """
     knobs |= kind._asdict()
-    parts = ((True, True),) if kind.head_dim + kind.value_dim <= MAX_SUMS else ((True, False), (False, True))
-
-    def of_part(of_keys: bool, of_values: bool) -> tk.lcf:
-        return fitting(
-            lambda consumers: keys(
-                consumers=consumers, of_keys=of_keys, of_values=of_values, launch_pdl=launch_pdl[1], **knobs
-            ),
-            (2, 1),
-        )
-
-    return fitting(lambda consumers: queries(consumers=consumers, launch_pdl=launch_pdl[0], **knobs), (2, 1)), tuple(
-        of_part(*part) for part in parts
+    of_queries, of_keys = (
+        functools.partial(template, launch_pdl=pdl, **knobs)
+        for template, pdl in zip((queries, keys), launch_pdl, strict=True)
     )
+    if kind.wide:
+        large, small = (of_queries(tile_n=cols) for cols in KEYS_OF_DQ)
+        return large if large.placement(90).stages > 1 else small, of_keys()
+    return fitting(lambda n: of_queries(consumers=n), (2, 1)), fitting(lambda n: of_keys(consumers=n), (2, 1))
 
 
 def has_single_pass(head_dim: int, value_dim: int) -> bool:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 UNIT = 64  # keys or queries of a block that the constants are for
 TILE = 128  # queries or keys of a task of the backward
+MAX_SUMS = 256  # columns of dK and dV of one consumer's keys that registers hold
 MEGABYTE = 0.3  # of microseconds: a megabyte to memory or back
 
 
@@ -126,9 +127,14 @@ class BackwardShape(NamedTuple):
     def pace(self) -> BackwardPace:
         return BACKWARD[64 if max(self.head_dim, self.value_dim) <= 64 else 128]
 
+    @property
+    def keys_of_task(self) -> int:
+        """Keys of a task of the kernel for dK and dV: one consumer's where registers do not hold both sums."""
+        return UNIT if self.head_dim + self.value_dim > MAX_SUMS else TILE
+
     def of_keys(self, parts: int, block: int = UNIT) -> Work:
         """The tasks for dK and dV, of a part of a group each, in blocks of UNIT queries."""
-        found = work(self.heads, self.keys, self.queries, TILE, block, self.after, self.before)
+        found = work(self.heads, self.keys, self.queries, self.keys_of_task, block, self.after, self.before)
         blocks = found.blocks * (block // UNIT) * self.group // parts
         return found._replace(tasks=found.tasks * parts, blocks=blocks)
 

@@ -147,7 +147,7 @@ class DecodePlan:
         q, k, v, *_ = operands
         (batch, heads, queries, dim), (kv_heads, value_dim) = q.shape, (v.shape[1], v.shape[3])
         tiles, rows = kv_heads * call.row_tiles, heads // kv_heads // call.row_tiles * queries
-        self.kernel, self.partial, self.return_lse = kernel, kernel.partial, call.return_lse
+        self.kernel, self.partial, self.return_lse, self.queries = kernel, kernel.partial, call.return_lse, queries
         self.numbers = dict(call.scores.numbers(False), queries=queries)
         # the launches of the kernel and of `combine`, bound by the first call
         self.bound: Callable[..., None] | None = None
@@ -259,9 +259,7 @@ def find_decode_plan(operands: Operands, options: tuple[Any, ...]) -> tuple[tupl
     `options` are causal, scale, softcap, return_lse and num_splits. The operands of a plan need no check.
     """
     try:
-        given = [x is not None for x in operands]
-        tensors = signature(*[x for x in operands if x is not None])
-        key = (tensors, *given, options, *map(type, options))  # True is not 1
+        key = (signature(*operands), options, *map(type, options))  # True is not 1
         return key, _plans.get(key)
     except (AttributeError, TypeError, RuntimeError):
         return None, None

@@ -221,28 +221,23 @@ def _backwards() -> Iterator[tuple[Callable[..., Any], Kind, tuple[str | None, .
         dict(dim=64, **WINDOW, **TWO_PASSES),
         (None, "dq_preprocess", "dq_d64_window_softcap", "dkdv_d64_window_softcap"),
     )
+    yield (_backward, dict(dim=256, causal=True, **TWO_PASSES), (None, None, "dq_d256_causal", "dkdv_d256_causal"))
     yield (
         _backward,
-        dict(dim=256, causal=True, **TWO_PASSES),
-        (None, None, "dq_d256_causal", "dk_d256_causal", "dv_d256_causal"),
+        dict(dim=192, **WINDOW, **TWO_PASSES),
+        (None, None, "dq_d192_window_softcap", "dkdv_d192_window_softcap"),
     )
+    yield _backward, dict(dim=256, batch=1, kv_heads=4, queries=512), (None, None, None, None, "backward_sum_parts")
     for name, kind in dict(d64=dict(dim=64), d128_causal=dict(dim=128, causal=True)).items():
         names = (
             f"varlen_{of}_{name}"
             for of in ("tiles_of_queries", "tiles_of_keys", "preprocess", "backward", "postprocess")
         )
         yield _varlen_backward, dict(queries=1024, **kind), (None, None, *names)
-    in_two_passes = (
-        None,
-        None,
-        None,
-        "varlen_dq_preprocess",
-        None,
-        "varlen_dq_d128_causal",
-        None,
-        "varlen_dkdv_d128_causal",
-    )
-    yield _varlen_backward, dict(dim=128, causal=True, **TWO_PASSES), in_two_passes
+    for dim, of_numbers in ((128, "varlen_dq_preprocess"), (256, None)):
+        kernels = (f"varlen_{of}_d{dim}_causal" for of in ("dq", "dkdv"))
+        in_two_passes = (None, None, None, of_numbers, *itertools.chain(*((None, name) for name in kernels)))
+        yield _varlen_backward, dict(dim=dim, causal=True, **TWO_PASSES), in_two_passes
     yield (
         _backward,
         dict(dim=128, batch=2, heads=8, kv_heads=1, queries=700),

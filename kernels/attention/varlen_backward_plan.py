@@ -39,10 +39,15 @@ from tritonkittens.kernels.attention.device.varlen import (
     VarlenBackward,
     VarlenBackwardKeys,
     VarlenBackwardQueries,
+    VarlenBackwardWideKeys,
+    VarlenBackwardWideQueries,
     varlen_postprocess,
     varlen_preprocess,
 )
 from tritonkittens.kernels.attention.varlen_plan import Listing, tiles_apart
+
+TEMPLATES = VarlenBackwardQueries, VarlenBackwardKeys
+WIDE_TEMPLATES = VarlenBackwardWideQueries, VarlenBackwardWideKeys
 
 
 class Operands(NamedTuple):
@@ -112,8 +117,7 @@ def _plan(
             factor,
             scores,
         )
-    kernels = choose_backward(VarlenBackwardQueries, VarlenBackwardKeys, kind)
-    return VarlenTwoPassPlan(operands, numbers, kernels, scores, deterministic)
+    return VarlenTwoPassPlan(operands, numbers, kind, scores, deterministic)
 
 
 def mean_shape(operands: Operands, scores: Scores) -> BackwardShape:
@@ -256,15 +260,10 @@ class VarlenSinglePassPlan(VarlenBackwardPlan):
 
 
 class VarlenTwoPassPlan(VarlenBackwardPlan):
-    """Two passes by the `kernels` of `choose_backward`."""
+    """Two passes."""
 
     def __init__(
-        self,
-        operands: Operands,
-        numbers: dict[str, Any],
-        kernels: tuple[tk.lcf, tuple[tk.lcf, ...]],
-        scores: Scores,
-        deterministic: bool,
+        self, operands: Operands, numbers: dict[str, Any], kind: BackwardKind, scores: Scores, deterministic: bool
     ):
         super().__init__(operands)
         q, k, starts = operands.q, operands.k, (operands.starts_q, operands.starts_k)
@@ -274,12 +273,13 @@ class VarlenTwoPassPlan(VarlenBackwardPlan):
         self.new_row_values = allocator(
             (2, 1, heads, tiles_apart(queries, self.sequences, ROWS) * ROWS), torch.float32, q.device
         )
-        tensors, (of_queries, of_keys) = self.tensors(*operands), kernels
+        kernels = choose_backward(*(WIDE_TEMPLATES if kind.wide else TEMPLATES), kind)
+        tensors, of_queries = self.tensors(*operands), kernels[0]
         self.steps = [listing_step("of_rows", Listing(*starts, queries, keys, False, ROWS, ROWS))]
         self.steps[0](tensors)
         self.steps.append(preprocess_step(tensors, ROWS))
-        for kernel in (of_queries, *of_keys):
-            height = kernel.tile_m * kernel.consumers  # type: ignore[attr-defined]
+        for kernel in kernels:
+            height = kernel.task_rows  # type: ignore[attr-defined]
             if kernel is of_queries and height == ROWS:
                 self.steps.append(lambda tensors: tensors.update(entries=tensors["of_rows"]))
             else:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -84,30 +85,8 @@ def computed(
 ) -> Tensor:
     """`gemm` without its gradient, by the plan of calls of this kind. The first call of a kind runs in the context
     that `first_call` makes of its arguments."""
-    bare = False
-    if activation.__class__ is not Function:  # whose operands stand behind these five
-        bias, gate, residual, scale_a, scale_b = operands
-        bare = bias is None and gate is None and residual is None and scale_a is None and scale_b is None
     try:
-        if bare:
-            key: tuple[Hashable, ...] = (
-                signature(a, b) if out is None else signature(a, b, out),
-                activation,
-                out_dtype,
-                config,
-                accumulate,
-            )
-        else:
-            given = [t for t in (*operands, out) if t is not None]
-            key = (
-                signature(a, b, *given),
-                activation,
-                out_dtype,
-                config,
-                accumulate,
-                out is None,
-                *[t is None for t in operands],
-            )
+        key = (signature(a, b, *operands, out), activation, out_dtype, config, accumulate)
         known = _plans.get(key)
     except (AttributeError, TypeError, RuntimeError):
         if not have_memory(a, b, *operands) and out is None and not isinstance(activation, Function):
@@ -133,9 +112,40 @@ def computed(
     return plan(a, b, operands, out)
 
 
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, *, is_checked: bool = False
+) -> Tensor | None:
+    """activation(x · weightᵀ + bias) without its gradient, by a plan that takes the weight as it is stored.
+
+    x: (…, M, K), weight: (N, K). None for other arguments than plain tensors that an earlier call had like them. A call
+    with `is_checked` makes the plan: its operands are plain tensors that kernels take.
+    """
+    operands = (bias, None, None, None, None)
+    try:
+        key = (signature(x, weight, bias), activation)
+        known = _plans.get(key)
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    if known is None:
+        if not is_checked:
+            return None
+        found = plan = _plan(x, weight.T, operands, activation, None, None, None, "fp32")
+        if not isinstance(found, FunctionType):  # which launches by addresses, those of the weight and of its transpose
+            plan = lambda x, weight, *others: found(x, weight.T, *others)  # noqa: E731
+        known = remember(_plans, key, (plan, ()))
+    elif x.is_neg() or weight.is_neg() or (bias is not None and bias.is_neg()):
+        return None
+    return known[0](x, weight, operands, None)
+
+
 Plan = Callable[[Tensor, Tensor, Operands, Tensor | None], Tensor]
 # and the reaches of out and operands, where there is an out
 _plans: dict[tuple[Hashable, ...], tuple[Plan, tuple[int, ...]]] = {}
+
+
+def forget_plans() -> None:
+    """Let later calls choose their configurations again."""
+    _plans.clear()
 
 
 # ---------------------------------------------------------------- plans
@@ -227,16 +237,17 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def _as_stored(x: Tensor, names: str, depth_last: bool) -> tuple[str, Callable[[Tensor], Tensor]]:
+def _as_stored(x: Tensor, names: str, depth_last: bool, beside: bool = False) -> tuple[str, Callable[[Tensor], Tensor]]:
     """The order of dimensions in which TMA reads a matrix like `x`, the last one contiguous, and how to get it so: as
-    it is, as a view, or copied."""
+    it is, as a view, or copied (`beside`: while the other operand is copied)."""
     if addressable(x) and (not depth_last or names[-1] == "k"):
         return names, _itself
     if addressable(x.mT) and (not depth_last or names[-1] != "k"):
         return names[::-1], _transposed
     # a copy keeps the contiguous dimension where it may
     transposed = names[-1] != "k" if depth_last else x.stride(-2) == 1 != x.stride(-1)
-    return (names[::-1], lambda y: as_addressable(y.mT)) if transposed else (names, as_addressable)
+    copy = functools.partial(as_addressable, beside=beside)
+    return (names[::-1], lambda y: copy(y.mT)) if transposed else (names, copy)
 
 
 def _itself(x: Tensor) -> Tensor:
@@ -290,7 +301,9 @@ class CallPlan:
         self.depth_last = a.dtype in FP8
         a, b = self._shaped(a, b)
         self.a_order, self.store_a = _as_stored(a, "mk", self.depth_last)
-        self.b_order, self.store_b = _as_stored(b, "kn", self.depth_last)
+        copies_a = self.store_a not in (_itself, _transposed)
+        self.b_order, self.store_b = _as_stored(b, "kn", self.depth_last, copies_a)
+        self.copies_operands = copies_a or self.store_b not in (_itself, _transposed)
         rows, cols = (a.shape[-2], b.shape[-1])
         kinds = set(places.values())
         read = "tile" if "tile" in kinds else "vector" if kinds & {"row", "col"} else ""
@@ -432,6 +445,7 @@ class CallPlan:
                 self.epilogue,
                 "block" in self.places.values(),
                 self.accumulate,
+                self.copies_operands,
                 **self.types,
             )
         return template
@@ -520,9 +534,10 @@ def _template_of(
     epilogue: Steps,
     blockwise: bool,
     accumulate: str,
+    launch_pdl: bool,
     **types: object,
 ) -> tk.lcf:
-    """The kernel of a configuration."""
+    """The kernel of a configuration. `launch_pdl`: it starts while its operands are copied."""
     knobs = dict(
         tile_m=config.tile_m,
         tile_n=config.tile_n,
@@ -533,6 +548,7 @@ def _template_of(
         order=order,
         epilogue_n=config.epilogue_n if config.stages_sub_tiles(epilogue.residual) else None,
         cache_hint="evict_first" if config.streamed else None,
+        launch_pdl=launch_pdl,
         **types,
     )
     if blockwise:

@@ -21,10 +21,10 @@ from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 HOPPER = CHIPS[90]  # whose shared memory data centre Blackwell has, too
 MULTIPROCESSORS = GPUS["H200"].multiprocessors  # what the number of parts of a task is chosen for
 SUB_TILE = 128  # bytes of a row of results that are staged in sub-tiles: a swizzled line
-WIDTHS = (96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256)  # columns of tiles
-SINGLE = (32, 64, 96, 112, 128, 160, 192, 224, 256)  # those of tiles of one consumer
-TALL = (128, 160, 176, 192)  # those of tiles of three consumers
-TALLEST = (128, 160, 192, 208)  # and of two with 128 rows each
+WIDTHS = tuple(range(64, 257, 16))  # columns of tiles
+SINGLE = tuple(range(32, 257, 16))  # those of tiles of one consumer
+TALL = tuple(range(96, 193, 16))  # those of tiles of three consumers
+TALLEST = tuple(range(112, 209, 16))  # and of two with 128 rows each
 FEW_ROWS = 64  # of A: its columns become those of the tile
 LEAST_PART = 4  # iterations of a part of a task
 WASTE = 1.6  # padding of C beside the least of any tile
@@ -117,7 +117,7 @@ def _tiles(kind: Problem, few_rows: bool) -> tuple[Config, ...]:
     for swap in (False, True):
         found += [Config(consumers=1, tile_n=cols, swap_ab=swap) for cols in SINGLE]
         found += [Config(consumers=1, tile_n=cols, tile_k=2 * line, swap_ab=swap) for cols in (32, 64, 128)]
-        found += [Config(tile_n=cols, swap_ab=swap) for cols in (64, *WIDTHS)]
+        found += [Config(tile_n=cols, swap_ab=swap) for cols in WIDTHS]
         found += [Config(consumers=3, tile_n=cols, swap_ab=swap) for cols in TALL]
         found += [Config(tile_m=128, tile_n=cols, swap_ab=swap) for cols in TALLEST]
     for cols in (16, 32, 64) if few_rows else ():
@@ -172,22 +172,24 @@ def _clusters(problem: Problem, config: Config) -> Iterator[int]:
 
 
 def _split(problem: Problem, config: Config, cluster: int) -> Iterator[Config]:
-    """Yield the configuration with tasks whose iterations several CTAs share: the tasks of an incomplete wave, or all
-    of the few that there are."""
+    """Yield the configuration with tasks whose iterations several CTAs share: the tasks of an incomplete last wave, or
+    all of the few that there are."""
     tasks = problem.batch * -(-math.prod(config.tiles(problem)) // cluster)
     slots = cluster_slots(MULTIPROCESSORS, cluster) * config.blocks_per_sm
     iterations = -(-problem.k // config.k_of(itemsize_of(problem.dtype)))
     most = min(MAX_SPLITS, iterations // LEAST_PART)
     if most < 2:
         return
-    whole, parts = tk.SplitTail().split(tasks, slots)
-    if tasks > whole and parts > 1 and iterations >= LEAST_PART * parts:
-        yield _with(config, "split_tail", 1, cluster)
+    if tasks >= slots or cluster > 1:
+        whole, parts = tk.SplitTail().split(tasks, slots)
+        if tasks > whole and 1 < parts <= most:
+            yield _with(config, "split_tail", 1, cluster)
     if cluster > 1 or config.pingpong or config.deferred_epilogue:
         return
-    filling = [n for n in (2, 3, 4, 6, 8, 12, 16) if n <= most and slots < 3 * tasks * n <= 4 * slots]
-    yield from (_with(config, "split_k", n) for n in filling)
-    for n in (n for n in filling if n in (2, 4, 8)):
+    fullest = slots // max(1, tasks)  # parts that run at once
+    filling = [n for n in (2, 3, 4, 6, 8, 12, 16) if slots < 3 * tasks * n <= 4 * slots]
+    yield from (_with(config, "split_k", n) for n in sorted({*filling, fullest}) if 1 < n <= most)
+    for n in (n for n in filling if n in (2, 4, 8) and n <= most):
         yield from _shared_by_cluster(problem.kind, config, n)
 
 

@@ -226,8 +226,8 @@ UNALIGNED: dict[str, Kind] = {
     "one_row_fp16_fp32_result": dict(m=1, dtype=torch.float16, out_dtype=torch.float32),
     **{f"16_rows_{b}": dict(m=16, b=b) for b in ("kn", "nk")},
     "32_rows": dict(m=32),
-    "small": dict(m=255, n=1023, k=1023),
-    "medium": dict(m=1023, n=1023, k=1001),
+    "small": dict(m=100, n=301, k=1001),
+    "medium": dict(m=255, n=1023, k=251),
     "16_rows_scaled_bias_silu_gate_residual": dict(
         m=16, bias="col", activation="silu", gate="row", residual=True, scales="row"
     ),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import announce_write, is_plain, requires_grad, write
+from tritonkittens.kernels._tensors import remember, signature
 from tritonkittens.kernels.gemm.autograd import product, product_with
-from tritonkittens.kernels.gemm.call_plan import check_chip, computed, described
+from tritonkittens.kernels.gemm.call_plan import check_chip, computed, described, forget_plans
+from tritonkittens.kernels.gemm.checks import Operands
 from tritonkittens.kernels.gemm.choice import family
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.epilogue import Epilogue
@@ -28,6 +33,7 @@ def gemm(
     config: Config | None = None,
     accumulate: str = "fp32",
     epilogue: Epilogue | None = None,
+    tune: bool = False,
 ) -> Tensor:
     """y = activation((a·b) · scale_a · scale_b + bias), then residual + gate · y, in one kernel.
 
@@ -51,6 +57,8 @@ def gemm(
         config: a `Config` instead of the tuned one.
         accumulate: "fp32", or "fp16" for the sums of fp16 operands (tasks are not split; no block scales).
         epilogue: an `Epilogue`, a user's function and its operands, in place of an activation.
+        tune: measure configurations first (`tune_gemm`) if none was measured for operands like these. It has no effect
+            with `config` or `epilogue`, where torch traces the call, and during the capture of a CUDA graph.
 
     Returns (…, M, N). Sums in fp32; of fp8 as exactly as the tensor cores sum (about 14 bits), with block scales in
     fp32 every 128 of K. The result is rounded once.
@@ -65,6 +73,8 @@ def gemm(
     Raises TypeError or ValueError for what does not fit together, a scale that requires a gradient, or an `out` whose
     elements share memory; ArchitectureError on a GPU without TMA.
     """
+    if tune and config is None and epilogue is None:
+        _tune_once(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype)
     if epilogue is not None:
         return product_with(
             epilogue, a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, out, config, accumulate
@@ -98,7 +108,8 @@ def tune_gemm(
     """Measure configurations for operands like these on their device, keep the fastest on disk for every later `gemm`
     of the kind, and return it.
 
-    Arguments as those of `gemm`; `tries`: how many configurations (None: TK_TUNE_TRIES, 12). Raises what `gemm` raises.
+    Arguments as those of `gemm`; `tries`: how many configurations (None: TK_TUNE_TRIES, 12). Ctrl-C keeps what was
+    measured. The result is never slower, as measured, than the model's choice. Raises what `gemm` raises.
     """
     product = described(
         a,
@@ -113,6 +124,27 @@ def tune_gemm(
     )
     check_chip(a.device.index)
     operands = (bias, gate, residual, scale_a, scale_b)
-    return family.tune(
-        product.problem, product.measurement(a, b, operands), a.device, tries, product.compile_all(a, b, operands)
-    )
+    try:
+        return family.tune(
+            product.problem, product.measurement(a, b, operands), a.device, tries, product.compile_all(a, b, operands)
+        )
+    finally:
+        forget_plans()
+
+
+_tuned: dict[tuple[Hashable, ...], bool] = {}
+
+
+def _tune_once(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None) -> None:
+    """Measure configurations for operands like these, if none was measured and that is possible now."""
+    if not is_plain(a, b, *operands) or a.device.type != "cuda" or not family.may_measure(a.device):
+        return
+    key = (signature(a, b, *operands), activation, out_dtype)
+    if key in _tuned:
+        return
+    bias, gate, residual, scale_a, scale_b = operands
+    known: dict[str, Any] = dict(bias=bias, activation=activation, gate=gate, residual=residual)
+    known |= dict(scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
+    if not family.is_measured(described(a, b, **known).problem, a.device):
+        tune_gemm(a, b, **known)
+    remember(_tuned, key, True)

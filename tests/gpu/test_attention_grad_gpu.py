@@ -91,7 +91,7 @@ def test_scales_far_from_one(scale, dim, rng):
     check(*leaves(1, 2, 1, 150, 70, dim), scale=scale, through_lse=True)
 
 
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64, 128, slow(256)])
 def test_values_that_are_not_finite(dim, rng):
     """dV has nothing to do with V: what makes dP infinite, or no number at all, must not reach the weights."""
     q, k, v = leaves(1, 2, 1, 150, 130, dim)
@@ -218,7 +218,7 @@ def test_gradients_of_features(given, rng):
     check(*leaves(1, 2, 2, 150, 200, 64), **given)
 
 
-DIMS = [(16, 16), (48, 48), (96, 96), (112, 112), (192, 128), (160, 160), (256, 256), (64, 128), (208, 240)]
+DIMS = [(16, 16), (48, 48), (96, 96), (112, 112), (192, 128), (160, 160), (192, 192), (256, 256), (64, 128), (208, 240)]
 
 
 QUICK_DIMS = [(112, 112, BF16), (64, 128, BF16), (16, 16, FP16)]
@@ -227,6 +227,26 @@ QUICK_DIMS = [(112, 112, BF16), (64, 128, BF16), (16, 16, FP16)]
 @pytest.mark.parametrize("dim, value_dim, dtype", some_slow(in_types(DIMS, BF16, FP16), QUICK_DIMS))
 def test_gradients_of_head_dimensions(dim, value_dim, dtype, rng):
     check(*leaves(1, 2, 1, 140, 100, dim, value_dim, dtype), causal=bool(rng.integers(2)))
+
+
+WIDE = [  # D, D_v, queries, keys, what a query sees
+    (256, 256, 130, 65, dict(causal=True)),
+    (192, 192, 65, 130, dict(window=(40, 5), softcap=2.0)),
+    (160, 160, 1, 1, {}),
+    slow(256, 256, 1, 130, {}),
+    slow(256, 256, 200, 200, dict(causal=True, softcap=2.0)),
+    slow(192, 192, 130, 130, dict(causal=True, scale=3.0)),
+    slow(160, 160, 130, 65, dict(softcap=2.0)),
+    slow(256, 64, 65, 130, dict(window=(40, 5))),
+    slow(80, 208, 130, 130, dict(causal=True)),
+]
+
+
+@pytest.mark.parametrize("dim, value_dim, queries, keys, given", WIDE, ids=str)
+def test_gradients_of_wide_dimensions(dim, value_dim, queries, keys, given, rng):
+    """One consumer computes dV, the other dK of the same keys: P goes from one to the other."""
+    check(*leaves(1, 2, 1, queries, keys, dim, value_dim), through_lse=True, **given)
+    check(*leaves(1, 2, 1, queries, keys, dim, value_dim), deterministic=True, **given)
 
 
 def test_gradients_of_groups_and_batches(rng):
@@ -272,8 +292,9 @@ def test_queries_without_keys_have_no_gradient(rng):
     assert (empty[0].grad == 0).all() and empty[1].grad.shape == (1, 1, 0, 64)
 
 
-def test_deterministic_runs_are_bitwise_equal(rng):
-    q, k, v = leaves(2, 2, 1, on_gpu_or_simulated(1000, 200), on_gpu_or_simulated(900, 150), 64)
+@pytest.mark.parametrize("dim", [64, slow(192), slow(256)])
+def test_deterministic_runs_are_bitwise_equal(dim, rng):
+    q, k, v = leaves(2, 2, 1, on_gpu_or_simulated(1000, 200), on_gpu_or_simulated(900, 150), dim)
     out = attention(q, k, v, causal=True, deterministic=True)
     grad = torch.randn_like(out)
     first = torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)

@@ -30,6 +30,7 @@ SORTS = [  # D, D_v, dtype, what a query sees
     (16, 16, BF16, "all"),
     (192, 128, BF16, "all"),
     (192, 128, BF16, "causal"),
+    (192, 192, BF16, "causal soft-cap"),
     (256, 256, BF16, "causal"),
     (256, 256, FP16, "all"),
     (208, 240, BF16, "window"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.util import DEVICE, on_gpu_or_simulated, relative_error
+from tests.util import DEVICE, on_gpu_or_simulated, relative_error, slow
 from tritonkittens.kernels.attention import attention, attention_ranges
 from tritonkittens.kernels.attention.ranges_plan import Run, runs
 from tritonkittens.kernels.attention.reference import LIMIT
@@ -71,8 +71,9 @@ def test_window_and_cache(rng):
     check(*operands(2, 2, 2, queries, keys), ranges, scale=0.2)
 
 
-def test_bidirectional(rng):
-    q, k, v = operands(3, 2, 1, 50, 70)
+@pytest.mark.parametrize("dim", [64, slow(256)])
+def test_bidirectional(dim, rng):
+    q, k, v = operands(3, 2, 1, 50, 70, dim)
     check(q, k, v, [[[0, 70]] * 50, [[5, 61]] * 50, [[0, 0]] * 50])
 
 

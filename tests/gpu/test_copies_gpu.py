@@ -103,9 +103,9 @@ def copies(monkeypatch):
     """The shapes of what is copied, of products that are all done by TMA."""
     made = []
 
-    def recorded(x, out):
+    def recorded(x, out, *beside):
         made.append(tuple(x.shape))
-        return copied(x, out)
+        return copied(x, out, *beside)
 
     for module in (_copies, call_plan):
         monkeypatch.setattr(module, "copied", recorded)
@@ -125,6 +125,18 @@ def test_copied_operands_keep_their_contiguous_dimension(rng, copies, transposed
         b.mT.shape if "b" in transposed else b.shape,
         (m, n),
     ]
+
+
+@pytest.mark.parametrize("k, n, beside", [(91, 88, [False]), (96, 83, [False]), (91, 83, [False, True])])
+def test_only_the_second_of_two_copies_runs_beside_another(rng, monkeypatch, k, n, beside):
+    """A single copy may read what the kernel before it writes."""
+    found = []
+    monkeypatch.setattr(_copies, "copied", lambda x, out, beside: found.append(beside) or copied(x, out, beside))
+    a, b = randn(70, k), randn(k, n)
+    gemm(a, b, config=SMALL)  # which plans, too
+    found.clear()
+    check(gemm(a, b, config=SMALL), a, b)
+    assert found == beside
 
 
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)], ids=str)

@@ -25,7 +25,7 @@ from tests.cases_gemm import (
     short,
 )
 from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, relative_error, slow, some_slow
-from tritonkittens.kernels.gemm import Config, gemm, gemm_torch
+from tritonkittens.kernels.gemm import Config, family, gemm, gemm_torch
 from tritonkittens.kernels.gemm.candidates import candidates
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -633,3 +633,19 @@ def test_sums_in_fp16(rng):
         gemm(a.bfloat16(), b.bfloat16(), accumulate="fp16")
     with pytest.raises(ValueError, match="tasks that are split are summed up in fp32"):
         gemm(a, b, accumulate="fp16", config=Config(tile_n=128, schedule="split_k", splits=2))
+
+
+def test_a_kind_of_operands_is_tuned_once(monkeypatch, tmp_path):
+    """Where measurements are possible; the simulator has no time of its own."""
+    monkeypatch.setenv("TK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TK_TUNE_TRIES", "2")
+    tuned, tune = [], family.tune
+    monkeypatch.setattr(family, "tune", lambda problem, *rest: tuned.append(problem) or tune(problem, *rest))
+    a, b, bias = randn(72, 200), randn(200, 104), randn(104)
+    for _ in range(2):
+        check(gemm(a, b, tune=True), a, b)
+        check(gemm(a, b, bias=bias, tune=True), a, b, bias=bias)
+        check(gemm(a, b, config=SMALL, tune=True), a, b)
+    kinds = [(72, 104, 200, ""), (72, 104, 200, "vector")]
+    assert [(p.m, p.n, p.k, p.epilogue) for p in tuned] == on_gpu_or_simulated(kinds, [])
+    assert all(family.is_measured(p, a.device) for p in tuned)

@@ -677,12 +677,17 @@ static PyObject *Dispatcher_table_key(Dispatcher *self, PyObject *const *args, P
 }
 
 // Everything about tensors that a call is planned by: dtype, device, place within 16 bytes, shape, strides. Their values and addresses are not in it.
+// None, an operand that is left out, is told apart from all tensors.
 static PyObject *Dispatcher_signature(Dispatcher *self, PyObject *const *args, Py_ssize_t count) {
   Reading reading;
   reading.num_words = 0;
   reading.overflow = false;
   const TensorReader *get = &self->tensor;
   for (Py_ssize_t i = 0; i < count; ++i) {
+    if (args[i] == Py_None) {
+      put(&reading, POINTER_ALIGNMENT); // no tensor is there within so many bytes
+      continue;
+    }
     int32_t dtype, device_index;
     int64_t dim, *sizes, *strides;
     void *impl = is_plain_tensor(self, args[i]) ? impl_of(self, args[i], &device_index) : NULL, *address;
@@ -786,7 +791,8 @@ static PyMethodDef Dispatcher_methods[] = {
     {"table_key", (PyCFunction)(void (*)(void))Dispatcher_table_key, METH_FASTCALL,
      "table_key(args, key) -> (key, bytes), or None when the arguments are not for this path."},
     {"signature", (PyCFunction)(void (*)(void))Dispatcher_signature, METH_FASTCALL,
-     "signature(*tensors) -> bytes: dtype, device, address % 16, shape and strides of each; None where one is no plain tensor on a device of this type."},
+     "signature(*tensors) -> bytes: dtype, device, address % 16, shape and strides of each that is not None; None where one is no plain tensor on a device of\n"
+     "this type."},
     {"read", (PyCFunction)Dispatcher_read, METH_O, "read(args) -> the words that describe the arguments, and the tensors' addresses, or None."},
     {NULL},
 };

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import TorchFunctionMode
 
-from tritonkittens.kernels._dispatch import autocast_type, is_ordinary, is_plain
+from tritonkittens.kernels._dispatch import autocasts, is_ordinary, is_plain
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.attention import attention, attention_varlen
 from tritonkittens.kernels.attention.autograd import Window, attend
@@ -67,11 +67,9 @@ def scaled_dot_product_attention(
     """
     if scale is not None and not isinstance(scale, (float, int)) and not torch.compiler.is_compiling():
         scale = float(scale)  # a numpy number, or a tensor without dimensions
-    kind = autocast_type(query.device)
-    if torch.is_autocast_enabled(kind):
-        query, key, value = (
-            x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value)
-        )
+    dtype = autocasts(query.device)
+    if dtype is not None:
+        query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
     if attn_mask is None and not dropout_p:
         plan = _known_plan(query, key, value, is_causal, scale, enable_gqa)
         if plan is not None:

@@ -25,7 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import prepare_padding_mask, sdpa_mask
 from transformers.utils.import_utils import is_tracing
 
-from tritonkittens.kernels._dispatch import function_modes, is_plain, requires_grad, unseen_by_function_modes
+from tritonkittens.kernels._dispatch import autocasts, is_inference, is_plain, unseen_by_function_modes
 from tritonkittens.kernels.attention import attention, attention_decode, attention_ranges
 from tritonkittens.kernels.attention.decode_plan import find_decode_plan
 from tritonkittens.kernels.attention.device.backward import ROWS
@@ -278,8 +278,8 @@ def attention_forward(
     Unsupported arguments run in PyTorch, with a warning for every reason. With `strict`, and always where `indices`
     select keys, they raise `Unsupported`.
     """
-    if is_plain(query, key, value, attention_mask) and not function_modes():
-        out = _of_known_token(query, key, value, attention_mask, dropout, scaling, softcap, others)
+    if is_inference() and not dropout:
+        out = _of_known_token(query, key, value, attention_mask, scaling, softcap, others)
         if out is not None:
             return out, None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -293,19 +293,14 @@ def _of_known_token(
     key: Tensor,
     value: Tensor,
     mask: Tensor | None,
-    dropout: float,
     scale: float | None,
     softcap: float | None,
     others: dict[str, Any],
 ) -> Tensor | None:
     """Return the attention of one query as an earlier call did it, without its checks; None where there was none.
 
-    The arguments are plain tensors. They are known by shapes, strides and dtypes.
+    The arguments are known by shapes, strides and dtypes. No gradient is wanted.
     """
-    if query.ndim != 4 or query.shape[2] != 1:
-        return None
-    if dropout or torch.is_autocast_enabled(query.device.type) or requires_grad(query, key, value):
-        return None
     if not others.keys().isdisjoint(UNSUPPORTED) and _reason_of(False, others):
         return None
     starts = lengths = None
@@ -316,7 +311,9 @@ def _of_known_token(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     operands = query, key, value, None, lengths, starts, None
     plan = find_decode_plan(operands, (True, scale, softcap, False, None))[1]
-    return None if plan is None else cast(Tensor, plan(*operands)).transpose(1, 2)  # contiguous, as one query
+    if plan is None or plan.queries != 1 or not is_plain(query, key, value):
+        return None
+    return cast(Tensor, plan(*operands)).transpose(1, 2)  # contiguous, as of one query
 
 
 @unseen_by_function_modes
@@ -332,9 +329,9 @@ def _attention(
 ) -> Tensor:
     """Return the result of `attention_forward`; `numbers`: its dropout, scaling, softcap and is_causal."""
     dropout, scaling, softcap, causal = numbers
-    kind = query.device.type
-    if torch.is_autocast_enabled(kind):
-        query, key, value = (x.to(torch.get_autocast_dtype(kind)) for x in (query, key, value))
+    dtype = autocasts(query.device)
+    if dtype is not None:
+        query, key, value = (x.to(dtype) for x in (query, key, value))
     ranges = mask is not None and _has_ranges(mask)
     dense = mask is not None and not ranges
     reason = reason_against(query, key, value, dropout, scaling) or _reason_of(dense, others)

@@ -235,6 +235,17 @@ class Family(Generic[P, C]):
                 key, self._measured(key, options, self._neighbour(key, options), measure, tries, compile_all)
             ).config
 
+    def may_measure(self, device: int | torch.device | Device | None = None) -> bool:
+        """Whether measurements are possible now: not on a simulated device, nor during the capture of a CUDA graph."""
+        return _may_measure(self._identity(device))
+
+    def is_measured(self, problem: P, device: int | torch.device | Device | None = None) -> bool:
+        """Whether the choice for a problem was measured: in this process, before, or for a shipped table."""
+        key = (self._identity(device), problem)
+        with _deciding:
+            known = self._choices.get(key) or self._looked_up(key, self._options(problem), problem)
+        return known is not None and known.entry is not None
+
     def explain(self, problem: P, device: int | torch.device | Device | None = None) -> Report:
         """Return a `Report`: the source of the choice for a problem, the tried configurations, and the reason for the
         winner. Measures nothing.

@@ -1,4 +1,4 @@
-"""Gradients of attention in two passes: the kernels for dK and dV stream queries, the kernel for dQ streams keys.
+"""Gradients of attention in two passes: the kernel for dK and dV streams queries, the kernel for dQ streams keys.
 
 With P = exp(S − L), L the log-sum-exp, and Δ the row sums of dO ∘ O (less dL):
 
@@ -6,7 +6,7 @@ With P = exp(S − L), L the log-sum-exp, and Δ the row sums of dO ∘ O (less 
 
 Two passes compute S and dO Vᵀ twice: 7 products instead of 5. But no sum crosses CTAs, so results have the same bits in
 every run and no fp32 buffer is needed. Δ is `dPsum`, L in base 2 is `LSE_log2` (FlashAttention's names). Source:
-FlashAttention-2 (Dao, 2023), section 3.1.2.
+FlashAttention-2 (Dao, 2023), section 3.1.2. Dimensions above 128: `wide_backward`.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def task_of_keys(ctx, row, batch, kv_batch, result, results, queries, keys, head
     first, `edge_blocks` of every head. The others follow, last head first. With `rotated` a task begins every head at
     block `rotation` instead of block 0, and ends with the blocks before it.
     """
-    HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
+    HEIGHT: tl.constexpr = ctx.config.task_rows
     EDGES: tl.constexpr = ctx.config.edge_loop and (ctx.config.causal or ctx.config.cut)
     MASKED: tl.constexpr = ctx.config.causal or ctx.config.window
     behind, shift, group = (row + 1) * HEIGHT, keys - queries, heads // results
@@ -274,7 +274,7 @@ def place_of(ctx):
 
 
 class AttentionBackwardKeys(QueryTiles):
-    """dK and dV, or one of them where registers do not hold both accumulators.
+    """dK and dV, where the registers of a consumer hold both of its keys' accumulators.
 
     A task is `tile_m` keys of a key head for each consumer, and the blocks of `tile_n` queries, of all heads of the
     group, that see them. Scores are transposed, so that P and dS are operands in registers.
@@ -285,8 +285,6 @@ class AttentionBackwardKeys(QueryTiles):
     """
 
     tile_n: int = 64
-    of_keys: bool = True
-    of_values: bool = True
     cut: bool = False  # the last tile of keys may be partial, and that matters
     rotated: bool = False  # tasks of the same queries begin at different blocks
     edges_apart: bool = False  # two loops need more registers than there are
@@ -298,9 +296,7 @@ class AttentionBackwardKeys(QueryTiles):
         q, do = tk.st(self.dtype, self.tile_n, self.head_dim), tk.st(self.dtype, self.tile_n, self.value_dim)
         k, v = tk.st(self.dtype, self.tile_m, self.head_dim), tk.st(self.dtype, self.tile_m, self.value_dim)
         number = tk.sv(tk.fp32, self.tile_n)
-        results = {**(dict(dK=k) if self.of_keys else {}), **(dict(dV=v) if self.of_values else {})}
-        mine = dict(K=k, **(dict(V=v) if self.of_keys else {}))
-        input = dict(Q=q, dO=do, LSE_log2=number, **(dict(dPsum=number) if self.of_keys else {}))
+        input, mine, results = dict(Q=q, dO=do, LSE_log2=number, dPsum=number), dict(K=k, V=v), dict(dK=k, dV=v)
         return tk.layout(
             globals={**input, **mine, **results},
             input=input,
@@ -310,18 +306,18 @@ class AttentionBackwardKeys(QueryTiles):
         )
 
     def tiles(self, *shapes: Any) -> tuple[int, int]:
-        of = shapes[self.tensors.index("dK" if self.of_keys else "dV")]
-        return -(-of[2] // (self.tile_m * self.consumers)), of[0] * of[1]
+        of = shapes[self.tensors.index("dK")]
+        return -(-of[2] // self.task_rows), of[0] * of[1]
 
     @triton.jit
     def _results(ctx):
         """Results of a batch: key heads, or parts of their groups."""
-        return tk.extent(ctx.globals.dK if ctx.config.of_keys else ctx.globals.dV, 1)
+        return tk.extent(ctx.globals.dK, 1)
 
     @triton.jit
     def setup(ctx):
         queries, keys, results = tk.extent(ctx.globals.Q, 2), tk.extent(ctx.globals.K, 2), ctx.config._results(ctx)
-        HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
+        HEIGHT: tl.constexpr = ctx.config.task_rows
         tiles = tk.ceil_div(keys, HEIGHT)
         row, batch_head = tk.tile_at(ctx.config.order, ctx.task_id, tiles, tk.extent(ctx.globals.K, 0) * results)
         more = (batch_head < tk.extent(ctx.globals.K, 0) * results) & (row >= 0)
@@ -342,11 +338,15 @@ class AttentionBackwardKeys(QueryTiles):
         )
 
     @triton.jit
+    def _tile(ctx):
+        """The tile of keys of this consumer."""
+        return ctx.row * ctx.config.consumers + ctx.consumer
+
+    @triton.jit
     def load_task(ctx, task):
-        row = ctx.row * ctx.config.consumers + ctx.consumer
-        tk.load_async(task.K, ctx.globals.K, (ctx.kv_batch, ctx.kv_head, row, 0), task.full)
-        if ctx.config.of_keys:
-            tk.load_async(task.V, ctx.globals.V, (ctx.kv_batch, ctx.kv_head, row, 0), task.full)
+        place = (ctx.kv_batch, ctx.kv_head, ctx.config._tile(ctx), 0)
+        tk.load_async(task.K, ctx.globals.K, place, task.full)
+        tk.load_async(task.V, ctx.globals.V, place, task.full)
 
     @triton.jit
     def load(ctx, input):
@@ -354,57 +354,46 @@ class AttentionBackwardKeys(QueryTiles):
         tk.load_async(input.Q, ctx.globals.Q, (ctx.batch, head, block, 0), input.full)
         tk.load_async(input.dO, ctx.globals.dO, (ctx.batch, head, block, 0), input.full)
         tk.load_async(input.LSE_log2, ctx.globals.LSE_log2, ctx.config._numbers(ctx, head, block), input.full)
-        if ctx.config.of_keys:
-            tk.load_async(input.dPsum, ctx.globals.dPsum, ctx.config._numbers(ctx, head, block), input.full)
+        tk.load_async(input.dPsum, ctx.globals.dPsum, ctx.config._numbers(ctx, head, block), input.full)
 
     @triton.jit
     def start(ctx):
-        state = tk.struct()
-        if ctx.config.of_keys:
-            state = tk.with_field(state, "dk", tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.head_dim)))
-        if ctx.config.of_values:
-            state = tk.with_field(state, "dv", tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.value_dim)))
-        return state
+        return tk.struct(
+            dk=tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.head_dim)),
+            dv=tk.zero(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.value_dim)),
+        )
 
     @triton.jit
-    def compute(ctx, state, input):
+    def _weights(ctx, s, input):
+        """(P, derivative of the soft-cap) of a block's scores."""
         OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n))
-        s, dp, slope = tk.mm_ABt(ctx.task.K, input.Q, wait=False), None, 1.0
-        if ctx.config.of_keys:
-            dp = tk.mm_ABt(ctx.task.V, input.dO, wait=False)
-        s = tk.mma_wait(s, leave=dp)
+        slope = 1.0
         if ctx.config.softcap:
             s = squashed(ctx, s)
             slope = 1.0 - s * s
         if ctx.edge:
             _, block = place_of(ctx)
-            s = hidden_from(
-                ctx, s, (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.tile_m, block * ctx.config.tile_n
-            )
-        p = tk.exp2_col(s, ctx.args.scale, tk.load(input.LSE_log2, OF_QUERIES))
-        if ctx.config.of_values:
-            dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, state.dv, wait=not ctx.config.of_keys)
-            state = state.replace(dv=dv) if not ctx.config.of_keys else state
-        if ctx.config.of_keys:
-            dp = tk.mma_wait(dp, leave=dv) if ctx.config.of_values else tk.mma_wait(dp)
-            ds = p * tk.sub_col(dp, tk.load(input.dPsum, OF_QUERIES)) * slope
-            dk = tk.mma_AB(tk.cast(ds, ctx.config.dtype), input.Q, state.dk, wait=False)
-            if ctx.config.of_values:
-                dv, dk = tk.mma_wait(dv, dk)
-                state = state.replace(dv=dv, dk=dk)
-            else:
-                state = state.replace(dk=tk.mma_wait(dk))
-        return state
+            s = hidden_from(ctx, s, ctx.config._tile(ctx) * ctx.config.tile_m, block * ctx.config.tile_n)
+        return tk.exp2_col(s, ctx.args.scale, tk.load(input.LSE_log2, OF_QUERIES)), slope
+
+    @triton.jit
+    def compute(ctx, state, input):
+        OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n))
+        s = tk.mm_ABt(ctx.task.K, input.Q, wait=False)
+        dp = tk.mm_ABt(ctx.task.V, input.dO, wait=False)
+        p, slope = ctx.config._weights(ctx, tk.mma_wait(s, leave=dp), input)
+        dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, state.dv, wait=False)
+        dp = tk.mma_wait(dp, leave=dv)
+        ds = p * tk.sub_col(dp, tk.load(input.dPsum, OF_QUERIES)) * slope
+        dk = tk.mma_AB(tk.cast(ds, ctx.config.dtype), input.Q, state.dk, wait=False)
+        dv, dk = tk.mma_wait(dv, dk)
+        return state.replace(dv=dv, dk=dk)
 
     @triton.jit
     def finish(ctx, state, epilogue):
-        place = (ctx.kv_batch, ctx.result, ctx.row * ctx.config.consumers + ctx.consumer, 0)
-        if ctx.config.of_keys:
-            tk.store(epilogue.dK, state.dk * ctx.args.gradient)
-        if ctx.config.of_values:
-            tk.store(epilogue.dV, state.dv)
+        place = (ctx.kv_batch, ctx.result, ctx.config._tile(ctx), 0)
+        tk.store(epilogue.dK, state.dk * ctx.args.gradient)
+        tk.store(epilogue.dV, state.dv)
         tk.fence_async()
-        if ctx.config.of_keys:
-            tk.store_async(ctx.globals.dK, epilogue.dK, place)
-        if ctx.config.of_values:
-            tk.store_async(ctx.globals.dV, epilogue.dV, place)
+        tk.store_async(ctx.globals.dK, epilogue.dK, place)
+        tk.store_async(ctx.globals.dV, epilogue.dV, place)

@@ -14,7 +14,7 @@ from tritonkittens.kernels.attention.device.masks import edges_of, hidden, keys_
 @triton.jit
 def task_of_queries(ctx, row, batch, kv_batch, head, queries, keys, heads, kv_heads, when):
     """The task of a tile `row` of queries of a head: the blocks of keys that they see."""
-    HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
+    HEIGHT: tl.constexpr = ctx.config.task_rows
     shift = keys - queries
     last, count = keys_of(ctx, row * HEIGHT, tl.minimum((row + 1) * HEIGHT, queries), shift, keys)
     masked, whole = edges_of(ctx, row * HEIGHT, (row + 1) * HEIGHT, shift, keys, last)
@@ -71,9 +71,14 @@ class QueryTiles(tk.lcf):
         """
         return ("scale", *(("left", "right") if self.window else ()), *(("squash",) if self.softcap else ()))
 
+    @property
+    def task_rows(self) -> int:
+        """Rows of a task's tile: queries, or keys of a kernel that streams queries."""
+        return self.tile_m * self.consumers
+
     def tiles(self, Q: Any, *_: Any) -> tuple[int, int]:
         """(tiles of a head, heads of all batches)."""
-        return -(-Q[2] // (self.tile_m * self.consumers)), Q[0] * Q[1]
+        return -(-Q[2] // self.task_rows), Q[0] * Q[1]
 
     @property
     def one_edge(self) -> bool:
@@ -93,7 +98,7 @@ class QueryTiles(tk.lcf):
     def setup(ctx):
         heads = tk.extent(ctx.globals.Q, 1)
         queries, keys = tk.extent(ctx.globals.Q, 2), tk.extent(ctx.globals.K, 2)
-        HEIGHT: tl.constexpr = ctx.config.tile_m * ctx.config.consumers
+        HEIGHT: tl.constexpr = ctx.config.task_rows
         tiles = tk.ceil_div(queries, HEIGHT)
         row, batch_head = tk.tile_at(ctx.config.order, ctx.task_id, tiles, tk.extent(ctx.globals.Q, 0) * heads)
         batch, head = tk.unravel(batch_head, heads)

@@ -25,6 +25,7 @@ from tritonkittens.kernels.attention.device.forward import AttentionForward
 from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward
 from tritonkittens.kernels.attention.device.postprocess import write_half
 from tritonkittens.kernels.attention.device.tiles import QueryTiles, task_of_queries
+from tritonkittens.kernels.attention.device.wide_backward import AttentionBackwardWideKeys, AttentionBackwardWideQueries
 from tritonkittens.launch import plain_kernel
 
 FIELDS = tl.constexpr(7)  # of an entry of the list of tiles
@@ -241,7 +242,7 @@ class Varlen(QueryTiles):
         return replace(plan, globals={**dict(plan.globals), "entries": None}, ragged=moved)
 
     def tasks(self, *shapes: Any) -> int:
-        of = ("dK" if self.of_keys else "dV") if isinstance(self, AttentionBackwardKeys) else "Q"
+        of = "dK" if isinstance(self, AttentionBackwardKeys) else "Q"
         return shapes[-1][0] * shapes[self.tensors.index(of)][0]
 
     def blocks(self, slots: int, *shapes: Any) -> int:
@@ -272,7 +273,7 @@ class VarlenBackwardKeys(Varlen, AttentionBackwardKeys):
 
     @triton.jit
     def _results(ctx):
-        return tk.extent(ctx.globals.dK if ctx.config.of_keys else ctx.globals.dV, 0)
+        return tk.extent(ctx.globals.dK, 0)
 
     @triton.jit
     def setup(ctx):
@@ -283,6 +284,14 @@ class VarlenBackwardKeys(Varlen, AttentionBackwardKeys):
             ctx, row, batch, kv_batch, result, results, batch.rows, kv_batch.rows, heads, kv_heads, row >= 0
         )
         return tk.with_field(tk.with_field(task, "numbers", numbers), "first_tile", first)
+
+
+class VarlenBackwardWideQueries(VarlenQueries, AttentionBackwardWideQueries):
+    """`AttentionBackwardWideQueries` of sequences of different lengths, as `VarlenBackwardQueries`."""
+
+
+class VarlenBackwardWideKeys(VarlenBackwardKeys, AttentionBackwardWideKeys):
+    """`AttentionBackwardWideKeys` of sequences of different lengths, as `VarlenBackwardKeys`."""
 
 
 class VarlenBackward(VarlenBackwardKeys, AttentionBackward):

@@ -29,11 +29,11 @@ WORD = tl.constexpr(8)  # elements of 16 bytes, the widest load of a thread
 
 # Where ordinary loads win over copies and TMA, see `is_faster_unaligned`
 FEW_ROWS = 64
-SMALL_PRODUCT = 1 << 30
+SMALL_PRODUCT = 1 << 26
 
 MAX_PARTS = 64
 MAX_STRIDE = 1 << 20  # elements: places in a tile are 32-bit numbers
-SMALL_RESULT, MEDIUM_RESULT = 1 << 15, 1 << 19  # elements of C up to which small tiles are faster
+SMALL_RESULT = 1 << 15  # elements of C up to which small tiles are faster
 
 
 @dataclass(frozen=True)
@@ -356,10 +356,8 @@ def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tile
         tiles, blocks = Tiles(16, 128, 32, 8, wide=True) if along == "n" else Tiles(16, 64, 64, wide=along == "k"), 2
     elif m <= 32:
         tiles, blocks = (Tiles(32, 64, 64, wide=True), 2) if along == "k" else (Tiles(32, 64, 32), 4)
-    elif m <= FEW_ROWS or m * n <= MEDIUM_RESULT:
-        tiles, blocks = (Tiles(32, 32, 64) if FEW_ROWS < m and m * n <= SMALL_RESULT else Tiles(64, 64, 64, 8)), 2
     else:
-        tiles, blocks = Tiles(128, 64, 64, 8), 1
+        tiles, blocks = (Tiles(32, 32, 64) if FEW_ROWS < m and m * n <= SMALL_RESULT else Tiles(64, 64, 64, 8)), 2
     return split(m, n, k, strides, slots * blocks, tiles)
 
 

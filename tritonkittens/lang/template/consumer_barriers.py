@@ -86,8 +86,9 @@ def _wait_for_other(t: Trace, ctx: Traced, barrier: int, call: str) -> None:
 @op
 def exchange_commit(t: Trace, ctx: Traced) -> Traced:
     """Pass the exchange tiles that this consumer wrote, and fenced with `tk.fence_async` where tensor cores or TMA read
-    them, to the other of two consumers, which reads them after `tk.exchange_wait`. Both call both equally often, in
-    turn. Unlike with `tk.sync_consumers` neither waits until it needs the other's tiles."""
+    them, to the other of two consumers, which reads them after `tk.exchange_wait`. Between two calls the other one has
+    to wait: a named barrier takes two arrivals for a whole phase. Unlike with `tk.sync_consumers` neither waits until
+    it needs the other's tiles."""
     _arrive_for_other(t, ctx, EXCHANGE_FULL_BARRIER, "exchange_commit")
 
 
@@ -100,7 +101,7 @@ def exchange_wait(t: Trace, ctx: Traced) -> Traced:
 @op
 def exchange_release(t: Trace, ctx: Traced) -> Traced:
     """Release the other consumer's exchange tiles, which this one has read: the other may overwrite them after
-    `tk.exchange_acquire`. Both call both equally often, in turn."""
+    `tk.exchange_acquire`. Between two calls the other one has to acquire, see `tk.exchange_commit`."""
     _arrive_for_other(t, ctx, TURN_BARRIER, "exchange_release")
 
 

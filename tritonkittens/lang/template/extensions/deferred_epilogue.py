@@ -39,6 +39,7 @@ def _every(t: Trace, T: Traced) -> Traced:
 # ---------------------------------------------------------------- the hooks
 
 
+@op
 def _staged(t: Trace, ctx: Traced, memory: Traced) -> Traced:
     """The epilogue tiles, without those of `epilogue_loads`: the producer already loads these for the next task."""
     return t.call(without, staged(t, ctx, memory), *unwrap(ctx.config)._plan.epilogue_loads)
@@ -87,24 +88,20 @@ def _defer(t: Trace, ctx: Traced, state: Traced, memory: Traced, turn: Traced) -
 
 
 @op
-def _store(t: Trace, ctx: Traced, results: Traced, memory: Traced, n: Traced) -> Traced:
+def _store(t: Trace, ctx: Traced, results: Traced, epilogue: Traced, n: Traced) -> Traced:
     """Store tile number n, or stage it for `finish_deferred`."""
     config, n = unwrap(ctx.config), unwrap(n)
     t.call(
-        type(config).store_deferred,
-        ctx,
-        results.fields[config._plan.deferred_results[n][0]],
-        _staged(t, ctx, memory),
-        tl.constexpr(n),
+        type(config).store_deferred, ctx, results.fields[config._plan.deferred_results[n][0]], epilogue, tl.constexpr(n)
     )
 
 
 @op
-def _finish(t: Trace, ctx: Traced, memory: Traced, n: Traced, step: Traced, steps: Traced) -> Traced:
+def _finish(t: Trace, ctx: Traced, epilogue: Traced, n: Traced, step: Traced, steps: Traced) -> Traced:
     """Step `step` of `steps` on tile number n, which is staged."""
     hook = getattr(type(unwrap(ctx.config)), "finish_deferred", None)
     if hook is not None:
-        t.call(hook, ctx, _staged(t, ctx, memory), n, step, tl.constexpr(unwrap(steps)))
+        t.call(hook, ctx, epilogue, n, step, tl.constexpr(unwrap(steps)))
 
 
 @op
@@ -112,7 +109,7 @@ def _prefetch(t: Trace, ctx: Traced, memory: Traced) -> Traced:
     """Start the loads for the next results, once the previous task's have left the epilogue tiles."""
     hook = getattr(type(unwrap(ctx.config)), "prefetch_deferred", None)
     if hook is not None and unwrap(ctx.config)._plan.epilogue_reloads:
-        t.call(hook, ctx, _staged(t, ctx, memory))
+        t.call(hook, ctx, t.call(_staged, ctx, memory))
 
 
 # ---------------------------------------------------------------- the points
@@ -134,12 +131,13 @@ def _store_at(before, results, memory, i, pending, T: tl.constexpr):
     FIRST: tl.constexpr = facts(T).stages - 1
     if (i >= FIRST) & (i < _until(T)) & (pending > 0):
         step = (i - FIRST) % EVERY
+        epilogue = _staged(before, memory)
         if EVERY == 1 or step == 0:
             for n in tl.static_range(TILES):
                 if i == FIRST + n * EVERY:
-                    _store(before, results, memory, n)
+                    _store(before, results, epilogue, n)
         else:
-            _finish(before, memory, (i - FIRST) // EVERY, step - 1, EVERY - 1)
+            _finish(before, epilogue, (i - FIRST) // EVERY, step - 1, EVERY - 1)
 
 
 @op
@@ -198,12 +196,13 @@ def _consumer_ends(carried, ctx, memory, CONSUMER: tl.constexpr, turn):
     EVERY: tl.constexpr = _every(T)
     before = of_consumer(extended(ctx, carried.done), memory, CONSUMER, turn)
     if carried.pending > 0:
+        epilogue = _staged(before, memory)
         for tile in range(TILES):
             for n in tl.static_range(TILES):
                 if tile == n:
-                    _store(before, carried.results, memory, n)
+                    _store(before, carried.results, epilogue, n)
             if EVERY > 1:
-                _finish(before, memory, tile, 0, 1)
+                _finish(before, epilogue, tile, 0, 1)
 
 
 class DeferredEpilogue(Extension):
