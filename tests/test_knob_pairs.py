@@ -38,7 +38,6 @@ KNOBS = {
     "`one_tile_per_block`": dict(one_tile_per_block=True),
     "`broadcast_tile`": dict(broadcast_tile=True),
     "`lagged_producer`": dict(lagged_producer=True),
-    "`task_stages` 2": dict(task_stages=2),
     '`launch_pdl` "overlap"': dict(launch_pdl="overlap"),
     "`cluster` > 1": dict(cluster=2),
 }
@@ -55,7 +54,6 @@ KNOBS |= {name: dict(schedule=schedule) for name, schedule in SCHEDULES.items()}
 FIELDS = {
     "`lagged_producer`": dict(lagged=dict(V=TILE)),
     "`task` tiles": dict(task=dict(Q=TILE)),
-    "`task_stages` 2": dict(task=dict(Q=TILE)),
     "`late_task` tiles": dict(late_task=dict(Q=TILE)),
     "`exchange` tiles": dict(exchange=dict(P=TILE)),
     "`scratch` tiles": dict(scratch=dict(W=TILE)),
@@ -69,7 +67,6 @@ FIELDS = {
 HOOKS = {
     "`lagged_producer`": dict(load_lagged=_of_tiles),
     "`task` tiles": dict(load_task=_of_tiles),
-    "`task_stages` 2": dict(load_task=_of_tiles),
     "`late_task` tiles": dict(load_late_task=_of_tiles),
     "`lcsf`": dict(store=_of_tiles),
     "`SplitTask`": dict(part=_of_tiles, merge=_of_state),
@@ -91,7 +88,7 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ),
     (
         "`pingpong`",
-        ("`task` tiles", "`task_stages` 2", "`late_task` tiles", "`exchange` tiles", "`lcsf`"),
+        ("`task` tiles", "`late_task` tiles", "`exchange` tiles", "`lcsf`"),
         "consumers with tasks of their own have no task, late_task, exchange or output tiles",
         "these tiles belong to consumers that share a task",
     ),

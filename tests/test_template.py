@@ -162,7 +162,7 @@ def test_unknown_knobs():
     known = (
         "blocks_per_sm, broadcast_tile, cluster, consumer_registers, consumers, lagged_producer, launch_pdl, "
         "one_tile_per_block, order, pingpong, "
-        "producer_registers, schedule, stages, staggered_epilogue, task_stages, warp_scheduler_barrier"
+        "producer_registers, schedule, stages, staggered_epilogue, warp_scheduler_barrier"
     )
     with refused(f"Copy(consumer=2): no such knob; it has {known}"):
         Copy(consumer=2)
@@ -200,17 +200,6 @@ def test_a_lagged_producer_without_lagged_tiles():
 def test_a_lagged_producer_is_explained():
     line = "a warp of its own loads lagged tiles"
     assert line in LaggedStream(lagged_producer=True).explain() and line not in LaggedStream().explain()
-
-
-@pytest.mark.parametrize("stages", [0, 3, None])
-def test_impossible_task_stages(stages):
-    with refused(f"Prefix(task_stages={stages!r}): must be 1 or 2"):
-        Prefix(task_stages=stages)
-
-
-def test_task_stages_without_task_tiles_of_consumers():
-    with refused("Copy(task_stages=2): its layout has no task tiles of consumers"):
-        Copy(task_stages=2)
 
 
 @pytest.mark.parametrize("mode", ["early", None, 2])

@@ -11,7 +11,15 @@ from typing import Any, NamedTuple, TypeVar
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.cost_model import FORWARD, MAX_SUMS, BackwardShape, single_pass, two_passes, work
+from tritonkittens.kernels.attention.cost_model import (
+    FORWARD,
+    MAX_SUMS,
+    UNIT,
+    BackwardShape,
+    single_pass,
+    two_passes,
+    work,
+)
 from tritonkittens.kernels.attention.device.forward import lines_of_keys
 from tritonkittens.lang.template.renamed import refuse_old
 
@@ -38,7 +46,6 @@ class Config:
         long_turns: a turn ends when the scores are there, instead of when their product is issued.
         stages: of the rings of K and V; None: as many as fit.
         blocks_per_sm: CTAs of an SM.
-        task_stages: 2: a consumer's next queries are loaded while it computes.
         epilogue_n: columns of O that a consumer stages at a time; None: all.
         dynamic: CTAs fetch causal tasks, longest first.
         order: raster order of the tasks; None: chosen.
@@ -50,7 +57,6 @@ class Config:
     long_turns: bool = False
     stages: int | None = None
     blocks_per_sm: int = 1
-    task_stages: int = 1
     epilogue_n: int | None = None
     dynamic: bool = True
     order: tk.Order | None = None
@@ -69,7 +75,6 @@ class Config:
             long_turns=self.long_turns,
             stages=self.stages,
             blocks_per_sm=self.blocks_per_sm,
-            task_stages=self.task_stages,
             epilogue_n=self.epilogue_n,
             **schedule,
         )
@@ -140,11 +145,12 @@ def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
       turns keep these two from waiting for the same unit.
     - Dimension 128: two stages with the epilogue's tiles beside them beat three under them. Blocks of 128 keys beat
       176, because the largest score need not be known there. Long turns win as often as they lose.
-    - Above 128: O is staged in parts, which need no stage, so blocks of 128 keys fit at dimensions 192 and 128.
+    - Above 128: O is staged in parts, which need no stage, so blocks of 128 keys fit at dimensions 192 and 128. Tasks
+      of one consumer where all run at once.
     - fp8: taller blocks, because a key costs fewer instructions in them; long turns at 128.
     """
     wide = max(shape.head_dim, shape.value_dim)
-    found = _above_128(shape) if wide > 128 else _above_64(shape) if wide > 64 else _up_to_64(shape)
+    found = _above_128(shape, slots) if wide > 128 else _above_64(shape) if wide > 64 else _up_to_64(shape)
     if wide <= 128 and shape.is_modelled:
         found = sorted(found, key=lambda config: time_of(config, shape, slots))
     return tuple(
@@ -161,11 +167,13 @@ def time_of(config: Config, shape: Shape, slots: int) -> float:
     return pace.time(found, slots, config.consumers, cols, config.blocks_per_sm)
 
 
-def _above_128(shape: Shape) -> list[Config]:
+def _above_128(shape: Shape, slots: int) -> list[Config]:
     cols = [128] if shape.value_dim <= WIDEST else []
     if shape.itemsize == 1:
         cols = [least(shape.keys, {64: 1.08, 96: 1.0})] if shape.whole_lines else []
-    return [Config(tile_n=c, epilogue_n=shape.epilogue_n) for c in (*cols, 64, 32)]
+    found = [Config(tile_n=c, epilogue_n=shape.epilogue_n) for c in (*cols, 64, 32)]
+    few = shape.is_modelled and shape.heads * -(-shape.queries // UNIT) <= slots
+    return [replace(_one_consumer(64, 1), epilogue_n=shape.epilogue_n), *found] if few else found
 
 
 def _one_consumer(tile_n: int, blocks_per_sm: int) -> Config:

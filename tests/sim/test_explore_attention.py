@@ -35,9 +35,6 @@ CASES = [
     ),
     pytest.param((130, 140, 64, 64), Config(tile_n=64, consumers=1, dynamic=False), dict(window=(40, 10)), id="window"),
     pytest.param((150, 140, 256, 256), Config(tile_n=64), dict(causal=True), id="epilogue tiles over the ring"),
-    pytest.param(
-        (400, 100, 64, 64), Config(tile_n=64, consumers=1, task_stages=2, stages=2), {}, id="queries of two tasks"
-    ),
     slow((150, 140, 192, 128), Config(tile_n=64, stages=2), dict(softcap=3.0), id="two stages"),
     slow(
         (150, 300, 128, 128),

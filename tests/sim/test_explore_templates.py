@@ -78,11 +78,6 @@ CASES = [
     slow(SharingStream, dict(consumers=2, stages=2), LENGTHS),  # epilogue tiles over the scratch tiles
     (SharingStream, dict(consumers=1, stages=2, extra=64), LENGTHS),
     (ExchangingStream, dict(consumers=2, stages=2), LENGTHS),
-    (CountedStream, dict(consumers=2, task_stages=2, stages=2), LENGTHS),
-    (LaggedStream, dict(consumers=1, task_stages=2, stages=2, schedule=tk.Dynamic(), lagged_producer=True), LENGTHS),
-    slow(PipelinedStream, dict(consumers=2, task_stages=2, stages=2, staggered_epilogue=True), (16, 0, 17, 1, 16, 3)),
-    slow(CountedStream, dict(consumers=1, task_stages=2, cluster=2, stages=2), (2, 0, 1, 1, 3)),
-    slow(CountedStream, dict(consumers=1, task_stages=2, schedule=tk.StreamK(), stages=2), (5, 5, 5)),
     (LateTaskStream, dict(consumers=2, stages=2), LENGTHS),
     slow(LateTaskStream, dict(consumers=2, stages=2, early=False, schedule=tk.Dynamic()), (2, 0, 0, 3, 1, 1, 4)),
     slow(LateTaskStream, dict(consumers=1, stages=3, residual=True), (1, 0, 2)),

@@ -42,8 +42,6 @@ def check_knobs(T: lcf) -> None:
             f"(lagged_producer={T.lagged_producer!r}, cluster={T.cluster}): must be False, or True where blocks load "
             "alone",
         )
-    if T.task_stages not in (1, 2):
-        raise error_of(T, f"(task_stages={T.task_stages!r}): must be 1 or 2")
     if T.launch_pdl not in (False, True, OVERLAP):
         raise error_of(T, f"(launch_pdl={T.launch_pdl!r}): must be False, True or {OVERLAP!r}")
     if T.launch_pdl == OVERLAP and (T.schedule.dynamic or T.schedule.splits):
@@ -84,8 +82,6 @@ def check_layout(T: lcf, extensions: tuple[type[Extension], ...]) -> None:
     _check_hooks(T, plan, extensions)
     if T.lagged_producer and not plan.lagged:
         raise error_of(T, "(lagged_producer=True): its layout has no lagged tiles")
-    if T.task_stages > 1 and not (plan.task and plan.per == "consumer"):
-        raise error_of(T, f"(task_stages={T.task_stages}): its layout has no task tiles of consumers")
     if T.pingpong and (plan.task or plan.output or plan.late_task or plan.exchange):
         raise error_of(
             T, "(pingpong=True): consumers with tasks of their own have no task, late_task, exchange or output tiles"

@@ -188,9 +188,9 @@ def wait_for(t: Trace, tiles: Traced) -> Traced:
 
 
 @op
-def release_own_task(t: Trace, memory: Traced, slot: Traced) -> Traced:
-    """Release a consumer's own task tiles, in this slot, after the hooks that use them."""
-    t.call(arrive, t.call(memory.task_pipeline.empty.__getitem__, slot), per="warp", fenced=hooks_read_no_shared())
+def release_own_task(t: Trace, memory: Traced, consumer: Traced) -> Traced:
+    """Release a consumer's own task tiles, after the hooks that use them."""
+    t.call(arrive, t.call(memory.task_pipeline.empty.__getitem__, consumer), per="warp", fenced=hooks_read_no_shared())
 
 
 @op

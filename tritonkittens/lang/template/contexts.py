@@ -10,7 +10,7 @@ from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.register.compiler_hints import opaque_zero
 from tritonkittens.lang.schedule.tile_scheduler import extra
 from tritonkittens.lang.sync.cluster import cluster_rank
-from tritonkittens.lang.template.storage import block_task_tiles, block_tasks, in_slot, task_slot
+from tritonkittens.lang.template.storage import block_task_tiles, block_tasks, in_slot
 
 
 @op
@@ -87,7 +87,7 @@ def of_consumer(t: Trace, ctx: Traced, memory: Traced, consumer: Traced, turn: T
         "late_task": struct(),
     }
     if plan.per == "consumer":
-        tiles["task"] = struct(**in_slot(t, memory.task, t.call(task_slot, c, turn, config)))
+        tiles["task"] = struct(**in_slot(t, memory.task, c))
     tiles |= block_task_tiles(t, memory, plan, 0, t.method(turn, "__and__", 1))
     place_of = {n: memory.fields.get(f"accumulator_{n}_{c}", tl.constexpr(s)) for n, s in plan.accumulators}
     return struct(

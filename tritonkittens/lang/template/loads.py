@@ -15,7 +15,7 @@ from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.sync.semaphores import expect, wait
 from tritonkittens.lang.template.compute import counted
 from tritonkittens.lang.template.smem_plan import nbytes
-from tritonkittens.lang.template.storage import block_tasks, in_slot, task_phase, task_slot
+from tritonkittens.lang.template.storage import block_tasks, in_slot
 
 if TYPE_CHECKING:
     from tritonkittens.lang.template.template import lcf
@@ -60,28 +60,30 @@ def _remainder(number, divisor: tl.constexpr):
 
 
 def _load_for_consumers(
-    t: Trace, ctx: Traced, what: str, tiles: Traced, chosen: Traced, pipe: Traced, slots: list[Traced], phase: Traced
+    t: Trace, ctx: Traced, what: str, tiles: Traced, chosen: Traced, pipe: Traced, turn: Traced
 ) -> None:
-    """Fill tiles of every consumer of the task, in its slot, once it has released what was there. `phase`: of that."""
-    config, expected = unwrap(ctx.config), nbytes(chosen)
-    for c, slot in enumerate(slots):
-        bar = t.call(pipe.full.__getitem__, slot)
-        t.call(wait, t.call(pipe.empty.__getitem__, slot), phase)
+    """Fill tiles of every consumer of the task, once it has released those of its previous task."""
+    config = unwrap(ctx.config)
+    expected, teams = nbytes(chosen), config.consumers // config.team
+    first = t.call(_remainder, turn, teams) if teams > 1 else None
+    phase = t.method(t.method(turn, "__floordiv__", teams), "__and__", 1)
+    for c in range(config.team):
+        block_consumer = first if teams > 1 else c
+        bar = t.call(pipe.full.__getitem__, block_consumer)
+        t.call(wait, t.call(pipe.empty.__getitem__, block_consumer), phase)
         t.call(expect, bar, expected)
         mine = struct(**{**ctx.fields, "consumer": tl.constexpr(c)})
-        filled = struct(**{n: t.call(tiles[n].__getitem__, slot) for n, _ in chosen}, full=bar)
+        filled = struct(**{n: t.call(tiles[n].__getitem__, block_consumer) for n, _ in chosen}, full=bar)
         _checked_load(t, config, what, c, expected, mine, filled)
 
 
 @op
 def load_task(t: Trace, ctx: Traced, memory: Traced, turn: Traced) -> Traced:
     """Fill the tiles that consumers keep for a task, once they have released those of the previous task."""
-    config = unwrap(ctx.config)
-    plan = config._plan
+    plan = unwrap(ctx.config)._plan
     if plan.task and plan.per == "consumer":
-        slots = [t.call(task_slot, c, turn, config) for c in range(config.consumers)]
-        fresh = t.call(task_phase, t.method(turn, "__add__", config.task_stages), config)  # fresh barriers are empty
-        _load_for_consumers(t, ctx, "load_task", memory.task.fields, plan.task, memory.task_pipeline, slots, fresh)
+        fresh = t.method(turn, "__add__", 1)  # a fresh barrier counts as empty
+        _load_for_consumers(t, ctx, "load_task", memory.task.fields, plan.task, memory.task_pipeline, fresh)
     for group in block_tasks(plan):
         empty = t.call(memory.fields[f"{group}_pipeline"].empty.__getitem__, 0)
         t.call(wait, empty, t.method(t.method(turn, "__add__", 1), "__and__", 1))
@@ -91,9 +93,6 @@ def load_task(t: Trace, ctx: Traced, memory: Traced, turn: Traced) -> Traced:
 @op
 def load_epilogue(t: Trace, ctx: Traced, memory: Traced, turn: Traced) -> Traced:
     """Load what `finish` reads into the epilogue tiles of each consumer, once it has released them."""
-    config = unwrap(ctx.config)
-    plan, teams = config._plan, config.consumers // config.team
+    plan = unwrap(ctx.config)._plan
     chosen = tuple((n, s) for n, s in plan.epilogue if n in plan.epilogue_loads)
-    slots = list(range(config.team)) if teams == 1 else [t.call(_remainder, turn, teams)]
-    phase = t.method(t.method(turn, "__floordiv__", teams), "__and__", 1)
-    _load_for_consumers(t, ctx, "load_epilogue", memory.epilogue.fields, chosen, memory.epilogue_pipeline, slots, phase)
+    _load_for_consumers(t, ctx, "load_epilogue", memory.epilogue.fields, chosen, memory.epilogue_pipeline, turn)

@@ -80,18 +80,16 @@ def place(
     output_stages: int = 0,
     may_overlap: bool = True,
     others: int = 0,
-    task_stages: int = 1,
 ) -> Placement:
     """Choose the number of stages and where the epilogue tiles go; `stages` fixes the number.
 
     A `pipelined` computation holds the previous stage while it waits for the next: it needs two stages. `may_overlap`:
     may the epilogue tiles lie over the ring? `others`: bytes for what is no tile (what other CTAs send, numbers of
-    tasks). `task_stages`: of the consumers' own task tiles. Raises `TileError` with the bill where nothing fits.
+    tasks). Raises `TileError` with the bill where nothing fits.
     """
     limit = chip_of(arch).shared_for(blocks_per_sm) - RESERVE - plan.spare
     stage, finish = _padded(plan.ring), consumers * _padded(plan.epilogue)
-    own_tasks = consumers * task_stages if plan.per == "consumer" else 1
-    task = own_tasks * _padded(plan.task) + _padded(plan.late_task)
+    task = (consumers if plan.per == "consumer" else 1) * _padded(plan.task) + _padded(plan.late_task)
     work = consumers * _padded(plan.scratch) + EXCHANGE_SLOTS * _padded(plan.exchange) + others
     over_scratch = _over_scratch(plan, consumers) if may_overlap and plan.epilogue and plan.scratch else None
     limit -= output_stages * _padded(plan.output) + work

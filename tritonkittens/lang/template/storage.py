@@ -51,7 +51,7 @@ def template_memory(t: Trace, T: Traced) -> Traced:
     per_consumer = (T.consumers, "consumers")
     tiles_of("input", placed.stages, "stages")
     tiles_of("lagged", placed.stages, "stages")
-    tiles_of("task", *((T.consumers * T.task_stages, "slots") if plan.per == "consumer" else (1, "slot")))
+    tiles_of("task", *(per_consumer if plan.per == "consumer" else (1, "slot")))
     tiles_of("late_task", 1, "slot")
     # The exchange tiles before scratch tiles of the same size, where the compiler then puts them (measured:
     # docs/notes/attention_backward.md)
@@ -82,7 +82,7 @@ def _pipelines(t: Trace, T: Traced) -> dict[str, Traced]:
     if plan.lagged:
         found["lagged_pipeline"] = new_pipeline(t, stages, 1, team * T.cluster)
     if plan.task and plan.per == "consumer":
-        found["task_pipeline"] = new_pipeline(t, T.consumers * T.task_stages, 1, WARPS)
+        found["task_pipeline"] = new_pipeline(t, T.consumers, 1, WARPS)
     for group in block_tasks(plan):
         found[f"{group}_pipeline"] = new_pipeline(t, 1, 1, T.consumers * WARPS)
     if plan.epilogue_loads:
@@ -173,21 +173,6 @@ def block_task_tiles(t: Trace, memory: Traced, plan: Traced, slot: Traced, phase
             **in_slot(t, memory.fields[group], slot), group=tl.constexpr(group), phase=phase, **barriers
         )
     return found
-
-
-@op
-def task_slot(t: Trace, consumer: Traced, turn: Traced, T: Traced) -> Traced:
-    """The slot of a consumer's own task tiles in the CTA's task number `turn`."""
-    if unwrap(T).task_stages == 1:
-        return consumer
-    return t.method(t.method(turn, "__and__", 1), "__add__", 2 * unwrap(consumer))
-
-
-@op
-def task_phase(t: Trace, turn: Traced, T: Traced) -> Traced:
-    """The parity of how often that slot was full before."""
-    uses = turn if unwrap(T).task_stages == 1 else t.method(turn, "__rshift__", 1)
-    return t.method(uses, "__and__", 1)
 
 
 @op

@@ -76,7 +76,6 @@ class lcf(Configuration, Interned):
     - `one_tile_per_block` (False): no CTA has a second work tile, as each launch checks. The loop over tasks goes.
     - `broadcast_tile` (False): the producer computes a work tile for all roles. It pays where `setup` reads memory.
     - `lagged_producer` (False): a warp of its own loads lagged tiles, where one warp cannot issue all copies in time.
-    - `task_stages` (1): 2: a consumer's own task tiles of the next task are loaded while it computes this one.
     - `launch_pdl` (False): True: a CTA may start before the previous kernel ends, and waits before its first load.
       "overlap": it waits when it ends.
     - `consumer_registers`, `producer_registers` (None: by the register budget): registers of a thread.
@@ -94,7 +93,6 @@ class lcf(Configuration, Interned):
     broadcast_tile: bool = False
     one_tile_per_block: bool = False
     order: Order = RowMajor()
-    task_stages: int = 1
     launch_pdl: bool | str = False
     consumer_registers: int | None = None
     producer_registers: int | None = None
@@ -313,7 +311,6 @@ class lcf(Configuration, Interned):
                 getattr(self, "output_stages", 0),
                 together,
                 self.received + task + numbers + self._conceded,
-                self.task_stages,
             )
         return self._placements[arch]
 

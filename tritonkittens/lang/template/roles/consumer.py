@@ -38,7 +38,7 @@ from tritonkittens.lang.template.extension import at_with, context_at, values_at
 from tritonkittens.lang.template.facts import facts
 from tritonkittens.lang.template.next_tile import first_tile, next_tile, received_tile
 from tritonkittens.lang.template.pipeline_state import next_slot, skip_slots
-from tritonkittens.lang.template.storage import output_tiles, slot_tiles, task_phase, task_slot, tiles_before
+from tritonkittens.lang.template.storage import output_tiles, slot_tiles, tiles_before
 
 # Rings full of iterations from which on consumers end a task one after the other: before they do, and when the next
 # task begins, the ring runs low. In a task of little more than a ring that costs more than it hides (measured:
@@ -47,7 +47,7 @@ LONG_TASK = tl.constexpr(8)
 
 
 @triton.jit
-def leave_input(ctx, A, memory, turn, following, tile, CONSUMER: tl.constexpr, T: tl.constexpr):
+def leave_input(ctx, A, memory, following, tile, CONSUMER: tl.constexpr, T: tl.constexpr):
     """A consumer has seen all input of its work tile: its task tiles are free, and with `pingpong` the ring is that of
     the consumer of the next work tile. Returns the next work tile, or with a dynamic schedule this one: the next is not
     known yet.
@@ -58,7 +58,7 @@ def leave_input(ctx, A, memory, turn, following, tile, CONSUMER: tl.constexpr, T
     TEAMS: tl.constexpr = facts(T).teams
     DYNAMIC: tl.constexpr = facts(T).dynamic
     if OWN_TASK:
-        release_own_task(memory, task_slot(CONSUMER, turn, T))
+        release_own_task(memory, CONSUMER)
     after = tile if DYNAMIC else tile_after(ctx, A, tile, following)
     if TEAMS > 1:
         if after.is_valid:
@@ -159,7 +159,7 @@ def pipelined_task(
             if held_at > 0:
                 call_next(CONSUMER, T)
             scheduling_barrier(held_at)  # and not after the divisions that come next
-        after = leave_input(ctx, A, memory, turn, following, tile, CONSUMER, T)
+        after = leave_input(ctx, A, memory, following, tile, CONSUMER, T)
         there = context_at(T, "consumer_iteration", addressed_anew(after_input(mine), memory), memory, phases)
         state = call_compute_last(there, state, tiles_before(memory, previous, phases))
         release_before(memory, previous, T)
@@ -167,7 +167,7 @@ def pipelined_task(
     else:
         await_block_task(mine.late_task)
         release_epilogue(memory, CONSUMER, T)
-        after = leave_input(ctx, A, memory, turn, following, tile, CONSUMER, T)
+        after = leave_input(ctx, A, memory, following, tile, CONSUMER, T)
         release_block_task(mine)
     return state, slot, phases, after
 
@@ -196,20 +196,7 @@ def plain_iteration(mine, memory, state, slot, phases, out, out_phases, i, EDGE:
 
 @triton.jit
 def plain_task(
-    ctx,
-    A,
-    mine,
-    memory,
-    state,
-    slot,
-    phases,
-    out,
-    out_phases,
-    turn,
-    following,
-    tile,
-    CONSUMER: tl.constexpr,
-    T: tl.constexpr,
+    ctx, A, mine, memory, state, slot, phases, out, out_phases, following, tile, CONSUMER: tl.constexpr, T: tl.constexpr
 ):
     """The iterations of a task without `compute_last`: (state, next stage, phases, next output stage, its phases, the
     next work tile)."""
@@ -225,7 +212,7 @@ def plain_task(
         state, slot, phases, out, out_phases = plain_iteration(
             mine, memory, state, slot, phases, out, out_phases, i, EDGES is None, T
         )
-    after = leave_input(ctx, A, memory, turn, following, tile, CONSUMER, T)
+    after = leave_input(ctx, A, memory, following, tile, CONSUMER, T)
     release_block_task(mine)
     return state, slot, phases, out, out_phases, after
 
@@ -261,7 +248,7 @@ def consumer(CONSUMER: tl.constexpr, G, A, memory, T: tl.constexpr):
         if OVER_RING:
             slot = 0
         if OWN_TASK:
-            wait(memory.task_pipeline.full[task_slot(CONSUMER, turn, T)], task_phase(turn, T))
+            wait(memory.task_pipeline.full[CONSUMER], turn & 1)
         await_block_task(mine.task)
         mine = call_load_params(mine)
         state = call_start(mine)
@@ -277,7 +264,7 @@ def consumer(CONSUMER: tl.constexpr, G, A, memory, T: tl.constexpr):
             )
         else:
             state, slot, phases, out, out_phases, after = plain_task(
-                ctx, A, mine, memory, state, slot, phases, out, out_phases, turn, following, tile, CONSUMER, T
+                ctx, A, mine, memory, state, slot, phases, out, out_phases, following, tile, CONSUMER, T
             )
         carried = end_task(
             carried, ctx, without(mine, "task", "late_task"), state, memory, turn, phases, tile, after.is_valid
