@@ -297,7 +297,7 @@ def test_what_is_streamed_leaves_l2_first():
 def test_maxima_run_under_the_product_before_them():
     """Where ptxas waits for P·V decides how much of the softmax runs under it: in front of the maxima it cost the H200
     8 % at dimension 64."""
-    control = graph("attention_d64_short")
+    control = graph("attention_d64_long_turns")
     assert control.main_loops
     for loop in control.main_loops:
         code = sorted((i for block in loop.blocks for i in control.blocks[block]), key=lambda i: i.address)

@@ -128,6 +128,7 @@ def _decode(
 FORWARD: dict[str, Kind] = {
     "d64_short": dict(dim=64, batch=64, queries=256),
     "d32_short": dict(dim=32, batch=64, queries=256),
+    "d64_long_turns": dict(dim=64, batch=64, queries=256, config=Config(long_turns=True)),
     "d64_few": dict(dim=64, batch=1, heads=1, queries=8192),
     "d64_few_causal": dict(dim=64, batch=1, heads=1, queries=8192, causal=True),
     "d64_many": dict(dim=64, heads=128, queries=1024),
