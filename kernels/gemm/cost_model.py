@@ -34,31 +34,31 @@ INSTRUCTION_BYTES = 32  # of K that one wgmma takes
 class Constants:
     """What `bench.gemm_fit` fits. Rates are those of one SM."""
 
-    launch: float = 3.802  # µs from the launch to the first product, and from the last product to the end
-    task: float = 1.371  # µs of a task's start and end
-    store_rate: float = 33.76  # bytes of results a cycle
-    sub_tile: float = 0.02843  # µs of each sub-tile of results that does not leave under the next task's products
-    exposed: float = 0.0863  # the share of a task's start and end that other tasks do not hide; 0 with pingpong
-    mma_share: float = 0.742  # the cycles of a wgmma over its FLOP at the tensor cores' rate
-    instruction: float = 3.608  # more cycles of each wgmma
-    one_consumer: float = 48.35  # cycles of an iteration with one consumer
-    two_consumers: float = 16.35  # with two that share a tile; 0 with pingpong
-    three_consumers: float = 27.18  # with three
-    multicast: float = 50.09  # cycles of an iteration in which the CTAs of a cluster wait for each other
-    straddling: float = 1.646  # the time of a byte whose row starts inside a cache line, over that of others
-    misaligned: float = 2.72  # and of one whose row starts inside a sector
-    receive_rate: float = 115.0  # bytes a cycle that an SM receives
-    l2_rate: float = 93.26  # bytes a cycle that L2 delivers for each SM, where what a GPC reads together counts once
-    unshared: float = 2.825  # times the bytes where CTAs of a cluster share tasks, and read nothing in common
-    stage_rate: float = 40.55  # bytes a cycle at which the copies of a stage arrive
-    hbm_share: float = 0.9115  # of the data sheet's bandwidth
-    overlap: float = 1.859  # the exponent of the norm
-    power_limit: float = 0.1171  # the share that long products are slower at the card's power limit
-    fix_up: float = 1.264  # µs of a task with parts
-    fix_up_part: float = 0.1272  # µs for each part
-    fix_up_rate: float = 61.59  # bytes a cycle of partial sums through memory
-    cluster_sum: float = 0.1374  # µs of a task that a cluster shares
-    cluster_sum_rate: float = 14.78  # bytes a cycle of partial sums through distributed shared memory
+    launch: float = 3.799  # µs from the launch to the first product, and from the last product to the end
+    task: float = 1.374  # µs of a task's start and end
+    store_rate: float = 33.85  # bytes of results a cycle
+    sub_tile: float = 0.03255  # µs of each sub-tile of results, but with pingpong
+    exposed: float = 0.08276  # the share of a task's start and end that other tasks do not hide; 0 with pingpong
+    mma_share: float = 0.7292  # the cycles of a wgmma over its FLOP at the tensor cores' rate
+    instruction: float = 3.989  # more cycles of each wgmma
+    one_consumer: float = 48.78  # cycles of an iteration with one consumer
+    two_consumers: float = 16.27  # with two that share a tile; 0 with pingpong
+    three_consumers: float = 30.99  # with three
+    multicast: float = 50.88  # cycles of an iteration in which the CTAs of a cluster wait for each other
+    straddling: float = 1.629  # the time of a byte whose row starts inside a cache line, over that of others
+    misaligned: float = 2.688  # and of one whose row starts inside a sector
+    receive_rate: float = 113.6  # bytes a cycle that an SM receives
+    l2_rate: float = 91.73  # bytes a cycle that L2 delivers for each SM, where what a GPC reads together counts once
+    unshared: float = 2.797  # times the bytes where CTAs of a cluster share tasks, and read nothing in common
+    stage_rate: float = 39.4  # bytes a cycle at which the copies of a stage arrive
+    hbm_share: float = 0.9086  # of the data sheet's bandwidth
+    overlap: float = 1.872  # the exponent of the norm
+    power_limit: float = 0.1197  # the share that long products are slower at the card's power limit
+    fix_up: float = 1.259  # µs of a task with parts
+    fix_up_part: float = 0.1256  # µs for each part
+    fix_up_rate: float = 60.95  # bytes a cycle of partial sums through memory
+    cluster_sum: float = 0.1349  # µs of a task that a cluster shares
+    cluster_sum_rate: float = 14.68  # bytes a cycle of partial sums through distributed shared memory
 
 
 CONSTANTS = Constants()
@@ -86,7 +86,7 @@ class Work(NamedTuple):
     hbm: Any  # bytes of all CTAs
     tasks: Any
     results: Any  # bytes of a task
-    sub_tiles: Any  # of all tasks, those that do not leave under the next task's products
+    sub_tiles: Any  # of the results of all tasks; 0 with pingpong
     hides: Any  # flag: another CTA's or consumer's products hide the end of a task
     split_tasks: Any  # tasks whose parts are summed up through memory
     parts: Any  # of such a task
@@ -168,8 +168,7 @@ class _Iteration(NamedTuple):
     size: int
     out: int
     defers: bool
-    sub_tiles: int  # of results; 0 where they leave whole, or beside another consumer's products
-    stages: int
+    sub_tiles: int  # of results; 0 where they leave whole, and with pingpong
     kinds: tuple[float, float, float, float]  # flags: one consumer, two, three, pingpong
 
 
@@ -195,7 +194,6 @@ def _iteration(kind: Problem, config: Config, device: tune.Device) -> _Iteration
         itemsize_of(kind.out),
         config.defers(kind.epilogue == "tile", itemsize_of(kind.out)),
         config.result_cols // config.epilogue_n if config.epilogue_n and not config.pingpong else 0,
-        stages(kind, config),
         (float(consumers == 1), float(consumers == 2), float(consumers >= 3), float(consumers == 0)),
     )
 
@@ -207,15 +205,13 @@ def work(problem: Problem, config: Config, device: tune.Device) -> Work:
             f"Problem(epilogue={problem.epilogue!r}): must be one of {', '.join(map(repr, EPILOGUE_CYCLES))}"
         )
     i = _iteration(problem.kind, config, device)
-    iterations = max(1, -(-problem.k // i.tile_k))
-    r = _rounds(problem, config, device.multiprocessors, iterations)
+    r = _rounds(problem, config, device.multiprocessors, max(1, -(-problem.k // i.tile_k)))
     crowd = min(config.blocks_per_sm, max(1.0, r.active / device.multiprocessors))
     busy = min(1.0, r.active / device.multiprocessors)
     received, straddling, misaligned = (busy * i.tile_k * x for x in _received(problem, config, i.rows))
     shared = config.shared_lines(problem, config.ordering(problem, device.l2_bytes))
     per_task = EPILOGUE_CYCLES[problem.epilogue] * i.rows * i.columns
     area = problem.batch * problem.m * problem.n
-    leaving = max(0, iterations - i.stages + 1) if i.defers else 0  # sub-tiles, under the next task's products
     one, two, three, pingpong = i.kinds
     return Work(
         iterations=r.iterations,
@@ -236,7 +232,7 @@ def work(problem: Problem, config: Config, device: tune.Device) -> Work:
         hbm=problem.batch * (problem.m + problem.n) * problem.k * i.size + area * i.out,
         tasks=r.tasks,
         results=i.rows * config.result_cols * i.out,
-        sub_tiles=r.tasks * max(0, i.sub_tiles - leaving),
+        sub_tiles=r.tasks * i.sub_tiles,
         hides=float(config.pingpong or crowd > 1.5 or i.defers),
         split_tasks=r.split_tasks,
         parts=r.parts,
