@@ -1,4 +1,4 @@
-"""Copies of matrices between rows that begin anywhere: to where TMA can address them, and back."""
+"""Copies of matrices whose rows TMA cannot address into rows that it can address, and back."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from tritonkittens.kernels._tensors import addressable, padded_empty, power_of_t
 from tritonkittens.launch import is_reachable, plain_kernel
 from tritonkittens.launch.launcher import GRID_LIMITS
 
-ELEMENTS = 1024  # of a program, eight a thread: enough loads in flight to keep HBM busy (measured: docs/notes/gemm.md)
+ELEMENTS = 1024  # of a program, eight a thread: enough loads in flight to saturate HBM (measured: docs/notes/gemm.md)
 
 
 @plain_kernel(launch_pdl=True)
 @triton.jit
 def copy_rows(X, Y, extents, x_strides, y_strides, ROWS: tl.constexpr, COLS: tl.constexpr, BESIDE: tl.constexpr):
-    """Y = X. Grid: parts of ROWS rows, of COLS columns, batch. extents: rows and columns; strides: of the batch and of
-    the rows, in elements; columns are contiguous. Numbers in tuples are not specialised: what is known to be a multiple
-    would let a thread move several elements, which lie so that neither loads nor stores of a warp are of whole lines
-    where only one side is aligned. `launch_pdl`: it starts early and waits for the
-    previous kernel, before it begins or, with BESIDE, before it ends. So who waits for this kernel waits for both."""
+    """Y = X. Grid: parts of ROWS rows, parts of COLS columns, batch.
+
+    extents: rows and columns. x_strides, y_strides: of the batch and of the rows, in elements; columns are contiguous.
+    They are tuples because Triton does not specialise numbers in tuples. With a known multiple, a thread would move
+    several elements. Where one side is misaligned, a warp would then access no whole cache lines on either side.
+
+    `launch_pdl`: it starts early. It waits for the previous kernel before it reads X or, with BESIDE, before it ends.
+    In both cases this kernel ends after the previous one, so the next kernel waits for both.
+    """
     if not BESIDE:
         tk.dependency_wait()
     tk.dependents_launch()
@@ -36,11 +40,14 @@ def copy_rows(X, Y, extents, x_strides, y_strides, ROWS: tl.constexpr, COLS: tl.
 
 
 def copied(x: Tensor, out: Tensor, beside: bool = False) -> Tensor:
-    """`out`, of the shape and dtype of `x`, with the elements of `x`. Matrices and plain batches of them with
-    contiguous rows go by `copy_rows`, all else by `Tensor.copy_`, which is slower (measured: docs/notes/gemm.md).
+    """Copy `x` to `out`, which has its shape and dtype, and return `out`.
 
-    `beside`: the copy may run beside the kernel before it in the stream, another copy of this module that `x` does not
-    depend on."""
+    Matrices and batches of them with contiguous rows are copied by `copy_rows`. All else is copied by `Tensor.copy_`,
+    which is slower (measured: docs/notes/gemm.md).
+
+    `beside`: the copy may overlap the previous kernel of the stream. That kernel must be another copy of this module,
+    and must not write `x`.
+    """
     contiguous = x.ndim in (2, 3) and x.stride(-1) == out.stride(-1) == 1 and x.dtype == out.dtype
     if contiguous and x.numel() > 0 and is_reachable(x.device):
         batch, rows, cols = x.shape if x.ndim == 3 else (1, *x.shape)
@@ -48,7 +55,7 @@ def copied(x: Tensor, out: Tensor, beside: bool = False) -> Tensor:
         height = ELEMENTS // width
         grid = (-(-rows // height), -(-cols // width), batch)
         if all(extent <= limit for extent, limit in zip(grid, GRID_LIMITS, strict=True)):
-            # the first of one matrix counts nothing: its batch is number 0
+            # for a single matrix the kernel multiplies the first stride by batch number 0
             strides = [(t.stride(0), t.stride(-2)) for t in (x, out)]
             copy_rows[grid](x, out, (rows, cols), *strides, height, width, beside)
             return out

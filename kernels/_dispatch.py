@@ -1,5 +1,7 @@
-"""How a call of an operator reaches its kernel: at once where its operands are plain tensors, else as an operator of
-torch.library, which torch can trace, batch, fake and hand to tensor subclasses."""
+"""How a call reaches its kernel: directly where operands are plain tensors, else through an operator of torch.library.
+
+torch can trace such an operator, batch it, run it on fake tensors, and pass it to tensor subclasses.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,12 @@ Result = TypeVar("Result")
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Are those that are given torch's own tensors, without a lazy negation, and does nothing have to see the operator:
-    no torch.compile or torch.jit.trace, no dispatch mode (fake tensors, make_fx, selective checkpoints), no transform
-    (`torch.func`), no forward-mode differentiation?"""
+    """Can the kernel run on these tensors without the operator of torch.library? None stands for an operand left out.
+
+    True if all are torch's own tensors without a lazy negation, and none of these is active: torch.compile,
+    torch.jit.trace, a dispatch mode (fake tensors, make_fx, selective checkpoints), a transform of `torch.func`,
+    forward-mode differentiation.
+    """
     if is_compiling() or _dispatch_modes() or _transforms_are_active() or _is_tracing():
         return False
     if forward_ad._current_level >= 0 and is_forward_mode():
@@ -43,8 +48,10 @@ def is_plain(*tensors: Tensor | None) -> bool:
 
 
 def is_inference() -> bool:
-    """Is no gradient wanted, and does nothing change operands that are plain tensors, or have to see the operator: none
-    of what `is_plain` asks for, no function mode, no autocast?"""
+    """Can a call on plain tensors launch its kernel at once? It does not look at the tensors.
+
+    True if gradients are off, and none of these is active: what `is_plain` lists, a function mode, `torch.autocast`.
+    """
     return not (
         is_compiling()
         or is_grad_enabled()
@@ -58,14 +65,18 @@ def is_inference() -> bool:
 
 
 def have_memory(*tensors: Tensor | None) -> bool:
-    """Do those that are given have memory? Gradients of many results at once (`is_grads_batched`) and sparse tensors
-    have none."""
+    """Do all of these tensors have memory? None stands for an operand left out.
+
+    Batched gradients (`is_grads_batched`) and sparse tensors have none.
+    """
     return all(x is None or _has_memory(x) for x in tensors)
 
 
 def is_forward_mode() -> bool:
-    """Is a level of forward-mode differentiation open (`torch.autograd.forward_ad.dual_level`, `torch.func.jvp`)?
-    Operands may have tangents then."""
+    """Is forward-mode differentiation active (`torch.autograd.forward_ad.dual_level`, `torch.func.jvp`)?
+
+    Operands may then have tangents.
+    """
     return forward_ad._current_level >= 0 and (is_compiling() or torch._C._is_fwd_grad_enabled())
 
 
@@ -76,8 +87,10 @@ def is_ordinary(x: Tensor) -> bool:
 
 
 def unseen_by_function_modes(run: Callable[..., Result]) -> Callable[..., Result]:
-    """`run`, of whose reading of plain tensors torch's function modes (`torch.set_default_device` is one) are not told:
-    that takes microseconds for every attribute, and a call reads dozens."""
+    """Wrap `run` so that torch's function modes (`torch.set_default_device` is one) do not see it read plain tensors.
+
+    Under such a mode, each attribute of a tensor takes microseconds to read, and a call reads dozens.
+    """
 
     @functools.wraps(run)
     def unseen(*args: Any, **named: Any) -> Result:
@@ -90,16 +103,20 @@ def unseen_by_function_modes(run: Callable[..., Result]) -> Callable[..., Result
 
 
 def constant_in_traces(run: Callable[..., Result]) -> Callable[..., Result]:
-    """`run`, which torch.compile calls while it traces, and whose result it keeps. As
-    `torch.compiler.assume_constant_result`, without the second that it takes to import torch._dynamo."""
+    """Mark `run`, so that torch.compile calls it while it traces, and keeps the result as a constant.
+
+    `torch.compiler.assume_constant_result` does the same, but imports torch._dynamo, which takes a second.
+    """
     run._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return run
 
 
 def autocasts(device: torch.device) -> torch.dtype | None:
-    """The dtype to which `torch.autocast` casts operands on `device`; None where it is off. Tensors without memory
-    ("meta") stand for those on a GPU."""
-    # the first question takes a tenth of the second's time, and torch.compile does not know it
+    """The dtype to which `torch.autocast` casts operands on `device`, or None where it is off.
+
+    Device "meta" counts as a GPU: `tritonkittens.warm` replaces tensors on a GPU by tensors without memory.
+    """
+    # a fast check first; torch.compile cannot trace it
     if not (is_compiling() or _any_autocast()):
         return None
     kind = "cuda" if device.type == "meta" else device.type
@@ -107,7 +124,7 @@ def autocasts(device: torch.device) -> torch.dtype | None:
 
 
 def requires_grad(*tensors: Tensor | None) -> bool:
-    """Is a gradient wanted of one of those that are given?"""
+    """Does one of these tensors require a gradient, and are gradients on? None stands for an operand left out."""
     if torch.is_grad_enabled():
         for x in tensors:
             if x is not None and x.requires_grad:
@@ -300,8 +317,10 @@ def check_written(name: str, out: Tensor) -> None:
 
 
 def write(name: str, result: Tensor, out: Tensor | None) -> Tensor:
-    """`result`, or `out` with what it is. Raises TypeError or ValueError, by the `name` of the function that was
-    called, for an `out` that is not like it."""
+    """`result`, or `out` after `result` was copied to it.
+
+    Raises TypeError or ValueError where dtype or shape of `out` differ, in the name of the public function `name`.
+    """
     if out is None:
         return result
     check_tensors(name, out=out)
@@ -315,14 +334,16 @@ def write(name: str, result: Tensor, out: Tensor | None) -> Tensor:
 
 
 def announce_write(out: Tensor) -> None:
-    """Tell autograd that a kernel writes `out`: a backward that has kept what it was then raises. RuntimeError for an
-    inference tensor outside of that mode."""
+    """Increase the version of `out`, which a kernel writes: a backward that saved `out` before then raises.
+
+    Raises RuntimeError for an inference tensor outside of inference mode.
+    """
     if not torch.is_inference_mode_enabled():
         torch._C._increment_version((out,))
 
 
 def overlaps(out: Tensor, *operands: Tensor | None) -> bool:
-    """May `out` be in memory that one of those operands that are given has, too?"""
+    """May `out` share memory with an operand? None stands for an operand left out."""
     return overlaps_within(reaches(out, *operands), out, *operands)
 
 

@@ -1,5 +1,4 @@
-"""What one kind of backwards of `attention` does: the choice of one or two passes, buffers between kernels,
-launches."""
+"""The plan of a backward of `attention`: one or two passes, buffers between kernels, launches."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ FusedOf = Callable[[int], AttentionBackward]  # the kernel of a single pass, by 
 
 
 class BackwardPlan:
-    """What one kind of backwards does: allocate gradients like `gradients`, then run the `steps` of a subclass.
+    """Allocates gradients like `gradients`, and runs the `steps` of a subclass. It serves all calls of one kind.
 
     Steps find tensors by name: the operands Q, K, V, dO, O, L and dL (L again where there is no gradient of the
     log-sum-exp), the results dQ, of_keys and of_values, and what `make` adds. dK and dV are of_keys and of_values, or

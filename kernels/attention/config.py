@@ -26,12 +26,12 @@ from tritonkittens.lang.template.renamed import refuse_old
 C = TypeVar("C")
 Fused = TypeVar("Fused", bound=tk.lcf)
 MIN_FUSED_DIM = 48  # of the single pass: 5 products of the padded dimension, 64, take less than 7 of it from here on
-NEAR_BEST = 1.05  # time of the parts of a group, relative to the best number of them
+NEAR_BEST = 1.05  # time that is near enough to that of the best number of parts of a group
 SHORTEST, MEDIUM, LONG, LONGEST = 512, 1024, 2048, 8192  # keys at which `suited` changes
 TALL_OF_THREE = 192  # queries of a task of three consumers
 WIDEST = 160  # columns of O that leave registers for the scores of 128 keys
 NARROW = 32  # columns of O that leave registers for a fourth CTA an SM
-KEYS_OF_DQ = (64, 32)  # of a block of the wide kernel: the first where two blocks fit into shared memory
+KEYS_OF_DQ = (64, 32)  # keys of a block of the wide kernel for dQ: the first of which two stages fit
 LAST_WAVES = 2  # of causal tasks: heads are mixed in these, so that all CTAs end together
 
 
@@ -113,7 +113,7 @@ class Shape(NamedTuple):
 
     @property
     def is_modelled(self) -> bool:
-        """Whether `time_of` knows this kind of shape."""
+        """Whether `time_of` has constants for this kind of shape."""
         return self.itemsize > 1 and not (self.window or self.varlen)
 
     @property
@@ -160,7 +160,7 @@ def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
 
 
 def time_of(config: Config, shape: Shape, slots: int) -> float:
-    """Microseconds that a forward of a modelled shape takes on so many SMs; see `ForwardPace`."""
+    """Microseconds of a forward on `slots` SMs, for a shape that `is_modelled`; see `ForwardPace`."""
     rows, cols, every = 64 * config.consumers, config.tile_n, shape.queries + shape.keys
     found = work(shape.heads, shape.queries, shape.keys, rows, cols, every, 0 if shape.causal else every)
     pace = FORWARD[64 if max(shape.head_dim, shape.value_dim) <= 64 else 128]
@@ -249,7 +249,7 @@ class BackwardKind(NamedTuple):
 
     @property
     def wide(self) -> bool:
-        """Whether registers do not hold dK and dV of one consumer's keys."""
+        """Whether dK and dV of one consumer's 64 keys exceed its registers."""
         return self.head_dim + self.value_dim > MAX_SUMS
 
 
@@ -261,9 +261,12 @@ def choose_backward(
     launch_pdl: tuple[bool | str, bool | str] = (False, False),
     **knobs: Any,
 ) -> tuple[tk.lcf, tk.lcf]:
-    """The kernels of the deterministic backward: (for dQ, for dK and dV), of two templates with more `knobs`.
+    """The kernels of the backward in two passes: (for dQ, for dK and dV).
 
-    The templates are those for wide dimensions where `kind.wide`. `launch_pdl`: the knob of both kernels.
+    Args:
+        queries, keys: their templates; with `kind.wide` those of `wide_backward`.
+        kind: knobs of both kernels, like `knobs`.
+        launch_pdl: that knob of each kernel.
     """
     knobs |= kind._asdict()
     of_queries, of_keys = (
@@ -311,10 +314,10 @@ def divisors(group: int) -> list[int]:
 def parts_of_group(
     time: Callable[[BackwardShape, int, int], float], shape: BackwardShape, slots: int, at_once: float = 0.0
 ) -> int:
-    """Tasks that the query heads of a group are split into for dK and dV: those with the least `time`.
+    """The number of parts of a group for dK and dV: the smallest whose `time` is near the least, as parts take memory.
 
-    The fewest of those that are nearly as fast: parts take memory. `at_once`: what CTAs with whole groups use at a
-    time, as a share of L2, which that of parts must not exceed.
+    `at_once`: bytes that CTAs with whole groups use at a time, as a share of L2. Parts divide these bytes, so there are
+    at least `at_once` parts.
     """
     enough = [parts for parts in divisors(shape.group) if at_once <= parts] or [shape.group]
     times = {parts: time(shape, slots, parts) for parts in enough}

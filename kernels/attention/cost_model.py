@@ -1,8 +1,12 @@
-"""How long the kernels of attention take, as far as the choice between them depends on it.
+"""Cost models of attention's kernels, which choose tiles, one or two passes, and the parts of a group.
 
-The models count tasks, the blocks of a task, and what the consumers of an SM take from each other. Their constants are
-microseconds on an H200, fitted to the measurements in docs/notes/attention_forward.md and attention_backward.md. Only
-ratios decide, so that other chips of the architecture get the same choices.
+The models count tasks, the blocks of a task, and the issue slots for which the consumers of an SM compete. Constants
+are microseconds on an H200, fitted to docs/notes/attention_forward.md and attention_backward.md. A choice depends on
+ratios of times only, so other chips of the architecture use the same constants.
+
+A task of the forward and of dQ is a tile of queries, and its blocks are keys. A task of dK and dV is a tile of keys,
+and its blocks are queries. A group is the query heads that share a key head. Where a group has several parts, a task
+for dK and dV has the query heads of one part, and the parts are summed.
 """
 
 from __future__ import annotations
@@ -10,27 +14,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-UNIT = 64  # keys or queries of a block that the constants are for
+UNIT = 64  # keys or queries of the block to which the constants refer
 TILE = 128  # queries or keys of a task of the backward
-MAX_SUMS = 256  # columns of dK and dV of one consumer's keys that registers hold
-MEGABYTE = 0.3  # of microseconds: a megabyte to memory or back
+MAX_SUMS = 256  # the most columns of dK and dV together for which registers hold 64 rows of both
+MEGABYTE = 0.3  # microseconds to read or write a megabyte of memory
 
 
 class Work(NamedTuple):
-    """Tasks of a kernel: their number, the blocks of the longest one, and as shares of that the mean number of blocks
-    and the smallest."""
+    """The tasks of a kernel."""
 
-    tasks: int
-    blocks: int
-    share: float
-    least: float
+    tasks: int  # number of tasks
+    blocks: int  # blocks of the longest task
+    share: float  # mean number of blocks of a task, as a share of `blocks`
+    least: float  # blocks of the shortest task, as a share of `blocks`
 
 
 def work(heads: int, rows: int, cols: int, tile: int, block: int, before: int, after: int) -> Work:
-    """The tasks of `tile` rows, of blocks of `block` columns, of so many heads.
+    """The tasks of `heads` heads: each is `tile` rows, and iterates over blocks of `block` columns.
 
     Row i sees the columns from i + cols − rows − `before` to i + cols − rows + `after`. Rows are queries and columns
-    keys, or, with `before` and `after` exchanged, the other way round.
+    are keys. Where rows are keys, the caller exchanges `before` and `after`.
     """
     shift, counts = cols - rows, []
     for first in range(0, rows, tile):
@@ -46,10 +49,10 @@ class ForwardPace:
     """Microseconds of `AttentionForward`.
 
     Args:
-        begin: of a task, for each consumer of the SM: queries come, the output leaves.
-        block: of a block, whatever its size.
-        latency: of 64 keys, from the MMA of their scores to that with V.
-        issue: of 64 keys, for each consumer of the SM: what others wait for.
+        begin: load of the queries and store of the output of a task, for each consumer of the SM.
+        block: overhead of a block, independent of its size.
+        latency: of 64 keys, from the MMA of their scores to the MMA with V.
+        issue: issue slots of 64 keys, for each consumer of the SM.
     """
 
     begin: float
@@ -58,10 +61,10 @@ class ForwardPace:
     issue: float
 
     def time(self, found: Work, slots: int, consumers: int, keys: int, blocks_per_sm: int) -> float:
-        """Of a launch on so many SMs. `keys`: of a block."""
+        """Microseconds of a launch on `slots` SMs. `keys`: keys of a block."""
 
         def wave(resident: float) -> float:
-            """Of the longest task, where so many CTAs share an SM."""
+            """Microseconds of the longest task where `resident` CTAs share an SM."""
             busy, units = resident * consumers, keys / UNIT
             return self.begin * busy + found.blocks * (self.block + units * (self.latency + self.issue * busy))
 
@@ -78,16 +81,16 @@ FORWARD = {64: ForwardPace(0.7, 0.155, 0.166, 0.135), 128: ForwardPace(1.5, 0.1,
 
 @dataclass(frozen=True)
 class BackwardPace:
-    """Microseconds of the backward's kernels. Blocks are of 64 queries or keys, for 128 of the others.
+    """Microseconds of the backward's kernels.
 
     Args:
-        begin: of a wave of two passes: first loads and results.
-        queries: of a block of keys, for dQ.
-        keys: of a block of queries, for dK and dV, where one SM is busy.
-        crowd: what that grows by where all SMs are.
-        begin_single: of a wave of the single pass.
-        single: of a block of queries in the single pass.
-        part: of a wave of the single pass, for each part of a group: all add to the same dK and dV.
+        begin: first loads and stores of a wave, in two passes.
+        queries: a block of 64 keys for dQ of 128 queries.
+        keys: a block of 64 queries for dK and dV of 128 keys, where one SM is busy.
+        crowd: increase of `keys` where all SMs are busy.
+        begin_single: first loads and stores of a wave, in the single pass.
+        single: a block of 64 queries for all gradients, in the single pass.
+        part: a wave of the single pass, for each part of a group. All parts add to the same dK and dV.
     """
 
     begin: float
@@ -103,15 +106,19 @@ BACKWARD = {
     64: BackwardPace(1.3, 0.75, 0.84, 0.23, 2.9, 1.15, 1.2),
     128: BackwardPace(5.2, 0.85, 1.0, 0.55, 7.9, 1.83, 1.26),
 }
-SUM_LAUNCH = 1.0  # the launch that sums the parts of two passes
-SINGLE_LAUNCH = 0.2  # what the launches of the single pass take beyond those of two
+SUM_LAUNCH = 1.0  # launch of `sum_parts` after two passes
+SINGLE_LAUNCH = 0.2  # launches of the single pass, less those of two passes
 
 
 class BackwardShape(NamedTuple):
-    """What a backward computes.
+    """The shape of a backward.
 
-    `heads`: of keys, of all batches; `group`: query heads of each; `before` and `after`: keys that a query sees before
-    and after its own, see `work`.
+    Args:
+        heads: key heads of the whole batch.
+        group: query heads of a key head.
+        queries, keys: lengths.
+        head_dim, value_dim: dimensions of Q and K, and of V.
+        before, after: keys that a query sees before and after its own, see `work`.
     """
 
     heads: int
@@ -129,31 +136,31 @@ class BackwardShape(NamedTuple):
 
     @property
     def keys_of_task(self) -> int:
-        """Keys of a task of the kernel for dK and dV: one consumer's where registers do not hold both sums."""
+        """Keys of a task for dK and dV: 64 where registers of one consumer do not hold both accumulators."""
         return UNIT if self.head_dim + self.value_dim > MAX_SUMS else TILE
 
     def of_keys(self, parts: int, block: int = UNIT) -> Work:
-        """The tasks for dK and dV, of a part of a group each, in blocks of UNIT queries."""
+        """The tasks for dK and dV, each of one part of a group. `blocks` counts blocks of UNIT queries."""
         found = work(self.heads, self.keys, self.queries, self.keys_of_task, block, self.after, self.before)
         blocks = found.blocks * (block // UNIT) * self.group // parts
         return found._replace(tasks=found.tasks * parts, blocks=blocks)
 
     @property
     def fetched(self) -> bool:
-        """Whether CTAs fetch tasks where there are more than CTAs, the longest first."""
+        """Whether CTAs fetch tasks, the longest first, where there are more tasks than CTAs."""
         return self.after == 0 and self.before >= self.keys + self.queries
 
     def waves(self, found: Work, slots: int) -> float:
-        """Waves of tasks. Where CTAs fetch them, they end a smallest task apart."""
+        """Waves of tasks. Where CTAs fetch tasks, the last ones end at most the shortest task apart."""
         if not self.fetched:
             return -(-found.tasks // slots)
         return max(1.0, found.tasks * found.share / slots + (found.least if found.tasks > slots else 0.0))
 
 
 def two_passes(shape: BackwardShape, slots: int, parts: int) -> float:
-    """Microseconds of a kernel for dQ and one for dK and dV, without what both kinds of backwards do.
+    """Microseconds of the kernel for dQ and the kernel for dK and dV, without `preprocess`.
 
-    They overlap where no CTA fetches tasks: dK and dV take the SMs that the last wave of dQ leaves free.
+    Both overlap where no CTA fetches tasks: dK and dV run on the SMs that the last wave of dQ leaves free.
     """
     pace, mine = shape.pace, shape.of_keys(parts)
     queries = work(shape.heads * shape.group, shape.queries, shape.keys, TILE, UNIT, shape.before, shape.after)
@@ -172,7 +179,7 @@ def two_passes(shape: BackwardShape, slots: int, parts: int) -> float:
 
 
 def single_pass(shape: BackwardShape, slots: int, parts: int) -> float:
-    """Microseconds of the kernel for all gradients and of the launch that writes dQ; see `two_passes`."""
+    """Microseconds of the kernel for all gradients and of `postprocess`, without `preprocess`."""
     pace, mine = shape.pace, shape.of_keys(parts, 2 * UNIT if shape.head_dim <= 64 else UNIT)
     adding = pace.part * parts if parts > 1 else 0.0
     written = 6 * shape.heads * shape.group * shape.queries * shape.head_dim

@@ -1,4 +1,7 @@
-"""How a call of `gemm` runs: checked and planned once for every kind of call, so that later calls only launch."""
+"""The plan of a `gemm` call: operands of one kind are checked and planned once, so that later calls only launch.
+
+Calls are of one kind if shapes, strides, dtypes, alignment, devices and options are equal.
+"""
 
 from __future__ import annotations
 
@@ -115,10 +118,17 @@ def computed(
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, *, is_checked: bool = False
 ) -> Tensor | None:
-    """activation(x · weightᵀ + bias) without its gradient, by a plan that takes the weight as it is stored.
+    """activation(x · weightᵀ + bias) without its gradient, by the plan of an earlier call.
 
-    x: (…, M, K), weight: (N, K). None for other arguments than plain tensors that an earlier call had like them. A call
-    with `is_checked` makes the plan: its operands are plain tensors that kernels take.
+    Args:
+        x: (…, M, K).
+        weight: (N, K), as `torch.nn.Linear` stores it.
+        bias: (N,) or None.
+        activation: as in `gemm`.
+        is_checked: the caller has found `is_plain` true, and shapes and dtypes that the kernels accept. The call then
+            makes a plan where there is none.
+
+    Returns (…, M, N), or None where there is no plan, or where an operand is no plain tensor.
     """
     operands = (bias, None, None, None, None)
     try:
@@ -130,7 +140,8 @@ def linear(
         if not is_checked:
             return None
         found = plan = _plan(x, weight.T, operands, activation, None, None, None, "fp32")
-        if not isinstance(found, FunctionType):  # which launches by addresses, those of the weight and of its transpose
+        # a function launches by addresses, which are equal for the weight and its transpose; another plan uses strides
+        if not isinstance(found, FunctionType):
             plan = lambda x, weight, *others: found(x, weight.T, *others)  # noqa: E731
         known = remember(_plans, key, (plan, ()))
     elif x.is_neg() or weight.is_neg() or (bias is not None and bias.is_neg()):
@@ -139,7 +150,7 @@ def linear(
 
 
 Plan = Callable[[Tensor, Tensor, Operands, Tensor | None], Tensor]
-# and the reaches of out and operands, where there is an out
+# by the kind of a call: its plan, and `reaches` of out and operands where there is an out
 _plans: dict[tuple[Hashable, ...], tuple[Plan, tuple[int, ...]]] = {}
 
 
@@ -161,7 +172,7 @@ def _plan(
     config: Config | None,
     accumulate: str,
 ) -> Plan:
-    """What a call with operands of these kinds does; it may be called with any others of the same."""
+    """Check operands and return the plan of calls with operands of the same kinds."""
     check(a, b, operands, activation, out_dtype, out)
     check_config(config)
     check_accumulation(a, accumulate, config)
@@ -175,8 +186,7 @@ def _plan(
 
 
 def check_chip(device: int | None) -> None:
-    """Raise `ArchitectureError` where a device (None: the current one) has no TMA. The cost model knows no such
-    device."""
+    """Raise `ArchitectureError` where a device (None: the current one) has no TMA: the cost model has no constants."""
     major, minor = capability(device)
     require_feature(f"{Gemm.__name__} (TMA, warp roles)", "tma", 10 * major + minor)
 
@@ -238,8 +248,11 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _as_stored(x: Tensor, names: str, depth_last: bool, beside: bool = False) -> tuple[str, Callable[[Tensor], Tensor]]:
-    """The order of dimensions in which TMA reads a matrix like `x`, the last one contiguous, and how to get it so: as
-    it is, as a view, or copied (`beside`: while the other operand is copied)."""
+    """How TMA reads a matrix like `x`: (the names of its dimensions, the contiguous one last; what makes it so).
+
+    The second is a function of `x`. It returns `x`, a view, or a copy. `beside`: the other operand's copy, which
+    launches first, may still run.
+    """
     if addressable(x) and (not depth_last or names[-1] == "k"):
         return names, _itself
     if addressable(x.mT) and (not depth_last or names[-1] != "k"):
@@ -361,7 +374,7 @@ class CallPlan:
         return as_matrix(x) if self.flat else _as_batch(x, self.batch) if self.batched else x
 
     def measurement(self, a: Tensor, b: Tensor, operands: Operands) -> Callable[[Config], float]:
-        """What gives the seconds of a configuration with these operands."""
+        """Return a function that measures the seconds of a configuration with these operands."""
         residual = self._staged(operands)
         a, b = self._shaped(a, b)
         a, b = self.store_a(a), self.store_b(b)
@@ -371,7 +384,7 @@ class CallPlan:
         )
 
     def compile_all(self, a: Tensor, b: Tensor, operands: Operands) -> Callable[[Sequence[Config]], list[Future[Any]]]:
-        """What begins to compile configurations for operands like these, and returns their futures."""
+        """Return a function that starts to compile configurations for operands like these, and returns futures."""
         facts = device_facts(a.device)
         a, b, *rest = (stand_in(x) for x in (a, b, *operands))
         a, b = self._shaped(a, b)
@@ -384,14 +397,14 @@ class CallPlan:
         def compile_all(configs: Sequence[Config]) -> list[Future[Any]]:
             found: list[Future[Any]] = []
             for config in configs:
-                with contextlib.suppress(tk.TileError, ValueError):  # which its measurement reports
+                with contextlib.suppress(tk.TileError, ValueError):  # the measurement reports it
                     found += begin(recorded(functools.partial(launch, config), facts))
             return found
 
         return compile_all
 
     def _staged(self, operands: Operands) -> list[Tensor]:
-        """The operand that comes to where results are staged, if there is one."""
+        """The operand that is loaded into the epilogue tiles, if there is one."""
         x = None if self.staged is None else operands[self.staged]
         return [] if x is None else [as_addressable(self._like_result(x))]
 
@@ -471,7 +484,7 @@ class CallPlan:
             return None
         swap_ab = config.swap_ab
         views[:2] = views[1::-1] if swap_ab else views[:2]
-        # which takes what the views are of
+        # the bound launch takes the tensors themselves: each begins at the address of its view
         launch = self._template(config, a.device).call(*views).bind(*views, **self.numbers)
 
         def run(a: Tensor, b: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
@@ -537,7 +550,7 @@ def _template_of(
     launch_pdl: bool,
     **types: object,
 ) -> tk.lcf:
-    """The kernel of a configuration. `launch_pdl`: it starts while its operands are copied."""
+    """The kernel of a configuration. `launch_pdl`: the knob, for operands that copies before this kernel write."""
     knobs = dict(
         tile_m=config.tile_m,
         tile_n=config.tile_n,

@@ -57,8 +57,9 @@ def gemm(
         config: a `Config` instead of the tuned one.
         accumulate: "fp32", or "fp16" for the sums of fp16 operands (tasks are not split; no block scales).
         epilogue: an `Epilogue`, a user's function and its operands, in place of an activation.
-        tune: measure configurations first (`tune_gemm`) if none was measured for operands like these. It has no effect
-            with `config` or `epilogue`, where torch traces the call, and during the capture of a CUDA graph.
+        tune: call `tune_gemm` first, unless operands of this kind were measured before, in this process, on disk or
+            for a shipped table. It has no effect with `config` or `epilogue`, where torch traces the call, in the
+            simulator, and during the capture of a CUDA graph.
 
     Returns (…, M, N). Sums in fp32; of fp8 as exactly as the tensor cores sum (about 14 bits), with block scales in
     fp32 every 128 of K. The result is rounded once.
@@ -105,11 +106,16 @@ def tune_gemm(
     out_dtype: torch.dtype | None = None,
     tries: int | None = None,
 ) -> Config:
-    """Measure configurations for operands like these on their device, keep the fastest on disk for every later `gemm`
-    of the kind, and return it.
+    """Measure configurations for operands of this kind on their device, keep the fastest on disk, and return it.
 
-    Arguments as those of `gemm`; `tries`: how many configurations (None: TK_TUNE_TRIES, 12). Ctrl-C keeps what was
-    measured. The result is never slower, as measured, than the model's choice. Raises what `gemm` raises.
+    All later calls of `gemm` with such operands use it. A measurement of an earlier call is repeated. The model's
+    choice is among the candidates, and stays unless another one is faster beyond the noise.
+
+    Args:
+        tries: number of candidates to measure (None: TK_TUNE_TRIES, 12). Other arguments are those of `gemm`.
+
+    Raises what `gemm` raises; RuntimeError in the simulator and during the capture of a CUDA graph; KeyboardInterrupt
+    after Ctrl-C, which keeps what was measured.
     """
     product = described(
         a,
@@ -136,7 +142,7 @@ _tuned: dict[tuple[Hashable, ...], bool] = {}
 
 
 def _tune_once(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None) -> None:
-    """Measure configurations for operands like these, if none was measured and that is possible now."""
+    """Measure configurations for operands of this kind, if none was measured before and it is possible now."""
     if not is_plain(a, b, *operands) or a.device.type != "cuda" or not family.may_measure(a.device):
         return
     key = (signature(a, b, *operands), activation, out_dtype)

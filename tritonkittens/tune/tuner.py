@@ -215,7 +215,7 @@ class Family(Generic[P, C]):
         tries: int | None = None,
         compile_all: CompileAll[C] | None = None,
     ) -> C:
-        """Measure a problem, whatever is known about it and whatever TK_TUNE says, and keep the result on disk.
+        """Measure a problem and keep the result on disk, even if it was measured before, and without TK_TUNE=1.
 
         Ctrl-C keeps what was measured, and then raises KeyboardInterrupt. `tries` is the number of candidates (None:
         TK_TUNE_TRIES, 12). Other arguments as in `choose`.
@@ -236,11 +236,12 @@ class Family(Generic[P, C]):
             ).config
 
     def may_measure(self, device: int | torch.device | Device | None = None) -> bool:
-        """Whether measurements are possible now: not on a simulated device, nor during the capture of a CUDA graph."""
+        """Whether `tune` can measure now: not on a simulated device, nor during the capture of a CUDA graph."""
         return _may_measure(self._identity(device))
 
     def is_measured(self, problem: P, device: int | torch.device | Device | None = None) -> bool:
-        """Whether the choice for a problem was measured: in this process, before, or for a shipped table."""
+        """Whether the choice for a problem was measured: by this process, by an earlier one (on disk), or for a table
+        that ships with the package."""
         key = (self._identity(device), problem)
         with _deciding:
             known = self._choices.get(key) or self._looked_up(key, self._options(problem), problem)

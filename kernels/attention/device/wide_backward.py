@@ -1,5 +1,7 @@
-"""Gradients of attention in two passes for dimensions above 128, see `backward`: accumulators of one gradient fill half
-of a consumer's registers."""
+"""Gradients of attention in two passes, for dimensions above 128; see `backward`.
+
+Accumulators of one gradient take half of a consumer's registers, so no consumer computes two gradients.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,16 @@ VALUES, KEYS = tl.constexpr(0), tl.constexpr(1)  # consumers of `AttentionBackwa
 
 
 def subtile(T: QueryTiles, dim: int) -> tk.st:
-    """The columns in which a gradient of `dim` columns is stored: a whole gradient leaves no room for stages."""
+    """The shared tile through which a gradient of `dim` columns is stored, some columns at a time.
+
+    A tile of all columns would leave too little shared memory for pipeline stages.
+    """
     return tk.st(T.dtype, T.tile_m, min(64, dim & -dim))
 
 
 @triton.jit
 def store_in_subtiles(gradient, staging, batch, head, tile, x):
-    """Store `x`, a tile of a head's rows of `gradient`, as many columns at a time as `staging` has."""
+    """Store `x` to tile number `tile` of a head of `gradient`, `staging.shape[1]` columns at a time."""
     subtiles = tk.split_cols(x, staging.shape[1])
     for i in tl.static_range(len(subtiles)):
         if i > 0:
@@ -31,12 +36,14 @@ def store_in_subtiles(gradient, staging, batch, head, tile, x):
 
 
 class AttentionBackwardWideQueries(QueryTiles):
-    """dQ. Blocks are not pipelined: dS of another block does not fit into registers beside dQ.
+    """dQ. The computation is not pipelined: registers do not hold dS of a second block beside dQ.
 
-    Tensors as for `AttentionBackwardQueries`, with LSE_log2 and dPsum in rows that TMA can address.
+    Tensors as for `AttentionBackwardQueries`. TMA loads LSE_log2 and dPsum too, so it must be able to address their
+    rows.
     """
 
-    # One loop, and no consumer loads global memory directly: ptxas would then keep MMA descriptors in vector registers
+    # There is one loop, and consumers do not load from global memory. Otherwise ptxas keeps MMA descriptors in vector
+    # registers, of which too few are left.
 
     tile_n: int = 64
     consumers: int = 2
@@ -65,7 +72,7 @@ class AttentionBackwardWideQueries(QueryTiles):
 
     @triton.jit
     def _tile(ctx):
-        """The tile of queries of this consumer."""
+        """The number of this consumer's tile of queries."""
         return ctx.row * ctx.config.consumers + ctx.consumer
 
     @triton.jit
@@ -100,10 +107,10 @@ class AttentionBackwardWideQueries(QueryTiles):
 
 
 class AttentionBackwardWideKeys(AttentionBackwardKeys):
-    """dK and dV. A task is `tile_m` keys: one consumer computes P and dV, the other dP, dS and dK.
+    """dK and dV. A task is `tile_m` keys. Consumer VALUES computes P and dV, consumer KEYS computes dP, dS and dK.
 
-    P, times the derivative of the soft-cap, reaches the other consumer through shared memory, rounded to the operands'
-    dtype. Tensors as for `AttentionBackwardKeys`.
+    VALUES passes P to KEYS through an exchange tile, multiplied by the derivative of the soft-cap and rounded to the
+    operands' dtype. Tensors as for `AttentionBackwardKeys`.
     """
 
     consumers: int = 2
@@ -126,7 +133,7 @@ class AttentionBackwardWideKeys(AttentionBackwardKeys):
 
     @triton.jit
     def _tile(ctx):
-        """The tile of keys of both consumers."""
+        """The number of the tile of keys, which both consumers share."""
         return ctx.row
 
     @triton.jit
@@ -168,6 +175,6 @@ class AttentionBackwardWideKeys(AttentionBackwardKeys):
             home, gradient = ctx.globals.dK, state.gradient * ctx.args.gradient
         else:
             if ctx.iterations > 0:
-                tk.exchange_acquire(ctx)  # the next task writes P anew
+                tk.exchange_acquire(ctx)  # matches the last release: the next task begins without an acquire
             home, gradient = ctx.globals.dV, state.gradient
         store_in_subtiles(home, epilogue.gradient, ctx.kv_batch, ctx.result, ctx.config._tile(ctx), gradient)

@@ -20,13 +20,13 @@ FINISH_BARRIER = 15
 @op
 def await_previous(t: Trace, consumer: Traced) -> Traced:
     """Wait until the previous consumer has called `call_next`: for this one's turn, for the ring, or for the end of a
-    task. Both call equally often."""
+    task. Both make the same number of calls."""
     t.call(named_sync, TURN_BARRIER + unwrap(consumer), 2 * GROUP)
 
 
 @op
 def call_next(t: Trace, consumer: Traced, T: Traced) -> Traced:
-    """The next consumer, after the last one the first, may go on."""
+    """Let the next consumer continue. Consumer 0 follows the last one."""
     t.call(named_arrive, TURN_BARRIER + (unwrap(consumer) + 1) % unwrap(T).consumers, 2 * GROUP)
 
 
@@ -58,8 +58,10 @@ def _has_turns(T: Any) -> bool:
 
 @op
 def sync_consumers(t: Trace, ctx: Traced) -> Traced:
-    """All consumers of a task meet: each then sees what the others wrote to exchange tiles, and fenced with
-    `tk.fence_async` where tensor cores or TMA read it. Each calls it equally often."""
+    """Barrier of all consumers of a task: after it, each sees what the others wrote to exchange tiles.
+
+    Where tensor cores or TMA read the tiles, their writer first calls `tk.fence_async`. Each consumer makes the same
+    number of calls."""
     t.call(named_sync, MEETING_BARRIER, unwrap(ctx.config).consumers * GROUP)
 
 
@@ -69,8 +71,7 @@ def _of_two(ctx: Any, call: str) -> int:
     if config.consumers != 2 or config.team != 2 or config.warp_scheduler_barrier:
         raise TileError(
             f"{call} in {type(config).__name__}: exchange tiles go from one consumer to the other; that needs "
-            "consumers=2, which share tasks and "
-            "take no turns"
+            "consumers=2, which share tasks and take no turns"
         )
     return unwrap(ctx.block_consumer)
 
@@ -85,10 +86,11 @@ def _wait_for_other(t: Trace, ctx: Traced, barrier: int, call: str) -> None:
 
 @op
 def exchange_commit(t: Trace, ctx: Traced) -> Traced:
-    """Pass the exchange tiles that this consumer wrote, and fenced with `tk.fence_async` where tensor cores or TMA read
-    them, to the other of two consumers, which reads them after `tk.exchange_wait`. Between two calls the other one has
-    to wait: a named barrier takes two arrivals for a whole phase. Unlike with `tk.sync_consumers` neither waits until
-    it needs the other's tiles."""
+    """Pass the exchange tiles that this consumer wrote to the other of two consumers, which calls `tk.exchange_wait`.
+
+    Where tensor cores or TMA read the tiles, the writer first calls `tk.fence_async`. The other consumer must call
+    `tk.exchange_wait` once between two calls: a second arrival would complete the phase of the named barrier. Unlike
+    `tk.sync_consumers`, this call does not block."""
     _arrive_for_other(t, ctx, EXCHANGE_FULL_BARRIER, "exchange_commit")
 
 
@@ -100,14 +102,15 @@ def exchange_wait(t: Trace, ctx: Traced) -> Traced:
 
 @op
 def exchange_release(t: Trace, ctx: Traced) -> Traced:
-    """Release the other consumer's exchange tiles, which this one has read: the other may overwrite them after
-    `tk.exchange_acquire`. Between two calls the other one has to acquire, see `tk.exchange_commit`."""
+    """Release the other consumer's exchange tiles, which this one has read. This call does not block.
+
+    The other consumer overwrites them after `tk.exchange_acquire`, which it must call once for each release."""
     _arrive_for_other(t, ctx, TURN_BARRIER, "exchange_release")
 
 
 @op
 def exchange_acquire(t: Trace, ctx: Traced) -> Traced:
-    """Wait until the other consumer has called `tk.exchange_release`."""
+    """Wait until the other consumer has called `tk.exchange_release`. Not for the first write: it would hang."""
     _wait_for_other(t, ctx, TURN_BARRIER, "exchange_acquire")
 
 

@@ -1,14 +1,15 @@
 """Programmatic dependent launch: when the CTAs of a template wait for the previous kernel of the stream.
 
-A CTA makes its barriers and fetches its tensor maps while the previous kernel ends. Then it waits for that kernel, and
-lets the next kernel start. The order matters: a next kernel that starts early thus finds all results of the kernels
-before this one.
+With `launch_pdl=True` a CTA initializes its barriers and fetches its tensor maps while the previous kernel ends. Then
+it waits for that kernel, and only then lets the next kernel start. So when the next kernel starts, all kernels before
+this one have ended.
 
-With `launch_pdl="overlap"` a CTA computes beside the previous kernel, and waits for it when it ends. So a kernel after
-this one, which waits for this one alone, comes after both. It must not read what the previous kernel writes.
+With `launch_pdl="overlap"` a CTA computes while the previous kernel runs, and waits for it after the last load. So this
+kernel ends after the previous one, and a next kernel that waits for this one finds the results of both. This kernel
+must not read what the previous kernel writes.
 
-Unless CTAs fetch tasks, hook `setup` of a CTA's first task runs before the wait, in either mode: it may read what
-kernels before the previous one have written, but not what that writes. Source: PTX ISA, griddepcontrol.
+Unless CTAs fetch tasks, hook `setup` of a CTA's first task runs before the wait. It may read what earlier kernels than
+the previous one have written. Source: PTX ISA, griddepcontrol.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ OVERLAP = "overlap"
 
 @op
 def begin_after_previous(t: Trace, T: Traced) -> Traced:
-    """Before a CTA's first load: wait for the previous kernel, unless both overlap, and let the next one start."""
+    """Before a CTA's first load: wait for the previous kernel, unless they overlap; let the next one start."""
     mode = unwrap(T).launch_pdl
     if mode and mode != OVERLAP:
         t.call(dependency_wait)
@@ -32,6 +33,6 @@ def begin_after_previous(t: Trace, T: Traced) -> Traced:
 
 @op
 def end_after_previous(t: Trace, T: Traced) -> Traced:
-    """After a CTA's last load: wait for the previous kernel that it has overlapped."""
+    """After a CTA's last load: wait for the previous kernel, if this one overlaps it."""
     if unwrap(T).launch_pdl == OVERLAP:
         t.call(dependency_wait)

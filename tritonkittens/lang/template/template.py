@@ -72,12 +72,13 @@ class lcf(Configuration, Interned):
     - `order` (`RowMajor()`): the raster order, for `tk.tile_at(ctx.config.order, …)` in `setup`.
     - `pingpong` (False): consumers take a task each. One computes while another runs its epilogue.
     - `warp_scheduler_barrier` (False): consumers take turns (`tk.warp_scheduler_sync`, `tk.warp_scheduler_arrive`).
-    - `staggered_epilogue` (False): consumers end a long task one after the other. Each epilogue runs under products.
-    - `one_tile_per_block` (False): no CTA has a second work tile, as each launch checks. The loop over tasks goes.
+    - `staggered_epilogue` (False): consumers end a long task one after the other. One runs its epilogue while another
+      still multiplies.
+    - `one_tile_per_block` (False): the kernel has no loop over tasks. A launch raises where a CTA has two work tiles.
     - `broadcast_tile` (False): the producer computes a work tile for all roles. It pays where `setup` reads memory.
     - `lagged_producer` (False): a warp of its own loads lagged tiles, where one warp cannot issue all copies in time.
-    - `launch_pdl` (False): True: a CTA may start before the previous kernel ends, and waits before its first load.
-      "overlap": it waits when it ends.
+    - `launch_pdl` (False): True: a CTA may start before the previous kernel ends, and waits for it before its first
+      load. "overlap": a CTA waits for the previous kernel after its last load.
     - `consumer_registers`, `producer_registers` (None: by the register budget): registers of a thread.
     """
 
