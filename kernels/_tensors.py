@@ -78,9 +78,11 @@ def check_small(
 
 
 def signature(*tensors: torch.Tensor | None) -> Hashable:
-    """Everything that checks and launch parameters depend on, about those tensors that are not None: shapes, strides,
-    dtypes, alignment, devices, subclasses, and which device is simulated where they are on none. Raises AttributeError,
-    TypeError or RuntimeError for what are no tensors, or fake ones."""
+    """The key of a plan: everything about these tensors on which checks and launch parameters depend.
+
+    That is shapes, strides, dtypes, alignment, devices and subclasses, and the simulated device. None stands for an
+    operand left out. Raises AttributeError, TypeError or RuntimeError for other arguments, and for fake tensors.
+    """
     # A transform's tensor (`torch.func`) is one by its type, but has no memory.
     if (
         tensors[0].is_cuda  # type: ignore[union-attr]
@@ -99,7 +101,7 @@ def signature(*tensors: torch.Tensor | None) -> Hashable:
 
 
 def remember(memo: dict[K, V], key: K, value: V) -> V:
-    """Keep, and return, what is known of a kind of calls. A full memo begins anew."""
+    """Store `value` under `key`, and return it. A full memo is cleared first."""
     if len(memo) >= MAX_REMEMBERED:
         memo.clear()
     memo[key] = value
@@ -110,9 +112,11 @@ def remember(memo: dict[K, V], key: K, value: V) -> V:
 def allocator(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, strides: tuple[int, ...] | None = None
 ) -> Callable[[], torch.Tensor]:
-    """What gives an uninitialised tensor of this kind, contiguous unless it has `strides`, at every call: by the entry
-    that torch.compile's generated code allocates with, which takes half the host time of `torch.empty` and allocates on
-    the current device only."""
+    """Return a function that allocates an uninitialised tensor, contiguous unless it has `strides`.
+
+    It calls the function that torch.compile's generated code calls. That takes half the host time of `torch.empty`, but
+    allocates on the current device only.
+    """
     shape = tuple(shape)
     strides = torch.empty(shape, dtype=dtype, device="meta").stride() if strides is None else strides
     allocate = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
@@ -133,7 +137,7 @@ def allocator(
 
 
 def allocator_like(x: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """What gives an uninitialised tensor of the shape, strides, dtype and device of `x` at every call."""
+    """Return a function that allocates an uninitialised tensor of the shape, strides, dtype and device of `x`."""
     return allocator(x.shape, x.dtype, x.device, x.stride())
 
 

@@ -53,19 +53,18 @@ class Warmed:
 
 
 def warm(*calls: Call, gpu: str | None = None, progress: bool | None = None) -> Warmed:
-    """Compile the kernels that calls launch, and those of their backwards where their results want gradients.
+    """Compile the kernels that calls launch, and those of their backwards where their results require gradients.
 
     Args:
-        calls: functions without arguments. Of a `functools.partial`, tensors and the parameters of a module are
-            replaced by tensors without memory. A function that makes its own tensors makes them without memory, if it
-            names no device. Also what torch has traced: a `torch.export.ExportedProgram`, or a `torch.fx.GraphModule`
-            whose placeholders carry their values' types. Values of tensors are not there: a call that reads some
-            cannot be recorded.
+        calls: functions without arguments, or what torch has traced: a `torch.export.ExportedProgram`, or a
+            `torch.fx.GraphModule` whose placeholders carry their values' types. Tensors have no memory here: those of
+            a `functools.partial` and the parameters of a module in it are replaced, and a function makes its own
+            without memory unless it names a device. So a call that reads the values of a tensor cannot be recorded.
         gpu: "H100", "H200" or "B200", or an architecture ("sm_90a"); None for the current GPU, an H200 without one.
         progress: draw a bar on stderr; None: if that is a terminal.
 
     Returns the number of kernels. Raises WarmError, after all other kernels are compiled, for calls that cannot be
-    recorded and kernels that cannot be compiled; ValueError for an unknown `gpu`. An interruption keeps what is
+    recorded and kernels that cannot be compiled; ValueError for an unknown `gpu`. Ctrl-C keeps the kernels that are
     compiled.
 
     Example::

@@ -1,4 +1,4 @@
-"""What one kind of backwards of `attention_varlen` does: one or two passes, buffers between kernels, launches."""
+"""The plan of a backward of `attention_varlen`: one or two passes, buffers between kernels, launches."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _plan(
 
 
 def mean_shape(operands: Operands, scores: Scores) -> BackwardShape:
-    """As if all sequences were as long as the mean one: lengths are known on the device only."""
+    """The shape with all sequences of the mean length, because the host does not know their lengths."""
     (queries, heads, dim), (keys, kv_heads, value_dim) = operands.q.shape, operands.v.shape
     count = max(1, operands.starts_q.shape[0] - 1)
     return BackwardShape(
@@ -150,7 +150,7 @@ class VarlenBackwardPlan(BackwardPlan):
 
 
 def listing_step(name: str, listing: Listing) -> Step:
-    """Makes a list of tiles, the tensor `name`."""
+    """Launches the kernel that writes the list of tiles, the tensor `name`."""
 
     def step(tensors: Tensors) -> None:
         tensors[name] = listing(tensors["query_starts"], tensors["key_starts"])
@@ -159,7 +159,7 @@ def listing_step(name: str, listing: Listing) -> Step:
 
 
 def heads_first(tensors: Tensors, *names: str) -> Tensors:
-    """The tensors, those of these `names` as (heads, rows, D), which is how kernels take them."""
+    """The tensors. Those with these `names` are transposed to (heads, rows, D), as the kernels take them."""
     return tensors | {name: tensors[name].transpose(0, 1) for name in names}
 
 

@@ -1,10 +1,11 @@
-"""Matrix products whose operands TMA cannot address, without copying them: few rows, or all of it small. Ordinary
-loads, any strides, one launch.
+"""Products of matrices that TMA cannot address, by ordinary loads: for few rows or columns, and for small products.
 
-Such a product is bound by memory or by the launch, where a copy to aligned memory costs as much as the product itself.
-B is read either by element, which always works, or in words of 16 bytes: rows that lie ld elements apart begin at the
-same place of a word every CLASSES = 8 / gcd(ld, 8) rows, so each class of rows is a matrix of aligned words, its
-columns shifted by less than a word.
+One launch, any strides. Memory or the launch bounds such a product, so a copy to aligned memory would cost as much as
+the product itself.
+
+B is read either by element, which always works, or in words of 16 bytes. Rows ld elements apart begin at the same
+offset in a word every CLASSES = 8 / gcd(ld, 8) rows. So each class of rows is a matrix of aligned words, whose columns
+are shifted by less than a word.
 """
 
 from __future__ import annotations
@@ -81,9 +82,12 @@ class BlockShape(tk.Knob):
 
 
 def is_faster_unaligned(m: int, n: int, k: int) -> bool:
-    """Do ordinary loads beat copies to aligned memory and TMA? With few rows (or columns) the product reads its large
-    operand once, and a copy would read it, write it and read it again; a small product is over before the launches of
-    copies are. Otherwise copies are little beside the product, which TMA and large tiles make faster."""
+    """Are ordinary loads faster than copies to aligned memory and TMA (measured: docs/notes/gemm.md)?
+
+    With few rows or columns, the product reads its large operand once. A copy would read it, write it and read it
+    again. A small product ends before the launches of copies do. Otherwise the product takes much longer than the
+    copies, and TMA and large tiles make it faster.
+    """
     return min(m, n) <= FEW_ROWS or m * n * k <= SMALL_PRODUCT
 
 
@@ -95,7 +99,7 @@ def needs_copies(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dty
 
 
 def takes(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out: Tensor | None) -> bool:
-    """Is a product one for `Unaligned`? Two matrices of 16-bit elements, where it is faster than copies."""
+    """Does `Unaligned` compute this product? It takes two matrices of 16-bit elements, where it beats copies."""
     matrices = a.ndim == b.ndim == 2 and a.dtype in HALF_TYPES and dtype in (*HALF_TYPES, torch.float32)
     if not matrices or max(*a.stride(), *b.stride()) > MAX_STRIDE:
         return False
