@@ -123,31 +123,30 @@ class Shape(NamedTuple):
 
 
 def least(keys: int, cost: dict[int, float]) -> int:
-    """The keys of a block with the least cost.
+    """The keys of a block with the least cost for a sequence of `keys`.
 
-    `cost`: by keys of a block, the relative cost of a key. Keys after the last one, in the last block, cost as much.
+    `cost`: relative cost of a key, by keys of a block. The last block costs as much as a full one.
     """
     return min(cost, key=lambda cols: -(-keys // cols) * cols * cost[cols])
 
 
 def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
-    """Configurations for so many SMs, the best first. The next one is used where tiles do not fit.
+    """Configurations for `slots` SMs, the best first. Where the tiles of one do not fit, the next one is used.
 
-    Measured: docs/notes/attention_forward.md. `ForwardPace` chooses between tiles. The reasons for those:
+    Measured: docs/notes/attention_forward.md. `ForwardPace` sorts the configurations of a shape that `is_modelled`.
 
-    - Few tasks leave SMs, or warp schedulers, without work. Tasks of one consumer are then best: more CTAs share the
-      work, and each consumer issues its instructions alone.
-    - Dimension 64: exponentials take as long as the MMAs. With more consumers, more of them overlap the MMAs of others.
-      Short sequences are mostly start and end, which several CTAs an SM of one consumer each overlap. Three consumers
-      in one CTA are faster than these where sequences are long; tiles of 192 queries waste more the shorter those are.
-      Four consumers leave registers for blocks of 64 keys only, which cost more instructions a key: they are for
-      sequences in between. Windows and long causal varlen sequences have two consumers, the only number measured. Long
-      turns keep these two from waiting for the same unit.
-    - Dimension 128: two stages with the epilogue's tiles beside them beat three under them. Blocks of 128 keys beat
-      176, because the largest score need not be known there. Long turns win as often as they lose.
-    - Above 128: O is staged in parts, which need no stage, so blocks of 128 keys fit at dimensions 192 and 128. Tasks
-      of one consumer where all run at once.
-    - fp8: taller blocks, because a key costs fewer instructions in them; long turns at 128.
+    - Few tasks: one consumer a CTA, because more CTAs share the work.
+    - Dimension 64: exponentials take as long as the MMAs. With more consumers on an SM, more exponentials overlap MMAs.
+      Short sequences have several CTAs an SM of one consumer each, so that the start and end of one overlap the other.
+      Long sequences have three consumers in one CTA. The last tile of 192 queries wastes more in a short sequence.
+      Sequences in between have four consumers. These leave registers for blocks of 64 keys only, which cost more
+      instructions a key. Windows and long causal varlen sequences have two consumers, the only number measured. Long
+      turns keep both from waiting for the same unit.
+    - Dimension 128: two stages beside the epilogue tiles are faster than three stages that share memory with them.
+      Blocks of 128 keys are faster than 176, because kernels with 128 are `lazy` (`AttentionForward`).
+    - Above 128: O is staged some columns at a time. This leaves room for blocks of 128 keys at dimensions 192 and 128.
+      Where all tasks of one consumer run at once, tasks have one consumer.
+    - fp8: blocks of more keys, because a key costs fewer instructions in them; long turns at dimension 128.
     """
     wide = max(shape.head_dim, shape.value_dim)
     found = _above_128(shape, slots) if wide > 128 else _above_64(shape) if wide > 64 else _up_to_64(shape)
