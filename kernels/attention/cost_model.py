@@ -7,6 +7,7 @@ ratios decide, so that other chips of the architecture get the same choices.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ class Work(NamedTuple):
     least: float
 
 
+@functools.lru_cache(maxsize=256)  # the choices of parts ask about the same tasks again
 def work(heads: int, rows: int, cols: int, tile: int, block: int, before: int, after: int) -> Work:
     """The tasks of `tile` rows, of blocks of `block` columns, of so many heads.
 
