@@ -663,6 +663,16 @@ def test_a_gpu_without_tma_is_refused_as_any_kernel_of_it(call, arch):
         call(*torch.zeros(2, 64, 64, dtype=torch.bfloat16))
 
 
+@pytest.mark.parametrize("m, n, k", [(0, 64, 64), (64, 0, 64), (64, 64, 0)])
+def test_empty_matrices_are_not_measured(m, n, k):
+    a, b = torch.randn(m, k, dtype=torch.bfloat16), torch.randn(k, n, dtype=torch.bfloat16)
+    message = f"tune_gemm: a is {(m, k)}, b is {(k, n)}; no kernel multiplies empty matrices"
+    with sim.device():
+        with pytest.raises(ValueError, match=re.escape(message)):
+            tune_gemm(a, b)
+        assert torch.equal(gemm(a, b, tune=True), torch.zeros(m, n, dtype=torch.bfloat16))
+
+
 def test_the_reference_is_torchs_arithmetic(rng):
     a, w, bias, gate, residual = (
         torch.randn(s, dtype=torch.float64) for s in ((8, 16), (24, 16), (24,), (8, 1), (8, 24))

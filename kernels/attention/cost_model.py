@@ -11,6 +11,7 @@ for dK and dV has the query heads of one part, and the parts are summed.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ class Work(NamedTuple):
     least: float  # blocks of the shortest task, as a share of `blocks`
 
 
+@functools.lru_cache(maxsize=256)  # the choices of parts ask about the same tasks again
 def work(heads: int, rows: int, cols: int, tile: int, block: int, before: int, after: int) -> Work:
     """The tasks of `heads` heads: each is `tile` rows, and iterates over blocks of `block` columns.
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import announce_write, is_plain, requires_grad, write
+from tritonkittens.kernels._dispatch import announce_write, have_memory, is_plain, requires_grad, write
 from tritonkittens.kernels._tensors import remember, signature
 from tritonkittens.kernels.gemm.autograd import product, product_with
 from tritonkittens.kernels.gemm.call_plan import check_chip, computed, described, forget_plans
@@ -93,6 +93,11 @@ def gemm(
     return computed(a, b, operands, activation, out_dtype, config, accumulate, out)
 
 
+def is_empty(a: Tensor, b: Tensor) -> bool:
+    """Has one of two matrices, or batches of them, no elements? No kernel runs then."""
+    return 0 in (a.numel(), b.numel())
+
+
 def tune_gemm(
     a: Tensor,
     b: Tensor,
@@ -114,8 +119,8 @@ def tune_gemm(
     Args:
         tries: number of candidates to measure (None: TK_TUNE_TRIES, 12). Other arguments are those of `gemm`.
 
-    Raises what `gemm` raises; RuntimeError in the simulator and during the capture of a CUDA graph; KeyboardInterrupt
-    after Ctrl-C, which keeps what was measured.
+    Raises what `gemm` raises; ValueError for an empty matrix; RuntimeError in the simulator and during the capture of a
+    CUDA graph; KeyboardInterrupt after Ctrl-C, which keeps what was measured.
     """
     product = described(
         a,
@@ -128,6 +133,11 @@ def tune_gemm(
         scale_b=scale_b,
         out_dtype=out_dtype,
     )
+    if is_empty(a, b):
+        raise ValueError(
+            f"tune_gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}; no kernel multiplies empty matrices, so "
+            "there is nothing to measure"
+        )
     check_chip(a.device.index)
     operands = (bias, gate, residual, scale_a, scale_b)
     try:
@@ -143,7 +153,9 @@ _tuned: dict[tuple[Hashable, ...], bool] = {}
 
 def _tune_once(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None) -> None:
     """Measure configurations for operands of this kind, if none was measured before and it is possible now."""
-    if not is_plain(a, b, *operands) or a.device.type != "cuda" or not family.may_measure(a.device):
+    if not (is_plain(a, b, *operands) and have_memory(a, b, *operands)) or is_empty(a, b):
+        return
+    if a.device.type != "cuda" or not family.may_measure(a.device):
         return
     key = (signature(a, b, *operands), activation, out_dtype)
     if key in _tuned:
