@@ -18,6 +18,7 @@ import tritonkittens.lang as tk
 from tests import cases_cluster
 from tests.util import poison, relative_error
 from tritonkittens import sim
+from tritonkittens.kernels.attention import Config as AttentionConfig
 from tritonkittens.kernels.attention import attention
 from tritonkittens.kernels.gemm import Config, gemm, gemm_torch
 from tritonkittens.sim import costs
@@ -25,6 +26,7 @@ from tritonkittens.sim.timeline import NOTE, Timeline
 
 M = N = K = 256
 CYCLES = 1e-6  # of rounding
+TWO_CONSUMERS = AttentionConfig()
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +39,11 @@ def recorded():
     with sim.device("sm_90a", recorder=timeline) as device:
         out = poison(torch.empty(M, N, dtype=torch.bfloat16))
         gemm(a, b, out=out, config=Config())
-        attention(q, k, v)
+        attention(q, k, v, config=TWO_CONSUMERS)
     assert relative_error(out, gemm_torch(a, b)) < 4e-3
     with sim.device("sm_90a") as plain:
         gemm(a, b, config=Config())
-        attention(q, k, v)
+        attention(q, k, v, config=TWO_CONSUMERS)
     assert [x.simulation.time for x in device.launches] == [x.simulation.time for x in plain.launches], (
         "recording changes nothing"
     )
