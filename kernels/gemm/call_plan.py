@@ -41,6 +41,7 @@ from tritonkittens.kernels.gemm.checks import (
     check_accumulation,
     check_config,
     check_kinds,
+    is_empty,
     places_of,
     result_dtype,
     result_shape,
@@ -177,7 +178,7 @@ def _plan(
     check_config(config)
     check_accumulation(a, accumulate, config)
     dtype, places = result_dtype(a, out_dtype), places_of(a, b, operands, names_of(activation))
-    if 0 in result_shape(a, b) or a.shape[-1] == 0:
+    if is_empty(a, b):
         return functools.partial(_of_nothing, dtype=dtype, activation=activation)
     if config is None and accumulate == "fp32" and takes(a, b, operands[2], dtype, out):
         return unaligned_plan(a, b, operands, activation, dtype, places, out)

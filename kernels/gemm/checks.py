@@ -48,6 +48,11 @@ def result_dtype(a: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
     return out_dtype if out_dtype is not None else torch.bfloat16 if a.dtype in FP8 else a.dtype
 
 
+def is_empty(a: Tensor, b: Tensor) -> bool:
+    """Has one of two matrices, or batches of them, no elements? No kernel runs then."""
+    return 0 in (a.numel(), b.numel())
+
+
 def result_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
     """The result's shape. Raises ValueError for operands that do not multiply."""
     for name, x in (("a", a), ("b", b)):

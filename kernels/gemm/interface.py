@@ -12,7 +12,7 @@ from tritonkittens.kernels._dispatch import announce_write, have_memory, is_plai
 from tritonkittens.kernels._tensors import remember, signature
 from tritonkittens.kernels.gemm.autograd import product, product_with
 from tritonkittens.kernels.gemm.call_plan import check_chip, computed, described, forget_plans
-from tritonkittens.kernels.gemm.checks import Operands
+from tritonkittens.kernels.gemm.checks import Operands, is_empty
 from tritonkittens.kernels.gemm.choice import family
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.epilogue import Epilogue
@@ -91,11 +91,6 @@ def gemm(
         )
     announce_write(out)
     return computed(a, b, operands, activation, out_dtype, config, accumulate, out)
-
-
-def is_empty(a: Tensor, b: Tensor) -> bool:
-    """Has one of two matrices, or batches of them, no elements? No kernel runs then."""
-    return 0 in (a.numel(), b.numel())
 
 
 def tune_gemm(
