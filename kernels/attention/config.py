@@ -307,6 +307,7 @@ def worth_sums(shape: BackwardShape, slots: int) -> bool:
 
 
 def divisors(group: int) -> list[int]:
+    """The numbers of equal parts that a group of so many query heads can be split into."""
     return [parts for parts in range(1, group + 1) if group % parts == 0]
 
 

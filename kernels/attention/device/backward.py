@@ -188,12 +188,16 @@ class AttentionBackwardQueries(QueryTiles):
         return tk.exp2_row(s, ctx.args.scale, ctx.params.lse_log2), slope
 
     @triton.jit
-    def compute_first(ctx, state, input):
+    def _score_gradients(ctx, input):
+        """dS of a block."""
         s = tk.mm_ABt(ctx.task.Q, input.K, wait=False)
         dp = tk.mm_ABt(ctx.task.dO, input.V, wait=False)
         p, slope = ctx.config._weights(ctx, tk.mma_wait(s, leave=dp))
-        ds = p * tk.sub_row(tk.mma_wait(dp), ctx.params.dpsum) * slope
-        return state.replace(ds=tk.cast_pairs(ds, ctx.config.dtype))
+        return p * tk.sub_row(tk.mma_wait(dp), ctx.params.dpsum) * slope
+
+    @triton.jit
+    def compute_first(ctx, state, input):
+        return state.replace(ds=tk.cast_pairs(ctx.config._score_gradients(ctx, input), ctx.config.dtype))
 
     @triton.jit
     def compute(ctx, state, input, previous):

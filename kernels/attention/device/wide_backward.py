@@ -52,6 +52,7 @@ class AttentionBackwardWideQueries(QueryTiles):
     _numbers = numbers
     load = AttentionBackwardQueries.load
     _weights = AttentionBackwardQueries._weights
+    _score_gradients = AttentionBackwardQueries._score_gradients
 
     @property
     def one_edge(self) -> bool:
@@ -94,11 +95,8 @@ class AttentionBackwardWideQueries(QueryTiles):
 
     @triton.jit
     def compute(ctx, state, input):
-        s = tk.mm_ABt(ctx.task.Q, input.K, wait=False)
-        dp = tk.mm_ABt(ctx.task.dO, input.V, wait=False)
-        p, slope = ctx.config._weights(ctx, tk.mma_wait(s, leave=dp))
-        ds = p * tk.sub_row(tk.mma_wait(dp), ctx.params.dpsum) * slope
-        return state.replace(dq=tk.mma_AB(tk.cast(ds, ctx.config.dtype), input.K, state.dq))
+        ds = tk.cast(ctx.config._score_gradients(ctx, input), ctx.config.dtype)
+        return state.replace(dq=tk.mma_AB(ds, input.K, state.dq))
 
     @triton.jit
     def finish(ctx, state, epilogue):
