@@ -11,6 +11,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.testing._internal.two_tensor import TwoTensor
 
 from tests.util import DEVICE, relative_error, slow
+from tritonkittens import nn
 from tritonkittens.kernels.attention import attention
 from tritonkittens.kernels.attention.autograd import AttentionFunction
 from tritonkittens.ops import scaled_dot_product_attention, use_attention
@@ -324,3 +325,22 @@ def test_a_compiled_model_uses_it(rng, monkeypatch):
     assert any("tritonkittens.attention" in target for target in seen)
     for found, expected in zip(*results, strict=True):
         assert relative_error(found, expected) < 1e-2
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="compiled graphs of launches are the GPU's")
+def test_a_model_that_is_compiled_to_cuda_graphs_splits_its_work():
+    """A token's attention and products split their work, and share buffers between launches."""
+    torch.compiler.reset()
+    linear = nn.Linear(8192, 512, bias=False, device=DEVICE, dtype=BF16)
+    k, v = randn(1, 2, 9000, 64), randn(1, 2, 9000, 64)
+
+    def token(q, x):
+        return scaled_dot_product_attention(q, k, v, enable_gqa=True).sum() + linear(x).square()
+
+    compiled = torch.compile(token, fullgraph=True, mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(4):  # eager, recorded, replayed
+            q, x = randn(1, 8, 1, 64), randn(16, 8192)
+            expected = functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), enable_gqa=True)
+            expected = expected.sum() + (x.double() @ linear.weight.double().T).square()
+            assert relative_error(compiled(q, x), expected) < 1e-2

@@ -177,6 +177,17 @@ def test_workspaces_grow_and_are_reused():
             assert make_workspace(device, 100, 3)[0].data_ptr() != large[0].data_ptr(), "another stream has its own"
 
 
+@pytest.mark.skipif(DEVICE != "cuda", reason="memory pools are the GPU's")
+def test_a_shared_workspace_lies_outside_the_pool_that_the_caller_uses():
+    pool = torch.cuda.MemPool()
+    with torch.cuda.stream(torch.cuda.Stream()), torch.cuda.use_mem_pool(pool):
+        own = torch.empty(1 << 20, device="cuda")
+        floats, counters = make_workspace(own.device, 1 << 20, 64)
+    spans = [(segment["address"], segment["address"] + segment["total_size"]) for segment in pool.snapshot()]
+    inside = [any(low <= x.data_ptr() < high for low, high in spans) for x in (own, floats, counters)]
+    assert inside == [True, False, False] and not counters.any()
+
+
 def test_the_grid_has_no_more_blocks_than_there_is_work(rng):
     slots = multiprocessors()
     few = [(64, 8), (64, 8), (64, 8)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -25,6 +26,9 @@ def workspace(device: torch.device, floats: int, counters: int) -> tuple[torch.T
 
     Launches on one stream run one after the other and share a buffer, which grows as needed. A captured graph may run
     concurrently with any launch, so it gets its own memory, and zeroes it in the graph.
+
+    The shared buffer never lies in a memory pool that the caller uses, because it lives longer: torch.compile warms up
+    its graphs in their pool, and refuses to capture while other tensors are left there.
     """
     if simulator.get() is not None or device.type != "cuda":
         return torch.full((floats,), float("nan"), dtype=torch.float32, device=device), torch.zeros(
@@ -43,8 +47,20 @@ def workspace(device: torch.device, floats: int, counters: int) -> tuple[torch.T
             room, zeros = (
                 old if wanted <= old else max(wanted, 2 * old) for wanted, old in zip((floats, counters), have)
             )
-            found = _buffers[key] = (
-                torch.empty(room, dtype=torch.float32, device=device),
-                torch.zeros(zeros, dtype=torch.int32, device=device),
-            )
+            found = _buffers[key] = _allocated(torch.cuda.current_stream(index), room, zeros)
     return found
+
+
+def _allocated(stream: torch.cuda.Stream, floats: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a new buffer for launches on `stream`. A thread of its own allocates it, because memory pools are in use
+    by threads."""
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.cuda.stream(stream):
+            return (
+                torch.empty(floats, dtype=torch.float32, device=stream.device),
+                torch.zeros(counters, dtype=torch.int32, device=stream.device),
+            )
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(run).result()
