@@ -34,31 +34,31 @@ INSTRUCTION_BYTES = 32  # of K that one wgmma takes
 class Constants:
     """What `bench.gemm_fit` fits. Rates are those of one SM."""
 
-    launch: float = 3.799  # µs from the launch to the first product, and from the last product to the end
-    task: float = 1.374  # µs of a task's start and end
-    store_rate: float = 33.85  # bytes of results a cycle
-    sub_tile: float = 0.03255  # µs of each sub-tile of results, but with pingpong
-    exposed: float = 0.08276  # the share of a task's start and end that other tasks do not hide; 0 with pingpong
-    mma_share: float = 0.7292  # the cycles of a wgmma over its FLOP at the tensor cores' rate
-    instruction: float = 3.989  # more cycles of each wgmma
-    one_consumer: float = 48.78  # cycles of an iteration with one consumer
-    two_consumers: float = 16.27  # with two that share a tile; 0 with pingpong
-    three_consumers: float = 30.99  # with three
-    multicast: float = 50.88  # cycles of an iteration in which the CTAs of a cluster wait for each other
-    straddling: float = 1.629  # the time of a byte whose row starts inside a cache line, over that of others
-    misaligned: float = 2.688  # and of one whose row starts inside a sector
-    receive_rate: float = 113.6  # bytes a cycle that an SM receives
-    l2_rate: float = 91.73  # bytes a cycle that L2 delivers for each SM, where what a GPC reads together counts once
-    unshared: float = 2.797  # times the bytes where CTAs of a cluster share tasks, and read nothing in common
-    stage_rate: float = 39.4  # bytes a cycle at which the copies of a stage arrive
-    hbm_share: float = 0.9086  # of the data sheet's bandwidth
-    overlap: float = 1.872  # the exponent of the norm
-    power_limit: float = 0.1197  # the share that long products are slower at the card's power limit
-    fix_up: float = 1.259  # µs of a task with parts
-    fix_up_part: float = 0.1256  # µs for each part
-    fix_up_rate: float = 60.95  # bytes a cycle of partial sums through memory
-    cluster_sum: float = 0.1349  # µs of a task that a cluster shares
-    cluster_sum_rate: float = 14.68  # bytes a cycle of partial sums through distributed shared memory
+    launch: float = 3.766  # µs from the launch to the first product, and from the last product to the end
+    task: float = 1.394  # µs of a task's start and end
+    store_rate: float = 28.92  # bytes of results a cycle
+    sub_tile: float = 0.03224  # µs of each sub-tile of results, but with pingpong
+    exposed: float = 0.09947  # the share of a task's start and end that other tasks do not hide; 0 with pingpong
+    mma_share: float = 0.721  # the cycles of a wgmma over its FLOP at the tensor cores' rate
+    instruction: float = 4.482  # more cycles of each wgmma
+    one_consumer: float = 46.43  # cycles of an iteration with one consumer
+    two_consumers: float = 14.43  # with two that share a tile; 0 with pingpong
+    three_consumers: float = 36.83  # with three
+    multicast: float = 55.94  # cycles of an iteration in which the CTAs of a cluster wait for each other
+    straddling: float = 1.586  # the time of a byte whose row starts inside a cache line, over that of others
+    misaligned: float = 2.583  # and of one whose row starts inside a sector
+    receive_rate: float = 108.2  # bytes a cycle that an SM receives
+    l2_rate: float = 98.7  # bytes a cycle that L2 delivers for each SM, where what a GPC reads together counts once
+    unshared: float = 3.001  # times the bytes where CTAs of a cluster share tasks, and read nothing in common
+    stage_rate: float = 39.61  # bytes a cycle at which the copies of a stage arrive
+    hbm_share: float = 0.8954  # of the data sheet's bandwidth
+    overlap: float = 1.887  # the exponent of the norm
+    power_limit: float = 0.1138  # the share that long products are slower at the card's power limit
+    fix_up: float = 1.354  # µs of a task with parts
+    fix_up_part: float = 0.1115  # µs for each part
+    fix_up_rate: float = 59.34  # bytes a cycle of partial sums through memory
+    cluster_sum: float = 0.1352  # µs of a task that a cluster shares
+    cluster_sum_rate: float = 14.67  # bytes a cycle of partial sums through distributed shared memory
 
 
 CONSTANTS = Constants()
