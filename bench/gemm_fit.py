@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import pathlib
 import re
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.gemm_random import Shape, has_aligned_rows
+from bench.gemm_random import has_aligned_rows
 from bench.gemm_sample import SAMPLE, Sample, problem_of
 from tritonkittens import tune
 from tritonkittens.kernels.gemm import Config, cost_model
@@ -32,13 +31,6 @@ REST = 0.15  # the weight of the others
 FIELDS = [field.name for field in dataclasses.fields(Constants)]
 
 
-def splits_all(shape: Shape, config: Config, device: tune.Device) -> bool:
-    """Whether a schedule that splits the last wave splits every task: "split_k" does that faster, and candidates have
-    it instead."""
-    tasks = math.prod(config.tiles(problem_of(shape)))
-    return config.schedule == "split_tail" and config.cluster == 1 and tasks < device.multiprocessors
-
-
 class Measurements:
     """Every measured time, with what the busiest CTA did."""
 
@@ -48,9 +40,8 @@ class Measurements:
         works, seconds, groups, self.configs = [], [], [], []
         for group, shape in enumerate(self.shapes):
             for name, us in sample.rows[shape].items():
-                config = None if name == "cublas" else Config.from_text(name)
-                if config is not None and not splits_all(shape, config, device):
-                    works.append(work(problem_of(shape), config, device))
+                if name != "cublas":
+                    works.append(work(problem_of(shape), Config.from_text(name), device))
                     seconds.append(us * 1e-6)
                     groups.append(group)
                     self.configs.append(name)

@@ -13,6 +13,7 @@ import dataclasses
 import fcntl
 import functools
 import json
+import math
 import pathlib
 import statistics
 import subprocess
@@ -113,6 +114,8 @@ def tried(shape: Shape, best: int, share: int) -> list[Config]:
     for config in pool() if share else ():
         parts = config.splits if config.schedule in SPLIT else 1
         possible = parts * config.k_of(2) <= shape.k and fits(problem, config)
+        # a tail that is all tasks is split faster by "split_k"
+        possible &= config.schedule != "split_tail" or math.prod(config.tiles(problem)) >= device.multiprocessors
         if possible and kernel_of(shape, config) % share == 0 and seconds(config) <= SLOWER * least:
             found.append(config)
     return list(dict.fromkeys(found))

@@ -35,41 +35,26 @@ def gemm(
     epilogue: Epilogue | None = None,
     tune: bool = False,
 ) -> Tensor:
-    """y = activation((a·b) · scale_a · scale_b + bias), then residual + gate · y, in one kernel.
+    """Return residual + gate · activation((a·b) · scale_a · scale_b + bias), computed in one kernel.
 
     Args:
         a, b: (…, M, K) and (…, K, N), both bf16, both fp16, or fp8 (e4m3 and e5m2 may mix). Leading dimensions
-            broadcast as in `torch.matmul`. Any strides; no copy is made where one of the last two strides is 1 and the
-            other a multiple of 16 bytes (give a transposed matrix as a view: `w.T`). In fp8 K must be contiguous in
-            both (`b = w.T` of a contiguous w). Small or skinny products of 16-bit matrices without `config` are not
-            copied either: another kernel reads any strides.
-        bias: one number or (N,), bf16, fp16 or fp32.
+            broadcast as in `torch.matmul`. Any strides: give a transposed matrix as a view, `w.T`.
+        bias, gate: one number or (N,); gate also (M, 1) or the result's shape. bf16, fp16 or fp32.
         activation: None, "gelu", "gelu_tanh" or "silu".
-        gate: one number, (N,), (M, 1), or the result's shape, bf16, fp16 or fp32.
         residual: the result's shape and dtype.
-        scale_a: fp32: one number, (M,) or (M, 1); or (M, ⌈K/128⌉) for blocks of 1×128.
-        scale_b: fp32: one number, (N,) or (1, N); or (⌈K/128⌉, ⌈N/128⌉) for blocks of 128×128. Block scales are for two
-            fp8 matrices and come together.
+        scale_a, scale_b: fp32: one number, or M and N numbers, for a as (M,) or (M, 1), for b as (N,) or (1, N). Of two
+            fp8 matrices also (M, ⌈K/128⌉) and (⌈K/128⌉, ⌈N/128⌉), for blocks of 1×128 and of 128×128.
         out_dtype: bf16, fp16, fp32, e4m3 or e5m2 (beyond their range: the largest finite value); None: that of a, bf16
             for fp8.
-        out: receives the result. In the memory of the residual it is written in place, in that of another operand by a
-            copy. Rows that are no multiples of 16 bytes are copied at the end.
+        out: receives the result. It may be the memory of the residual.
         config: a `Config` instead of the tuned one.
         accumulate: "fp32", or "fp16" for the sums of fp16 operands (tasks are not split; no block scales).
         epilogue: an `Epilogue`, a user's function and its operands, in place of an activation.
-        tune: call `tune_gemm` first, unless operands of this kind were measured before, in this process, on disk or
-            for a shipped table. It has no effect with `config` or `epilogue`, where torch traces the call, in the
-            simulator, and during the capture of a CUDA graph.
+        tune: measure configurations first (`tune_gemm`), unless operands of this kind were measured before.
 
-    Returns (…, M, N). Sums in fp32; of fp8 as exactly as the tensor cores sum (about 14 bits), with block scales in
-    fp32 every 128 of K. The result is rounded once.
-
-    `Config.deferred_epilogue`, which is chosen for large products, rounds twice: the sum first to 16 bits. The
-    residual, or a final activation, is applied to the rounded value, as in torch's own sequence of operations.
-
-    Differentiable in a, b, bias, gate and residual, any number of times; under forward-mode differentiation torch's own
-    operations compute it, in fp32. torch.compile, make_fx and vmap see the operator `tritonkittens::gemm`. None of
-    these can see into an `epilogue`.
+    Returns (…, M, N), summed in fp32 and rounded once. Differentiable in a, b, bias, gate and residual. docs/kernels.md
+    has more on copies, precision, tuning and gradients.
 
     Raises TypeError or ValueError for what does not fit together, a scale that requires a gradient, or an `out` whose
     elements share memory; ArchitectureError on a GPU without TMA.

@@ -8,18 +8,18 @@ import functools
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .store import DeviceKey, Entry, versions
 
 TABLES = Path(__file__).parent / "tables"
-_TRIED = 2  # a table keeps the winner and the second of each problem
 
 
 @dataclass(frozen=True)
 class Table:
-    """The tuned problems of one device, by family and problem."""
+    """The tuned problems of one device, by family and problem. The only trial of an entry is its winner."""
 
     path: Path
     device: DeviceKey
@@ -29,11 +29,15 @@ class Table:
 def read(path: Path) -> Table:
     values = json.loads(path.read_text(encoding="utf-8"))
     entries = (
-        Entry.from_dict({**entry, "family": family})
+        Entry.from_dict({**entry, "family": family, "tried": [_as_trial(entry)]})
         for family, listed in values["families"].items()
         for entry in listed
     )
     return Table(path, DeviceKey.from_dict(values["device"]), {entry.key: entry for entry in entries})
+
+
+def _as_trial(entry: dict[str, Any]) -> dict[str, Any]:
+    return {"config": entry["config"], "predicted": {}, "seconds": entry["seconds"]}
 
 
 @functools.cache
@@ -66,7 +70,8 @@ def relatives(device: DeviceKey) -> list[Table]:
 def write(path: Path, device: DeviceKey, entries: Iterable[Entry]) -> int:
     """Write entries into a table, replacing those of the same problems. Return the number of problems in the table.
 
-    One problem is one line, for readable diffs. Raises ValueError for the table of another device.
+    One problem is one line, for readable diffs. Of its trials only the winner is written. Raises ValueError for the
+    table of another device.
     """
     merged: dict[tuple[str, str], Entry] = {}
     if path.exists():
@@ -74,17 +79,14 @@ def write(path: Path, device: DeviceKey, entries: Iterable[Entry]) -> int:
         if table.device != device:
             raise ValueError(f"{path} is the table of {table.device}, not of {device}")
         merged.update(table.entries)
-    for entry in entries:
-        best = sorted(
-            (t for t in entry.tried if t.seconds is not None), key=lambda t: (t.config != entry.config, t.seconds)
-        )
-        # predictions change with the model
-        merged[entry.key] = replace(entry, tried=tuple(replace(t, predicted={}) for t in best[:_TRIED]))
+    merged.update((entry.key, entry) for entry in entries)
     families: dict[str, list[str]] = {}
     for (family, _), entry in sorted(
         merged.items(), key=lambda item: (item[0][0], [(str(type(v)), v) for v in item[1].problem.values()])
     ):
-        families.setdefault(family, []).append(json.dumps({k: v for k, v in entry.as_dict().items() if k != "family"}))
+        families.setdefault(family, []).append(
+            json.dumps({k: v for k, v in entry.as_dict().items() if k not in ("family", "tried")})
+        )
     body = ",\n".join(f"{json.dumps(family)}: [\n" + ",\n".join(lines) + "\n]" for family, lines in families.items())
     text = f'{{"device": {json.dumps(device.as_dict())},\n"versions": {json.dumps(versions())},\n"families": {{\n{body}\n}}}}\n'  # noqa: E501
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,8 +32,7 @@ def _named(what: str, tiles: Any, kinds: tuple[type, ...]) -> tuple[tuple[str, A
 
 @dataclass(frozen=True)
 class layout:
-    """The tiles that a template moves and keeps. A field is a dict of tile types by name, unless it says otherwise.
-    docs/hooks.md has more on `scratch`, `epilogue_reloads`, `late_task` and `spare`.
+    """The tiles of a template: dicts of tile types by name, unless a field says otherwise. More in docs/hooks.md.
 
     Args:
         globals: for each tensor of the call, in order: the tile type that TMA moves, a tuple of them, or None.

@@ -50,19 +50,15 @@ KNOBS = (int, float, str, tuple, type(None), tl.dtype, TileType, Knob)  # class 
 
 
 class lcf(Configuration, Interned):
-    """Base class of load / compute / finish kernels.
+    """Base class of load / compute / finish kernels. Guide: docs/concepts/templates.md. Reference: docs/hooks.md.
 
-    Call: `kernel(*tensors, **args)`, `kernel.compile`, `kernel.explain`. Override: `layout`, `tasks`, `blocks`, the
-    hooks, and `needed_registers` where the accumulators do not say what a consumer's thread needs. The rest is the
-    engine's. Hooks count rows by `ctx.config.team`, the consumers that share a task: `consumers`, or 1 with `pingpong`.
+    Subclass it, declare `layout`, and write the hooks as `@triton.jit` functions without `self`. `tasks`, `blocks` and
+    `needed_registers` may be overridden too. `tk.SplitTask`, `tk.DeferredEpilogue`, `tk.ReduceStoreWarp` and
+    `tk.IndexPrefetch` add hooks. Hooks count rows by `ctx.config.team`, the consumers that share a task.
 
-    Subclass it, declare `layout`, write the hooks as `@triton.jit` functions without `self`. Guide:
-    docs/concepts/templates.md. Rules of the hooks, `ctx`, and which knobs go together: docs/hooks.md. `tk.SplitTask`,
-    `tk.DeferredEpilogue`, `tk.ReduceStoreWarp` and `tk.IndexPrefetch` add hooks.
-
-    A template is a constant: `MyKernel(stages=4)` with equal knobs is the same object. What its methods return
-    (`layout`, `tasks`, `registers`) depends on its knobs and their arguments only. A class attribute of a type such as
-    int, bool, str or a dtype is a knob of the kernel's own: `ctx.config.NAME`. The built-in knobs are:
+    Call: `kernel(*tensors, **args)`, `kernel.compile`, `kernel.explain`. A template is a constant: `MyKernel(stages=4)`
+    with equal knobs is the same object. What its methods return depends on its knobs and their arguments only. A class
+    attribute of a type such as int, bool, str or a dtype is a knob of the kernel's own: `ctx.config.NAME`. Built-in:
 
     - `consumers` (2): consumer warpgroups of a CTA. They share a task, or with `pingpong` take one each.
     - `stages` (None: as many as fit): stages of the ring. `explain()` says what None became, and why.
@@ -72,13 +68,12 @@ class lcf(Configuration, Interned):
     - `order` (`RowMajor()`): the raster order, for `tk.tile_at(ctx.config.order, …)` in `setup`.
     - `pingpong` (False): consumers take a task each. One computes while another runs its epilogue.
     - `warp_scheduler_barrier` (False): consumers take turns (`tk.warp_scheduler_sync`, `tk.warp_scheduler_arrive`).
-    - `staggered_epilogue` (False): consumers end a long task one after the other. One runs its epilogue while another
-      still multiplies.
+    - `staggered_epilogue` (False): consumers end a long task in turn, so that epilogues run beside products.
     - `one_tile_per_block` (False): the kernel has no loop over tasks. A launch raises where a CTA has two work tiles.
     - `broadcast_tile` (False): the producer computes a work tile for all roles. It pays where `setup` reads memory.
     - `lagged_producer` (False): a warp of its own loads lagged tiles, where one warp cannot issue all copies in time.
-    - `launch_pdl` (False): True: a CTA may start before the previous kernel ends, and waits for it before its first
-      load. "overlap": a CTA waits for the previous kernel after its last load.
+    - `launch_pdl` (False): a CTA may start before the previous kernel ends. It waits for that before its first load
+      (True) or after its last one ("overlap").
     - `consumer_registers`, `producer_registers` (None: by the register budget): registers of a thread.
     """
 
