@@ -302,7 +302,7 @@ def best(length, heads=64, dim=64, causal=False, itemsize=2, value_dim=None, **g
         length,
         heads,
         causal,
-        given.pop("window", False),
+        given.pop("window", None),
         given.pop("softcap", False),
         **given,
     )
@@ -322,9 +322,7 @@ def test_configurations_at_dimension_64():
         and consumers(1024, 10) == 1
         and consumers(1024, 512, softcap=True) == 1
     )
-    assert {
-        consumers(n, 2**19 // n, **given) for n in (512, 4096) for given in (dict(window=True), dict(itemsize=1))
-    } == {2}
+    assert {consumers(n, 2**19 // n, itemsize=1) for n in (512, 4096)} == {2}
     chosen = [
         (c.consumers, c.blocks_per_sm, c.tile_n)
         for c in (best(n, 2**19 // n, causal=True) for n in (128, 2048, 8191, 8192))
@@ -336,8 +334,22 @@ def test_configurations_at_dimension_64():
     ]
     assert chosen == [(1, 3, 64), (2, 1, 128), (2, 1, 256)]
     assert best(8192, dim=48, causal=True, itemsize=1).tile_n == 128, "K does not come in lines"
-    few = [suited(Shape(64, 64, 2, 128, 8192, 64, causal, False, False), 132)[0].consumers for causal in (False, True)]
+    few = [suited(Shape(64, 64, 2, 128, 8192, 64, causal, None, False), 132)[0].consumers for causal in (False, True)]
     assert few == [1, 1], "tiles of 192 for 128 queries"
+
+
+def test_configurations_of_windows_are_the_best_measured_ones():
+    """docs/notes/attention_forward.md."""
+
+    def chosen(length, heads, dim, before, **given):
+        config = best(length, heads, dim, window=(before, 0), **given)
+        return config.consumers, config.tile_n, config.blocks_per_sm
+
+    small = [(4034, 12, 389), (2048, 32, 64), (8192, 32, 1024), (4096, 16, 4000)]
+    assert {chosen(length, heads, 64, before) for length, heads, before in small} == {(1, 64, 3)}
+    assert {chosen(2520, 16, 112, 69), chosen(4096, 28, 128, 128), chosen(700, 32, 128, 300)} == {(1, 64, 2)}
+    assert {chosen(8192, 32, 128, 1024), chosen(16384, 16, 128, 4096)} == {(2, 128, 1)}
+    assert chosen(2048, 32, 64, 64, itemsize=1) == chosen(2048, 32, 64, 64, varlen=True) == (2, 128, 1), "not measured"
 
 
 def test_few_tasks_have_one_consumer():
@@ -383,7 +395,7 @@ def test_configurations_of_varlen_sequences():
 
     def varlen(mean, longest, **given):
         facts = (
-            dict(head_dim=64, value_dim=64, itemsize=2, causal=False, window=False, softcap=False, varlen=True) | given
+            dict(head_dim=64, value_dim=64, itemsize=2, causal=False, window=None, softcap=False, varlen=True) | given
         )
         return suited(Shape(**facts, queries=mean, keys=longest, heads=8), 132)[0]
 

@@ -212,7 +212,7 @@ def kernel_of(
     `make` makes a kernel of a dtype, dimensions, features and a `Config`.
     """
     shape = shape_of(q, k, value_dim, scores)
-    features = (shape.causal, shape.window, shape.softcap)
+    features = scores.features(shape.queries, shape.keys)
     kind = (
         dtype,
         shape.head_dim,
@@ -221,15 +221,18 @@ def kernel_of(
         shape.causal and scores.shifted(shape.queries, shape.keys),
         lse,
     )
+    numbers = scores.numbers(window=features[1])
     if config is not None:
-        return make(*kind, config), scores.numbers(shape.window)
-    return choose(make, kind, shape, multiprocessor_count(q.get_device())), scores.numbers(shape.window)
+        return make(*kind, config), numbers
+    return choose(make, kind, shape, multiprocessor_count(q.get_device())), numbers
 
 
 def shape_of(q: torch.Tensor, k: torch.Tensor, value_dim: int, scores: Scores) -> Shape:
     """What the choice of a configuration depends on."""
     (batch, heads, queries, dim), keys = q.shape, k.shape[2]
-    return Shape(dim, value_dim, q.element_size(), queries, keys, batch * heads, *scores.features(queries, keys))
+    causal, window, softcap = scores.features(queries, keys)
+    seen = (scores.left, scores.right) if window else None
+    return Shape(dim, value_dim, q.element_size(), queries, keys, batch * heads, causal, seen, softcap)
 
 
 def launch_forward(

@@ -93,7 +93,13 @@ def schedule_knobs(causal: bool, dynamic: bool = True) -> dict[str, Any]:
 
 
 class Shape(NamedTuple):
-    """What a forward computes. `heads`: of all batches. Varlen: keys of the longest sequence, queries of a mean one."""
+    """What a forward computes.
+
+    Args:
+        queries, keys: lengths. Varlen: keys of the longest sequence, queries of a mean one.
+        heads: of all batches.
+        window: keys that a query sees (before, after) its own, `None` for any number or with `causal`.
+    """
 
     head_dim: int
     value_dim: int
@@ -102,7 +108,7 @@ class Shape(NamedTuple):
     keys: int
     heads: int
     causal: bool
-    window: bool
+    window: tuple[int, int] | None
     softcap: bool
     varlen: bool = False
 
@@ -114,7 +120,7 @@ class Shape(NamedTuple):
     @property
     def is_modelled(self) -> bool:
         """Whether `time_of` has constants for this kind of shape."""
-        return self.itemsize > 1 and not (self.window or self.varlen)
+        return self.itemsize > 1 and not self.varlen
 
     @property
     def epilogue_n(self) -> int:
@@ -140,8 +146,8 @@ def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
       Short sequences have several CTAs an SM of one consumer each, so that the start and end of one overlap the other.
       Long sequences have three consumers in one CTA. The last tile of 192 queries wastes more in a short sequence.
       Sequences in between have four consumers. These leave registers for blocks of 64 keys only, which cost more
-      instructions a key. Windows and long causal varlen sequences have two consumers, the only number measured. Long
-      turns keep both from waiting for the same unit.
+      instructions a key. Windows of varlen or fp8 and long causal varlen sequences have two consumers, the only number
+      measured. Long turns keep both from waiting for the same unit.
     - Dimension 128: two stages beside the epilogue tiles are faster than three stages that share memory with them.
       Blocks of 128 keys are faster than 176, because kernels with 128 are `lazy` (`AttentionForward`).
     - Above 128: O is staged some columns at a time. This leaves room for blocks of 128 keys at dimensions 192 and 128.
@@ -161,9 +167,10 @@ def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
 def time_of(config: Config, shape: Shape, slots: int) -> float:
     """Microseconds of a forward on `slots` SMs, for a shape that `is_modelled`; see `ForwardPace`."""
     rows, cols, every = 64 * config.consumers, config.tile_n, shape.queries + shape.keys
-    found = work(shape.heads, shape.queries, shape.keys, rows, cols, every, 0 if shape.causal else every)
+    before, after = shape.window or (every, 0 if shape.causal else every)
+    found = work(shape.heads, shape.queries, shape.keys, rows, cols, before, after)
     pace = FORWARD[64 if max(shape.head_dim, shape.value_dim) <= 64 else 128]
-    return pace.time(found, slots, config.consumers, cols, config.blocks_per_sm)
+    return pace.time(found, slots, config.consumers, cols, config.blocks_per_sm, fetched=shape.causal)
 
 
 def _above_128(shape: Shape, slots: int) -> list[Config]:
@@ -194,7 +201,7 @@ def _above_64(shape: Shape) -> list[Config]:
 def _up_to_64(shape: Shape) -> list[Config]:
     best, keys = Config(long_turns=True), shape.keys
     short = _one_consumer(64, 4 if shape.value_dim <= NARROW and keys < SHORTEST and not shape.causal else 3)
-    if shape.window:
+    if shape.window and not shape.is_modelled:
         return [best]
     if shape.itemsize == 1:
         if shape.causal and keys < LONG:
@@ -206,8 +213,8 @@ def _up_to_64(shape: Shape) -> list[Config]:
             return [short]
         three = not shape.causal and keys >= MEDIUM and shape.queries >= 2 * TALL_OF_THREE
         return [replace(best, consumers=3 if three else 2)]
-    if shape.causal:
-        return [short, _one_consumer(128, 1), *([Config(consumers=3)] if keys >= LONGEST else [])]
+    if shape.causal or shape.window:
+        return [short, _one_consumer(128, 1), *([Config(consumers=3)] if shape.causal and keys >= LONGEST else [])]
     four = SHORTEST <= keys < LONG and not shape.softcap
     return [short, _one_consumer(128, 2), Config(consumers=3), *([Config(tile_n=64, consumers=4)] if four else [])]
 

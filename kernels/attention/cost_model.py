@@ -62,20 +62,23 @@ class ForwardPace:
     latency: float
     issue: float
 
-    def time(self, found: Work, slots: int, consumers: int, keys: int, blocks_per_sm: int) -> float:
-        """Microseconds of a launch on `slots` SMs. `keys`: keys of a block."""
+    def time(self, found: Work, slots: int, consumers: int, keys: int, blocks_per_sm: int, fetched: bool) -> float:
+        """Microseconds of a launch on `slots` SMs. `keys`: keys of a block. `fetched`: whether CTAs fetch tasks, so
+        that their waves overlap."""
 
         def wave(resident: float) -> float:
             """Microseconds of the longest task where `resident` CTAs share an SM."""
             busy, units = resident * consumers, keys / UNIT
             return self.begin * busy + found.blocks * (self.block + units * (self.latency + self.issue * busy))
 
-        if found.share == 1:  # equal tasks come in whole waves
-            whole, rest = divmod(-(-found.tasks // slots), blocks_per_sm)
-            return whole * wave(blocks_per_sm) + (wave(rest) if rest else 0)
-        load = max(1.0, found.tasks * found.share / slots)
-        resident = min(load, blocks_per_sm)
-        return load / resident * wave(resident)
+        if fetched and found.share < 1:
+            load = max(1.0, found.tasks * found.share / slots)
+            resident = min(load, blocks_per_sm)
+            return load / resident * wave(resident)
+        whole, rest = divmod(-(-found.tasks // slots), blocks_per_sm)
+        equal = whole * wave(blocks_per_sm) + (wave(rest) if rest else 0)
+        last = wave(blocks_per_sm if whole else rest)
+        return last + found.share * (equal - last)
 
 
 FORWARD = {64: ForwardPace(0.7, 0.155, 0.166, 0.135), 128: ForwardPace(1.5, 0.1, 0.32, 0.115)}  # by padded dimension

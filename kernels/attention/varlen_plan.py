@@ -161,9 +161,10 @@ def _plan(operands: Operands, longest: tuple[int, int], scores: Scores, same: bo
         return lambda q, k, v, starts_q, starts_k, out, lse: fill_empty(out, lse)
     features, sequences = scores.features(*longest), starts_q.shape[0] - 1
     kind = (q.dtype, dim, value_dim, *features, features[0] and not same, lse is not None)
-    shape = Shape(
-        dim, value_dim, q.element_size(), queries // max(1, sequences), longest[1], heads, *features, varlen=True
-    )
+    causal, window, softcap = features
+    seen = (scores.left, scores.right) if window else None
+    mean = queries // max(1, sequences)
+    shape = Shape(dim, value_dim, q.element_size(), mean, longest[1], heads, causal, seen, softcap, varlen=True)
     kernel = choose(forward_varlen, kind, shape, multiprocessor_count(q.get_device()))
     listing = Listing(starts_q, starts_k, queries, keys, False, kernel.tile_m * kernel.consumers)  # type: ignore[attr-defined]
     as_they_are = all(map(addressable, (q, k, v))) and storable(out)
