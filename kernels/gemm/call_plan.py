@@ -219,10 +219,11 @@ def described(
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> CallPlan:
     """The plan of a product: its `problem`, and how its operands become the kernel's."""
     operands = (bias, gate, residual, scale_a, scale_b)
-    check(a, b, operands, activation, out_dtype, None)
+    check(a, b, operands, activation, out_dtype, out)
     return CallPlan(a, b, operands, activation, result_dtype(a, out_dtype), places_of(a, b, operands), None)
 
 
