@@ -45,8 +45,9 @@ def copied(x: Tensor, out: Tensor, beside: bool = False) -> Tensor:
     Matrices and batches of them with contiguous rows are copied by `copy_rows`. All else is copied by `Tensor.copy_`,
     which is slower (measured: docs/notes/gemm.md).
 
-    `beside`: the copy may overlap the previous kernel of the stream. That kernel must be another copy of this module,
-    and must not write `x`.
+    `beside`: the copy may overlap the previous kernels of the stream, back to the last copy without `beside`. Before
+    that one is launched, `x` must be complete and `out` allocated. Another thread may launch a kernel between the two,
+    and free memory that this kernel still uses.
     """
     contiguous = x.ndim in (2, 3) and x.stride(-1) == out.stride(-1) == 1 and x.dtype == out.dtype
     if contiguous and x.numel() > 0 and is_reachable(x.device):
@@ -62,6 +63,21 @@ def copied(x: Tensor, out: Tensor, beside: bool = False) -> Tensor:
     return out.copy_(x)
 
 
-def as_addressable(x: Tensor, beside: bool = False) -> Tensor:
-    """`x` itself, or a copy whose rows TMA can address. `beside`: see `copied`."""
-    return x if addressable(x) else copied(x, padded_empty(tuple(x.shape), x), beside)
+def _home(x: Tensor) -> Tensor:
+    """`x` itself, or memory for a copy whose rows TMA can address."""
+    return x if addressable(x) else padded_empty(tuple(x.shape), x)
+
+
+def as_addressable(x: Tensor) -> Tensor:
+    """`x` itself, or a copy whose rows TMA can address."""
+    home = _home(x)
+    return x if home is x else copied(x, home)
+
+
+def both_addressable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """`as_addressable` of two matrices whose copies overlap."""
+    homes = _home(a), _home(b)  # both before the first launch, see `copied`
+    for x, home, beside in ((a, homes[0], False), (b, homes[1], homes[0] is not a)):
+        if home is not x:
+            copied(x, home, beside)
+    return homes

@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from tritonkittens import sim
-from tritonkittens.kernels.attention import attention, attention_decode, attention_torch, attention_varlen
+from tritonkittens.kernels._ahead import launches_both_ways
+from tritonkittens.kernels._inspection import h200
+from tritonkittens.kernels.attention import (
+    attention,
+    attention_decode,
+    attention_fp8,
+    attention_torch,
+    attention_varlen,
+    call_plan,
+)
 from tritonkittens.kernels.attention.backward_plan import addends_in
 from tritonkittens.kernels.attention.config import Config, Shape, least, parts_of_group, suited, worth_sums
 from tritonkittens.kernels.attention.cost_model import BackwardShape, single_pass, two_passes, work
@@ -26,6 +35,7 @@ Q = x(2, 4, 8, 64)
 K = x(2, 2, 8, 64)
 REFUSED = [
     ((3, K, K), {}, TypeError, "attention: q is int; it must be a torch tensor"),
+    ((Q, K, K), dict(config="fast"), TypeError, "attention(config='fast'): must be a Config"),
     (
         (Q.float(), K, K),
         {},
@@ -147,6 +157,23 @@ DECODE_REFUSED = [
 def test_refused_in_decoding(operands, given, error, message):
     with sim.device("sm_90a"), pytest.raises(error, match=re.escape(message)):
         attention_decode(*operands, **given)
+
+
+def test_fp8_refuses_what_is_no_configuration():
+    with sim.device("sm_90a"), pytest.raises(TypeError, match=re.escape("attention_fp8(config=64): must be a Config")):
+        attention_fp8(*(t.to(torch.float8_e4m3fn) for t in (Q, K, K)), config=64)
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_a_given_configuration_is_used(monkeypatch, with_gradient):
+    made, forward = set(), call_plan.forward
+    monkeypatch.setattr(call_plan, "forward", lambda *kind: made.add(kind[-1]) or forward(*kind))
+    q = torch.empty(1, 2, 200, 64, dtype=BF16, device="meta", requires_grad=with_gradient)
+    config = Config(tile_n=48, consumers=1)
+    for given in (config, None, config):
+        made.clear()
+        launches_both_ways(lambda given=given: attention(q, q, q, config=given), h200())
+        assert (config in made) == (given is not None)
 
 
 P, R = x(9, 4, 64), x(7, 2, 64)  # queries, keys of a call of attention_varlen

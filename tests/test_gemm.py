@@ -17,7 +17,7 @@ import tritonkittens.lang as tk
 from tests.cases_gemm import BF16, E4M3, E5M2, FP16, FP32, SMALL, problem
 from tests.util import logical_lines, slow
 from tritonkittens import sim, tune
-from tritonkittens.kernels.gemm import Config, Gemm, family, gemm, gemm_torch, tune_gemm
+from tritonkittens.kernels.gemm import Config, Gemm, family, gemm, gemm_torch, interface, tune_gemm
 from tritonkittens.kernels.gemm.call_plan import described
 from tritonkittens.kernels.gemm.candidates import candidates
 from tritonkittens.kernels.gemm.choice import alike
@@ -671,6 +671,24 @@ def test_empty_matrices_are_not_measured(m, n, k):
         with pytest.raises(ValueError, match=re.escape(message)):
             tune_gemm(a, b)
         assert torch.equal(gemm(a, b, tune=True), torch.zeros(m, n, dtype=torch.bfloat16))
+
+
+def test_only_products_whose_kernel_has_configurations_are_measured(monkeypatch):
+    tuned = []
+    monkeypatch.setattr(interface, "_tuned", {})
+    monkeypatch.setattr(interface, "_may_measure", lambda device: True)
+    monkeypatch.setattr(interface, "tune_gemm", lambda a, b, **options: tuned.append((a, b)))
+    monkeypatch.setattr(interface, "product", lambda *_: None)
+    monkeypatch.setattr(family, "is_measured", lambda *_: False)
+    a, b = torch.randn(40, 96, dtype=torch.float16), torch.randn(96, 80, dtype=torch.float16)
+    odd = a[:, :91].contiguous(), b[:91]  # read by ordinary loads, which sum up in fp32
+    with sim.device():
+        for left, right, options in ((a, b, {}), (*odd, {}), (*odd, dict(accumulate="fp16"))):
+            for _ in range(2):
+                gemm(left, right, tune=True, **options)
+        with pytest.raises(ValueError, match=re.escape("out is (); it must be (40, 80)")):
+            gemm(*odd, out=torch.empty((), dtype=torch.float16), tune=True)
+    assert [(x.shape, y.shape) for x, y in tuned] == [(a.shape, b.shape), (odd[0].shape, odd[1].shape)]
 
 
 def test_the_reference_is_torchs_arithmetic(rng):

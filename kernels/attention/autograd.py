@@ -80,7 +80,7 @@ def attend(
     if requires_grad(q, k, v):
         deterministic = torch.are_deterministic_algorithms_enabled() if deterministic is None else deterministic
         of_new_result = plan if out is None else CallPlan(scores)  # launches are bound to the strides of `out`
-        return write_results(AttentionFunction.apply(of_new_result, q, k, v, deterministic), out, return_lse)
+        return write_results(AttentionFunction.apply(of_new_result, q, k, v, config, deterministic), out, return_lse)
     if out is not None:
         plan.reaches = plan.reaches or reaches(out, q, k, v)
         if requires_grad(out) or overlaps_within(plan.reaches, out, q, k, v):
@@ -218,21 +218,21 @@ class AttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plan: CallPlan, q: Tensor, k: Tensor, v: Tensor, deterministic: bool
+        ctx: Any, plan: CallPlan, q: Tensor, k: Tensor, v: Tensor, config: Config | None, deterministic: bool
     ) -> tuple[Tensor, Tensor]:
         if plan.is_new:
             plan.is_new = False
-            with followed_by_backward(_output, CallPlan(plan.checked_scores), q, k, v, deterministic):
-                output = compute(q, k, v, plan)
+            with followed_by_backward(_output, CallPlan(plan.checked_scores), q, k, v, config, deterministic):
+                output = compute(q, k, v, plan, config)
         else:
-            output = compute(q, k, v, plan)
+            output = compute(q, k, v, plan, config)
         _save(ctx, q, k, v, output, plan.checked_scores, deterministic)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Any, ...]:
         dq, dk, dv = _gradients(ctx, grad, grad_lse)
-        return None, dq, dk, dv, None
+        return None, dq, dk, dv, None, None
 
 
 # ---------------------------------------------------------------- packed sequences

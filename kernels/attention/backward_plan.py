@@ -33,22 +33,13 @@ from tritonkittens.kernels.attention.config import (
     worth_sums,
 )
 from tritonkittens.kernels.attention.cost_model import TILE, BackwardShape, single_pass, two_passes
-from tritonkittens.kernels.attention.device.backward import (
-    PARTS,
-    ROWS,
-    AttentionBackwardKeys,
-    AttentionBackwardQueries,
-    preprocess,
-)
+from tritonkittens.kernels.attention.device.backward import PARTS, ROWS, preprocess
 from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward
 from tritonkittens.kernels.attention.device.postprocess import ROWS_SUMMED, postprocess, sum_parts
-from tritonkittens.kernels.attention.device.wide_backward import AttentionBackwardWideKeys, AttentionBackwardWideQueries
 from tritonkittens.launch import l2_bytes, multiprocessor_count
 
 SMALLEST_SCALE = 2.0**-64  # of scores: `preprocess` divides by it
 ALIGNED = 32  # fp32 of a cache line
-TEMPLATES = AttentionBackwardQueries, AttentionBackwardKeys
-WIDE_TEMPLATES = AttentionBackwardWideQueries, AttentionBackwardWideKeys
 
 Operands = tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor]  # gradients of O and L, Q, K, V, O, L
 Gradients = tuple[Tensor, Tensor, Tensor]  # dQ, dK, dV
@@ -253,9 +244,9 @@ class TwoPassPlan(BackwardPlan):
         tasks = -(-shape.queries // TILE) * shape.group, -(-shape.keys // shape.keys_of_task) * self.parts
         dynamic = shape.heads * max(tasks) > slots_of(q)
         of_queries, of_keys = choose_backward(
-            *(WIDE_TEMPLATES if kind.wide else TEMPLATES),
             kind,
             (True, True if kind.causal and dynamic else "overlap"),
+            varlen=False,
             **schedule_knobs(kind.causal, dynamic),
         )
         self.new_row_values = allocator_like(padded_empty(tuple(lse.shape), lse))

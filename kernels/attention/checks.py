@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tritonkittens.kernels._dispatch import check_written
 from tritonkittens.kernels._tensors import HALF_TYPES, check_operands, check_small, check_tensor
+from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.device.backward import ROWS
 from tritonkittens.kernels.attention.reference import LIMIT, sides
 
@@ -55,6 +56,12 @@ def check_heads(name: str, heads: int, kv_heads: int, dim: int, value_dim: int, 
             raise ValueError(
                 f"{name}: head dimension{of} {extent}; it must be a multiple of {head_dims.step} up to 256"
             )
+
+
+def check_config(name: str, config: object) -> None:
+    """Check that `config` is None or a `Config`."""
+    if config is not None and not isinstance(config, Config):
+        raise TypeError(f"{name}(config={config!r}): must be a Config")
 
 
 def check_window(

@@ -20,7 +20,15 @@ from tritonkittens.kernels.attention.cost_model import (
     two_passes,
     work,
 )
+from tritonkittens.kernels.attention.device.backward import AttentionBackwardKeys, AttentionBackwardQueries
 from tritonkittens.kernels.attention.device.forward import lines_of_keys
+from tritonkittens.kernels.attention.device.varlen import (
+    VarlenBackwardKeys,
+    VarlenBackwardQueries,
+    VarlenBackwardWideKeys,
+    VarlenBackwardWideQueries,
+)
+from tritonkittens.kernels.attention.device.wide_backward import AttentionBackwardWideKeys, AttentionBackwardWideQueries
 from tritonkittens.lang.template.renamed import refuse_old
 
 C = TypeVar("C")
@@ -259,25 +267,30 @@ class BackwardKind(NamedTuple):
         return self.head_dim + self.value_dim > MAX_SUMS
 
 
+# for dQ, and for dK and dV: by whether sequences are packed and `BackwardKind.wide`
+TWO_PASSES: dict[tuple[bool, bool], tuple[type[tk.lcf], type[tk.lcf]]] = {
+    (False, False): (AttentionBackwardQueries, AttentionBackwardKeys),
+    (False, True): (AttentionBackwardWideQueries, AttentionBackwardWideKeys),
+    (True, False): (VarlenBackwardQueries, VarlenBackwardKeys),
+    (True, True): (VarlenBackwardWideQueries, VarlenBackwardWideKeys),
+}
+
+
 @functools.lru_cache
 def choose_backward(
-    queries: type[tk.lcf],
-    keys: type[tk.lcf],
-    kind: BackwardKind,
-    launch_pdl: tuple[bool | str, bool | str] = (False, False),
-    **knobs: Any,
+    kind: BackwardKind, launch_pdl: tuple[bool | str, bool | str] = (False, False), *, varlen: bool, **knobs: Any
 ) -> tuple[tk.lcf, tk.lcf]:
     """The kernels of the backward in two passes: (for dQ, for dK and dV).
 
     Args:
-        queries, keys: their templates; with `kind.wide` those of `wide_backward`.
         kind: knobs of both kernels, like `knobs`.
         launch_pdl: that knob of each kernel.
+        varlen: sequences are packed end to end.
     """
     knobs |= kind._asdict()
     of_queries, of_keys = (
         functools.partial(template, launch_pdl=pdl, **knobs)
-        for template, pdl in zip((queries, keys), launch_pdl, strict=True)
+        for template, pdl in zip(TWO_PASSES[varlen, kind.wide], launch_pdl, strict=True)
     )
     if kind.wide:
         large, small = (of_queries(tile_n=cols) for cols in KEYS_OF_DQ)

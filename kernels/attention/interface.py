@@ -15,7 +15,7 @@ from tritonkittens.kernels.attention.autograd import (
     check_varlen_call,
 )
 from tritonkittens.kernels.attention.call_plan import find_plan, scores_of, write_results
-from tritonkittens.kernels.attention.checks import check, check_window
+from tritonkittens.kernels.attention.checks import check, check_config, check_window
 from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.decode_plan import run_decode
 from tritonkittens.kernels.attention.fp8_plan import run_fp8
@@ -50,14 +50,15 @@ def attention(
         deterministic: gradients have the same bits in every run, by 7 matrix products instead of 5. None: as
             `torch.use_deterministic_algorithms` says.
         out: receives the output.
-        config: a `Config` of the forward kernel instead of the chosen one. It has no effect where a gradient is wanted,
-            or where torch traces the call.
+        config: a `Config` of the forward kernel instead of the chosen one. It has no effect where torch traces the
+            call.
 
     Returns (batch, heads, queries, D_v) of q's dtype; with `return_lse` also (batch, heads, queries) fp32. A query that
     sees no key has zeros, and −∞. Differentiable once, also through the log-sum-exp; torch's own operations compute
     forward-mode derivatives, in fp32. Traced as `tritonkittens::attention`. Raises TypeError or ValueError for operands
     that do not fit together.
     """
+    check_config("attention", config)
     if not is_plain(q, k, v, out):
         return attend_by_operator(q, k, v, causal, window, scale, softcap, return_lse, deterministic, out)
     plan = find_plan(q, k, v, out, causal, window, scale, softcap)
@@ -185,6 +186,7 @@ def attention_fp8(
     `tritonkittens::attention_fp8`. Source: FlashAttention-3 (Shah et al., 2024), section 3.3.
     """
     scales = dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+    check_config("attention_fp8", config)
     check_no_gradient("attention_fp8", "use attention of 16-bit operands", q=q, k=k, v=v, **scales)
     if is_plain(q, k, v, *scales.values(), out):
         return run_fp8(

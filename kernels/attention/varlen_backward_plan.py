@@ -35,19 +35,8 @@ from tritonkittens.kernels.attention.config import (
 from tritonkittens.kernels.attention.cost_model import BackwardShape, single_pass, two_passes
 from tritonkittens.kernels.attention.device.backward import PARTS, ROWS
 from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward
-from tritonkittens.kernels.attention.device.varlen import (
-    VarlenBackward,
-    VarlenBackwardKeys,
-    VarlenBackwardQueries,
-    VarlenBackwardWideKeys,
-    VarlenBackwardWideQueries,
-    varlen_postprocess,
-    varlen_preprocess,
-)
+from tritonkittens.kernels.attention.device.varlen import VarlenBackward, varlen_postprocess, varlen_preprocess
 from tritonkittens.kernels.attention.varlen_plan import Listing, tiles_apart
-
-TEMPLATES = VarlenBackwardQueries, VarlenBackwardKeys
-WIDE_TEMPLATES = VarlenBackwardWideQueries, VarlenBackwardWideKeys
 
 
 class Operands(NamedTuple):
@@ -273,7 +262,7 @@ class VarlenTwoPassPlan(VarlenBackwardPlan):
         self.new_row_values = allocator(
             (2, 1, heads, tiles_apart(queries, self.sequences, ROWS) * ROWS), torch.float32, q.device
         )
-        kernels = choose_backward(*(WIDE_TEMPLATES if kind.wide else TEMPLATES), kind)
+        kernels = choose_backward(kind, varlen=True)
         tensors, of_queries = self.tensors(*operands), kernels[0]
         self.steps = [listing_step("of_rows", Listing(*starts, queries, keys, False, ROWS, ROWS))]
         self.steps[0](tensors)

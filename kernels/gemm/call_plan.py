@@ -21,7 +21,7 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.arch import require_feature
 from tritonkittens.kernels._ahead import stand_in
-from tritonkittens.kernels._copies import as_addressable, copied
+from tritonkittens.kernels._copies import as_addressable, both_addressable, copied
 from tritonkittens.kernels._dispatch import (
     begin_alike,
     call,
@@ -219,10 +219,11 @@ def described(
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> CallPlan:
     """The plan of a product: its `problem`, and how its operands become the kernel's."""
     operands = (bias, gate, residual, scale_a, scale_b)
-    check(a, b, operands, activation, out_dtype, None)
+    check(a, b, operands, activation, out_dtype, out)
     return CallPlan(a, b, operands, activation, result_dtype(a, out_dtype), places_of(a, b, operands), None)
 
 
@@ -248,28 +249,15 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def _as_stored(x: Tensor, names: str, depth_last: bool, beside: bool = False) -> tuple[str, Callable[[Tensor], Tensor]]:
-    """How TMA reads a matrix like `x`: (the names of its dimensions, the contiguous one last; what makes it so).
-
-    The second is a function of `x`. It returns `x`, a view, or a copy. `beside`: the other operand's copy, which
-    launches first, may still run.
-    """
+def _as_stored(x: Tensor, names: str, depth_last: bool) -> tuple[str, bool, bool]:
+    """How TMA reads a matrix like `x`: (the names of its dimensions, the contiguous one last; transposed; copied)."""
     if addressable(x) and (not depth_last or names[-1] == "k"):
-        return names, _itself
+        return names, False, False
     if addressable(x.mT) and (not depth_last or names[-1] != "k"):
-        return names[::-1], _transposed
+        return names[::-1], True, False
     # a copy keeps the contiguous dimension where it may
     transposed = names[-1] != "k" if depth_last else x.stride(-2) == 1 != x.stride(-1)
-    copy = functools.partial(as_addressable, beside=beside)
-    return (names[::-1], lambda y: copy(y.mT)) if transposed else (names, copy)
-
-
-def _itself(x: Tensor) -> Tensor:
-    return x
-
-
-def _transposed(x: Tensor) -> Tensor:
-    return x.mT
+    return names[::-1] if transposed else names, transposed, True
 
 
 def as_matrix(x: Tensor) -> Tensor:
@@ -314,10 +302,9 @@ class CallPlan:
         self.batched = bool(self.batch) and not self.flat
         self.depth_last = a.dtype in FP8
         a, b = self._shaped(a, b)
-        self.a_order, self.store_a = _as_stored(a, "mk", self.depth_last)
-        copies_a = self.store_a not in (_itself, _transposed)
-        self.b_order, self.store_b = _as_stored(b, "kn", self.depth_last, copies_a)
-        self.copies_operands = copies_a or self.store_b not in (_itself, _transposed)
+        self.a_order, self.transposes_a, copies_a = _as_stored(a, "mk", self.depth_last)
+        self.b_order, self.transposes_b, copies_b = _as_stored(b, "kn", self.depth_last)
+        self.copies_operands = copies_a or copies_b
         rows, cols = (a.shape[-2], b.shape[-1])
         kinds = set(places.values())
         read = "tile" if "tile" in kinds else "vector" if kinds & {"row", "col"} else ""
@@ -361,6 +348,12 @@ class CallPlan:
             return as_matrix(a), b
         return (_as_batch(a, self.batch), _as_batch(b, self.batch)) if self.batched else (a, b)
 
+    def _stored(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Both as TMA reads them: views or, where it cannot address those, copies."""
+        a, b = self._shaped(a, b)
+        views = a.mT if self.transposes_a else a, b.mT if self.transposes_b else b
+        return both_addressable(*views) if self.copies_operands else views
+
     def _is_viewable(self, out: Tensor) -> bool:
         """Can the kernel write to this tensor as to a matrix or a plain batch?"""
         if not self.batch:
@@ -377,8 +370,7 @@ class CallPlan:
     def measurement(self, a: Tensor, b: Tensor, operands: Operands) -> Callable[[Config], float]:
         """Return a function that measures the seconds of a configuration with these operands."""
         residual = self._staged(operands)
-        a, b = self._shaped(a, b)
-        a, b = self.store_a(a), self.store_b(b)
+        a, b = self._stored(a, b)
         c = self._like_result(padded_empty(self.shape, a, self.dtype))
         return lambda config: seconds(
             lambda: self._launch(config, a, b, c, residual, self._extras(config, operands)), c.device
@@ -388,12 +380,10 @@ class CallPlan:
         """Return a function that starts to compile configurations for operands like these, and returns futures."""
         facts = device_facts(a.device)
         a, b, *rest = (stand_in(x) for x in (a, b, *operands))
-        a, b = self._shaped(a, b)
         c = self._like_result(padded_empty(self.shape, a, self.dtype))
 
         def launch(config: Config) -> None:
-            pair = self.store_a(a), self.store_b(b)
-            self._launch(config, *pair, c, self._staged(tuple(rest)), self._extras(config, tuple(rest)))
+            self._launch(config, *self._stored(a, b), c, self._staged(tuple(rest)), self._extras(config, tuple(rest)))
 
         def compile_all(configs: Sequence[Config]) -> list[Future[Any]]:
             found: list[Future[Any]] = []
@@ -415,9 +405,8 @@ class CallPlan:
         """(template, tensors) of a configuration, to compile it ahead of time; None where it cannot be."""
         get = options.get
         operands = (get("bias"), get("gate"), get("residual"), get("scale_a"), get("scale_b"))
-        a, b = self._shaped(a, b)
         c = self._like_result(padded_empty(self.shape, a, self.dtype))
-        pair = (self.store_a(a), self.store_b(b))
+        pair = self._stored(a, b)
         try:
             return self._template(config, c.device), (
                 *(pair[::-1] if config.swap_ab else pair),
@@ -474,12 +463,11 @@ class CallPlan:
         """The plan in as few steps as possible, where no operand has to be copied, nor the result."""
         new_result = allocator(self.shape, self.dtype, a.device)
         home = new_result() if out is None else out
-        if not (storable(home) and self._is_viewable(home)):
+        if self.copies_operands or not (storable(home) and self._is_viewable(home)):
             return None
         config = self.chosen(a, b, operands)
-        matrices = [store(x) for store, x in zip((self.store_a, self.store_b), self._shaped(a, b), strict=True)]
         others = [*(() if self.staged is None else (self.staged,)), *(i for i, _ in self.extras)]
-        views = [*matrices, self._like_result(home), *self._staged(operands), *self._extras(config, operands)]
+        views = [*self._stored(a, b), self._like_result(home), *self._staged(operands), *self._extras(config, operands)]
         given = [a, b, home, *(operands[i] for i in others)]
         if not all(x is not None and begin_alike(x, view) for x, view in zip(given, views, strict=True)):
             return None
@@ -507,8 +495,7 @@ class CallPlan:
             if out is not None and storable(out) and self._is_viewable(out)
             else padded_empty(self.shape, a, self.dtype)
         )
-        a, b = self._shaped(a, b)
-        a, b = self.store_a(a), self.store_b(b)
+        a, b = self._stored(a, b)
         c = self._like_result(home)
         self._launch(config, a, b, c, self._staged(operands), self._extras(config, operands))
         if out is None:

@@ -15,6 +15,7 @@ from tritonkittens.kernels.gemm.call_plan import check_chip, computed, described
 from tritonkittens.kernels.gemm.checks import Operands, is_empty
 from tritonkittens.kernels.gemm.choice import family
 from tritonkittens.kernels.gemm.config import Config
+from tritonkittens.kernels.gemm.device.unaligned import takes
 from tritonkittens.kernels.gemm.epilogue import Epilogue
 
 
@@ -60,7 +61,7 @@ def gemm(
     elements share memory; ArchitectureError on a GPU without TMA.
     """
     if tune and config is None and epilogue is None:
-        _tune_once(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype)
+        _tune_once(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, out, accumulate)
     if epilogue is not None:
         return product_with(
             epilogue, a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, out, config, accumulate
@@ -93,8 +94,9 @@ def tune_gemm(
 ) -> Config:
     """Measure configurations for operands of this kind on their device, keep the fastest on disk, and return it.
 
-    All later calls of `gemm` with such operands use it. A measurement of an earlier call is repeated. The model's
-    choice is among the candidates, and stays unless another one is faster beyond the noise.
+    All later calls of `gemm` with such operands use it, but for small or skinny products that another kernel computes
+    (see `gemm`). A measurement of an earlier call is repeated. The model's choice is among the candidates, and stays
+    unless another one is faster beyond the noise.
 
     Args:
         tries: number of candidates to measure (None: TK_TUNE_TRIES, 12). Other arguments are those of `gemm`.
@@ -131,18 +133,33 @@ def tune_gemm(
 _tuned: dict[tuple[Hashable, ...], bool] = {}
 
 
-def _tune_once(a: Tensor, b: Tensor, operands: Operands, activation: str | None, out_dtype: torch.dtype | None) -> None:
-    """Measure configurations for operands of this kind, if none was measured before and it is possible now."""
-    if not (is_plain(a, b, *operands) and have_memory(a, b, *operands)) or is_empty(a, b):
+def _may_measure(device: torch.device) -> bool:
+    return device.type == "cuda" and family.may_measure(device)
+
+
+def _tune_once(
+    a: Tensor,
+    b: Tensor,
+    operands: Operands,
+    activation: str | None,
+    out_dtype: torch.dtype | None,
+    out: Tensor | None,
+    accumulate: str,
+) -> None:
+    """Measure configurations for operands of this kind, if their kernel has some, none was measured before, and it is
+    possible now."""
+    if not (is_plain(a, b, *operands, out) and have_memory(a, b, *operands)) or is_empty(a, b):
         return
-    if a.device.type != "cuda" or not family.may_measure(a.device):
+    if not _may_measure(a.device):
         return
-    key = (signature(a, b, *operands), activation, out_dtype)
+    key = (signature(a, b, *operands, out), activation, out_dtype, accumulate)
     if key in _tuned:
         return
     bias, gate, residual, scale_a, scale_b = operands
     known: dict[str, Any] = dict(bias=bias, activation=activation, gate=gate, residual=residual)
     known |= dict(scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
-    if not family.is_measured(described(a, b, **known).problem, a.device):
+    plan = described(a, b, **known, out=out)
+    has_configs = accumulate != "fp32" or not takes(a, b, residual, plan.dtype, out)
+    if has_configs and not family.is_measured(plan.problem, a.device):
         tune_gemm(a, b, **known)
     remember(_tuned, key, True)

@@ -139,6 +139,22 @@ def test_only_the_second_of_two_copies_runs_beside_another(rng, monkeypatch, k, 
     assert found == beside
 
 
+def test_memory_of_both_copies_is_allocated_before_either_starts(rng, monkeypatch):
+    """Else the second could get memory that a kernel of another thread, launched between the two, still uses."""
+    steps = []
+
+    def recorded(name, function):
+        return lambda *args: steps.append(name) or function(*args)
+
+    monkeypatch.setattr(_copies, "padded_empty", recorded("allocate", _copies.padded_empty))
+    monkeypatch.setattr(_copies, "copied", recorded("copy", copied))
+    a, b = randn(70, 91), randn(91, 83)
+    gemm(a, b, config=SMALL)  # which plans, too
+    steps.clear()
+    check(gemm(a, b, config=SMALL), a, b)
+    assert steps == ["allocate", "allocate", "copy", "copy"]
+
+
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)], ids=str)
 def test_gradients_copy_an_incoming_one_once(rng, copies, batch):
     k, n = on_gpu_or_simulated((128, 333), (24, 37))

@@ -648,6 +648,8 @@ def test_a_kind_of_operands_is_tuned_once(monkeypatch, tmp_path):
         check(gemm(a, b, config=SMALL, tune=True), a, b)
     for left, right in ((a[:0], b), (a, b[:, :0]), (a[:, :0], b[:0])):
         assert torch.equal(gemm(left, right, tune=True), left @ right), "an empty product needs no measurement"
+    odd = randn(72, 91)
+    check(gemm(odd, b[:91], tune=True), odd, b[:91])  # ordinary loads, which have no configurations
     kinds = [(72, 104, 200, ""), (72, 104, 200, "vector")]
     assert [(p.m, p.n, p.k, p.epilogue) for p in tuned] == on_gpu_or_simulated(kinds, [])
     assert all(family.is_measured(p, a.device) for p in tuned)
