@@ -15,6 +15,7 @@ from tritonkittens.tune import shipped, store
 
 H200 = tune.Device.named("H200")
 H200_KEY = store.DeviceKey(H200.name, H200.multiprocessors, H200.capability)
+PACKAGED = shipped.TABLES
 NT = Problem("bf16", "bf16", "mk", "nk", "", "", 1, 1024, 3072, 2048)
 NN, SMALL = NT._replace(b="kn"), NT._replace(m=64, n=576, k=8192)
 
@@ -96,6 +97,14 @@ def test_tables_of_similar_devices_decide_where_the_pruned_one_does_not(tmp_path
     kept, compared = pruned(table, tmp_path / "new", {NT: {best: 2.0, second: 1.0, third: 1.0}})
     assert compared == [{NT: (second, third)}] and kept == {}
     assert shipped.read(tmp_path / "new" / "h100.json").entries == other.entries
+
+
+def test_every_entry_of_the_h200_is_a_product_of_the_benchmarks(without_memory):
+    """So that --prune and a new measurement find its operands."""
+    tables = [shipped.read(path) for path in PACKAGED.glob("*.json")]
+    entries = next(table.entries for table in tables if table.device == H200_KEY)
+    found = without_memory(tune_table.problems)
+    assert entries and {Problem(**entry.problem) for entry in entries.values()} <= set(found)
 
 
 @pytest.fixture
