@@ -34,7 +34,7 @@ LATER = 16  # tokens after the first, whose median counts
 CHECKED = 4  # sequences whose logits are compared
 BOUND = 1e-1  # what bf16 leaves of fp32 through the layers
 ROUNDS = 0.3  # of a run's: a round has `LATER` tokens
-BUDGET_S = 150.0  # of a run: a case that would go beyond, if it took as long as the longest before, is not measured
+BUDGET_S = 400.0  # of a run: a case that would go beyond, if it took as long as the longest before, is not measured
 SDPA, ATTENTION, LINEARS = "sdpa", "ours attention", "ours attention + linears"
 
 
