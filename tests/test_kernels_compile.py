@@ -436,16 +436,20 @@ def test_scores_of_any_number_of_keys_are_one_wgmma():
 
 @pytest.mark.parametrize("rows, transposed", [(1, True), (16, False), slow(1, False), slow(16, True)])
 def test_rows_that_begin_anywhere_are_read_in_words(rows, transposed):
-    """By `gemm` without a copy: 16 bytes a thread and load, in front of the loop and in it."""
+    """By `gemm` without a copy: 16 bytes a thread and load, in front of the loop and in it; for several rows also by
+    asynchronous copies."""
     a, b = torch.empty(rows, 4097, dtype=torch.bfloat16), torch.empty(4095, 4097, dtype=torch.bfloat16)
     b = b.T if transposed else b.view(4097, 4095)
     out = torch.empty(rows, 4095, dtype=torch.bfloat16)
     tiles = unaligned.chosen(rows, 4095, 4097, b.stride(), slots=132)
     plan = unaligned_plan(a, b, NO_OPERANDS, None, out.dtype, {}, out, tiles)
     compiled = plan.compile(a, b, NO_OPERANDS, out)
-    loaded = [i.opcode for blocks in graph_of(compiled).blocks for i in blocks if i.base == "LDG"]
+    found = [i.opcode for blocks in graph_of(compiled).blocks for i in blocks]
     words = tiles.cols * tiles.depth // 8 // (32 * tiles.warps)  # of a thread and tile
-    assert tiles.wide and sum(opcode.startswith("LDG.E.128") for opcode in loaded) >= 2 * words
+    assert tiles.wide and sum(opcode.startswith("LDG.E.128") for opcode in found) >= 2 * words
+    copies = [opcode for opcode in found if opcode.startswith("LDGSTS")]
+    assert all(opcode.endswith(".128") for opcode in copies)
+    assert len(copies) == (words * tiles.stages if tiles.stages > 1 else 0)
 
 
 def lines(cls, names):

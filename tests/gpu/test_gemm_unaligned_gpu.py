@@ -25,6 +25,8 @@ KINDS = {
     "rows of words": Tiles(16, 32, 16, parts=2, wide=True),
     "rows of words, one part": Tiles(16, 32, 32, wide=True),
     "large": Tiles(64, 64, 32, parts=4),
+    "pipeline": Tiles(16, 32, 16, parts=3, wide=True, stages=3),
+    "pipeline, one part": Tiles(16, 32, 16, wide=True, stages=4),
 }
 
 
@@ -126,6 +128,19 @@ def test_every_kind_of_kernel(rng, kind, transposed):
             assert torch.isnan(whole).all(), f"{name}: the margin was written to"
             if DEVICE == "cpu":
                 break
+
+
+@pytest.mark.parametrize("parts", on_gpu_or_simulated([1, 2, 5], [3]))
+@pytest.mark.parametrize("n, transposed", [(41, True), (24, True), (41, False), (24, False)])
+def test_pipelines_of_any_length(rng, n, transposed, parts):
+    """Every part has none, one, two or more tiles than are in flight; those of the first and last row are not among
+    them."""
+    tiles = Tiles(16, 32, 16, parts=parts, wide=True, stages=3)
+    classes = 1 if n % 8 == 0 or transposed else 8
+    for steps in on_gpu_or_simulated([*range(1, 6 * parts + 3), 20 * parts], [parts, 2 * parts + 1]):
+        for ragged in (-9, 1):
+            k = classes * steps * tiles.depth + ragged
+            multiply(matrix(19, k, start=1), matrix(k, n, BF16, transposed, 3), tiles)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

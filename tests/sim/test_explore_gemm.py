@@ -234,6 +234,7 @@ TILES = [
     Tiles(1, 32, 16, parts=2, wide=True),
     Tiles(16, 32, 16, parts=4),
     Tiles(16, 32, 32, parts=3, wide=True),
+    Tiles(16, 32, 16, parts=3, wide=True, stages=3),
     Tiles(64, 64, 32, parts=2),
 ]
 

@@ -41,8 +41,9 @@ SMALL_RESULT = 1 << 15  # elements of C up to which small tiles are faster
 class Tiles:
     """How such a product is split: a block computes `rows` × `cols` of C over one of `parts` parts of K (of each
     class of rows, where these lie along K), `depth` at a time, with `warps` warps. `rows` 1: by multiply-adds, else by
-    tensor cores. `wide`: is B read in words? All but `parts` are powers of two; `rows` is 1 or at least 16, `cols` at
-    least 16, and `depth` too where tensor cores multiply.
+    tensor cores. `wide`: is B read in words? With `stages` above 1, these pass through shared memory: asynchronous
+    copies of `stages` − 1 tiles are in flight. With 1, the next tiles wait in registers. All but `parts` and `stages`
+    are powers of two; `rows` is 1 or at least 16, `cols` at least 16, and `depth` too where tensor cores multiply.
     """
 
     rows: int
@@ -51,6 +52,7 @@ class Tiles:
     warps: int = 4
     parts: int = 1
     wide: bool = False
+    stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -59,23 +61,25 @@ class BlockShape(tk.Knob):
 
     Args:
         rows, cols, depth: of its tile, see `Tiles`.
-        parts: blocks of a tile along K.
+        is_split: along K, in as many parts as the grid has along its second dimension.
         unroll: parts whose sums are loaded at a time.
         wide: the dimension along which B is read in words, "n" or "k"; "": B is read by element.
         start: elements from the beginning of a word to that of B.
         classes: of rows of words, which begin at different elements of a word.
         span: columns that a tile has of C. Fewer than `cols` where classes of rows are shifted against each other.
+        stages: of the pipeline of tiles of B, see `Tiles`.
     """
 
     rows: int
     cols: int
     depth: int
-    parts: int
+    is_split: bool
     unroll: int
     wide: str
     start: int
     classes: int
     span: int
+    stages: int
 
 
 # ---------------------------------------------------------------- where it is used
@@ -126,20 +130,17 @@ def _load_b(B, bk, bn, N, K, at, stop, tile_n, r, s, SHAPE: tl.constexpr):
         pitch = tl.multiple_of(SHAPE.classes * bk, WORD)
         first = tl.multiple_of(B + (r * bk - s + tile_n * SHAPE.span + at.to(tl.int64) * pitch), 2 * WORD)
         words = (tl.multiple_of(tile_n * SHAPE.span, WORD) + c) // WORD < (N + s + WORD - 1) // WORD
-        return tl.load(
-            first + ((d * pitch)[:, None] + c[None, :]),
-            mask=((k > 0) & (k < K - 1) & more)[:, None] & words[None, :],
-            other=0.0,
-        )
+        inside = ((k > 0) & (k < K - 1) & more)[:, None] & words[None, :]
+        return tl.load(first + ((d * pitch)[:, None] + c[None, :]), mask=inside, other=0.0)
     elif SHAPE.wide == "k":  # words run along the depth, which is counted from the beginning of the first
         n = r + SHAPE.classes * (tile_n * SHAPE.cols + c)
         pitch = tl.multiple_of(SHAPE.classes * bn, WORD)
         word = (tl.multiple_of(at, WORD) + d) // WORD
         last = (K + s - 1) // WORD
         first = tl.multiple_of(B + (r * bn - s + at + tile_n.to(tl.int64) * SHAPE.cols * pitch), 2 * WORD)
-        inside = ((word <= last) & more)[:, None] & (n < N)[None, :]
         beyond = (word == 0)[:, None] & (n == 0)[None, :] | (word == last)[:, None] & (n == N - 1)[None, :]
-        return tl.load(first + (d[:, None] + (c * pitch)[None, :]), mask=inside & (beyond == 0), other=0.0)
+        inside = ((word <= last) & more)[:, None] & (n < N)[None, :] & (beyond == 0)
+        return tl.load(first + (d[:, None] + (c * pitch)[None, :]), mask=inside, other=0.0)
     else:
         first = B + (at.to(tl.int64) * bk + tile_n.to(tl.int64) * SHAPE.cols * bn)
         inside = ((at + d < K) & more)[:, None] & (tile_n * SHAPE.cols + c < N)[None, :]
@@ -254,24 +255,53 @@ def _place_of(tile, part, M, bk, bn, SHAPE: tl.constexpr):
 
 
 @triton.jit
+def _complete_tiles(at, stop, K, r, s, SHAPE: tl.constexpr):
+    """(begin, end) of those tiles among `at` … `stop` − 1 that need no `_completed`: no first or last row or word."""
+    if SHAPE.wide == "n":
+        complete = (K + SHAPE.classes - 2 - r) // SHAPE.classes  # rows of the class in front of B's last
+    else:
+        complete = (K + s - 1) // WORD * WORD
+    begin = tl.minimum(tl.maximum(at, SHAPE.depth), stop)
+    return begin, tl.maximum(begin, tl.minimum(stop, complete // SHAPE.depth * SHAPE.depth))
+
+
+@triton.jit
+def _add_product(acc, a, b, SHAPE: tl.constexpr):
+    """The sums with a tile's products; for one row, they are summed along the depth at the end."""
+    if SHAPE.rows == 1:
+        return acc + a.to(tl.float32)[:, None] * b.to(tl.float32)
+    else:
+        return tk.mma_AB(a, b, acc)
+
+
+@triton.jit
 def _sums_of(A, B, am, ak, bk, bn, M, N, K, m0, at, stop, tile_n, r, s, SHAPE: tl.constexpr):
     """The sums of a block over its part of K, `at` … `stop` − 1."""
     if SHAPE.rows == 1:
         acc = tl.zeros((SHAPE.depth, SHAPE.cols), tl.float32)
     else:
         acc = tl.zeros((SHAPE.rows, SHAPE.cols), tl.float32)
-    # The next tiles are loaded under the product of these
-    a = _load_a(A, am, ak, M, K, m0, at, stop, r, s, SHAPE)
-    b = _load_b(B, bk, bn, N, K, at, stop, tile_n, r, s, SHAPE)
-    for here in range(at, stop, SHAPE.depth):
-        next_a = _load_a(A, am, ak, M, K, m0, here + SHAPE.depth, stop, r, s, SHAPE)
-        next_b = _load_b(B, bk, bn, N, K, here + SHAPE.depth, stop, tile_n, r, s, SHAPE)
+    begin, end = at, at
+    if SHAPE.stages > 1:  # a pipeline of asynchronous copies, of B alone: rows of A begin anywhere
+        begin, end = _complete_tiles(at, stop, K, r, s, SHAPE)
+        a = _load_a(A, am, ak, M, K, m0, begin, end, r, s, SHAPE)
+        for here in tl.range(begin, end, SHAPE.depth, num_stages=SHAPE.stages):
+            b = _load_b(B, bk, bn, N, K, here, end, tile_n, r, s, SHAPE)
+            next_a = _load_a(A, am, ak, M, K, m0, here + SHAPE.depth, end, r, s, SHAPE)
+            acc = _add_product(acc, a, b, SHAPE)
+            a = next_a
+    # The other tiles, in front of `begin` and from `end` on; the next ones are loaded under the product of these
+    before = begin - at
+    here = tl.where(before > 0, at, end)
+    a = _load_a(A, am, ak, M, K, m0, here, stop, r, s, SHAPE)
+    b = _load_b(B, bk, bn, N, K, here, stop, tile_n, r, s, SHAPE)
+    for i in range(SHAPE.depth, before + stop - end + SHAPE.depth, SHAPE.depth):
+        following = tl.where(i < before, at, end - before) + i
+        next_a = _load_a(A, am, ak, M, K, m0, following, stop, r, s, SHAPE)
+        next_b = _load_b(B, bk, bn, N, K, following, stop, tile_n, r, s, SHAPE)
         b = _completed(b, B, bk, bn, N, K, here, tile_n, r, s, SHAPE)
-        if SHAPE.rows == 1:
-            acc += a.to(tl.float32)[:, None] * b.to(tl.float32)
-        else:
-            acc = tk.mma_AB(a, b, acc)
-        a, b = next_a, next_b
+        acc = _add_product(acc, a, b, SHAPE)
+        a, b, here = next_a, next_b, following
     if SHAPE.rows == 1:
         return tl.sum(acc, 0)[None, :]
     else:
@@ -283,12 +313,12 @@ def _is_last_part(total, i, tile, part, partials, counters, SHAPE: tl.constexpr)
     """Store the sums of a part, columns `i`. Returns whether all other parts of the tile are stored."""
     rows = (tl.arange(0, SHAPE.rows) * SHAPE.cols)[:, None]
     tl.store(
-        partials + (tile * SHAPE.parts + part) * (SHAPE.rows * SHAPE.cols) + rows + i[None, :],
+        partials + (tile * tl.num_programs(1) + part) * (SHAPE.rows * SHAPE.cols) + rows + i[None, :],
         total,
         mask=((i >= 0) & (i < SHAPE.span))[None, :],
     )
     tl.debug_barrier()
-    return tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == SHAPE.parts - 1
+    return tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == tl.num_programs(1) - 1
 
 
 @triton.jit
@@ -296,12 +326,15 @@ def _sum_of_parts(i, tile, partials, counters, SHAPE: tl.constexpr):
     """The sum of a tile's parts, in their order: the same bits in every run. Its counter is zero again."""
     rows = (tl.arange(0, SHAPE.rows) * SHAPE.cols)[:, None]
     total = tl.zeros((SHAPE.rows, SHAPE.cols), tl.float32)
-    for p in tl.range(SHAPE.parts, loop_unroll_factor=SHAPE.unroll):  # several loads are in flight at once
-        total += tl.load(
-            partials + (tile * SHAPE.parts + p) * (SHAPE.rows * SHAPE.cols) + rows + i[None, :],
-            mask=(i < SHAPE.span)[None, :],
-            other=0.0,
-        )
+    parts = tl.num_programs(1)
+    UNROLL: tl.constexpr = SHAPE.unroll
+    for first in range(0, parts, UNROLL):  # several loads are in flight at once
+        for p in tl.static_range(UNROLL):
+            total += tl.load(
+                partials + (tile * parts + first + p) * (SHAPE.rows * SHAPE.cols) + rows + i[None, :],
+                mask=((i < SHAPE.span) & (first + p < parts))[None, :],
+                other=0.0,
+            )
     tl.store(counters + tile, 0)
     return total
 
@@ -324,7 +357,7 @@ def unaligned_product(
     shift = s if SHAPE.wide == "n" else 0
     n_step = SHAPE.classes if SHAPE.wide == "k" else 1
     m, i = m0 + tl.arange(0, SHAPE.rows), tl.arange(0, SHAPE.cols) - shift
-    if SHAPE.parts > 1:
+    if SHAPE.is_split:
         if _is_last_part(total, i, tile, part, partials, counters, SHAPE):
             i = tl.arange(0, SHAPE.cols)
             total = _sum_of_parts(i, tile, partials, counters, SHAPE)
@@ -351,17 +384,19 @@ def _words_along(strides: tuple[int, int]) -> str:
 
 
 def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tiles:
-    """Tiles for a product of m ≤ n rows whose B has these strides, on so many multiprocessors: the fastest, or nearly,
-    of those that were measured (docs/notes/gemm.md)."""
+    """Tiles for a product of m ≤ n rows whose B has these strides, on so many multiprocessors (measured:
+    docs/notes/gemm.md)."""
     along = _words_along(strides)
+    rows = min(max(16, triton.next_power_of_2(m)), FEW_ROWS)
     if m == 1:
         tiles, blocks = _for_one_row(n, k, strides, slots)
-    elif m <= 16:
-        tiles, blocks = Tiles(16, 128, 32, 8, wide=True) if along == "n" else Tiles(16, 64, 64, wide=along == "k"), 2
-    elif m <= 32:
-        tiles, blocks = (Tiles(32, 64, 64, wide=True), 2) if along == "k" else (Tiles(32, 64, 32), 4)
+    elif m <= FEW_ROWS and along:
+        # Memory is busy with three blocks of a multiprocessor, each of which has tiles of 8 KiB in flight
+        tiles, blocks = Tiles(rows, *((64, 64) if along == "k" else (128, 32)), wide=True, stages=4), 3
+    elif m <= FEW_ROWS or m * n > SMALL_RESULT:
+        tiles, blocks = Tiles(rows, 64, 64, 8 if rows == FEW_ROWS else 4), 2
     else:
-        tiles, blocks = (Tiles(32, 32, 64) if FEW_ROWS < m and m * n <= SMALL_RESULT else Tiles(64, 64, 64, 8)), 2
+        tiles, blocks = Tiles(32, 32, 64), 2
     return split(m, n, k, strides, slots * blocks, tiles)
 
 
@@ -389,14 +424,11 @@ def _for_one_row(n: int, k: int, strides: tuple[int, int], slots: int) -> tuple[
 
 
 def split(m: int, n: int, k: int, strides: tuple[int, int], blocks: int, tiles: Tiles) -> Tiles:
-    """`tiles` with as many parts as give about so many blocks: a power of two, or for one row three times one; each
-    number is a kernel of its own."""
+    """`tiles` with as many parts as give at most so many blocks, none of them empty."""
     shape = _Shape(m, n, k, strides, tiles)
-    most = max(
-        1, min(blocks // (shape.tiles * shape.parts), triton.cdiv(shape.depth, tiles.depth), MAX_PARTS // shape.parts)
-    )
-    power = 1 << most.bit_length() - 1
-    return replace(tiles, parts=3 * power // 2 if tiles.rows == 1 and 1 < 3 * power // 2 <= most else power)
+    steps = triton.cdiv(shape.depth, tiles.depth)
+    most = max(1, min(blocks // (shape.tiles * shape.parts), steps, MAX_PARTS // shape.parts))
+    return replace(tiles, parts=triton.cdiv(steps, triton.cdiv(steps, most)))
 
 
 class _Shape:
@@ -424,9 +456,11 @@ class _Shape:
     def block(self) -> BlockShape:
         """The kernel's constants."""
         rows, cols, depth = self.of.rows, self.of.cols, self.of.depth
-        unroll = max(1, min(self.parts, 32 * 32 * self.of.warps // (rows * cols)))
+        unroll = max(1, min(triton.next_power_of_2(self.parts), 32 * 32 * self.of.warps // (rows * cols)))
         start = self.start if self.along else 0
-        return BlockShape(rows, cols, depth, self.parts, unroll, self.along, start, self.classes, self.span)
+        return BlockShape(
+            rows, cols, depth, self.parts > 1, unroll, self.along, start, self.classes, self.span, self.of.stages
+        )
 
 
 class Unaligned:
