@@ -33,7 +33,7 @@ from tritonkittens.lang.template.renamed import refuse_old
 
 C = TypeVar("C")
 Fused = TypeVar("Fused", bound=tk.lcf)
-MIN_FUSED_DIM = 48  # of the single pass: 5 products of the padded dimension, 64, take less than 7 of it from here on
+MIN_FUSED_DIM = 32  # of the single pass, which pads it to 64
 NEAR_BEST = 1.05  # time that is near enough to that of the best number of parts of a group
 SHORTEST, MEDIUM, LONG, LONGEST = 512, 1024, 2048, 8192  # keys at which `suited` changes
 TALL_OF_THREE = 192  # queries of a task of three consumers
@@ -301,8 +301,7 @@ def choose_backward(
 def has_single_pass(head_dim: int, value_dim: int) -> bool:
     """Whether `choose_fused` has a kernel for these dimensions.
 
-    Two passes do less work where dimensions differ or are far below 64. Above 128, accumulators do not fit into
-    registers.
+    Two passes do less work where dimensions differ or are below 32. Above 128, accumulators do not fit into registers.
     """
     return head_dim == value_dim and MIN_FUSED_DIM <= head_dim <= 128
 
