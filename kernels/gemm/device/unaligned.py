@@ -33,6 +33,7 @@ FEW_ROWS = 64
 SMALL_PRODUCT = 1 << 26
 
 MAX_PARTS = 64
+START = 4  # tiles that a block could compute in the time in which it starts and ends
 MAX_STRIDE = 1 << 20  # elements: places in a tile are 32-bit numbers
 SMALL_RESULT = 1 << 15  # elements of C up to which small tiles are faster
 
@@ -388,11 +389,11 @@ def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tile
     docs/notes/gemm.md)."""
     along = _words_along(strides)
     rows = min(max(16, triton.next_power_of_2(m)), FEW_ROWS)
+    words = Tiles(rows, *((64, 64) if along == "k" else (128, 32)), wide=True, stages=4)
     if m == 1:
         tiles, blocks = _for_one_row(n, k, strides, slots)
-    elif m <= FEW_ROWS and along:
-        # Memory is busy with three blocks of a multiprocessor, each of which has tiles of 8 KiB in flight
-        tiles, blocks = Tiles(rows, *((64, 64) if along == "k" else (128, 32)), wide=True, stages=4), 3
+    elif m <= FEW_ROWS and along and _are_few_sums(_Shape(m, n, k, strides, words), k):
+        tiles, blocks = words, 2 if rows > 16 else 3 if along == "k" else 4  # their registers leave room for so many
     elif m <= FEW_ROWS or m * n > SMALL_RESULT:
         tiles, blocks = Tiles(rows, 64, 64, 8 if rows == FEW_ROWS else 4), 2
     else:
@@ -400,15 +401,14 @@ def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tile
     return split(m, n, k, strides, slots * blocks, tiles)
 
 
-# For one row: tiles, and how many blocks a multiprocessor holds. What counts is that all blocks run at once and keep as
-# many loads as possible in flight: a few too many to run at once take longest (measured: docs/notes/gemm.md).
+# For one row: tiles, and how many blocks a multiprocessor holds
 ONE_ROW = {
     "n": (
         (Tiles(1, 128, 16, 4, wide=True), 7),
         (Tiles(1, 256, 8, 4, wide=True), 7),
         (Tiles(1, 256, 16, 4, wide=True), 4),
     ),
-    "k": ((Tiles(1, 16, 128, 2, wide=True), 6), (Tiles(1, 32, 128, 2, wide=True), 4)),
+    "k": ((Tiles(1, 16, 128, 2, wide=True, stages=4), 6),),
     "": ((Tiles(1, 64, 128, 4), 2),),
 }
 
@@ -423,12 +423,26 @@ def _for_one_row(n: int, k: int, strides: tuple[int, int], slots: int) -> tuple[
     return last
 
 
+def _are_few_sums(shape: _Shape, k: int) -> bool:
+    """Whether the sums of all classes take little memory traffic beside B."""
+    return shape.parts == 1 or shape.traffic_of_sums(k) <= 1 / 6
+
+
 def split(m: int, n: int, k: int, strides: tuple[int, int], blocks: int, tiles: Tiles) -> Tiles:
-    """`tiles` with as many parts as give at most so many blocks, none of them empty."""
+    """`tiles` with the number of parts that takes the least time where so many blocks run at once; none is empty.
+
+    The last wave of blocks takes as long as a full one, because a block alone is slow.
+    """
     shape = _Shape(m, n, k, strides, tiles)
-    steps = triton.cdiv(shape.depth, tiles.depth)
-    most = max(1, min(blocks // (shape.tiles * shape.parts), steps, MAX_PARTS // shape.parts))
-    return replace(tiles, parts=triton.cdiv(steps, triton.cdiv(steps, most)))
+    whole, steps = shape.tiles * shape.parts, triton.cdiv(shape.depth, tiles.depth)
+
+    def time(parts: int) -> float:
+        """Relative to full waves of blocks that take no time to start."""
+        waves = triton.cdiv(whole * parts, blocks) * blocks / (whole * parts)
+        return waves + parts * (START / steps + shape.traffic_of_sums(k))
+
+    best = min(range(1, max(1, min(steps, MAX_PARTS // shape.parts)) + 1), key=time)
+    return replace(tiles, parts=triton.cdiv(steps, triton.cdiv(steps, best)))
 
 
 class _Shape:
@@ -452,6 +466,10 @@ class _Shape:
         self.tiles = triton.cdiv(m, tiles.rows) * self.columns
         self.parts = (self.classes if self.along == "n" else 1) * tiles.parts
         self.chunk = triton.cdiv(triton.cdiv(self.depth, tiles.depth), tiles.parts) * tiles.depth
+
+    def traffic_of_sums(self, k: int) -> float:
+        """The bytes that one part of every class writes and reads again, as a share of B's."""
+        return 4 * self.of.rows * self.parts / self.of.parts / k
 
     def block(self) -> BlockShape:
         """The kernel's constants."""
