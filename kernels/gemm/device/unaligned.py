@@ -33,7 +33,8 @@ FEW_ROWS = 64
 SMALL_PRODUCT = 1 << 26
 
 MAX_PARTS = 64
-START = 4  # tiles that a block could compute in the time in which it starts and ends
+# Tiles of words that a block could read in the time in which it starts and ends; loads sums; reads a tile by element
+START, SUM, BY_ELEMENT = 4, 2, 4
 MAX_STRIDE = 1 << 20  # elements: places in a tile are 32-bit numbers
 SMALL_RESULT = 1 << 15  # elements of C up to which small tiles are faster
 
@@ -424,22 +425,23 @@ def _for_one_row(n: int, k: int, strides: tuple[int, int], slots: int) -> tuple[
 
 
 def _are_few_sums(shape: _Shape, k: int) -> bool:
-    """Whether the sums of all classes take little memory traffic beside B."""
-    return shape.parts == 1 or shape.traffic_of_sums(k) <= 1 / 6
+    """Whether the sums of all classes, written and read again, take at most a sixth of B's memory traffic."""
+    return shape.parts == 1 or 6 * 4 * shape.of.rows * shape.parts <= k
 
 
 def split(m: int, n: int, k: int, strides: tuple[int, int], blocks: int, tiles: Tiles) -> Tiles:
-    """`tiles` with the number of parts that takes the least time where so many blocks run at once; none is empty.
-
-    The last wave of blocks takes as long as a full one, because a block alone is slow.
-    """
+    """`tiles` with the number of parts that takes the least time where so many blocks run at once; none is empty."""
     shape = _Shape(m, n, k, strides, tiles)
-    whole, steps = shape.tiles * shape.parts, triton.cdiv(shape.depth, tiles.depth)
+    steps = triton.cdiv(shape.depth, tiles.depth)
+    pace = 1 if tiles.wide else BY_ELEMENT
 
     def time(parts: int) -> float:
-        """Relative to full waves of blocks that take no time to start."""
-        waves = triton.cdiv(whole * parts, blocks) * blocks / (whole * parts)
-        return waves + parts * (START / steps + shape.traffic_of_sums(k))
+        """In tiles of words that a block reads. A wave of few blocks takes as long as a full one."""
+        waves, sums = triton.cdiv(shape.tiles * shape.parts * parts, blocks), shape.parts * parts
+        if sums == 1:
+            return waves * (pace * steps + START)
+        written = 2 * tiles.rows / tiles.depth
+        return waves * (pace * steps / parts + START + written) + SUM * -(-sums // shape.unroll(sums))
 
     best = min(range(1, max(1, min(steps, MAX_PARTS // shape.parts)) + 1), key=time)
     return replace(tiles, parts=triton.cdiv(steps, triton.cdiv(steps, best)))
@@ -467,14 +469,13 @@ class _Shape:
         self.parts = (self.classes if self.along == "n" else 1) * tiles.parts
         self.chunk = triton.cdiv(triton.cdiv(self.depth, tiles.depth), tiles.parts) * tiles.depth
 
-    def traffic_of_sums(self, k: int) -> float:
-        """The bytes that one part of every class writes and reads again, as a share of B's."""
-        return 4 * self.of.rows * self.parts / self.of.parts / k
+    def unroll(self, parts: int) -> int:
+        """How many of so many parts' sums are loaded at a time: registers hold no more."""
+        return max(1, min(triton.next_power_of_2(parts), 32 * 32 * self.of.warps // (self.of.rows * self.of.cols)))
 
     def block(self) -> BlockShape:
         """The kernel's constants."""
-        rows, cols, depth = self.of.rows, self.of.cols, self.of.depth
-        unroll = max(1, min(triton.next_power_of_2(self.parts), 32 * 32 * self.of.warps // (rows * cols)))
+        rows, cols, depth, unroll = self.of.rows, self.of.cols, self.of.depth, self.unroll(self.parts)
         start = self.start if self.along else 0
         return BlockShape(
             rows, cols, depth, self.parts > 1, unroll, self.along, start, self.classes, self.span, self.of.stages
