@@ -110,7 +110,7 @@ class BackwardPace:
 BACKWARD = {  # by dimension, at most; the single pass pads dimensions to 64 or 128
     32: BackwardPace(1.3, 0.57, 0.66, 0.2, 7.0, 1.15, 5.0),
     64: BackwardPace(1.3, 0.75, 0.84, 0.23, 2.9, 1.15, 1.2),
-    128: BackwardPace(5.2, 0.85, 1.0, 0.55, 7.9, 1.83, 2.2),
+    128: BackwardPace(5.2, 0.85, 1.0, 0.55, 7.9, 1.83, 2.5),
 }
 SUM_LAUNCH = 1.0  # launch of `sum_parts` after two passes
 SINGLE_LAUNCH = 0.2  # launches of the single pass, less those of two passes
