@@ -33,8 +33,12 @@ FEW_ROWS = 64
 SMALL_PRODUCT = 1 << 26
 
 MAX_PARTS = 64
-# Tiles of words that a block could read in the time in which it starts and ends; loads sums; reads a tile by element
-START, SUM, BY_ELEMENT = 4, 2, 4
+
+# Times, in those in which a block reads a tile of words
+START = 4  # to start and end a block
+SUM = 2  # to load the sums of parts, as many as registers hold
+BY_ELEMENT = 4  # to read a tile by element
+
 MAX_STRIDE = 1 << 20  # elements: places in a tile are 32-bit numbers
 SMALL_RESULT = 1 << 15  # elements of C up to which small tiles are faster
 
