@@ -203,7 +203,10 @@ def test_an_unknown_gpu_is_refused(gpu):
         tritonkittens.warm(gpu=gpu)
 
 
-def test_only_warm_is_an_attribute_that_is_imported_late():
+def test_modules_are_attributes_of_the_package_that_are_imported_late():
+    names = ", ".join(f"tritonkittens.{name}" for name in ("warm", *tritonkittens.MODULES))
+    code = f"import sys, tritonkittens; assert 'torch' not in sys.modules; {names}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     with pytest.raises(AttributeError, match="module 'tritonkittens' has no attribute 'warn'"):
         tritonkittens.warn  # noqa: B018
 
@@ -214,7 +217,7 @@ def test_only_warm_is_an_attribute_that_is_imported_late():
 def test_the_command(caches, capsys, traced):
     (caches / "calls.py").write_text(CALLS)
     assert main(["warm", str(caches / "calls.py"), "--gpu", "H100", "--jobs", "1"]) == 0
-    assert capsys.readouterr().out.startswith("1 kernels for NVIDIA H100 80GB HBM3 in ")
+    assert capsys.readouterr().out.startswith("1 kernel for NVIDIA H100 80GB HBM3 in ")
     assert len(traced) == 1
     os.environ.pop("TK_COMPILE_WORKERS")
 
