@@ -364,6 +364,16 @@ def test_the_first_forward_begins_its_backward(monkeypatch, of):
     assert not tasks, "a later call"
 
 
+def test_threads_take_turns_as_before_once_triton_is_hashed():
+    usual = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.004)
+        assert ahead.hash_of_triton() == triton.runtime.cache.triton_key()
+        assert sys.getswitchinterval() == pytest.approx(0.004)
+    finally:
+        sys.setswitchinterval(usual)
+
+
 def test_imports_leave_out_what_takes_seconds():
     program = """
 import sys
