@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .clocks import Clock
+from .clocks import Clock, Past, World, joined
 from .report import Place
 from .ttgir import Block, Op
-from .values import Poison, Spans
+from .values import Poison
 
 if TYPE_CHECKING:
     from .barriers import Barrier
@@ -134,10 +134,12 @@ class Role:
         self.environment, self.block, self.at = environment, block, 0
         self.clock: Clock = Clock(machine.number_of_roles)
         self.clock.roles[index] = 1
+        self.clock.complete = machine.simulation.launch_order.before
         self.time: float = 0.0
         self.wait: Wait | None = None
         self.pending: Any = None  # the generator of the operation in progress
         self.pending_results: tuple[int, ...] = ()
+        self.pending_barrier = False  # whether a barrier of the role's threads is in it
         self.done = False
         self.frames: list[tuple[Block, int, tuple[int, ...]]] = []  # callers
         self.steps = 0
@@ -145,7 +147,6 @@ class Role:
         self.products: list[Async] = []  # wgmma groups in flight, oldest first
         self.bulk_groups: list[list[Async]] = []  # of bulk stores: the writes, each after its reads (`after`)
         self.bulk_open: list[Async] = []
-        self.bulk_writes: list[tuple[Async, Spans]] = []  # writes to global memory without a wait of this role so far
         self.copy_groups: list[list[Async]] = []
         self.copy_open: list[Async] = []
         # accesses of tensor memory by its threads, until tcgen05.wait
@@ -158,6 +159,11 @@ class Role:
         # bool for each thread: the threads in this part of a divided role (`divergence`); None is all
         self.mask: Any = None
         self.meets: Block | None = None  # where a part of a divided role ends
+        # for global memory: barriers of the role's threads so far, and the epoch of the last one
+        self.barriers = 0
+        self.synced = 0
+        self.observed: tuple[World, int] | None = None  # what relaxed reads have seen, for a fence to acquire
+        self.fenced: tuple[World, int] | None = None  # what a fence lets relaxed writes publish
 
     @property
     def ready(self) -> bool:
@@ -168,6 +174,34 @@ class Role:
         clock = self.clock.copy()
         self.clock.roles[self.index] += 1
         return clock
+
+    def barrier(self) -> None:
+        """A barrier of the role's threads: from here on each knows the others' accesses of global memory."""
+        self.synced = self.clock.roles[self.index]
+        self.clock.roles[self.index] += 1
+        self.barriers += 1
+
+    def published(self, single: bool) -> tuple[World, int]:
+        """Return what a release by all threads, or by a `single` one, tells other clusters."""
+        clock = self.clock
+        roles, firsts = list(clock.roles), clock.firsts
+        if single:
+            firsts = {**firsts, self.index: roles[self.index]}
+            roles[self.index] = self.synced
+        clock.roles[self.index] += 1
+        return {**clock.world, self.machine.uid: Past(roles, firsts, clock.operations)}, clock.complete
+
+    def learn(self, known: tuple[World, int]) -> None:
+        """Acquire what others have published."""
+        self.clock.learn(known[0], self.machine.uid)
+        self.clock.complete |= known[1]
+
+    def fence(self) -> None:
+        """Execute a fence of gpu scope: it acquires what relaxed reads saw, and relaxed writes after it release."""
+        if self.observed is not None:
+            self.learn(self.observed)
+            self.observed = None
+        self.fenced = self.published(False)
 
 
 def used_in_flight(role: Role, op: Op, operation: Async, what: str) -> None:

@@ -13,16 +13,69 @@ tensor core follow them only through tcgen05.fence::before_thread_sync, a barrie
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 GENERIC, ASYNC = "generic", "async"
 TENSOR_THREADS = "tcgen05.ld/st"  # tcgen05.ld and .st of threads
 
 
-class Clock:
-    """The events known to have happened: the releases of each role, and the complete asynchronous operations."""
+class Past(NamedTuple):
+    """What is known of a cluster: the epochs of its roles, those of their first threads alone where these are later,
+    and the complete asynchronous operations.
+    """
 
-    __slots__ = ("roles", "operations", "fenced", "fenced_operations", "before_sync", "after_sync")
+    roles: Sequence[int]
+    firsts: Mapping[int, int]
+    operations: int
+
+    def covers(self, role: int, epoch: int, bit: int, single: bool) -> bool:
+        """Whether an access happened before: of a role in an epoch (`single`: by its first thread), or of an
+        operation."""
+        if bit:
+            return bool(self.operations & bit)
+        return self.roles[role] >= epoch or (single and self.firsts.get(role, 0) >= epoch)
+
+    def join(self, other: Past) -> Past:
+        if self is other:
+            return self
+        firsts = self.firsts
+        if other.firsts:
+            firsts = {**firsts, **{k: max(v, firsts.get(k, 0)) for k, v in other.firsts.items()}}
+        roles = [a if a > b else b for a, b in zip(self.roles, other.roles)]
+        return Past(roles, firsts, self.operations | other.operations)
+
+
+World = Mapping[Any, Past]  # of other clusters, by their numbers
+
+
+def joined(a: World, b: World) -> World:
+    """Return what two worlds know together."""
+    if a is b or not b:
+        return a
+    if not a:
+        return b
+    return {**a, **{k: v.join(a[k]) if k in a else v for k, v in b.items()}}
+
+
+class Clock:
+    """The events known to have happened: the releases of each role, and the complete asynchronous operations.
+
+    `world`: what is known of other clusters. `complete`: a bit for each launch that has ended. `firsts`: see `Past`.
+    Worlds and firsts are replaced, never changed.
+    """
+
+    __slots__ = (
+        "roles",
+        "operations",
+        "fenced",
+        "fenced_operations",
+        "before_sync",
+        "after_sync",
+        "world",
+        "complete",
+        "firsts",
+    )
 
     def __init__(self, number_of_roles: int):
         self.roles = [0] * number_of_roles
@@ -33,12 +86,16 @@ class Clock:
         self.before_sync = 0
         # … after which these threads executed fence::after_thread_sync: their later tcgen05 operations follow
         self.after_sync = 0
+        self.world: World = {}
+        self.complete = 0
+        self.firsts: Mapping[int, int] = {}
 
     def copy(self) -> Clock:
         new = Clock.__new__(Clock)
         new.roles, new.operations = self.roles[:], self.operations
         new.fenced, new.fenced_operations = self.fenced[:], self.fenced_operations
         new.before_sync, new.after_sync = self.before_sync, self.after_sync
+        new.world, new.complete, new.firsts = self.world, self.complete, self.firsts
         return new
 
     def join(self, other: Clock) -> None:
@@ -47,6 +104,24 @@ class Clock:
         self.operations |= other.operations
         self.fenced_operations |= other.fenced_operations
         self.before_sync |= other.before_sync
+        self.complete |= other.complete
+        if other.world:
+            self.world = joined(self.world, other.world)
+        if other.firsts:
+            self.firsts = self.past().join(other.past()).firsts
+
+    def past(self) -> Past:
+        """Return what this clock knows of its own cluster."""
+        return Past(tuple(self.roles), self.firsts, self.operations)
+
+    def learn(self, world: World, own: Any) -> None:
+        """Join what a word of global memory publishes; the cluster of this clock is `own`."""
+        mine = world.get(own)
+        if mine is not None:
+            both = self.past().join(mine)
+            self.roles, self.firsts, self.operations = list(both.roles), both.firsts, both.operations
+            world = {k: v for k, v in world.items() if k != own}
+        self.world = joined(self.world, world)
 
     def fence(self) -> None:
         """Execute `fence.proxy.async`: the asynchronous proxy now sees everything known so far."""

@@ -20,6 +20,7 @@ from tritonkittens.launch.device import Device as Facts
 
 from . import tensormaps
 from .arguments import as_tensor, convert, flatten
+from .global_order import Launches
 from .lowering import compiling_for_simulation, load_lowered, load_ttgir
 from .memory import Global
 from .program import Program
@@ -68,7 +69,14 @@ class Launch:
         self.recorder: Any = None
         self.seconds = 0.0
 
-    def run(self, schedule: Schedule, step_limit: int = STEP_LIMIT, recorder: Any = None) -> Simulation:
+    def run(
+        self,
+        schedule: Schedule,
+        step_limit: int = STEP_LIMIT,
+        recorder: Any = None,
+        launches: Launches | None = None,
+        early: bool = False,
+    ) -> Simulation:
         started = time.perf_counter()
         self.simulation = Simulation(
             self.program,
@@ -78,6 +86,8 @@ class Launch:
             schedule=schedule,
             step_limit=step_limit,
             recorder=recorder,
+            launches=launches,
+            early=early,
         )
         self.simulation.run()
         self.seconds = time.perf_counter() - started
@@ -128,6 +138,7 @@ class SimulatedDevice:
         self.compiled: dict[Any, Any] = {}
         self.before_launch: Callable[[Launch], None] | None = None
         self.trying = False
+        self.order = Launches()
 
     # ---- a launch
 
@@ -149,10 +160,15 @@ class SimulatedDevice:
             self.trying = before
 
     def start(
-        self, program: Program, grid: tuple[int, int, int], flat: Callable[[Global], list[Any]], cluster: int
+        self,
+        program: Program,
+        grid: tuple[int, int, int],
+        flat: Callable[[Global], list[Any]],
+        cluster: int,
+        early: bool = False,
     ) -> None:
         """Run a program. `flat(memory)` returns its parameters' values and registers the tensors. A grid with a 0 in
-        it launches nothing.
+        it launches nothing. `early`: with programmatic dependent launch.
         """
         if 0 in grid or self.trying:
             return
@@ -165,7 +181,7 @@ class SimulatedDevice:
         self.launches.append(launch)
         if self.before_launch is not None:
             self.before_launch(launch)
-        launch.run(self.next_schedule(program), self.step_limit, self.recorder)
+        launch.run(self.next_schedule(program), self.step_limit, self.recorder, self.order, early)
         if launch.findings and self.raise_findings:
             raise SimulationError(program.name, launch.findings, launch)
 
@@ -181,8 +197,9 @@ class SimulatedDevice:
                 load_lowered(compiled.asm["cubin"].decode()),
                 compiled.metadata.num_ctas,
                 launcher,
+                bool(compiled.metadata.launch_pdl),
             )
-        program, cluster, _ = found
+        program, cluster, _, early = found
         kinds = _kinds(types)
         x, y, z = grid
         self.start(
@@ -190,6 +207,7 @@ class SimulatedDevice:
             (x * cluster, y, z),
             lambda memory: list(flatten(args, kinds, launcher.names(key), memory)),
             cluster,
+            early,
         )
 
     def encode_tiled(
@@ -225,10 +243,13 @@ class SimulatedDevice:
     def triton_launcher(self, source: Any, metadata: Any) -> Any:
         signature = tuple(source.signature.values())
         names = list(source.signature)
+        early = bool(getattr(metadata, "launch_pdl", False))
 
         def launch(x: int, y: int, z: int, stream: Any, program: Program, *rest: Any) -> None:
             values = rest[4:]
-            self.start(program, (x, y, z), lambda memory: list(flatten(values, signature, names, memory)), 1)
+            self.start(
+                program, (x, y, z), lambda memory: list(flatten(values, signature, names, memory)), 1, early
+            )
 
         return launch
 

@@ -115,11 +115,8 @@ def part_of(role: Role, mask: np.ndarray, meets: Block | None) -> Role:
     part.seen_phase, part.mask, part.meets = dict(role.seen_phase), mask, meets
     part.tensor_accesses = {what: list(accesses) for what, accesses in role.tensor_accesses.items()}
     part.products, part.copy_groups, part.copy_open = list(role.products), list(role.copy_groups), list(role.copy_open)
-    part.bulk_groups, part.bulk_open, part.bulk_writes = (
-        list(role.bulk_groups),
-        list(role.bulk_open),
-        list(role.bulk_writes),
-    )
+    part.bulk_groups, part.bulk_open = list(role.bulk_groups), list(role.bulk_open)
+    part.barriers, part.synced, part.observed, part.fenced = role.barriers, role.synced, role.observed, role.fenced
     return part
 
 
@@ -130,7 +127,7 @@ def rejoin(role: Role, parts: list[Role]) -> None:
         role.time = max(role.time, part.time)
         role.seen_phase.update({k: v for k, v in part.seen_phase.items() if v >= role.seen_phase.get(k, v)})
         role.steps += part.steps
-    for name in ("products", "bulk_groups", "bulk_open", "bulk_writes", "copy_groups", "copy_open"):
+    for name in ("products", "bulk_groups", "bulk_open", "copy_groups", "copy_open"):
         before = getattr(role, name)
         # removes the operations for which a part has waited
         kept = [x for x in before if all(any(x is y for y in getattr(part, name)) for part in parts)]

@@ -13,6 +13,7 @@ import numpy as np
 
 from .agents import Async, Role
 from .device import Launch, device, start_kernel
+from .global_order import GlobalOrder
 from .machine import Machine
 from .report import Finding, Place, SimulationError, source_line
 from .schedule import Recorded, Replay, nth
@@ -39,6 +40,8 @@ class Exploration:
     choices: list[int | None] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
     launch: Launch | None = None
+    order: list[int] = field(default_factory=list)  # of the clusters
+    interleaves: bool = False
     _rerun: Callable[[Any], Any] | None = field(default=None, repr=False)
 
     @property
@@ -49,7 +52,7 @@ class Exploration:
         """Run the shrunk schedule again. Returns its findings."""
         assert self._rerun is not None and self.launch is not None
         self.launch.recorder = recorder
-        return self._rerun(Replay(self.choices))
+        return self._rerun(Replay(self.choices, self.order, self.interleaves))
 
     def __str__(self) -> str:
         if self.ok:
@@ -69,6 +72,34 @@ class Exploration:
             lines.append(f"    … {len(self.trace) - len(shown)} before")
         lines += [f"    {step}" for step in shown]
         return "\n".join(lines)
+
+
+def _difference(
+    launch: Launch, seed: int, snapshot: _Snapshot, reference: list[np.ndarray], writers: GlobalOrder
+) -> Finding:
+    """Return the finding of a result that is not that of the first schedule: which elements, and who wrote them."""
+    memory, simulation = launch.memory, launch.simulation
+    assert simulation is not None
+    messages, places = [], []
+    for (start, data, _), before in zip(snapshot.parts, reference):
+        wrong = np.flatnonzero(data != before)
+        if not wrong.size:
+            continue
+        owner = memory.ranges[start][3]
+        size = owner.element_size() if hasattr(owner, "element_size") else 1
+        count, first = len(np.unique(wrong // size)), start + int(wrong[0]) // size * size
+        element = memory.element(first)
+        messages.append(
+            f"{memory.name_only(start)} differs in {count} of {data.size // size} elements, first at {element}"
+        )
+        for number, order in ((0, writers), (seed, simulation.global_order)):
+            access = order.writer(first)
+            if access is not None:
+                places.append(Place(access.who, f"writes {element} in schedule {number}", access.op.location))
+    if not places:
+        places = [Place(launch.program.name, "kernel", launch.program.module.kernel.location)]
+    message = f"{'; '.join(messages)}: schedule {seed} gives another result than schedule 0"
+    return Finding("nondeterministic", message, tuple(places))
 
 
 class _Traced(Replay):
@@ -93,15 +124,19 @@ class _Snapshot:
     """The contents of a launch's memory, so that every run begins alike."""
 
     def __init__(self, launch: Launch):
-        writable = (found[1] for start, found in launch.memory.ranges.items() if start not in launch.memory.read_only)
-        self.parts = [(data, data.copy()) for data in writable]
+        memory = launch.memory
+        self.parts = [(s, found[1], found[1].copy()) for s, found in memory.ranges.items() if s not in memory.read_only]
 
     def restore(self) -> None:
-        for data, saved in self.parts:
+        for _, data, saved in self.parts:
             data[:] = saved
 
     def contents(self) -> list[np.ndarray]:
-        return [data.copy() for data, _ in self.parts]
+        return [data.copy() for _, data, _ in self.parts]
+
+    def differ(self, reference: list[np.ndarray]) -> bool:
+        """Whether the contents are others now."""
+        return any(not np.array_equal(data, before) for (_, data, _), before in zip(self.parts, reference))
 
 
 def explore_launch(
@@ -118,6 +153,7 @@ def explore_launch(
         for op in launch.program.module.walk()
     )
     reference: list[np.ndarray] | None = None
+    writers: GlobalOrder | None = None  # of the reference
 
     def run(schedule: Any) -> list[Finding]:
         snapshot.restore()
@@ -129,19 +165,19 @@ def explore_launch(
         findings = run(recorded)
         result.seeds += 1
         if not findings and compare:
-            contents = snapshot.contents()
-            if reference is None:
-                reference = contents
-            elif any(not np.array_equal(a, b) for a, b in zip(reference, contents)):
-                op = launch.program.module.kernel
-                place = Place(launch.program.name, "kernel", op.location)
-                findings = [
-                    Finding("nondeterministic", f"schedule {seed} gives another result than schedule 0", (place,))
-                ]
+            assert launch.simulation is not None
+            if reference is None or writers is None:
+                reference, writers = snapshot.contents(), launch.simulation.global_order
+            elif snapshot.differ(reference):
+                findings = [_difference(launch, seed, snapshot, reference, writers)]
                 launch.findings.extend(findings)
         if findings:
             result.failing_seed, result.schedule, result.findings = seed, recorded.name, list(findings)
-            result.choices = list(recorded.choices)
+            result.choices, result.order, result.interleaves = (
+                list(recorded.choices),
+                recorded.order,
+                recorded.interleaves,
+            )
             _shrink(result, run, compare, reference, snapshot)
             break
     result.seconds = time.perf_counter() - started
@@ -158,17 +194,13 @@ def _shrink(
     deadline = time.perf_counter() + SHRINK_SECONDS
 
     def fails(choices: list[int | None]) -> bool:
-        findings = run(Replay(choices))
+        findings = run(Replay(choices, result.order, result.interleaves))
         if wanted == "nondeterministic":
-            return (
-                not findings
-                and reference is not None
-                and any(not np.array_equal(a, b) for a, b in zip(reference, snapshot.contents()))
-            )
+            return not findings and reference is not None and snapshot.differ(reference)
         return any(f.kind == wanted for f in findings)
 
     choices: list[int | None] = [c if c else None for c in result.choices]
-    if not fails(choices):  # choices alone do not reproduce a schedule that also reorders clusters, for example
+    if not fails(choices):
         result.trace = ["the failure needs the whole schedule: run it again by its seed"]
         return
     size = max(1, len(choices) // 2)
@@ -186,7 +218,7 @@ def _shrink(
     while choices and choices[-1] is None:
         choices.pop()
     result.choices = choices
-    traced = _Traced(choices)
+    traced = _Traced(choices, result.order, result.interleaves)
     run(traced)
     result.trace = traced.trace
 
@@ -237,7 +269,7 @@ def explore(
         if not result.ok:
             break
         snapshot.restore()
-        for (data, _), after in zip(snapshot.parts, contents):
+        for (_, data, _), after in zip(snapshot.parts, contents):
             data[:] = after  # the caller receives the first run's result
     if not result.ok and raise_findings:
         error = SimulationError(result.kernel, result.findings, result)

@@ -166,6 +166,15 @@ def registers(text: str, shape: tuple[int, ...], warps: int) -> np.ndarray:
 
 
 @functools.cache
+def owners(text: str, shape: tuple[int, ...], warps: int) -> np.ndarray:
+    """Return, for every flat element, the thread that holds it: of several ones the first, which stores it."""
+    held = registers(text, shape, warps)
+    first: np.ndarray = np.zeros(int(np.prod(shape)), np.int16)
+    first[held.reshape(-1)[::-1]] = np.repeat(np.arange(len(held)), held.shape[1])[::-1]
+    return first
+
+
+@functools.cache
 def shared_offsets(text: str, shape: tuple[int, ...], nbytes: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the byte offset of every element of a tile in shared memory, in the tile's shape, and the offsets of
     further copies.

@@ -23,7 +23,7 @@ from .memory import Bytes
 from .numbers import decode, encode
 from .report import Finding, Place, Stop
 from .ttgir import Op
-from .values import AddressMap, Allocation, InFlight, Spans, View
+from .values import AddressMap, Allocation, InFlight, View
 
 if TYPE_CHECKING:
     from .simulation import Simulation
@@ -52,6 +52,7 @@ class Machine:
 
     def __init__(self, simulation: Simulation, index: int, programs: list[tuple[int, int, int]], name: str):
         self.simulation, self.index, self.name = simulation, index, name
+        self.uid = (simulation.launch_order.number, index)  # of all launches of the device
         module = simulation.program
         self.number_of_roles = simulation.roles_per_cta * len(programs)
         self.ctas = [
@@ -73,6 +74,7 @@ class Machine:
         self.steps = 0
         self.unanswered = 0  # steps of roles since an operation completed
         self.version = 0  # counts changes in the cluster, and by it in global memory
+        self.dependents: dict[int, int] = {}  # by rank: the launches known to have ended when it lets the next one start
 
     def release_memory(self) -> None:
         """Free the memory of an ended cluster, but keep its state for later queries."""
@@ -362,27 +364,6 @@ class Machine:
             role.clock.operations |= operation.bit | operation.clock.operations  # and those of its queue before it
             role.clock.fenced_operations |= operation.bit | operation.clock.fenced_operations
             role.time = max(role.time, operation.finish)
-
-    def settled(self, role: Role, spans: Spans, op: Op, what: str) -> None:
-        """Report a read of global memory that may precede the writes of the role's own bulk stores."""
-        role.bulk_writes = [pair for pair in role.bulk_writes if not role.clock.operations & pair[0].bit]
-        for operation, written in role.bulk_writes:
-            if written.meets(spans):
-                name = self.simulation.memory.name(int(spans.starts[0]))
-                message = (
-                    f"{name} is read while a {operation.after.kind if operation.after else operation.kind} of the "
-                    "same role may still write it: only "
-                    "cp.async.bulk.wait_group without .read waits for its writes"
-                )
-                self.report(
-                    "race",
-                    message,
-                    role,
-                    op,
-                    f"{what} reads it",
-                    (Place(self.where(role), "writes it", operation.op.location),),
-                )
-                return
 
     def idle_but_for(self, timer: Async) -> bool:
         """Whether only a timer can run out next. Of several timers, the first does."""

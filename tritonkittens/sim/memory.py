@@ -150,6 +150,24 @@ class Global:
         size, _, name, _ = self.ranges[self.starts[i]]
         return f"{name} ({size} bytes), byte {address - self.starts[i]}"
 
+    def name_only(self, address: int) -> str:
+        """Return the name of the tensor that contains an address, or of the nearest one."""
+        return self.name(address).rsplit(" (", 1)[0]
+
+    def element(self, address: int) -> str:
+        """Return the element at an address that lies in a tensor, as `C[3, 64]`."""
+        start = self.starts[max(bisect_right(self.starts, address) - 1, 0)]
+        _, _, name, owner = self.ranges[start]
+        if not hasattr(owner, "stride"):
+            return f"{name}, byte {address - start}"
+        left = (address - owner.data_ptr()) // owner.element_size()
+        index = [0] * owner.ndim
+        for d in sorted(range(owner.ndim), key=lambda d: -owner.stride(d)):
+            if owner.stride(d) > 0:
+                index[d], left = divmod(left, owner.stride(d))
+        inside = left == 0 and all(0 <= i < n for i, n in zip(index, owner.shape))
+        return f"{name}[{', '.join(map(str, index))}]" if inside else f"{name}, byte {address - start} of its memory"
+
     def _discover(self, address: int) -> bool:
         """Find a live tensor that is no argument, for a pointer that was read from memory (a tensor of addresses)."""
         import torch

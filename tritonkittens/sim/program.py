@@ -38,6 +38,7 @@ class Step:
     op: Op
     cost: Cost
     looks: bool = False  # whether it has no visible effect
+    meets: bool = False  # whether a barrier of the role's threads is in it
 
 
 @dataclass(eq=False)
@@ -70,7 +71,18 @@ class Program:
         return found
 
 
+# Operations with a barrier of the role's threads. The compiler lets others meet, too: where they pass values through
+# shared memory.
+BARRIERS = {"ttg.barrier", "gpu.barrier", "ttg.local_barrier", "ttg.local_load", "ttg.local_store", "ttg.local_alloc"}
+
+
 def resolve(op: Op, warps: int) -> Step:
+    step = _resolved(op, warps)
+    step.meets = op.name in BARRIERS or bool(op.results and "allocation.offset" in op.attributes)
+    return step
+
+
+def _resolved(op: Op, warps: int) -> Step:
     cost = operation_cost(op, warps)
     if op.name in CONTROL:
         return Step(CONTROL_KIND, CONTROL[op.name], op, cost)

@@ -5,7 +5,7 @@ replayable.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .agents import Async, Role
@@ -23,6 +23,7 @@ class Schedule:
     """The schedule by modelled time: the earliest event happens first. Base of all others."""
 
     name = "by modelled time"
+    interleaves = False  # whether clusters take turns at accesses of global memory
 
     def __init__(self, seed: int = 0):
         self.seed = seed
@@ -48,6 +49,14 @@ class Schedule:
 
     def cluster_order(self, count: int) -> list[int]:
         return list(range(count))
+
+    def switches(self) -> bool:
+        """Whether another cluster runs after an access of global memory, where clusters take turns."""
+        return False
+
+    def next_cluster(self, clusters: list[Machine]) -> Machine:
+        """Choose the cluster that runs next. There is at least one."""
+        return clusters[0]
 
 
 class Eager(Schedule):
@@ -120,6 +129,7 @@ class Priorities(Schedule):
     et al., ASPLOS 2010)."""
 
     name = "random priorities"
+    interleaves = True
 
     def __init__(self, seed: int):
         super().__init__(seed)
@@ -144,6 +154,12 @@ class Priorities(Schedule):
         order = list(range(count))
         self.random.shuffle(order)
         return order
+
+    def switches(self) -> bool:
+        return self.random.random() < 0.5
+
+    def next_cluster(self, clusters: list[Machine]) -> Machine:
+        return self.random.choice(clusters)
 
 
 class Uniform(Priorities):
@@ -179,8 +195,9 @@ class Recorded(Schedule):
 
     def __init__(self, inner: Schedule):
         super().__init__(inner.seed)
-        self.inner, self.name = inner, inner.name
+        self.inner, self.name, self.interleaves = inner, inner.name, inner.interleaves
         self.choices: list[int] = []
+        self.order: list[int] = []  # of the clusters
 
     def choose(self, machine: Machine, roles: list[Role], operations: list[Async]) -> Agent:
         candidates: list[Agent] = [*roles, *operations]
@@ -196,19 +213,32 @@ class Recorded(Schedule):
         return early
 
     def cluster_order(self, count: int) -> list[int]:
-        return self.inner.cluster_order(count)
+        self.order = self.inner.cluster_order(count)
+        return self.order
+
+    def switches(self) -> bool:
+        switches = self.inner.switches()
+        self.choices.append(int(switches))
+        return switches
+
+    def next_cluster(self, clusters: list[Machine]) -> Machine:
+        if len(clusters) == 1:
+            return clusters[0]
+        chosen = self.inner.next_cluster(clusters)
+        self.choices.append(next(i for i, c in enumerate(clusters) if c is chosen))
+        return chosen
 
 
 class Replay(Schedule):
     """Replays recorded choices. After their end, and where one is None, it takes the first candidate (the role that
-    started first).
+    started first). `order`: of the clusters.
     """
 
     name = "replay"
 
-    def __init__(self, choices: list[int | None], order: Schedule | None = None):
+    def __init__(self, choices: list[int | None], order: Sequence[int] = (), interleaves: bool = False):
         super().__init__(0)
-        self.choices, self.order = choices, order
+        self.choices, self.order, self.interleaves = choices, order, interleaves
         self.at = 0
         self.trace: list[str] = []
 
@@ -228,4 +258,10 @@ class Replay(Schedule):
         return bool(self._next())
 
     def cluster_order(self, count: int) -> list[int]:
-        return self.order.cluster_order(count) if self.order is not None else list(range(count))
+        return list(self.order) or list(range(count))
+
+    def switches(self) -> bool:
+        return bool(self._next())
+
+    def next_cluster(self, clusters: list[Machine]) -> Machine:
+        return clusters[0] if len(clusters) == 1 else clusters[min(self._next(), len(clusters) - 1)]

@@ -16,6 +16,7 @@ from tritonkittens.launch import hardware_box
 from . import divergence, tensormaps
 from .agents import Async, Role, Wait, needs_wait, used_in_flight
 from .deadlock import deadlock
+from .global_order import Launches
 from .machine import Machine
 from .memory import Global
 from .operations import EFFECTS
@@ -32,6 +33,7 @@ STEP_LIMIT = 20_000_000  # operations of one launch
 PATIENCE = 2_000
 # operations of one cluster before another may run, because clusters may wait for each other through global memory
 SLICE = 4_000
+TOGETHER = 8  # clusters that start together where a schedule interleaves them
 MAX_FINDINGS = 25
 FIRST_THREAD = {"tt.store"}  # operations on scalars that the compiler assigns to one thread
 MAX_WARPS = 32
@@ -58,6 +60,8 @@ class Simulation:
     Args:
         arguments: values of the kernel's parameters in order.
         memory: the tensors that the kernel may access.
+        launches: those before it on the device; None without any.
+        early: programmatic dependent launch, which may start before the previous launch ends.
     """
 
     def __init__(
@@ -70,10 +74,14 @@ class Simulation:
         schedule: Schedule | None = None,
         step_limit: int = STEP_LIMIT,
         recorder: Any = None,
+        launches: Launches | None = None,
+        early: bool = False,
     ):
         self.program, self.grid, self.arguments, self.memory = program, grid.programs, list(arguments), memory
         memory.discovers = memory.discovers or any(makes_pointers(op) for op in program.module.walk())
         self.cluster = grid.cluster
+        self.launches = launches or Launches()
+        self.launch_order, self.global_order = self.launches.next(memory, early)
         self.schedule = schedule or Schedule()
         self.step_limit, self.recorder = step_limit, recorder
         self.tensor_maps: dict[int, TensorMap] = {}  # tensor maps of kernel parameters, by their address
@@ -174,6 +182,7 @@ class Simulation:
                 if stop.finding.key not in self.keys:
                     self.keys.add(stop.finding.key)
                     self.findings.append(stop.finding)
+            self.launches.ran(self)
 
     def _run(self) -> None:
         clusters = self.clusters()
@@ -183,23 +192,38 @@ class Simulation:
         self.waiting = [clusters[i] for i in order]
         resident: list[Machine] = []
         number = 0
-        acted = False
+        idle: set[int] = set()  # resident clusters in which nothing could happen since the last action
         while self.waiting or resident:
-            idle = not acted  # nothing could happen, or nothing has started yet
-            if idle and resident and (not self.waiting or len(resident) == room):
+            stuck = len(idle) == len(resident)
+            if stuck and resident and (not self.waiting or len(resident) == room):
                 raise deadlock(self, resident)
-            if self.waiting and len(resident) < room and (idle or all(m.steps >= SLICE for m in resident)):
+            if self.waiting and len(resident) < room and (stuck or self.makes_room(resident)):
                 machine = self.start(number, self.waiting.pop(0))
                 number += 1
                 resident.append(machine)
                 for other in resident:
                     other.steps = 0
-            before = self.actions
-            for machine in list(resident):
+                idle = set()
+                continue
+            turns = list(resident)
+            if self.schedule.interleaves:
+                turns = [self.schedule.next_cluster([m for m in resident if m.index not in idle])]
+            for machine in turns:
+                before = self.actions
                 if self.advance(machine, SLICE if self.waiting or len(resident) > 1 else None):
                     resident.remove(machine)
                     self.end(machine)
-            acted = self.actions != before
+                    idle = set()
+                elif self.actions == before:
+                    idle.add(machine.index)
+                else:
+                    idle = set()
+
+    def makes_room(self, resident: list[Machine]) -> bool:
+        """Whether a further cluster starts beside those that can go on."""
+        if self.schedule.interleaves:
+            return len(resident) < TOGETHER
+        return all(m.steps >= SLICE for m in resident)
 
     def start(self, index: int, programs: list[tuple[int, int, int]]) -> Machine:
         x, y, z = programs[0]
@@ -271,10 +295,10 @@ class Simulation:
     # ---- one machine
 
     def advance(self, machine: Machine, budget: int | None) -> bool:
-        """Run a cluster until it ends (True), or until `budget` operations are done and other clusters should run
-        (False).
+        """Run a cluster until it ends (True), or until other clusters should run (False): after `budget` operations,
+        or after an access of global memory where the schedule interleaves clusters.
         """
-        schedule = self.schedule
+        schedule, order = self.schedule, self.global_order
         while True:
             roles = [r for r in machine.roles if r.ready]
             if not roles and all(r.done for r in machine.roles):
@@ -290,6 +314,7 @@ class Simulation:
                 else schedule.choose(machine, roles, operations)
             )
             self.actions += 1
+            order.touched = False
             machine.unanswered = 0 if isinstance(agent, Async) else machine.unanswered + 1
             if isinstance(agent, Async):
                 self.memory.watching = []
@@ -298,7 +323,10 @@ class Simulation:
                 before = agent.steps
                 self.step(agent)
                 machine.steps += agent.steps - before
-            if budget is not None and machine.steps >= budget:
+            if budget is not None and (
+                machine.steps >= budget or (order.touched and schedule.interleaves and schedule.switches())
+            ):
+                machine.steps = 0
                 return False
 
     def step(self, role: Role) -> None:
@@ -350,6 +378,7 @@ class Simulation:
                 elif kind in (VIEW_KIND, EFFECT_KIND):
                     result = step.function(role, op, *values)  # type: ignore[misc]
                 elif kind == GENERATOR_KIND:
+                    role.pending_barrier = step.meets
                     role.pending = step.function(role, op, *values)  # type: ignore[misc]
                     role.pending_results, role.looks = op.results, step.looks
                     self.resume(role)
@@ -361,6 +390,8 @@ class Simulation:
                 machine.stop("unknown", str(error), role, op)
             except (TypeError, ValueError, AttributeError, IndexError) as error:
                 result = self.failed(role, op, values, error)
+            if step.meets:
+                role.barrier()
             if len(op.results) == 1:
                 environment[op.results[0]] = result
             elif op.results:
@@ -426,6 +457,8 @@ class Simulation:
             wait = next(generator)
         except StopIteration as stop:
             role.pending = None
+            if role.pending_barrier:
+                role.barrier()
             results = role.pending_results
             if len(results) == 1:
                 role.environment[results[0]] = stop.value

@@ -46,17 +46,8 @@ class Spans:
     __slots__ = ("starts", "nbytes")
 
     def __init__(self, starts: np.ndarray, nbytes: int):
-        self.starts: np.ndarray = np.sort(starts.reshape(-1))
+        self.starts: np.ndarray = starts.reshape(-1)
         self.nbytes = nbytes
-
-    def meets(self, other: Spans) -> bool:
-        """Whether the two have a byte in common."""
-        if not self.starts.size or not other.starts.size or not self.nbytes or not other.nbytes:
-            return False
-        # the first piece that ends after each start
-        behind = np.asarray(np.searchsorted(other.starts, self.starts - other.nbytes, side="right"))
-        found = behind < other.starts.size
-        return bool((other.starts[behind[found]] < self.starts[found] + self.nbytes).any())
 
 
 class AddressMap:

@@ -37,7 +37,7 @@ def cluster_id(role: Role, op: Op) -> int:
 
 @effect("ttg.barrier", "gpu.barrier", "ttg.local_barrier")
 def barrier(role: Role, op: Op) -> None:
-    """bar.sync of the role's own warps. They are in lockstep already."""
+    """bar.sync of the role's own warps (`Program.resolve` marks it). They are in lockstep already."""
 
 
 @effect("ttng.fence_async_shared")
@@ -123,7 +123,8 @@ def assume(role: Role, op: Op, condition: Any) -> None:
 
 @effect("tt.gdc_wait", "ttg.gdc_wait", "nvvm.griddepcontrol.wait", "ttng.gdc_wait", "tt.grid_dependency_wait")
 def dependency_wait(role: Role, op: Op) -> None:
-    """Return at once: launches are simulated one after the other, so the previous kernels have ended."""
+    """Return at once: launches are simulated one after the other. From here on the role knows what they did."""
+    role.clock.complete |= role.machine.simulation.launch_order.waited
 
 
 @effect(
@@ -134,4 +135,6 @@ def dependency_wait(role: Role, op: Op) -> None:
     "tt.grid_dependency_launch_dependents",
 )
 def launch_dependents(role: Role, op: Op) -> None:
-    """Do nothing: launches are simulated one after the other."""
+    """From here on the next launch may start, when all CTAs are so far. It knows the launches that have ended now."""
+    for rank in role_ranks(role):
+        role.machine.dependents.setdefault(rank, role.clock.complete)

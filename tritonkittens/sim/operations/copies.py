@@ -14,7 +14,7 @@ from ..clocks import GENERIC
 from ..costs import GLOBAL_LATENCY, global_cycles
 from ..numbers import encode
 from ..ttgir import Op
-from ..values import Poison, Spans, View
+from ..values import Poison, View
 from .global_memory import check_address, element_of, outside
 from .registry import effect
 
@@ -43,8 +43,6 @@ def async_copy(role: Role, op: Op, pointers: np.ndarray, target: View, *rest: An
         else np.broadcast_to(np.asarray(mask).astype(bool), shape).reshape(-1)
     )
     check_address(role, op, addresses[on], element.nbytes)
-    if role.bulk_writes:
-        machine.settled(role, Spans(addresses[on], element.nbytes), op, "cp.async")
 
     def effect(operation: Async) -> None:
         words = np.zeros(addresses.size, {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[element.nbytes])
@@ -53,6 +51,7 @@ def async_copy(role: Role, op: Op, pointers: np.ndarray, target: View, *rest: An
         found, bad = machine.simulation.memory.gather(addresses[on], element.nbytes)
         if bad is not None:
             outside(role, op, bad, element.nbytes, "cp.async")
+        machine.simulation.global_order.access(operation, addresses[on], element.nbytes, False, op)
         words[on] = found
         machine.touch(operation, target, True, GENERIC, op)
         machine.write(target, words.reshape(shape))

@@ -9,15 +9,19 @@ import numpy as np
 
 from ..agents import Role, poisoned
 from ..costs import CLOCK_GHZ, GLOBAL_LATENCY
+from ..global_order import CTA, GPU, WEAK
+from ..layouts import owners
 from ..numbers import decode, encode, round_to
 from ..report import Place
 from ..spinning import Read, Rest
 from ..ttgir import Op, Pointer, Scalar, Tensor
-from ..values import Spans
 from .registry import effect
 
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 # tt::RMWOp, by its value in the attribute
+# tt::MemSemantic and tt::MemSyncScope, by their values
+SEMANTICS = {1: "relaxed", 2: "acquire", 3: "release", 4: "acq_rel"}
+SYNC_SCOPES = {1: GPU, 2: CTA, 3: GPU}
 RMW = {1: "and", 2: "or", 3: "xor", 4: "add", 5: "fadd", 6: "max", 7: "min", 8: "umax", 9: "umin", 10: "exch"}
 
 
@@ -78,8 +82,12 @@ def load(role: Role, op: Op, pointers: Any, *rest: Any) -> Any:
     words, bad = role.machine.simulation.memory.gather(active, element.nbytes)
     if bad is not None:
         outside(role, op, bad, element.nbytes, "a load")
-    if role.bulk_writes:
-        role.machine.settled(role, Spans(active, element.nbytes), op, "load")
+    strong = GPU if op.attributes.get("isVolatile") else WEAK
+    threads = threads_of(role, kind, on, write=False)
+    order = role.machine.simulation.global_order
+    order.access(role, active, element.nbytes, False, op, scope=strong, owners=threads)
+    if strong:
+        order.acquire(role, active, order="relaxed", scope=GPU)
     values = decode(element.name, words)
     if on is not None:
         if other is None or poisoned(other):
@@ -119,15 +127,52 @@ def store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> None:
     shape = kind.shape if isinstance(kind, Tensor) else ()
     addresses = np.broadcast_to(np.asarray(pointers, np.int64), shape).reshape(-1)
     words = np.broadcast_to(encode(element.name, np.asarray(values)), shape).reshape(-1)
+    on = None
     if mask:
         on = np.broadcast_to(np.asarray(mask[0]).astype(bool), shape).reshape(-1)
         addresses, words = addresses[on], words[on]
     if addresses.size == 0:
         return
     check_address(role, op, addresses, element.nbytes)
-    bad = role.machine.simulation.memory.scatter(addresses, words)
+    memory = role.machine.simulation.memory
+    bad = memory.scatter(addresses, words)
     if bad is not None:
         outside(role, op, bad, element.nbytes, "a store")
+    role.machine.simulation.global_order.access(
+        role,
+        addresses,
+        element.nbytes,
+        True,
+        op,
+        single=not isinstance(kind, Tensor),
+        owners=threads_of(role, kind, on, write=True),
+    )
+    kept = memory.peek(addresses, element.nbytes)
+    if not np.array_equal(kept, words):
+        address = int(addresses[kept != words][0])
+        role.machine.report(
+            "race",
+            f"{memory.name_only(address)} is written twice in no order, by threads of one store",
+            role,
+            op,
+            "writes it",
+            buffer=memory.name_only(address),
+            element=memory.element(address),
+        )
+
+
+def threads_of(role: Role, kind: Any, on: np.ndarray | None, write: bool) -> np.ndarray | None:
+    """Return the thread of each active element of an access, see `layouts.owners`. The first thread stores scalars, and
+    all load them (−1). None where it is not known.
+    """
+    if role.mask is not None:
+        return None
+    if not isinstance(kind, Tensor):
+        return np.array([0 if write else -1], np.int16)
+    if kind.layout is None:
+        return None
+    threads = owners(kind.layout, kind.shape, role.warps)
+    return threads if on is None else threads[on]
 
 
 def combine(name: str, element: Scalar, old: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -178,7 +223,31 @@ def read_modify_write(role: Role, op: Op, addresses: np.ndarray, element: Scalar
     return out
 
 
-def _atomic(role: Role, op: Op, pointers: Any, mask: Any, change: Any) -> Any:
+def synchronise(
+    role: Role,
+    op: Op,
+    addresses: np.ndarray,
+    nbytes: int,
+    semantics: str,
+    scope: int,
+    single: bool,
+    *,
+    reads: bool = True,
+    writes: bool = True,
+) -> None:
+    """Record atomic accesses of these words, and what they acquire and release."""
+    order = role.machine.simulation.global_order
+    if reads:
+        order.acquire(role, addresses, order=semantics, scope=scope)
+    order.access(role, addresses, nbytes, writes, op, scope=scope, single=single)
+    if writes:
+        order.release(role, addresses, order=semantics, scope=scope, single=single, continues=reads)
+
+
+def _atomic(
+    role: Role, op: Op, pointers: Any, mask: Any, change: Any, *, reads: bool = True, writes: bool = True
+) -> Any:
+    """An atomic operation; `change` as in `read_modify_write`."""
     kind = op.operand_types[0]
     element = element_of(kind)
     scalar = not isinstance(kind, Tensor)
@@ -189,7 +258,10 @@ def _atomic(role: Role, op: Op, pointers: Any, mask: Any, change: Any) -> Any:
         if mask is None
         else np.broadcast_to(np.asarray(mask).astype(bool), shape).reshape(-1)
     )
-    old = read_modify_write(role, op, addresses[on], element, change(shape, on, element))
+    active = addresses[on]
+    old = read_modify_write(role, op, active, element, change(shape, on, element))
+    semantics, scope = SEMANTICS[op.attributes.get("sem", 4)], SYNC_SCOPES[op.attributes.get("scope", 1)]
+    synchronise(role, op, active, element.nbytes, semantics, scope, scalar, reads=reads, writes=writes)
     full = np.zeros(addresses.size, old.dtype)
     full[on] = old
     return as_scalar(full[0], element) if scalar else full.reshape(shape)
@@ -222,7 +294,9 @@ def atomic_cas(role: Role, op: Op, pointers: Any, expected: Any, values: Any) ->
 
 @effect("tt.atomic_load")
 def atomic_load(role: Role, op: Op, pointers: Any, *mask: Any) -> Any:
-    result = _atomic(role, op, pointers, mask[0] if mask else None, lambda shape, on, element: lambda at, old: old)
+    result = _atomic(
+        role, op, pointers, mask[0] if mask else None, lambda shape, on, element: lambda at, old: old, writes=False
+    )
     yield None
     return result
 
@@ -233,7 +307,7 @@ def atomic_store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> 
         new = np.broadcast_to(np.asarray(values), shape).reshape(-1)[on]
         return lambda at, old: new[at].astype(old.dtype)
 
-    _atomic(role, op, pointers, mask[0] if mask else None, change)
+    _atomic(role, op, pointers, mask[0] if mask else None, change, reads=False)
     yield None
 
 
@@ -276,6 +350,8 @@ def atomic_poll(role: Role, op: Op, pointers: Any, expected: Any, *timeout: Any)
         simulation.steps += 1
         if simulation.steps > simulation.step_limit:
             simulation.endless(role.machine, role, op)
+    semantics, scope = SEMANTICS[op.attributes.get("sem", 2)], SYNC_SCOPES[op.attributes.get("scope", 1)]
+    synchronise(role, op, addresses, element.nbytes, semantics, scope, shape == (), writes=False)
     return int(equal()[0]) if shape == () else equal().reshape(shape)
 
 

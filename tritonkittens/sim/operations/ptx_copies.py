@@ -73,19 +73,19 @@ class PtxCopies(PtxMemory):
 
         if destination[0] == "global":
             start, target = destination[1], Spans(np.array([destination[1]]), nbytes)
-            start_bulk(
-                self.role, self.op, "TMA store", nbytes, read, lambda data: write(self.role, start, data), target
-            )
+            kind = "TMA store" if reduction is None else f"TMA reduce ({reduction[0]})"
+            start_bulk(self.role, self.op, kind, nbytes, read, lambda data: write(self.role, start, data), target)
             return
         loads = source[0] == "global"
         kind, data = ("TMA load", self._maybe_early(read)) if loads else ("bulk copy between CTAs", read)
-        if loads and self.role.bulk_writes:
-            self.machine.settled(self.role, Spans(np.array([source[1]]), nbytes), self.op, kind)
         find = self.machine.barriers.find
         for place, bar in self.targets(destination[1], barrier, multicast):
             signalled = None if bar is None else find(self.role, bar, self.op, "a copy signals it")
 
             def effect(operation: Async, place: int = place) -> None:
+                if loads:
+                    order = self.machine.simulation.global_order
+                    order.access(operation, np.array([source[1]]), nbytes, False, self.op)
                 write(operation, place, data(operation))
 
             operation = self.start_signalling(
@@ -142,14 +142,19 @@ class PtxCopies(PtxMemory):
         check_coordinates(role, op, tensor, start, kind)
         self.check_aligned(shared, f"a TMA {direction} of {tensor.name}: the shared address", 128)
         if direction == "load":
-            if role.bulk_writes:
-                self.machine.settled(role, box_spans(tensor, start, tensor.box), op, "TMA load")
+            rows = box_spans(tensor, start, tensor.box)
             for place, bar in self.targets(shared, barrier, multicast):
                 if bar is None:
                     raise PtxFault("a tensor load without an mbarrier")
                 target = self._box(place, tensor)
                 start_load(
-                    role, op, [bar], target, lambda: box_words(role, op, tensor, start, tensor.box), target.map.total
+                    role,
+                    op,
+                    [bar],
+                    target,
+                    lambda: box_words(role, op, tensor, start, tensor.box),
+                    rows,
+                    target.map.total,
                 )
             return
         source = self._box(shared, tensor)

@@ -12,11 +12,12 @@ from tritonkittens.inline_ptx._meaning import NoMeaning, PtxFault
 from ..agents import Async, Role
 from ..clocks import GENERIC, TENSOR_THREADS, Clock
 from ..costs import TMA_LATENCY
+from ..global_order import SCOPES
 from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES
 from ..numbers import decode, encode, round_to
 from ..ttgir import Scalar, Tensor
-from ..values import AddressMap, Allocation, Spans, View
-from .global_memory import outside
+from ..values import AddressMap, Allocation, View
+from .global_memory import outside, synchronise
 from .ptx_threads import PtxThreads
 
 WORD: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -125,8 +126,6 @@ class PtxMemory(PtxThreads):
                 if bad is not None:
                     outside(self.role, self.op, bad, nbytes, "a load")
                 out[:, start : start + word] = words[:, None].view(np.uint8)
-            if isinstance(agent, Role) and agent.bulk_writes and not atomic:
-                self.machine.settled(agent, Spans(flat, nbytes), self.op, "load")
             return out
         out = np.empty((flat.size, nbytes), np.uint8)
         for here, view in self._split(space, flat, nbytes):
@@ -167,7 +166,9 @@ class PtxMemory(PtxThreads):
         out = np.zeros((*addresses.shape, nbytes), np.uint8)
         data = self.fetch(*self._agent(space, "ld"), space, flat, nbytes, atomic=order != "weak")
         out[active] = data.reshape(-1, *addresses.shape[1:], nbytes)
-        if order != "weak":
+        if space == "global":
+            self._synchronise(flat, nbytes, active, order, scope, reads=True)
+        elif order != "weak":
             self._acquire(space, flat)
         return out
 
@@ -181,10 +182,38 @@ class PtxMemory(PtxThreads):
         scope: str = "",
     ) -> None:
         space, flat = self.resolve(space, self._rows(active, addresses), data.shape[-1], "a store")
-        if order != "weak":
+        if space == "global":
+            self._synchronise(flat, data.shape[-1], active, order, scope, writes=True)
+        elif order != "weak":
             self._release(space, flat)
         self.put(
             *self._agent(space, "st"), space, flat, data[active].reshape(-1, data.shape[-1]), atomic=order != "weak"
+        )
+
+    def _synchronise(
+        self,
+        flat: np.ndarray,
+        nbytes: int,
+        active: np.ndarray,
+        order: str,
+        scope: str,
+        *,
+        reads: bool = False,
+        writes: bool = False,
+    ) -> None:
+        """Record accesses of global memory by the active threads, and what they acquire and release."""
+        count = int(np.count_nonzero(active))
+        if order != "weak":
+            semantics = "relaxed" if order == "volatile" else order
+            synchronise(
+                self.role, self.op, flat, nbytes, semantics, SCOPES[scope], count == 1, reads=reads, writes=writes
+            )
+            return
+        threads: np.ndarray = self.tid[active].astype(np.int16)
+        if count and flat.size != count:
+            threads = np.repeat(threads, flat.size // count)
+        self.machine.simulation.global_order.access(
+            self.role, flat, nbytes, writes, self.op, single=count == 1, owners=threads
         )
 
     def _agent(self, space: str, what: str) -> tuple[Role | Async, str]:
@@ -230,8 +259,11 @@ class PtxMemory(PtxThreads):
         expected = (
             None if compare is None else np.broadcast_to(np.asarray(compare), addresses.shape)[active].reshape(-1)
         )
-        self._acquire(space, flat)
-        self._release(space, flat)
+        if space == "global":
+            self._synchronise(flat, nbytes, active, order, scope, reads=True, writes=True)
+        else:
+            self._acquire(space, flat)
+            self._release(space, flat)
         old = np.zeros(flat.size, words.dtype)
         # threads that name one address run in order: the k-th thread of each address together
         order_of = np.argsort(flat, kind="stable")

@@ -12,11 +12,11 @@ from ..agents import Role, Wait
 from ..clocks import Clock
 from ..costs import CLOCK_GHZ
 from ..ttgir import Op
-from .control import role_ranks
+from .control import dependency_wait, launch_dependents, role_ranks
 from .ptx_threads import PtxThreads, ThenWait
 
 # Fences of accesses that are in order here anyway.
-IN_ORDER = ("acq_rel.", "sc.", "mbarrier_init.", "proxy.async.global", "proxy.tensormap::generic.", "proxy.alias")
+IN_ORDER = ("mbarrier_init.", "proxy.async.global", "proxy.tensormap::generic.", "proxy.alias")
 
 
 class PtxSynchronisation(PtxThreads):
@@ -70,7 +70,8 @@ class PtxSynchronisation(PtxThreads):
         return ThenWait(inner.ready, inner.describe, lambda: machine.cluster_barrier.passed(role), time=inner.time)
 
     def fence(self, kind: str, active: np.ndarray) -> None:
-        """Fence. Ordinary memory is in order here; only the asynchronous proxy and tcgen05 need their fences."""
+        """Fence. Ordinary accesses happen in order here; only other CTAs, the asynchronous proxy and tcgen05 need
+        fences."""
         clock = self.role.clock
         if kind == "tcgen05.before_thread_sync":
             clock.before_sync |= clock.operations
@@ -78,11 +79,17 @@ class PtxSynchronisation(PtxThreads):
             clock.after_sync |= clock.before_sync
         elif kind in ("proxy.async", "proxy.async.shared::cta", "proxy.async.shared::cluster"):
             clock.fence()
+        elif kind.startswith(("acq_rel.", "sc.")):
+            if not kind.endswith((".cta", ".cluster")):
+                self.role.fence()
         elif not kind.startswith(IN_ORDER) and kind != "warp":
             raise NoMeaning(f"fence.{kind}")
 
     def grid_dependency(self, action: str) -> Wait | None:
-        """Do nothing: launches are simulated one after the other."""
+        if action == "wait":
+            dependency_wait(self.role, self.op)
+        else:
+            launch_dependents(self.role, self.op)
         return None
 
     def sleep(self, nanoseconds: int) -> Wait:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tritonkittens.inline_ptx.tensormap import ELEMENT_TYPES
 from ..agents import Async, Role, Wait
 from ..clocks import ASYNC
 from ..costs import TMA_LATENCY, tma_cycles
+from ..global_order import GPU, WEAK
 from ..layouts import SHARED_STRIDE
 from ..numbers import decode, encode, round_to
 from ..tensormaps import FORMATS, SWIZZLES
@@ -118,11 +120,11 @@ def start_load(
     bar_addresses: list[int],
     target: View,
     words: Any,
+    source: Spans,
     bytes_per_barrier: int,
     kind: str = "TMA load",
-    clock_from: Any = None,
 ) -> None:
-    """Start a copy into shared memory that reports its bytes to barriers. `words()` reads the source."""
+    """Start a copy of `source` into shared memory that reports its bytes to barriers. `words()` reads the source."""
     machine = role.machine
     first = (target.base + int(target.map.offsets.reshape(-1).min())) % SHARED_STRIDE
     if first % COPY_ALIGNMENT:
@@ -139,6 +141,7 @@ def start_load(
 
     def effect(operation: Async) -> None:
         data = early if early is not None else words()
+        machine.simulation.global_order.access(operation, source.starts, source.nbytes, False, op)
         machine.touch(operation, target, True, ASYNC, op)
         machine.write(target, data.reshape(target.map.shape))
         for barrier, phase in zip(barriers, phases):
@@ -161,27 +164,27 @@ def load(role: Role, op: Op, *operands: Any) -> None:
     check_coordinates(role, op, tensor, start, "TMA load")
     if offsets or tensor.im2col is not None:
         shift = [int(o) & 0xFFFF for o in offsets]
+        source = im2col_spans(tensor, start, shift, box)
 
         def words() -> np.ndarray:
             return im2col_words(role, op, tensor, start, shift, box)
     else:
         if len(box) != len(start):
             role.machine.stop("misaligned", f"{tensor.name}: {len(start)} coordinates for a box {box}", role, op)
-        if role.bulk_writes:
-            role.machine.settled(role, box_spans(tensor, start, box), op, "TMA load")
+        source = box_spans(tensor, start, box)
 
         def words() -> np.ndarray:
             return box_words(role, op, tensor, start, box)
 
     bars = addresses(role, bar)
-    start_load(role, op, bars, target, words, delivered(role, bars, target))
+    start_load(role, op, bars, target, words, source, delivered(role, bars, target))
 
 
-def im2col_words(
-    role: Role, op: Op, tensor: TensorMap, start: list[int], shift: list[int], box: tuple[int, ...]
-) -> np.ndarray:
-    """Return pixels of a convolution's input in the order of its output, shifted by a filter tap (PTX ISA "im2col
-    mode").
+def im2col_pixels(
+    tensor: TensorMap, start: list[int], shift: list[int], box: tuple[int, ...]
+) -> Iterator[tuple[int, list[int]]]:
+    """Return (row of the box, coordinates) of pixels of a convolution's input that lie in the tensor, in the order of
+    its output, shifted by a filter tap (PTX ISA "im2col mode").
 
     The pixel box runs in each spatial dimension from `lower` to extent − 1 + `upper`. Pixels are counted through it
     row by row, image by image, from `start`.
@@ -189,15 +192,11 @@ def im2col_words(
     assert tensor.im2col is not None
     lower, upper, steps = tensor.im2col["lower"], tensor.im2col["upper"], tensor.im2col["element_strides"]
     spatial = tensor.shape[1:-1]
-    pixels, channels = box[-2], box[-1]
-    out: np.ndarray = np.zeros((pixels, channels), _WORD[tensor.nbytes])
-    if tensor.fill:
-        out[:] = encode(tensor.element, np.array(tensor.fill, np.float32))
     counts = [max(0, (n - 1 + up - low) // step + 1) for n, low, up, step in zip(spatial, lower, upper, steps)]
     image, *position, channel = start
     index = [(p - low) // step for p, low, step in zip(position, lower, steps)]
     shifts = shift or [0] * len(spatial)  # in the tensor's order here, reversed in the instruction
-    for row in range(pixels):
+    for row in range(box[-2]):
         flat = row
         place = []
         for axis in reversed(range(len(spatial))):
@@ -207,12 +206,32 @@ def im2col_words(
         at = place[::-1]
         number = image + flat
         if 0 <= number < tensor.shape[0] and all(0 <= p < n for p, n in zip(at, spatial)):
-            width = min(channels, tensor.shape[-1] - channel)
-            if width > 0:
-                out[row, :width] = strided(
-                    role, op, tensor, [number, *at, channel], [1] * (len(at) + 1) + [width]
-                ).reshape(-1)
+            yield row, [number, *at, channel]
+
+
+def im2col_words(
+    role: Role, op: Op, tensor: TensorMap, start: list[int], shift: list[int], box: tuple[int, ...]
+) -> np.ndarray:
+    """Return the pixels of a box, with the map's fill outside the tensor."""
+    pixels, channels = box[-2], box[-1]
+    out: np.ndarray = np.zeros((pixels, channels), _WORD[tensor.nbytes])
+    if tensor.fill:
+        out[:] = encode(tensor.element, np.array(tensor.fill, np.float32))
+    width = min(channels, tensor.shape[-1] - start[-1])
+    if width > 0:
+        for row, place in im2col_pixels(tensor, start, shift, box):
+            out[row, :width] = strided(role, op, tensor, place, [1] * (len(place) - 1) + [width]).reshape(-1)
     return out.reshape(box)
+
+
+def im2col_spans(tensor: TensorMap, start: list[int], shift: list[int], box: tuple[int, ...]) -> Spans:
+    """Return the pixels of a box inside the tensor."""
+    width = max(0, min(box[-1], tensor.shape[-1] - start[-1]))
+    starts = [
+        tensor.address + sum(p * s for p, s in zip(place, tensor.strides))
+        for _, place in im2col_pixels(tensor, start, shift, box)
+    ]
+    return Spans(np.array(starts, np.int64), width * tensor.nbytes)
 
 
 def start_store(role: Role, op: Op, source: View, put: Any, target: Spans, kind: str = "TMA store") -> None:
@@ -242,9 +261,13 @@ def start_bulk(role: Role, op: Op, kind: str, nbytes: int, read: Any, put: Any, 
         cost=tma_cycles(nbytes),
         latency=TMA_LATENCY,
     )
-    writes = machine.follow(reads, "writes", lambda operation: put(data.pop()))
-    role.bulk_open.append(writes)
-    role.bulk_writes.append((writes, target))
+
+    def write(operation: Async) -> None:
+        put(data.pop())
+        scope = GPU if kind.startswith("TMA reduce") else WEAK
+        machine.simulation.global_order.access(operation, target.starts, target.nbytes, True, op, scope=scope)
+
+    role.bulk_open.append(machine.follow(reads, "writes", write))
 
 
 def write_box(role: Role, op: Op, tensor: TensorMap, start: list[int], words: np.ndarray, kind: str | None) -> None:
@@ -325,8 +348,6 @@ def gather(
     tensor = check_map(role, op, tensor)
     check_coordinates(role, op, tensor, [0, int(column)], "TMA gather")
     width = target.map.shape[-1]
-    if role.bulk_writes:
-        role.machine.settled(role, rows_spans(tensor, rows, int(column), width), op, "TMA gather")
 
     def words() -> np.ndarray:
         return np.concatenate(
@@ -334,7 +355,8 @@ def gather(
         )
 
     bars = addresses(role, bar)
-    start_load(role, op, bars, target, words, delivered(role, bars, target), "TMA gather")
+    source = rows_spans(tensor, rows, int(column), width)
+    start_load(role, op, bars, target, words, source, delivered(role, bars, target), "TMA gather")
 
 
 def rows_spans(tensor: TensorMap, rows: np.ndarray, column: int, width: int) -> Spans:
