@@ -50,20 +50,33 @@ class GlobalAccess(NamedTuple):
     threads: Threads | None
 
 
+Places = np.ndarray | slice  # granules of a tensor
+
+
+def _numbers(places: Places) -> np.ndarray:
+    return np.arange(places.start, places.stop) if isinstance(places, slice) else places
+
+
 class Threads:
-    """Which thread of a role accesses which granule: one number for each place, −1 where all threads do."""
+    """Which thread of a role accesses which bytes: pieces of `nbytes` at `starts`, each by its owner, −1 for all."""
 
-    __slots__ = ("places", "owners", "sorted")
+    __slots__ = ("starts", "nbytes", "owners")
 
-    def __init__(self, places: np.ndarray, owners: np.ndarray):
-        self.places, self.owners, self.sorted = places, owners, False
+    def __init__(self, starts: np.ndarray, nbytes: int, owners: np.ndarray):
+        self.starts, self.nbytes, self.owners = starts, nbytes, owners
 
-    def at(self, places: np.ndarray) -> np.ndarray:
-        """Return the owners of these places, all of which are known."""
-        if not self.sorted:
-            order = np.argsort(self.places, kind="stable")
-            self.places, self.owners, self.sorted = self.places[order], self.owners[order], True
-        return self.owners[np.searchsorted(self.places, places)]
+    def at(self, addresses: np.ndarray) -> np.ndarray:
+        """Return the owners of the bytes at these addresses, −1 where there is none."""
+        order = np.argsort(self.starts, kind="stable")
+        starts = self.starts[order]
+        found = np.maximum(np.searchsorted(starts, addresses, side="right") - 1, 0)
+        inside = (addresses >= starts[found]) & (addresses < starts[found] + self.nbytes)
+        return np.where(inside, self.owners[order[found]], -1)
+
+    def equals(self, other: Threads) -> bool:
+        return (
+            self.owners is other.owners and self.nbytes == other.nbytes and np.array_equal(self.starts, other.starts)
+        )
 
 
 class _Readers:
@@ -95,20 +108,33 @@ class _Tensor:
             self.writes, self.reads = np.repeat(self.writes, times), np.repeat(self.reads, times)
         self.granule = granule
 
-    def places(self, starts: np.ndarray, nbytes: int) -> np.ndarray:
+    def places(self, starts: np.ndarray, nbytes: int) -> Places:
         """Return the granules of pieces of `nbytes` each."""
+        first = int(starts[0]) - self.start
+        end = int(starts[-1]) - self.start + nbytes
+        if end - first == starts.size * nbytes and bool((starts[1:] - starts[:-1] == nbytes).all()):
+            needed = _granule(first | end)
+            if not self.granule or needed < self.granule:
+                self.refine(needed)
+            return slice(first // self.granule, end // self.granule)
         offsets = starts - self.start
-        bits = int(np.bitwise_or.reduce(offsets)) | nbytes | WIDEST
-        needed = bits & -bits
+        needed = _granule(int(np.bitwise_or.reduce(offsets)) | nbytes)
         if not self.granule or needed < self.granule:
             self.refine(needed)
-        first = offsets >> (self.granule.bit_length() - 1)
+        places = offsets >> (self.granule.bit_length() - 1)
         each = nbytes // self.granule
-        return first if each == 1 else (first[:, None] + np.arange(each)).reshape(-1)
+        return places if each == 1 else (places[:, None] + np.arange(each)).reshape(-1)
+
+
+def _granule(bits: int) -> int:
+    bits |= WIDEST
+    return bits & -bits
 
 
 def _runs(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (the first index, the number) of every run of equal numbers."""
+    if numbers.min() == numbers.max():
+        return np.zeros(1, np.int64), numbers[:1]
     first = np.concatenate([[0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1])
     return first, numbers[first]
 
@@ -169,10 +195,10 @@ class GlobalOrder:
             if tensor is None or tensor.size < size:
                 tensor = self.tensors[start] = _Tensor(start, size)
             places = tensor.places(rest if here is None else rest[here], nbytes)
-            if places.size and int(places[-1]) >= tensor.writes.size:
-                places = places[places < tensor.writes.size]
-            own = owners if owners is None or here is None else owners[here]
-            self._record(agent, tensor, places, write, op, scope, single, own)
+            threads = None
+            if owners is not None:
+                threads = Threads(rest, nbytes, owners) if here is None else Threads(rest[here], nbytes, owners[here])
+            self._record(agent, tensor, places, write, op, scope, single, threads)
             if here is None:
                 return
             rest = rest[~here]
@@ -182,29 +208,26 @@ class GlobalOrder:
         self,
         agent: Role | Async,
         tensor: _Tensor,
-        places: np.ndarray,
+        places: Places,
         write: bool,
         op: Op,
         scope: int,
         single: bool,
-        owners: np.ndarray | None,
+        threads: Threads | None,
     ) -> None:
         role, bit, epoch = (agent, 0, 0) if isinstance(agent, Role) else (agent.role, agent.bit, 0)
         machine = role.machine
-        who, threads = machine.where(role), None
+        who = machine.where(role)
         if bit:
             who = f"{who}, {agent.kind}"  # type: ignore[union-attr]
         else:
             epoch = role.clock.roles[role.index]
-            if owners is not None:
-                owners = np.repeat(owners, places.size // owners.size) if places.size != owners.size else owners
-                threads = Threads(places, owners)
         access = GlobalAccess(machine, role, epoch, bit, write, scope, single, role.barriers, op, who, threads)
-        first, numbers = _runs(tensor.writes[places])
-        for number in set(numbers.tolist()):
+        for number in set(_runs(tensor.writes[places])[1].tolist()):
             if number:
                 self._check(self.accesses[number], access, agent, tensor, tensor.writes, number, places)
-        reads_first, readers = _runs(tensor.reads[places])
+        read = tensor.reads[places]
+        first, readers = _runs(read)
         if write:
             for number in set(readers.tolist()):
                 reader, left = self.readers[number], MOST_READERS
@@ -220,7 +243,7 @@ class GlobalOrder:
             tensor.reads[places] = next(iter(new.values()))
             return
         values = np.array([new[number] for number in readers.tolist()], np.int32)
-        tensor.reads[places] = np.repeat(values, np.diff(np.append(reads_first, places.size)))
+        tensor.reads[places] = np.repeat(values, np.diff(np.append(first, read.size)))
 
     def _joined(self, number: int, access: GlobalAccess) -> int:
         """Return the number of the readers `number` with a further one."""
@@ -253,7 +276,7 @@ class GlobalOrder:
         tensor: _Tensor,
         numbers: np.ndarray,
         number: int,
-        places: np.ndarray,
+        places: Places,
     ) -> None:
         assert before is not None
         if before.scope and access.scope and min(before.scope, access.scope) >= _distance(before, access):
@@ -261,13 +284,16 @@ class GlobalOrder:
         if before.role is access.role and not before.bit:
             if access.bit or before.threads is None or before.barriers != access.barriers or access.threads is None:
                 return
-            where = np.unique(places[numbers[places] == number])
-            where = where[np.isin(where, before.threads.places)]
-            old, new = before.threads.at(where), access.threads.at(where)
+            if before.threads.equals(access.threads):
+                return
+            own = access.threads
+            here = numbers[(own.starts - tensor.start) // tensor.granule] == number
+            old, new = before.threads.at(own.starts[here]), own.owners[here]
             # a value that all threads have read may be overwritten by one: the others seldom use theirs
             wrong = (old != new) & (old >= 0)
             if wrong.any():
-                self._report(before, access, tensor, int(where[wrong][0]), "threads")
+                address = int(own.starts[here][wrong][0])
+                self._report(before, access, tensor, (address - tensor.start) // tensor.granule, "threads")
             return
         clock = agent.clock
         if clock.complete >> before.machine.uid[0] & 1:
@@ -278,7 +304,7 @@ class GlobalOrder:
             past = clock.world.get(before.machine.uid)
         if past is not None and past.covers(before.role.index, before.epoch, before.bit, before.single):
             return
-        place = int(places[numbers[places] == number][0])
+        place = int(_numbers(places)[numbers[places] == number][0])
         self._report(before, access, tensor, place, _why(past, before, access))
 
     def _report(self, before: GlobalAccess, access: GlobalAccess, tensor: _Tensor, place: int, why: str) -> None:

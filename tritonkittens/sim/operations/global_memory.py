@@ -147,6 +147,8 @@ def store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> None:
         single=not isinstance(kind, Tensor),
         owners=threads_of(role, kind, on, write=True),
     )
+    if bool((addresses[1:] > addresses[:-1]).all()):
+        return
     kept = memory.peek(addresses, element.nbytes)
     if not np.array_equal(kept, words):
         address = int(addresses[kept != words][0])
