@@ -21,7 +21,7 @@ from tritonkittens.kernels.attention import (
 from tritonkittens.kernels.attention.backward_plan import addends_in
 from tritonkittens.kernels.attention.config import Config, Shape, least, parts_of_group, suited, worth_sums
 from tritonkittens.kernels.attention.cost_model import BackwardShape, single_pass, two_passes, work
-from tritonkittens.kernels.attention.reference import visible
+from tritonkittens.kernels.attention.reference import LIMIT, visible
 from tritonkittens.kernels.attention.varlen_backward_plan import varlen_addends_in
 
 BF16 = torch.bfloat16
@@ -174,6 +174,23 @@ def test_a_given_configuration_is_used(monkeypatch, with_gradient):
         made.clear()
         launches_both_ways(lambda given=given: attention(q, q, q, config=given), h200())
         assert (config in made) == (given is not None)
+
+
+def test_queries_of_a_group_are_packed_where_that_is_a_view():
+    q, k, lse = x(2, 6, 10, 64), x(2, 3, 20, 64), x(2, 6, 10)
+
+    def shapes(q, out, lse, left=LIMIT, right=LIMIT):
+        scores = call_plan.Scores(1.0, None, left, right)
+        found = call_plan.packed_by_group(q, k, out, lse, scores)
+        assert all(a is b is None or a.data_ptr() == b.data_ptr() for a, b in zip(found, (q, out, lse), strict=True))
+        return [y if y is None else tuple(y.shape) for y in found]
+
+    assert shapes(q, q.clone(), lse) == [(2, 3, 20, 64)] * 2 + [(2, 3, 20)]
+    assert shapes(q, x(2, 6, 10, 32), None) == [(2, 3, 20, 64), (2, 3, 20, 32), None]
+    strided = x(2, 10, 6, 64).transpose(1, 2)
+    for kept in ((q, strided, lse), (strided, q, lse), (q, q, x(2, 6, 12)[..., :10])):
+        assert shapes(*kept) == [(2, 6, 10, 64)] * 2 + [(2, 6, 10)]
+    assert shapes(q, q, lse, right=0) == shapes(q, q, lse, left=5) == [(2, 6, 10, 64)] * 2 + [(2, 6, 10)]
 
 
 P, R = x(9, 4, 64), x(7, 2, 64)  # queries, keys of a call of attention_varlen

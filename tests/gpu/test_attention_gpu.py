@@ -164,6 +164,16 @@ def test_layouts_of_the_operands(rng):
         assert torch.equal(attention(q, k, v, causal=causal), attention(*strided, causal=causal))
 
 
+@pytest.mark.parametrize("given", [{}, dict(softcap=2.0)], ids=str)
+def test_heads_of_a_group_that_share_tiles(given, rng):
+    """Without a mask, tiles of a group's queries have rows of several heads and end in the middle of one."""
+    q, k, v = operands(2, 6, 2, 70, 130, 64)
+    check(q, k, v, **given)
+    config = Config(tile_n=64, consumers=1)
+    check(q, k, v, config, **given)
+    check(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, config, **given)
+
+
 def test_calls_that_are_known(rng, monkeypatch):
     """A second call of a kind is launched at once: the same results, copies where operands need them, and what is wrong
     is refused as before."""
