@@ -141,13 +141,14 @@ def test_configurations(config, rng):
         slow(128, 64, Config(tile_n=112)),
         (32, 96, Config(tile_n=144)),
         slow(96, 96, Config(tile_n=96)),
+        slow(112, 112, Config(tile_n=96)),
+        (160, 160, Config(tile_n=112, epilogue_n=32)),
         slow(256, 256, Config(tile_n=48, epilogue_n=128)),
     ],
     ids=str,
 )
 def test_blocks_of_keys_that_are_no_power_of_two(dim, value_dim, config, rng):
-    """K in several lines, in one, and in none, where head dimensions are none: then several products make the
-    scores."""
+    """K in several lines, in one, and in none, where lines would be short: then several products make the scores."""
     kinds = ({}, dict(causal=True), dict(window=(100, 20)), dict(softcap=2.0))
     for given in (kinds[i] for i in rng.permutation(len(kinds))[: on_gpu_or_simulated(len(kinds), 1)]):
         print(f"{given=}")
