@@ -55,21 +55,36 @@ class ForwardPace:
         block: overhead of a block, independent of its size.
         latency: of 64 keys, from the MMA of their scores to the MMA with V.
         issue: issue slots of 64 keys, for each consumer of the SM.
+        mma: MMAs of 64 keys on the tensor cores, for each consumer of the SM.
+        eager: issue slots of 64 keys for largest scores and rescaled outputs, where the kernel is not `lazy`.
     """
 
     begin: float
     block: float
     latency: float
     issue: float
+    mma: float = 0.0
+    eager: float = 0.0
 
-    def time(self, found: Work, slots: int, consumers: int, keys: int, blocks_per_sm: int, fetched: bool) -> float:
+    def time(
+        self,
+        found: Work,
+        slots: int,
+        *,
+        consumers: int,
+        keys: int,
+        blocks_per_sm: int,
+        fetched: bool,
+        lazy: bool = True,
+    ) -> float:
         """Microseconds of a launch on `slots` SMs. `keys`: keys of a block. `fetched`: whether CTAs fetch tasks, so
         that their waves overlap."""
 
         def wave(resident: float) -> float:
             """Microseconds of the longest task where `resident` CTAs share an SM."""
             busy, units = resident * consumers, keys / UNIT
-            return self.begin * busy + found.blocks * (self.block + units * (self.latency + self.issue * busy))
+            each = max(self.latency + self.issue * busy, self.mma * busy) + (0.0 if lazy else self.eager * busy)
+            return self.begin * busy + found.blocks * (self.block + units * each)
 
         if fetched and found.share < 1:
             load = max(1.0, found.tasks * found.share / slots)
@@ -81,7 +96,12 @@ class ForwardPace:
         return last + found.share * (equal - last)
 
 
-FORWARD = {64: ForwardPace(0.7, 0.155, 0.166, 0.135), 128: ForwardPace(1.5, 0.1, 0.32, 0.115)}  # by padded dimension
+FORWARD = {  # by the larger dimension, at most
+    64: ForwardPace(0.7, 0.155, 0.166, 0.135),
+    128: ForwardPace(1.5, 0.1, 0.32, 0.115, mma=0.3, eager=0.03),
+    192: ForwardPace(2.2, 0.1, 0.48, 0.13, mma=0.45, eager=0.04),
+    256: ForwardPace(3.0, 0.1, 0.64, 0.145, mma=0.6, eager=0.05),
+}
 
 
 @dataclass(frozen=True)
