@@ -3,9 +3,9 @@
 One launch, any strides. Memory or the launch bounds such a product, so a copy to aligned memory would cost as much as
 the product itself.
 
-B is read either by element, which always works, or in words of 16 bytes. Rows ld elements apart begin at the same
-offset in a word every CLASSES = 8 / gcd(ld, 8) rows. So each class of rows is a matrix of aligned words, whose columns
-are shifted by less than a word.
+B is read either by element, which always works, or in words of 16 bytes. With a row pitch of `ld` elements, rows i and
+i + 8 / gcd(ld, 8) begin at the same offset in a word. So the rows form 8 / gcd(ld, 8) classes. Each class is a matrix
+of aligned words, whose columns are shifted by less than a word.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ FEW_ROWS = 64
 SMALL_PRODUCT = 1 << 26
 
 MAX_PARTS = 64
-# Tiles of words that a block could read in the time in which it starts and ends; loads sums; reads a tile by element
-START, SUM, BY_ELEMENT = 4, 2, 4
+
+# Times, in those in which a block reads a tile of words
+START = 4  # to start and end a block
+SUM = 2  # to load the sums of parts, as many as registers hold
+BY_ELEMENT = 4  # to read a tile by element
+
 MAX_STRIDE = 1 << 20  # elements: places in a tile are 32-bit numbers
 SMALL_RESULT = 1 << 15  # elements of C up to which small tiles are faster
 
