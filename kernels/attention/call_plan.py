@@ -195,8 +195,7 @@ def run_forward(
         return launch(q, k, v, out, *(() if lse is None else (lse,)))
     if out.numel() == 0 or k.shape[2] == 0:
         return fill_empty(out, lse)
-    if config is None or config.heads == 1:
-        q, out, lse = packed_by_group(q, k, out, lse, scores)
+    q, out, lse = packed_by_group(q, k, out, lse, scores)
     launch_forward(forward, q.dtype, q, k, as_addressable(v), out, lse, (), scores, config)
     if plan is not None and addressable(q) and addressable(k) and addressable(v) and storable(out):
         kernel, numbers = kernel_of(forward, q.dtype, q, k, out.shape[3], lse is not None, scores)
@@ -245,8 +244,6 @@ def kernel_of(
     )
     numbers = scores.numbers(window=shape.window is not None)
     if config is not None:
-        if (group := q.shape[1] // k.shape[1]) % config.heads:
-            raise ValueError(f"attention: heads={config.heads} of the configuration; it must divide a group of {group}")
         return make(*kind, config), numbers
     return choose(make, kind, shape, multiprocessor_count(q.get_device())), numbers
 

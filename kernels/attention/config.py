@@ -51,7 +51,6 @@ class Config:
         epilogue_n: columns of O that a consumer stages at a time; None: all.
         dynamic: CTAs fetch causal tasks, longest first.
         order: raster order of the tasks; None: chosen.
-        heads: 1, 2 or 4 query heads of a key head that share a tile: each has that part of its rows.
     """
 
     tile_n: int = 128
@@ -63,7 +62,6 @@ class Config:
     epilogue_n: int | None = None
     dynamic: bool = True
     order: tk.Order | None = None
-    heads: int = 1
 
     def __new__(cls, *values: object, **fields: object) -> Config:
         refuse_old("Config", "configuration", fields)
@@ -80,7 +78,6 @@ class Config:
             stages=self.stages,
             blocks_per_sm=self.blocks_per_sm,
             epilogue_n=self.epilogue_n,
-            heads=self.heads,
             **schedule,
         )
 

@@ -175,25 +175,6 @@ def test_heads_of_a_group_that_share_tiles(given, rng):
     check(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, config, **given)
 
 
-@pytest.mark.parametrize(
-    "heads, dim, given",
-    [
-        (4, 64, dict(causal=True)),
-        slow(2, 64, {}),
-        slow(4, 192, dict(window=(20, 3))),
-        (2, 64, dict(causal=True, window=(30, 0), softcap=2.0)),
-    ],
-    ids=str,
-)
-def test_heads_that_share_a_tile(heads, dim, given, rng):
-    """Each has a part of the tile's rows: masks, outputs and log-sum-exps by the queries of a part."""
-    q, k, v = operands(1, 8, 2, 70, 100, dim)
-    config = Config(tile_n=64, heads=heads, epilogue_n=64)
-    check(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, config, **given)
-    with pytest.raises(ValueError, match="heads=3 of the configuration; it must divide a group of 4"):
-        attention(q, k, v, config=Config(heads=3))
-
-
 def test_calls_that_are_known(rng, monkeypatch):
     """A second call of a kind is launched at once: the same results, copies where operands need them, and what is wrong
     is refused as before."""

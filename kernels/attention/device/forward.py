@@ -79,7 +79,7 @@ class AttentionForward(QueryTiles):
     @property
     def one_edge(self) -> bool:
         """Whether exactly one block of a task needs a mask."""
-        whole = self.causal and not self.shifted and self.tile_n % self.task_rows == 0
+        whole = self.causal and not self.shifted and self.tile_n % (self.tile_m * self.consumers) == 0
         if self.lazy and self.consumers == 3 and not whole:
             # with a loop of its own for edges ptxas spills nothing in the main one; without, 20 registers an iteration
             return False
@@ -89,7 +89,7 @@ class AttentionForward(QueryTiles):
     def halves_first(self) -> bool:
         """Whether the first consumer's queries may see only half of the first block: a mask hides the rest."""
         hides = (self.causal or self.window) and self.consumers == 2 and self.tile_n == 2 * self.tile_m
-        return hides and self.raised == 0 and not self.key_lines and self.heads == 1
+        return hides and self.raised == 0 and not self.key_lines
 
     @property
     def key_lines(self) -> int:
@@ -112,9 +112,8 @@ class AttentionForward(QueryTiles):
             tk.st(self.dtype, self.tile_n, self.value_dim),
             tk.st(self.result or self.dtype, self.tile_m, self.epilogue_n or self.value_dim),
         )
-        q_part, o_part = (tk.st(x.dtype, x.rows // self.heads, x.cols, swizzle=x.swizzle) for x in (q, o))
         return tk.layout(
-            globals=dict(Q=q_part, K=k, V=v, O=o_part, **(dict(L=None) if self.lse else {})),
+            globals=dict(Q=q, K=k, V=v, O=o, **(dict(L=None) if self.lse else {})),
             input=dict.fromkeys(self.key_tiles, k),
             lagged=dict(V=v),
             task=dict(Q=q),
@@ -124,11 +123,9 @@ class AttentionForward(QueryTiles):
 
     @triton.jit
     def load_task(ctx, task):
-        HEADS: tl.constexpr = ctx.config.heads
-        row = ctx.row * ctx.config.consumers + ctx.consumer
-        for i in tl.static_range(HEADS):
-            part = tk.subtile(task.Q, ctx.config.tile_m // HEADS, ctx.config.head_dim, i, 0) if HEADS > 1 else task.Q
-            tk.load_async(part, ctx.globals.Q, (ctx.batch, ctx.head * HEADS + i, row, 0), task.full)
+        tk.load_async(
+            task.Q, ctx.globals.Q, (ctx.batch, ctx.head, ctx.row * ctx.config.consumers + ctx.consumer, 0), task.full
+        )
 
     @triton.jit
     def _block(ctx):
@@ -328,24 +325,12 @@ class AttentionForward(QueryTiles):
         total = tk.row_sum(state.sums)
         row = ctx.row * ctx.config.consumers + ctx.consumer
         o = tk.mul_row(state.o, ctx.config._share(ctx, total))
-        HEADS: tl.constexpr = ctx.config.heads
-        COLS: tl.constexpr = ctx.config.epilogue_n or ctx.config.value_dim
         subtiles = (o,) if ctx.config.epilogue_n is None else tk.split_cols(o, ctx.config.epilogue_n)
         for i in tl.static_range(len(subtiles)):
             if i > 0:
                 tk.store_read_wait(0)
             tk.store(epilogue.O, subtiles[i])
             tk.fence_async()
-            for j in tl.static_range(HEADS):
-                part = tk.subtile(epilogue.O, ctx.config.tile_m // HEADS, COLS, j, 0) if HEADS > 1 else epilogue.O
-                tk.store_async(ctx.globals.O, part, (ctx.batch, ctx.head * HEADS + j, row, i))
+            tk.store_async(ctx.globals.O, epilogue.O, (ctx.batch, ctx.head, row, i))
         if ctx.config.lse:
-            found = ctx.config._log_sum(ctx, state, total)
-            if HEADS == 1:
-                tk.store(ctx.globals.L, found, (ctx.batch, ctx.head, row))
-            else:
-                ROWS: tl.constexpr = ctx.config.tile_m // HEADS
-                number = tk.iota(found, 0)
-                query = row * ROWS + number % ROWS
-                places = tk.pointer_to(ctx.globals.L, (ctx.batch, ctx.head * HEADS + number // ROWS, query))
-                tl.store(places, found, mask=query < tk.extent(ctx.globals.Q, 2))
+            tk.store(ctx.globals.L, ctx.config._log_sum(ctx, state, total), (ctx.batch, ctx.head, row))

@@ -59,11 +59,8 @@ def squashed(ctx, s):
 @triton.jit
 def hidden(ctx, s):
     """The scores of this iteration's block, −∞ where a query does not see a key."""
-    ROWS: tl.constexpr = ctx.config.tile_m // ctx.config.heads
-    row = (ctx.row * ctx.config.consumers + ctx.consumer) * ROWS + ctx.shift
+    row = (ctx.row * ctx.config.consumers + ctx.consumer) * ctx.config.tile_m + ctx.shift
     col = (ctx.last - ctx.iter) * ctx.config.tile_n
-    if ctx.config.heads > 1:  # what is to be added to a row's number in the tile
-        row = row - tk.iota(tk.row_max(s), 0) // ROWS * ROWS
     if ctx.config.window:
         s = tk.sliding_window(s, ctx.args.left, ctx.args.right, row=row, col=col)
     if ctx.config.causal:  # no query sees a key after the last, which is the last query's own

@@ -53,7 +53,6 @@ class QueryTiles(tk.lcf):
     window: bool = False
     softcap: bool = False
     order: tk.Order = tk.ColumnMajor()
-    heads: int = 1  # query heads of a key head that share a tile: so many equal parts of its rows
     edges_apart: bool = True  # a loop of their own for the blocks that need a mask
 
     _hidden = hidden  # a block's scores, −∞ where a query does not see a key
@@ -74,12 +73,12 @@ class QueryTiles(tk.lcf):
 
     @property
     def task_rows(self) -> int:
-        """Rows of a head in a task's tile: queries, or keys of a kernel that streams queries."""
-        return self.tile_m // self.heads * self.consumers
+        """Rows of a task's tile: queries, or keys of a kernel that streams queries."""
+        return self.tile_m * self.consumers
 
     def tiles(self, Q: Any, *_: Any) -> tuple[int, int]:
         """(tiles of a head, heads of all batches)."""
-        return -(-Q[2] // self.task_rows), Q[0] * Q[1] // self.heads
+        return -(-Q[2] // self.task_rows), Q[0] * Q[1]
 
     @property
     def one_edge(self) -> bool:
@@ -97,7 +96,7 @@ class QueryTiles(tk.lcf):
 
     @triton.jit
     def setup(ctx):
-        heads = tk.extent(ctx.globals.Q, 1) // ctx.config.heads
+        heads = tk.extent(ctx.globals.Q, 1)
         queries, keys = tk.extent(ctx.globals.Q, 2), tk.extent(ctx.globals.K, 2)
         HEIGHT: tl.constexpr = ctx.config.task_rows
         tiles = tk.ceil_div(queries, HEIGHT)
