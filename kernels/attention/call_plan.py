@@ -209,7 +209,8 @@ def packed_by_group(
     """(q, out, lse) as (B, kv_heads, group · queries, …) where these are views and all queries see all keys.
 
     The heads of a group then follow each other in one sequence of queries, which needs fewer tiles than one sequence a
-    head. Otherwise the tensors as they are. Source: `pack_gqa` of FlashAttention-3.
+    head. Otherwise the tensors as they are. So results of different layouts differ by rounding. Source: `pack_gqa` of
+    FlashAttention-3.
     """
     kv_heads, tensors = k.shape[1], (q, out) if lse is None else (q, out, lse)
     causal, window, _ = scores.features(q.shape[2], k.shape[2])

@@ -159,9 +159,9 @@ def test_layouts_of_the_operands(rng):
     """(B, S, H, D), and Q, K, V packed into one tensor."""
     packed = randn(2, 150, 3, 2, 64)
     check(*(x.transpose(1, 2) for x in packed.unbind(2)), causal=True)
-    q, k, v = operands(2, 4, 2, 100, 100, 64)
-    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    for causal in (False, True):
+    for kv_heads, causal in ((4, False), (2, True)):  # without a mask, heads of a group share tiles in one layout only
+        q, k, v = operands(2, 4, kv_heads, 100, 100, 64)
+        strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
         assert torch.equal(attention(q, k, v, causal=causal), attention(*strided, causal=causal))
 
 
