@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from tests.cases_gemm import NO_OPERANDS
-from tests.util import logical_lines, slow
+from tests.util import logical_lines, slow, some_slow
 from tritonkittens.arch import CHIPS, SHARED_RESERVED
 from tritonkittens.inspect import _sass, _tools, inspect
 from tritonkittens.inspect.cli import registry
 from tritonkittens.kernels import attention, gemm
+from tritonkittens.kernels.attention.config import Shape, suited
 from tritonkittens.kernels.attention.device.decode import AttentionDecode
 from tritonkittens.kernels.attention.num_splits import DecodeKind, decode_kernel
 from tritonkittens.kernels.gemm.call_plan import unaligned_plan
@@ -432,6 +433,39 @@ def test_scores_of_any_number_of_keys_are_one_wgmma():
             sum(i.startswith("HGMMA.64x176x16") for i in found) == 8
             and sum(i.startswith("HGMMA.64x128x16") for i in found) == 11
         )
+
+
+# consumers x keys of a block x CTAs an SM of the forwards that need most registers, among those that the model chooses
+WIDEST_FORWARDS = [
+    (96, 96, "1x64x3"),
+    (128, 128, "3x64x1"),
+    (128, 128, "1x64x2"),
+    (160, 160, "1x48x2"),
+    (160, 160, "2x128x1"),
+    (192, 192, "2x96x1"),
+    (192, 160, "1x48x2"),
+    (256, 256, "2x64x1"),
+    (256, 256, "1x64x1"),
+]
+
+
+@pytest.mark.parametrize("dim, value_dim, name", some_slow(WIDEST_FORWARDS, WIDEST_FORWARDS[:4:3]))
+def test_forwards_that_the_model_may_choose_compile_without_spills(dim, value_dim, name):
+    """With a soft-cap and a mask, where the model lists them for a mask: ptxas refuses a kernel whose registers do not
+    suffice."""
+    found = {}
+    for length, causal, window in ((200, False, None), (4096, True, None), (4096, False, (100, 0))):
+        shape = Shape(dim, value_dim, 2, length, length, 64, causal, window, softcap=True)
+        found |= {f"{c.consumers}x{c.tile_n}x{c.blocks_per_sm}": (c, shape) for c in suited(shape, 132)}
+    config, shape = found[name]
+    forward = attention.forward(torch.bfloat16, dim, value_dim, *shape.features, shape.causal, True, config)
+    q = torch.empty(4, 16, 4096, dim, dtype=torch.bfloat16, device="meta")
+    v, lse = q.new_empty(4, 16, 4096, value_dim), q.new_empty(4, 16, 4096, dtype=torch.float32)
+    window = {} if shape.window is None else dict(left=100, right=0)
+    control = graph_of(forward.compile(q, q, v, v, lse, scale=1.0, squash=1.0, **window, arch="sm_90a"))
+    assert control.main_loops
+    for loop in control.main_loops:
+        assert not any(i.base in ("LDL", "STL") for block in loop.blocks for i in control.blocks[block])
 
 
 @pytest.mark.parametrize("rows, transposed", [(1, True), (16, False), slow(1, False), slow(16, True)])
