@@ -51,6 +51,7 @@ from tritonkittens.kernels.gemm.config import UNSPLIT, Config, Problem
 from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.device.epilogue import Steps
 from tritonkittens.kernels.gemm.device.gemm import Gemm
+from tritonkittens.kernels.gemm.device.packed import Packed
 from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned, takes
 from tritonkittens.kernels.gemm.epilogue import Applied, Function, names_of, steps_of
 from tritonkittens.kernels.gemm.reference import BLOCK, checked_activation, epilogue
@@ -205,7 +206,8 @@ def unaligned_plan(
     """The plan of a product by ordinary loads, with these tiles or those that are chosen."""
     steps = steps_of(operands, places, activation, dtype, epilogue=False)
     numbers = activation.numbers if isinstance(activation, Function) else {}
-    return Unaligned(a, b, dict(zip(names_of(activation), operands, strict=True)), steps, numbers, dtype, out, tiles)
+    kind = Packed if tiles is not None and tiles.packed else Unaligned
+    return kind(a, b, dict(zip(names_of(activation), operands, strict=True)), steps, numbers, dtype, out, tiles)
 
 
 def described(

@@ -27,6 +27,9 @@ KINDS = {
     "large": Tiles(64, 64, 32, parts=4),
     "pipeline": Tiles(16, 32, 16, parts=3, wide=True, stages=3),
     "pipeline, one part": Tiles(16, 32, 16, wide=True, stages=4),
+    "packed": Tiles(16, 32, 16, parts=3, wide=True, stages=3, packed=True),
+    "packed, merged classes": Tiles(16, 32, 16, wide=True, stages=3, packed=True, merges=True),
+    "packed, sums of a kernel": Tiles(16, 32, 16, parts=2, wide=True, stages=3, packed=True, merges=True, reduces=True),
 }
 
 

@@ -46,6 +46,9 @@ class Tiles:
     tensor cores. `wide`: is B read in words? With `stages` above 1, these pass through shared memory: asynchronous
     copies of `stages` − 1 tiles are in flight. With 1, the next tiles wait in registers. All but `parts` and `stages`
     are powers of two; `rows` is 1 or at least 16, `cols` at least 16, and `depth` too where tensor cores multiply.
+
+    `packed`: a kernel in front copies A to rows of words (`packed.py`), for `wide`, 16 rows and 2 stages at least.
+    `merges`: its blocks compute all classes of rows along K. `reduces`: a kernel behind adds the sums of parts.
     """
 
     rows: int
@@ -55,6 +58,9 @@ class Tiles:
     parts: int = 1
     wide: bool = False
     stages: int = 1
+    packed: bool = False
+    merges: bool = False
+    reduces: bool = False
 
 
 @dataclass(frozen=True)
@@ -373,6 +379,7 @@ def unaligned_product(
 
 
 NO_SUMS = (None, None)
+STRIDES = ("am", "ak", "bk", "bn", "cm", "cn")
 
 
 # ---------------------------------------------------------------- the plan
@@ -466,7 +473,7 @@ class _Shape:
         else:
             self.columns, self.depth = triton.cdiv(n, self.span), triton.cdiv(k, self.classes)
         self.tiles = triton.cdiv(m, tiles.rows) * self.columns
-        self.parts = (self.classes if self.along == "n" else 1) * tiles.parts
+        self.parts = (self.classes if self.along == "n" and not tiles.merges else 1) * tiles.parts
         self.chunk = triton.cdiv(triton.cdiv(self.depth, tiles.depth), tiles.parts) * tiles.depth
 
     def unroll(self, parts: int) -> int:
@@ -480,6 +487,15 @@ class _Shape:
         return BlockShape(
             rows, cols, depth, self.parts > 1, unroll, self.along, start, self.classes, self.span, self.of.stages
         )
+
+
+def keyed(kernel: Any, constants: dict[str, Any], extents: dict[str, int], warps: int) -> tuple[Any, tuple[int, ...]]:
+    """(compile key, numbers at run time) of a kernel: strides of 1 are compiled in, multiples of a word are known."""
+    constants = constants | {name: 1 for name, value in extents.items() if name in STRIDES and value == 1}
+    given = {name: value for name, value in extents.items() if name not in constants}
+    multiples = tuple((name, WORD.value) for name, value in given.items() if value % WORD.value == 0)
+    options = {**kernel.options, "num_warps": warps}
+    return specialization(tuple(constants.items()), multiples, tuple(options.items())), tuple(given.values())
 
 
 class Unaligned:
@@ -502,7 +518,7 @@ class Unaligned:
         self.swap_ab = n < m
         strides = dict(
             zip(
-                ("am", "ak", "bk", "bn", "cm", "cn"),
+                STRIDES,
                 (*a.stride(), *b.stride(), *((n, 1) if out is None else out.stride())),
             )
         )
@@ -530,15 +546,11 @@ class Unaligned:
             for step in epilogue.steps
         )
         self.has_operands = any(step.reads_tensors for step in epilogue.steps)
-        constants: dict[str, Any] = dict(SHAPE=shape.block(), EPILOGUE=epilogue)
-        extents = dict(M=m, N=n, K=k, chunk=shape.chunk, **strides)
-        constants |= {name: 1 for name in strides if extents[name] == 1}
-        self.numbers = tuple(value for name, value in extents.items() if name not in constants)
-        multiples = tuple(
-            (name, WORD.value) for name, value in extents.items() if name not in constants and value % WORD.value == 0
+        self.geometry, self.epilogue = shape, epilogue
+        self.extents = dict(M=m, N=n, K=k, chunk=shape.chunk, **strides)
+        self.key, self.numbers = keyed(
+            unaligned_product, dict(SHAPE=shape.block(), EPILOGUE=epilogue), self.extents, self.tiles.warps
         )
-        options = {**unaligned_product.options, "num_warps": self.tiles.warps}
-        self.key = specialization(tuple(constants.items()), multiples, tuple(options.items()))
 
     def _strides_of(self, x: Tensor | None, place: str) -> tuple[int, int]:
         """Strides along the kernel's rows and columns of what lies in C as `place` says."""
@@ -553,12 +565,16 @@ class Unaligned:
     def _arguments(
         self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, sums: tuple[Any, ...]
     ) -> tuple[Any, ...]:
-        given: tuple[Any, ...] = self.steps
-        if self.has_operands:
-            given = tuple(
-                [tuple([(operands[x[0]], *x[1:]) if isinstance(x, tuple) else x for x in step]) for step in given]
-            )
+        given = self._given(operands)
         return (b, a, out, given, *sums, *self.numbers) if self.swap_ab else (a, b, out, given, *sums, *self.numbers)
+
+    def _given(self, operands: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
+        """The epilogue's operands as the kernel takes them."""
+        if not self.has_operands:
+            return self.steps
+        return tuple(
+            [tuple([(operands[x[0]], *x[1:]) if isinstance(x, tuple) else x for x in step]) for step in self.steps]
+        )
 
     def compile(
         self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, arch: str = "sm_90a"
