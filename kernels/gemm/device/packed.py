@@ -17,7 +17,6 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.arch import capability_of
 from tritonkittens.kernels.gemm.device.unaligned import (
-    NO_SUMS,
     WORD,
     Unaligned,
     _finish,
@@ -26,7 +25,7 @@ from tritonkittens.kernels.gemm.device.unaligned import (
     _sum_of_parts,
     keyed,
 )
-from tritonkittens.launch import plain_kernel, workspace
+from tritonkittens.launch import plain_kernel
 from tritonkittens.launch.arguments import argument_types
 
 ENDS = tl.constexpr(16)  # depth of the last product, the least that tensor cores take: two words
@@ -259,12 +258,7 @@ class Packed(Unaligned):
         self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, arch: str = "sm_90a"
     ) -> list[Any]:
         """Compile all kernels without a GPU, see `compile`."""
-        sums = (
-            NO_SUMS
-            if self.room is None
-            else tuple(torch.empty(1, dtype=dtype, device="meta") for dtype in (torch.float32, torch.int32))
-        )
-        packed = torch.empty(1, dtype=a.dtype, device="meta")
+        sums, packed = self._sums(torch.device("meta")), torch.empty(1, dtype=a.dtype, device="meta")
         return [
             kernel.compile(key, argument_types(given, kernel.runtime), capability_of(arch))
             for kernel, _, given, key in self._launches(a, b, operands, out, packed, sums)
@@ -282,8 +276,7 @@ class Packed(Unaligned):
             return super().__call__(a, b, operands, out)
         if out is None:
             out = a.new_empty(*self.shape, dtype=self.dtype)
-        sums = NO_SUMS if self.room is None else workspace(a.device, *self.room)
         packed = a.new_empty(self.packed_elements)
-        for kernel, grid, given, key in self._launches(a, b, operands, out, packed, sums):
+        for kernel, grid, given, key in self._launches(a, b, operands, out, packed, self._sums(a.device)):
             kernel.launcher(grid, given, key)
         return out

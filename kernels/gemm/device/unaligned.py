@@ -568,6 +568,14 @@ class Unaligned:
         given = self._given(operands)
         return (b, a, out, given, *sums, *self.numbers) if self.swap_ab else (a, b, out, given, *sums, *self.numbers)
 
+    def _sums(self, device: torch.device) -> tuple[Any, Any]:
+        """Memory for the sums of parts and counters of tiles; on the meta device it stands for such memory."""
+        if self.room is None:
+            return NO_SUMS
+        if device.type == "meta":
+            return tuple(torch.empty(1, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32))
+        return workspace(device, *self.room)
+
     def _given(self, operands: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
         """The epilogue's operands as the kernel takes them."""
         if not self.has_operands:
@@ -580,17 +588,13 @@ class Unaligned:
         self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, arch: str = "sm_90a"
     ) -> Any:
         """Compile without a GPU, for tensors like those of the plan on any device; returns Triton's CompiledKernel."""
-        sums = (
-            NO_SUMS
-            if self.room is None
-            else tuple(torch.empty(1, dtype=dtype, device="meta") for dtype in (torch.float32, torch.int32))
-        )
+        sums = self._sums(torch.device("meta"))
         types = argument_types(self._arguments(a, b, operands, out, sums), unaligned_product.runtime)
         return unaligned_product.compile(self.key, types, capability_of(arch))
 
     def __call__(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
         if out is None:
             out = a.new_empty(*self.shape) if self.is_same else a.new_empty(*self.shape, dtype=self.dtype)
-        sums = NO_SUMS if self.room is None else workspace(a.device, *self.room)
+        sums = self._sums(a.device)
         unaligned_product.launcher(self.grid, self._arguments(a, b, operands, out, sums), self.key)
         return out
