@@ -25,6 +25,7 @@ KINDS = {
     "rows of words": Tiles(16, 32, 16, parts=2, wide=True),
     "rows of words, one part": Tiles(16, 32, 32, wide=True),
     "large": Tiles(64, 64, 32, parts=4),
+    "strips of sums": Tiles(32, 64, 16, parts=3, strip=8),
     "pipeline": Tiles(16, 32, 16, parts=3, wide=True, stages=3),
     "pipeline, one part": Tiles(16, 32, 16, wide=True, stages=4),
     "packed": Tiles(16, 32, 16, parts=3, wide=True, stages=3, packed=True),

@@ -20,9 +20,9 @@ from tritonkittens.kernels.gemm.device.unaligned import (
     WORD,
     Unaligned,
     _finish,
+    _finish_parts,
     _is_last_part,
     _place_of,
-    _sum_of_parts,
     keyed,
 )
 from tritonkittens.launch import plain_kernel
@@ -173,11 +173,7 @@ def packed_product(
         tl.store(places, total, mask=((i >= 0) & (i < SHAPE.span))[None, :])
     elif SHAPE.is_split:
         if _is_last_part(total, i, tile, part, partials, counters, SHAPE):
-            i = tl.arange(0, SHAPE.cols)
-            total = _sum_of_parts(i, tile, partials, counters, SHAPE)
-            n = n0 + i * n_step
-            inside = (m < M)[:, None] & ((i < SHAPE.span) & (n < N))[None, :]
-            _finish(total, C, cm, cn, m, n, inside, operands, EPILOGUE)
+            _finish_parts(C, cm, cn, m0, n0, M, N, tile, partials, counters, operands, SHAPE, EPILOGUE)
     else:
         n = n0 + i * n_step
         inside = (m < M)[:, None] & ((i >= 0) & (i < SHAPE.span) & (n < N))[None, :]

@@ -49,6 +49,7 @@ class Tiles:
 
     `packed`: a kernel in front copies A to rows of words (`packed.py`), for `wide`, 16 rows and 2 stages at least.
     `merges`: its blocks compute all classes of rows along K. `reduces`: a kernel behind adds the sums of parts.
+    `strip`: rows whose sums of parts are added at a time, 0 for all.
     """
 
     rows: int
@@ -61,6 +62,7 @@ class Tiles:
     packed: bool = False
     merges: bool = False
     reduces: bool = False
+    strip: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class BlockShape(tk.Knob):
     Args:
         rows, cols, depth: of its tile, see `Tiles`.
         is_split: along K, in as many parts as the grid has along its second dimension.
-        unroll: parts whose sums are loaded at a time.
+        strip, unroll: rows, and parts, whose sums are loaded at a time.
         wide: the dimension along which B is read in words, "n" or "k"; "": B is read by element.
         start: elements from the beginning of a word to that of B.
         classes: of rows of words, which begin at different elements of a word.
@@ -82,6 +84,7 @@ class BlockShape(tk.Knob):
     cols: int
     depth: int
     is_split: bool
+    strip: int
     unroll: int
     wide: str
     start: int
@@ -330,21 +333,26 @@ def _is_last_part(total, i, tile, part, partials, counters, SHAPE: tl.constexpr)
 
 
 @triton.jit
-def _sum_of_parts(i, tile, partials, counters, SHAPE: tl.constexpr):
-    """The sum of a tile's parts, in their order: the same bits in every run. Its counter is zero again."""
-    rows = (tl.arange(0, SHAPE.rows) * SHAPE.cols)[:, None]
-    total = tl.zeros((SHAPE.rows, SHAPE.cols), tl.float32)
-    parts = tl.num_programs(1)
+def _finish_parts(C, cm, cn, m0, n0, M, N, tile, partials, counters, operands, SHAPE: tl.constexpr, EPILOGUE: tl.constexpr):
+    """Add a tile's parts, in their order: the same bits in every run. Finish the tile, `strip` rows at a time. Its
+    counter is zero again."""
+    parts, i = tl.num_programs(1), tl.arange(0, SHAPE.cols)
+    n = n0 + i * (SHAPE.classes if SHAPE.wide == "k" else 1)
     UNROLL: tl.constexpr = SHAPE.unroll
-    for first in range(0, parts, UNROLL):  # several loads are in flight at once
-        for p in tl.static_range(UNROLL):
-            total += tl.load(
-                partials + (tile * parts + first + p) * (SHAPE.rows * SHAPE.cols) + rows + i[None, :],
-                mask=((i < SHAPE.span) & (first + p < parts))[None, :],
-                other=0.0,
-            )
+    for row in range(0, tl.minimum(M - m0, SHAPE.rows), SHAPE.strip):
+        rows = row + tl.arange(0, SHAPE.strip)
+        places = partials + tile * parts * (SHAPE.rows * SHAPE.cols) + ((rows * SHAPE.cols)[:, None] + i[None, :])
+        total = tl.zeros((SHAPE.strip, SHAPE.cols), tl.float32)
+        for first in range(0, parts, UNROLL):  # several loads are in flight at once
+            for p in tl.static_range(UNROLL):
+                total += tl.load(
+                    places + (first + p) * (SHAPE.rows * SHAPE.cols),
+                    mask=((i < SHAPE.span) & (first + p < parts))[None, :],
+                    other=0.0,
+                )
+        inside = (m0 + rows < M)[:, None] & ((i < SHAPE.span) & (n < N))[None, :]
+        _finish(total, C, cm, cn, m0 + rows, n, inside, operands, EPILOGUE)
     tl.store(counters + tile, 0)
-    return total
 
 
 @plain_kernel(num_stages=1)
@@ -367,11 +375,7 @@ def unaligned_product(
     m, i = m0 + tl.arange(0, SHAPE.rows), tl.arange(0, SHAPE.cols) - shift
     if SHAPE.is_split:
         if _is_last_part(total, i, tile, part, partials, counters, SHAPE):
-            i = tl.arange(0, SHAPE.cols)
-            total = _sum_of_parts(i, tile, partials, counters, SHAPE)
-            n = n0 + i * n_step
-            inside = (m < M)[:, None] & ((i < SHAPE.span) & (n < N))[None, :]
-            _finish(total, C, cm, cn, m, n, inside, operands, EPILOGUE)
+            _finish_parts(C, cm, cn, m0, n0, M, N, tile, partials, counters, operands, SHAPE, EPILOGUE)
     else:
         n = n0 + i * n_step
         inside = (m < M)[:, None] & ((i >= 0) & (i < SHAPE.span) & (n < N))[None, :]
@@ -459,7 +463,7 @@ class _Shape:
 
     def __init__(self, m: int, n: int, k: int, strides: tuple[int, int], tiles: Tiles, start: int = 1):
         word = WORD.value
-        self.of, self.start = tiles, start
+        self.of, self.start, self.strip = tiles, start, tiles.strip or tiles.rows
         self.along = _words_along(strides) if tiles.wide else ""
         pitch = max(strides)
         self.classes = word // math.gcd(pitch, word) if self.along else 1
@@ -478,14 +482,15 @@ class _Shape:
 
     def unroll(self, parts: int) -> int:
         """How many of so many parts' sums are loaded at a time: registers hold no more."""
-        return max(1, min(triton.next_power_of_2(parts), 32 * 32 * self.of.warps // (self.of.rows * self.of.cols)))
+        return max(1, min(triton.next_power_of_2(parts), 32 * 32 * self.of.warps // (self.strip * self.of.cols)))
 
     def block(self) -> BlockShape:
         """The kernel's constants."""
         rows, cols, depth, unroll = self.of.rows, self.of.cols, self.of.depth, self.unroll(self.parts)
         start = self.start if self.along else 0
+        is_split, stages = self.parts > 1, self.of.stages
         return BlockShape(
-            rows, cols, depth, self.parts > 1, unroll, self.along, start, self.classes, self.span, self.of.stages
+            rows, cols, depth, is_split, self.strip, unroll, self.along, start, self.classes, self.span, stages
         )
 
 
