@@ -30,7 +30,7 @@ from tritonkittens.launch.arguments import argument_types
 
 ENDS = tl.constexpr(16)  # depth of the last product, the least that tensor cores take: two words
 
-PACKED_ROWS, PACKED_DEPTH = 16, 64  # of a block of `pack_rows`
+PACKED_ROWS, PACKED_DEPTH = 16, 128  # of a block of `pack_rows`
 ADDED_ROWS = 8  # rows of a tile that a block of `add_parts` adds
 ADDED_AT_ONCE = 8  # loads in flight
 
@@ -38,30 +38,34 @@ ADDED_AT_ONCE = 8  # loads in flight
 @plain_kernel(launch_pdl=True)
 @triton.jit
 def pack_rows(A, P, M, K, pitch, am, ak, bk, bn, SHAPE: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr):
-    """P = A, packed for the classes of B's rows; zero where the ends or nothing is. Grid: depth, rows, classes.
+    """P = A, packed for the classes of B's rows; zero where the ends or nothing is. Grid: DEPTH of A, ROWS, shifts.
 
-    P: classes × rows × `pitch`, rows of all tiles. Where words lie along N, a class has every CLASSES-th column of A;
-    where they lie along K, it has all of them behind as many zeros as its rows begin after a word.
+    P: classes × rows × `pitch`, rows of all tiles. Where words lie along N, a class has every CLASSES-th column of A,
+    and there is one shift; where they lie along K, it has all of them behind as many zeros as its rows begin after a
+    word.
     """
     tk.dependency_wait()
     tk.dependents_launch()
+    SPREAD: tl.constexpr = SHAPE.classes if SHAPE.wide == "n" else 1
     m = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    j = tl.program_id(0) * DEPTH + tl.arange(0, DEPTH)
-    r = tl.program_id(2)
+    i = tl.program_id(0) * DEPTH + tl.arange(0, DEPTH)
     if SHAPE.wide == "n":
-        k = r + SHAPE.classes * j
+        k = i
         inside = (k > 0) & (k < K - 1)
     else:
-        s = ((SHAPE.start + r * bn) % WORD).to(tl.int32)
-        k = j - s
-        inside = (j // WORD >= tl.cdiv(s, WORD)) & (j // WORD < (K + s) // WORD)
+        s = ((SHAPE.start + tl.program_id(2) * bn) % WORD).to(tl.int32)
+        k = i - s
+        inside = (i // WORD >= tl.cdiv(s, WORD)) & (i // WORD < (K + s) // WORD)
     a = tl.load(
         A + ((m.to(tl.int64) * am)[:, None] + (k.to(tl.int64) * ak)[None, :]),
         mask=(m < M)[:, None] & inside[None, :],
         other=0.0,
     )
-    rows = tl.num_programs(1) * ROWS
-    tl.store(P + (((r * rows + m).to(tl.int64) * pitch)[:, None] + j[None, :]), a, mask=(j < pitch)[None, :])
+    a = tl.permute(tl.reshape(a, (ROWS, DEPTH // SPREAD, SPREAD)), (2, 0, 1))
+    r = tl.program_id(2) + tl.arange(0, SPREAD)
+    j = tl.program_id(0) * (DEPTH // SPREAD) + tl.arange(0, DEPTH // SPREAD)
+    row = r[:, None] * (tl.num_programs(1) * ROWS) + m[None, :]
+    tl.store(P + ((row.to(tl.int64) * pitch)[:, :, None] + j[None, None, :]), a, mask=(j < pitch)[None, None, :])
 
 
 @triton.jit
@@ -225,7 +229,8 @@ class Packed(Unaligned):
             wanted = {name: extents[name] for name in names.split()}
             return keyed(kernel, {**more, **constants} if kernel is not pack_rows else dict(SHAPE=block, **more), wanted, warps)
 
-        self.pack_grid = (triton.cdiv(pitch, PACKED_DEPTH), rows // PACKED_ROWS, classes)
+        shifts, spread = (1, classes) if shape.along == "n" else (classes, 1)
+        self.pack_grid = (triton.cdiv(pitch * spread, PACKED_DEPTH), rows // PACKED_ROWS, shifts)
         self.pack = launch(pack_rows, "M K pitch am ak bk bn", 4, ROWS=PACKED_ROWS, DEPTH=PACKED_DEPTH)
         self.product = launch(
             packed_product, "M N K chunk pitch size am ak bk bn cm cn", tiles.warps,
