@@ -444,7 +444,7 @@ def split(m: int, n: int, k: int, strides: tuple[int, int], blocks: int, tiles: 
     """`tiles` with the number of parts that takes the least time where so many blocks run at once; none is empty."""
     shape = _Shape(m, n, k, strides, tiles)
     steps = triton.cdiv(shape.depth, tiles.depth)
-    pace = 1 if tiles.wide else BY_ELEMENT
+    pace = (shape.classes if tiles.merges else 1) if tiles.wide else BY_ELEMENT  # a step of a part
 
     def time(parts: int) -> float:
         """In tiles of words that a block reads. A wave of few blocks takes as long as a full one."""
@@ -452,7 +452,7 @@ def split(m: int, n: int, k: int, strides: tuple[int, int], blocks: int, tiles: 
         if sums == 1:
             return waves * (pace * steps + START)
         written = 2 * tiles.rows / tiles.depth
-        return waves * (pace * steps / parts + START + written) + SUM * -(-sums // shape.unroll(sums))
+        return waves * (pace * steps / parts + START + written) + shape.additions(sums)
 
     best = min(range(1, max(1, min(steps, MAX_PARTS // shape.parts)) + 1), key=time)
     return replace(tiles, parts=triton.cdiv(steps, triton.cdiv(steps, best)))
@@ -481,8 +481,15 @@ class _Shape:
         self.chunk = triton.cdiv(triton.cdiv(self.depth, tiles.depth), tiles.parts) * tiles.depth
 
     def unroll(self, parts: int) -> int:
-        """How many of so many parts' sums are loaded at a time: registers hold no more."""
-        return max(1, min(triton.next_power_of_2(parts), 32 * 32 * self.of.warps // (self.strip * self.of.cols)))
+        """How many of so many parts' sums are loaded at a time: registers hold no more. A strip's sums take few."""
+        loads = 32 * self.of.warps * (64 if self.of.strip else 32) // (self.strip * self.of.cols)
+        return max(1, min(triton.next_power_of_2(parts), loads))
+
+    def additions(self, parts: int) -> int:
+        """The time in which so many parts of a tile are added, see `split`."""
+        if self.of.reduces:
+            return START + SUM * triton.cdiv(parts, 8)
+        return SUM * (self.of.rows // self.strip) * triton.cdiv(parts, self.unroll(parts))
 
     def block(self) -> BlockShape:
         """The kernel's constants."""
