@@ -52,7 +52,8 @@ from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.device.epilogue import Steps
 from tritonkittens.kernels.gemm.device.gemm import Gemm
 from tritonkittens.kernels.gemm.device.packed import Packed
-from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned, takes
+from tritonkittens.kernels.gemm.device.unaligned import Unaligned, takes
+from tritonkittens.kernels.gemm.device.unaligned_tiles import Tiles
 from tritonkittens.kernels.gemm.epilogue import Applied, Function, names_of, steps_of
 from tritonkittens.kernels.gemm.reference import BLOCK, checked_activation, epilogue
 from tritonkittens.launch import capability, device_facts, l2_bytes

@@ -11,7 +11,8 @@ from tritonkittens.kernels.gemm import gemm, gemm_torch
 from tritonkittens.kernels.gemm.call_plan import unaligned_plan
 from tritonkittens.kernels.gemm.checks import places_of
 from tritonkittens.kernels.gemm.device import unaligned
-from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned, needs_copies, takes
+from tritonkittens.kernels.gemm.device.unaligned import Unaligned, needs_copies, takes
+from tritonkittens.kernels.gemm.device.unaligned_tiles import Tiles
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 

@@ -12,7 +12,7 @@ from tests.util import crossed, explored, poison, relative_error, slow, some_slo
 from tritonkittens import sim
 from tritonkittens.kernels.gemm import Config, Epilogue, gemm
 from tritonkittens.kernels.gemm.call_plan import unaligned_plan
-from tritonkittens.kernels.gemm.device.unaligned import Tiles
+from tritonkittens.kernels.gemm.device.unaligned_tiles import Tiles
 
 SCHEDULES = 6, 12
 CASES = {

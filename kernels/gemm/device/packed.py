@@ -17,7 +17,6 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.arch import capability_of
 from tritonkittens.kernels.gemm.device.unaligned import (
-    WORD,
     Unaligned,
     _finish,
     _finish_parts,
@@ -25,6 +24,7 @@ from tritonkittens.kernels.gemm.device.unaligned import (
     _place_of,
     keyed,
 )
+from tritonkittens.kernels.gemm.device.unaligned_tiles import WORD
 from tritonkittens.launch import plain_kernel
 from tritonkittens.launch.arguments import argument_types
 
@@ -122,7 +122,9 @@ def _shifted(acc, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def _packed_sums(P, B, bk, bn, N, K, pitch, size, m0, at, chunk, tile_n, r, s, SHAPE: tl.constexpr, MERGES: tl.constexpr):
+def _packed_sums(
+    P, B, bk, bn, N, K, pitch, size, m0, at, chunk, tile_n, r, s, SHAPE: tl.constexpr, MERGES: tl.constexpr
+):  # fmt: skip
     """The sums of a block over `at` … `at + chunk − 1` of a class, or with MERGES of all, in the order of their shifts:
     columns of sums move by the same number from each to the next."""
     STEP: tl.constexpr = WORD // SHAPE.classes
@@ -223,25 +225,32 @@ class Packed(Unaligned):
         self.packed_elements = classes * rows * pitch
         extents = self.extents | dict(pitch=pitch, size=rows * pitch, parts=shape.parts)
         self.reduces = tiles.reduces and shape.parts > 1
-        constants = dict(SHAPE=block, EPILOGUE=self.epilogue)
 
-        def launch(kernel: Any, names: str, warps: int, **more: Any) -> tuple[Any, tuple[int, ...]]:
+        def launch(kernel: Any, names: str, warps: int, **constants: Any) -> tuple[Any, tuple[int, ...]]:
             wanted = {name: extents[name] for name in names.split()}
-            return keyed(kernel, {**more, **constants} if kernel is not pack_rows else dict(SHAPE=block, **more), wanted, warps)
+            return keyed(kernel, dict(SHAPE=block, **constants), wanted, warps)
 
         shifts, spread = (1, classes) if shape.along == "n" else (classes, 1)
         self.pack_grid = (triton.cdiv(pitch * spread, PACKED_DEPTH), rows // PACKED_ROWS, shifts)
         self.pack = launch(pack_rows, "M K pitch am ak bk bn", 4, ROWS=PACKED_ROWS, DEPTH=PACKED_DEPTH)
         self.product = launch(
             packed_product, "M N K chunk pitch size am ak bk bn cm cn", tiles.warps,
-            MERGES=tiles.merges and shape.along == "n", REDUCES=self.reduces,
+            MERGES=tiles.merges and shape.along == "n", REDUCES=self.reduces, EPILOGUE=self.epilogue,
         )  # fmt: skip
         added = min(ADDED_ROWS, tiles.rows)
         self.add_grid = (shape.tiles, tiles.rows // added)
-        self.add = launch(add_parts, "M N parts bk bn cm cn", 4, ROWS=added, AT_ONCE=ADDED_AT_ONCE)
+        self.add = launch(
+            add_parts, "M N parts bk bn cm cn", 4, ROWS=added, AT_ONCE=ADDED_AT_ONCE, EPILOGUE=self.epilogue
+        )
 
     def _launches(
-        self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, packed: Tensor, sums: tuple[Any, ...]
+        self,
+        a: Tensor,
+        b: Tensor,
+        operands: tuple[Tensor | None, ...],
+        out: Tensor,
+        packed: Tensor,
+        sums: tuple[Any, ...],
     ) -> list[tuple[Any, Any, tuple[Any, ...], Any]]:
         """(kernel, grid, arguments, key) of the launches of a call, in their order."""
         if self.swap_ab:
