@@ -135,12 +135,13 @@ def test_every_kind_of_kernel(rng, kind, transposed):
                 break
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("parts", on_gpu_or_simulated([1, 2, 5], [3]))
 @pytest.mark.parametrize("n, transposed", [(41, True), (24, True), (41, False), (24, False)])
-def test_pipelines_of_any_length(rng, n, transposed, parts):
+def test_pipelines_of_any_length(rng, n, transposed, parts, packed):
     """Every part has none, one, two or more tiles than are in flight; those of the first and last row are not among
     them."""
-    tiles = Tiles(16, 32, 16, parts=parts, wide=True, stages=3)
+    tiles = Tiles(16, 32, 16, parts=parts, wide=True, stages=3, packed=packed, merges=packed)
     classes = 1 if n % 8 == 0 or transposed else 8
     for steps in on_gpu_or_simulated([*range(1, 6 * parts + 3), 20 * parts], [parts, 2 * parts + 1]):
         for ragged in (-9, 1):
