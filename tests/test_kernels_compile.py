@@ -19,7 +19,7 @@ from tritonkittens.kernels import attention, gemm
 from tritonkittens.kernels.attention.device.decode import AttentionDecode
 from tritonkittens.kernels.attention.num_splits import DecodeKind, decode_kernel
 from tritonkittens.kernels.gemm.call_plan import unaligned_plan
-from tritonkittens.kernels.gemm.device import unaligned
+from tritonkittens.kernels.gemm.device import unaligned, unaligned_tiles
 
 KERNELS = registry()  # compiled where a test asks for them: all of them take many minutes
 # Each kind of kernel once: what `make test` compiles. Others are `slow`.
@@ -450,6 +450,20 @@ def test_rows_that_begin_anywhere_are_read_in_words(rows, transposed):
     copies = [opcode for opcode in found if opcode.startswith("LDGSTS")]
     assert all(opcode.endswith(".128") for opcode in copies)
     assert len(copies) == (words * tiles.stages if tiles.stages > 1 else 0)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_packed_rows_pass_through_asynchronous_copies(transposed):
+    """Of 16 bytes, as words of B do; wgmma waits once a step, also where a block merges classes of rows."""
+    a, b = torch.empty(48, 4097, dtype=torch.bfloat16), torch.empty(4095, 4097, dtype=torch.bfloat16)
+    b, out = b.T if transposed else b.view(4097, 4095), torch.empty(48, 4095, dtype=torch.bfloat16)
+    tiles = unaligned_tiles.Tiles(64, 128, 64, 4, 2, True, 4, packed=True, merges=True, reduces=True)
+    plan = unaligned_plan(a, b, NO_OPERANDS, None, out.dtype, {}, out, tiles)
+    found = [i.opcode for blocks in graph_of(plan.compile(a, b, NO_OPERANDS, out)).blocks for i in blocks]
+    copies = [opcode for opcode in found if opcode.startswith("LDGSTS")]
+    assert len(copies) == 4 * 12 and all(opcode.endswith(".128") for opcode in copies)
+    assert sum(opcode.startswith("HGMMA") for opcode in found) == 5
+    assert sum(opcode.startswith("WARPGROUP.ARRIVE") for opcode in found) == 2, "one for the loop, one for the ends"
 
 
 def lines(cls, names):

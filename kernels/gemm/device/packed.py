@@ -144,6 +144,8 @@ def _packed_sums(
         b = _load_words(B, bk, bn, N, K, here, tile_n, r, s, SHAPE)
         acc = tk.mma_AB(a, b, acc)
         if MERGES:
+            # A use of the sums waits for tensor cores. If these wrote them across a branch, ptxas would serialise wgmma
+            acc = tl.where(steps > 0, acc, 0.0)
             if (i + 1) % steps == 0 and i + 1 < SHAPE.classes * steps:
                 acc = _shifted(acc, SHAPE)
     return acc
