@@ -2,7 +2,7 @@
 FOLDER] [--rounds N] [--only TEXT]`.
 
 Every case runs in a process of its own, first with empty folders for Triton's cache and ours, then again with what the
-first run left there. Python has the bytecode of all modules, which pip writes too. The GPU's context exists before the
+first run left there. The bytecode of all modules is written before, as pip does. The GPU's context exists before the
 clock starts. Without a GPU the kernels are compiled for an H200, by the same steps, and none is launched.
 """
 

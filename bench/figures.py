@@ -26,11 +26,8 @@ SUITES = {  # file of results: what it measures, and the peers
     "attention_fp8": ("attention e4m3", f"bf16 of the {FLASH}"),
     "attention_sustained": ("attention at the power limit, both ways", FLASH),
     "attention_decode": ("attention of one query against a cache", FLASH),
-    "attention_random": ("attention forward, random shapes that nobody tuned", "best of cuDNN and FlashAttention-2"),
-    "attention_backward_random": (
-        "attention backward, random shapes that nobody tuned",
-        "best of cuDNN and FlashAttention-2",
-    ),
+    "attention_random": ("attention forward, random shapes that nobody tuned", FLASH),
+    "attention_backward_random": ("attention backward, random shapes that nobody tuned", FLASH),
     "attention_decode_random": (
         "attention of few queries against a cache, random shapes",
         "best of cuDNN and FlashAttention-2",

@@ -1,10 +1,11 @@
-"""Tunes the GEMMs of the benchmarks on this GPU, and writes and prunes the table that ships with the package.
+"""Tunes the GEMMs of the benchmarks on this GPU, and prunes the table that ships with the package.
 
     python -m bench.tune_table [--only TEXT …] [--tries N] [--workers N] [--output FILE]
     python -m bench.tune_table --prune [--workers N] [--output FILE]
 
+Tuning keeps its results on disk, and with --output also writes them as a table.
 --prune measures the configuration of every entry of this GPU's table beside the choice that would be made without the
-entry. The entry stays where it is more than 2 % faster.
+entry. The entry stays where it is more than 2 % faster. Without --output, the shipped table is replaced.
 Kernels are compiled first, by several processes at once; measuring is left to one.
 """
 

@@ -76,8 +76,9 @@ def as_addressable(x: Tensor) -> Tensor:
 
 def both_addressable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """`as_addressable` of two matrices whose copies overlap."""
-    homes = _home(a), _home(b)  # both before the first launch, see `copied`
-    for x, home, beside in ((a, homes[0], False), (b, homes[1], homes[0] is not a)):
-        if home is not x:
-            copied(x, home, beside)
-    return homes
+    home_a, home_b = _home(a), _home(b)  # both before the first launch, see `copied`
+    if home_a is not a:
+        copied(a, home_a, False)
+    if home_b is not b:
+        copied(b, home_b, home_a is not a)
+    return home_a, home_b

@@ -203,7 +203,10 @@ def test_an_unknown_gpu_is_refused(gpu):
         tritonkittens.warm(gpu=gpu)
 
 
-def test_only_warm_is_an_attribute_that_is_imported_late():
+def test_modules_are_attributes_of_the_package_that_are_imported_late():
+    names = ", ".join(f"tritonkittens.{name}" for name in ("warm", *tritonkittens.MODULES))
+    code = f"import sys, tritonkittens; assert 'torch' not in sys.modules; {names}"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     with pytest.raises(AttributeError, match="module 'tritonkittens' has no attribute 'warn'"):
         tritonkittens.warn  # noqa: B018
 
@@ -214,7 +217,7 @@ def test_only_warm_is_an_attribute_that_is_imported_late():
 def test_the_command(caches, capsys, traced):
     (caches / "calls.py").write_text(CALLS)
     assert main(["warm", str(caches / "calls.py"), "--gpu", "H100", "--jobs", "1"]) == 0
-    assert capsys.readouterr().out.startswith("1 kernels for NVIDIA H100 80GB HBM3 in ")
+    assert capsys.readouterr().out.startswith("1 kernel for NVIDIA H100 80GB HBM3 in ")
     assert len(traced) == 1
     os.environ.pop("TK_COMPILE_WORKERS")
 
@@ -359,6 +362,16 @@ def test_the_first_forward_begins_its_backward(monkeypatch, of):
     tasks.clear()
     _ahead.launches_both_ways(call, h200())
     assert not tasks, "a later call"
+
+
+def test_threads_take_turns_as_before_once_triton_is_hashed():
+    usual = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.004)
+        assert ahead.hash_of_triton() == triton.runtime.cache.triton_key()
+        assert sys.getswitchinterval() == pytest.approx(0.004)
+    finally:
+        sys.setswitchinterval(usual)
 
 
 def test_imports_leave_out_what_takes_seconds():

@@ -14,9 +14,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tritonkittens.warming import warm as warm
 
+MODULES = ("inspect", "kernels", "lang", "nn", "ops", "sim", "testing", "tune")  # imported as soon as they are used
+
 
 def __getattr__(name: str) -> Any:
-    """`warm`, whose module imports torch."""
-    if name != "warm":
-        raise AttributeError(f"module 'tritonkittens' has no attribute {name!r}")
-    return importlib.import_module("tritonkittens.warming").warm
+    if name == "warm":
+        return importlib.import_module("tritonkittens.warming").warm
+    if name in MODULES:
+        return importlib.import_module(f"tritonkittens.{name}")
+    raise AttributeError(f"module 'tritonkittens' has no attribute {name!r}")

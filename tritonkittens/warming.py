@@ -49,7 +49,7 @@ class Warmed:
     seconds: float
 
     def __str__(self) -> str:
-        return f"{self.kernels} kernels for {self.gpu} in {self.seconds:.1f} s"
+        return f"{self.kernels} kernel{'s' * (self.kernels != 1)} for {self.gpu} in {self.seconds:.1f} s"
 
 
 def warm(*calls: Call, gpu: str | None = None, progress: bool | None = None) -> Warmed:

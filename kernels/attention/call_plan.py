@@ -50,6 +50,11 @@ class Scores:
         causal = open_left and self.right == 0
         return causal, not (causal or (open_left and open_right)), self.softcap is not None
 
+    def masks(self, queries: int, keys: int) -> tuple[bool, tuple[int, int] | None, bool]:
+        """`features`, with (left, right) of the window or None: fields of a `Shape`."""
+        causal, window, softcap = self.features(queries, keys)
+        return causal, (self.left, self.right) if window else None, softcap
+
     def shifted(self, queries: int, keys: int) -> bool:
         """Whether, under a causal mask, the diagonal of a tile of queries may cross two blocks of keys."""
         return (keys - queries) % TILE != 0
@@ -212,16 +217,15 @@ def kernel_of(
     `make` makes a kernel of a dtype, dimensions, features and a `Config`.
     """
     shape = shape_of(q, k, value_dim, scores)
-    features = scores.features(shape.queries, shape.keys)
     kind = (
         dtype,
         shape.head_dim,
         value_dim,
-        *features,
+        *shape.features,
         shape.causal and scores.shifted(shape.queries, shape.keys),
         lse,
     )
-    numbers = scores.numbers(window=features[1])
+    numbers = scores.numbers(window=shape.window is not None)
     if config is not None:
         return make(*kind, config), numbers
     return choose(make, kind, shape, multiprocessor_count(q.get_device())), numbers
@@ -230,9 +234,7 @@ def kernel_of(
 def shape_of(q: torch.Tensor, k: torch.Tensor, value_dim: int, scores: Scores) -> Shape:
     """What the choice of a configuration depends on."""
     (batch, heads, queries, dim), keys = q.shape, k.shape[2]
-    causal, window, softcap = scores.features(queries, keys)
-    seen = (scores.left, scores.right) if window else None
-    return Shape(dim, value_dim, q.element_size(), queries, keys, batch * heads, causal, seen, softcap)
+    return Shape(dim, value_dim, q.element_size(), queries, keys, batch * heads, *scores.masks(queries, keys))
 
 
 def launch_forward(

@@ -121,6 +121,11 @@ class Shape(NamedTuple):
     varlen: bool = False
 
     @property
+    def features(self) -> tuple[bool, bool, bool]:
+        """(causal, window, soft-cap): constants of the kernel."""
+        return self.causal, self.window is not None, self.softcap
+
+    @property
     def whole_lines(self) -> bool:
         """Whether a block may have any number of keys."""
         return lines_of_keys(self.head_dim, self.itemsize) > 0

@@ -63,8 +63,12 @@ class ForwardPace:
     issue: float
 
     def time(self, found: Work, slots: int, consumers: int, keys: int, blocks_per_sm: int, fetched: bool) -> float:
-        """Microseconds of a launch on `slots` SMs. `keys`: keys of a block. `fetched`: whether CTAs fetch tasks, so
-        that their waves overlap."""
+        """Microseconds of a launch of the tasks `found` on `slots` SMs.
+
+        Args:
+            keys: keys of a block.
+            fetched: whether CTAs fetch tasks (`tk.Dynamic`). Then no CTA waits for the longest task of a wave.
+        """
 
         def wave(resident: float) -> float:
             """Microseconds of the longest task where `resident` CTAs share an SM."""
@@ -95,7 +99,7 @@ class BackwardPace:
         crowd: increase of `keys` where all SMs are busy.
         begin_single: first loads and stores of a wave, in the single pass.
         single: a block of 64 queries for all gradients, in the single pass.
-        part: a wave of the single pass, for each part of a group. All parts add to the same dK and dV.
+        part: added to a wave of the single pass for each part of a group. All parts add to the same dK and dV.
     """
 
     begin: float
@@ -110,10 +114,10 @@ class BackwardPace:
 BACKWARD = {  # by dimension, at most; the single pass pads dimensions to 64 or 128
     32: BackwardPace(1.3, 0.57, 0.66, 0.2, 7.0, 1.15, 5.0),
     64: BackwardPace(1.3, 0.75, 0.84, 0.23, 2.9, 1.15, 1.2),
-    128: BackwardPace(5.2, 0.85, 1.0, 0.55, 7.9, 1.83, 2.2),
+    128: BackwardPace(5.2, 0.85, 1.0, 0.55, 7.9, 1.83, 2.5),
 }
 SUM_LAUNCH = 1.0  # launch of `sum_parts` after two passes
-SINGLE_LAUNCH = 0.2  # launches of the single pass, less those of two passes
+SINGLE_LAUNCH = 0.2  # what the launches of the single pass take longer than those of two passes
 
 
 class BackwardShape(NamedTuple):

@@ -159,12 +159,10 @@ def _plan(operands: Operands, longest: tuple[int, int], scores: Scores, same: bo
     (queries, heads, dim), (keys, _, value_dim) = q.shape, v.shape
     if out.numel() == 0 or keys == 0:
         return lambda q, k, v, starts_q, starts_k, out, lse: fill_empty(out, lse)
-    features, sequences = scores.features(*longest), starts_q.shape[0] - 1
-    kind = (q.dtype, dim, value_dim, *features, features[0] and not same, lse is not None)
-    causal, window, softcap = features
-    seen = (scores.left, scores.right) if window else None
-    mean = queries // max(1, sequences)
-    shape = Shape(dim, value_dim, q.element_size(), mean, longest[1], heads, causal, seen, softcap, varlen=True)
+    sequences = starts_q.shape[0] - 1
+    mean, masks = queries // max(1, sequences), scores.masks(*longest)
+    shape = Shape(dim, value_dim, q.element_size(), mean, longest[1], heads, *masks, varlen=True)
+    kind = (q.dtype, dim, value_dim, *shape.features, shape.causal and not same, lse is not None)
     kernel = choose(forward_varlen, kind, shape, multiprocessor_count(q.get_device()))
     listing = Listing(starts_q, starts_k, queries, keys, False, kernel.tile_m * kernel.consumers)  # type: ignore[attr-defined]
     as_they_are = all(map(addressable, (q, k, v))) and storable(out)
@@ -175,7 +173,8 @@ def _plan(operands: Operands, longest: tuple[int, int], scores: Scores, same: bo
         *sums,
         listing(starts_q, starts_k),
     )
-    launch = kernel.call(*example).bind(*example, **scores.numbers(features[1]))  # of views, which calls need not make
+    numbers = scores.numbers(shape.window is not None)
+    launch = kernel.call(*example).bind(*example, **numbers)  # of views, which calls need not make
 
     def run(
         q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor | None

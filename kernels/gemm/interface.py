@@ -95,8 +95,8 @@ def tune_gemm(
     """Measure configurations for operands of this kind on their device, keep the fastest on disk, and return it.
 
     All later calls of `gemm` with such operands use it, but for small or skinny products that another kernel computes
-    (see `gemm`). A measurement of an earlier call is repeated. The model's choice is among the candidates, and stays
-    unless another one is faster beyond the noise.
+    (docs/kernels.md). A measurement of an earlier call is repeated. The model's choice is among the candidates, and
+    stays unless another one is faster beyond the noise.
 
     Args:
         tries: number of candidates to measure (None: TK_TUNE_TRIES, 12). Other arguments are those of `gemm`.

@@ -181,7 +181,7 @@ def test_workspaces_grow_and_are_reused():
 def test_a_shared_workspace_lies_outside_the_pool_that_the_caller_uses():
     pool = torch.cuda.MemPool()
     with torch.cuda.stream(torch.cuda.Stream()), torch.cuda.use_mem_pool(pool):
-        own = torch.empty(1 << 20, device="cuda")
+        own = torch.empty(1 << 20, dtype=torch.float32, device="cuda")
         floats, counters = make_workspace(own.device, 1 << 20, 64)
     spans = [(segment["address"], segment["address"] + segment["total_size"]) for segment in pool.snapshot()]
     inside = [any(low <= x.data_ptr() < high for low, high in spans) for x in (own, floats, counters)]

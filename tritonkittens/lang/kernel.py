@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.runtime.cache import triton_key
 
 from tritonkittens.arch import capability_of, chip_of, names_of_chips_with
 from tritonkittens.inline_ptx._asm import in_cluster, kernel_name
@@ -33,7 +32,7 @@ from tritonkittens.lang.memory.shared_tiles import piece_shared_layout
 from tritonkittens.lang.sync.semaphores import REPORT
 from tritonkittens.lang.types.global_layout import GlobalLayout, even_rows, gl
 from tritonkittens.launch import GlobalArg, Im2colSpec, Launcher, capability, check_tensor_map, simulator
-from tritonkittens.launch.ahead import prepared
+from tritonkittens.launch.ahead import hash_of_triton, prepared
 from tritonkittens.launch.arguments import (
     Args,
     ArgType,
@@ -279,7 +278,7 @@ class Kernel:
                 f"{self.name}(cluster_size={cluster}): clusters need {names_of_chips_with('tma')}; this kernel is "
                 f"compiled for sm_{arch}"
             )
-        prepared(triton_key)
+        prepared(hash_of_triton)
         source = ExplicitSource(self.jit, signature, constexprs, attributes, cluster)
         token, named = in_cluster.set(cluster > 1), kernel_name.set(self.jit.fn.__name__)
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .recorder import RecordedLaunch
 
 MOST_WORKERS = 8
+SHORT_TURN = 1e-4  # seconds
 Task = Callable[[], Any]
 
 
@@ -181,6 +183,19 @@ def tracing() -> Iterator[None]:
                 gc.enable()
 
 
-# A hash of all of Triton, which the first kernel of a process needs. It takes half a second of another CPU, while the
-# modules that import this one are read.
-prepare(triton_key)
+def hash_of_triton() -> str:
+    """Return Triton's hash of itself, which the first kernel of a process needs.
+
+    The hash takes half a second of another CPU, while the modules that import this one are read. It takes Python's lock
+    a thousand times. A thread that reads modules keeps the lock until another has waited for it, 5 ms by default:
+    meanwhile threads take turns of `SHORT_TURN`.
+    """
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(SHORT_TURN)
+    try:
+        return str(triton_key())
+    finally:
+        sys.setswitchinterval(usual)
+
+
+prepare(hash_of_triton)

@@ -35,9 +35,7 @@ def workspace(device: torch.device, floats: int, counters: int) -> tuple[torch.T
             counters, dtype=torch.int32, device=device
         )
     if torch.cuda.is_current_stream_capturing():
-        return torch.empty(floats, dtype=torch.float32, device=device), torch.zeros(
-            counters, dtype=torch.int32, device=device
-        )
+        return _new(device, floats, counters)
     index = torch.cuda.current_device() if device.index is None else device.index
     key = (index, torch._C._cuda_getCurrentRawStream(index))
     found = _buffers.get(key)
@@ -47,20 +45,24 @@ def workspace(device: torch.device, floats: int, counters: int) -> tuple[torch.T
             room, zeros = (
                 old if wanted <= old else max(wanted, 2 * old) for wanted, old in zip((floats, counters), have)
             )
-            found = _buffers[key] = _allocated(torch.cuda.current_stream(index), room, zeros)
+            found = _buffers[key] = _outside_pools(torch.cuda.current_stream(index), room, zeros)
     return found
 
 
-def _allocated(stream: torch.cuda.Stream, floats: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a new buffer for launches on `stream`. A thread of its own allocates it, because memory pools are in use
-    by threads."""
+def _new(device: torch.device, floats: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return (
+        torch.empty(floats, dtype=torch.float32, device=device),
+        torch.zeros(counters, dtype=torch.int32, device=device),
+    )
+
+
+def _outside_pools(stream: torch.cuda.Stream, floats: int, counters: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a new buffer for launches on `stream`. A thread of its own allocates it, because a memory pool is used by
+    one thread."""
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         with torch.cuda.stream(stream):
-            return (
-                torch.empty(floats, dtype=torch.float32, device=stream.device),
-                torch.zeros(counters, dtype=torch.int32, device=stream.device),
-            )
+            return _new(stream.device, floats, counters)
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(run).result()

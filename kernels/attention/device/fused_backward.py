@@ -12,6 +12,37 @@ from tritonkittens.kernels.attention.device.backward import PARTS, STEP, Attenti
 from tritonkittens.kernels.attention.device.masks import hidden_from, reach, squashed
 from tritonkittens.kernels.attention.device.postprocess import HALF
 
+# Functions that take tiles instead of a context are compiled once for both consumers and all their iterations
+
+
+@triton.jit
+def scores_of(k, q, ones, lse_log2, SOFTCAP: tl.constexpr):
+    """S = K @ Q.T − LSE of a block, in flight; with a soft-cap, which comes first, without LSE."""
+    s = tk.mm_ABt(k, q, wait=False)
+    # LSE after the products: large sums would otherwise be rounded
+    return s if SOFTCAP else tk.mma_AB(ones, lse_log2, s, wait=False)
+
+
+@triton.jit
+def stage(scratch, dq, keys):
+    """Store dQ to shared memory, for the warp that accumulates it. `keys`: any scalar."""
+    tk.store_fragments(scratch, dq)
+    # without it ptxas keeps dQ's registers alive, has too few, and serializes the MMAs
+    tk.scheduling_barrier(keys)
+
+
+@triton.jit
+def dp_of(v, do, ones, dpsum):
+    """dP = V @ dO.T − dPsum of a block, in flight."""
+    return tk.mma_ABt(v, do, tk.mm_AB(ones, dpsum, wait=False), wait=False)
+
+
+@triton.jit
+def gradients_of(p, slope, do, dv, dp):
+    """(dV, in flight; dS) of a block whose dP is in flight."""
+    dv = tk.mma_AB(tk.cast(p, do.dtype), do, dv, wait=False)
+    return dv, tk.cast(p * tk.mma_wait(dp, leave=dv) * slope, do.dtype)
+
 
 class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
     """dK, dV, and dQ accumulated in fp32, with 5 products a block. The last bits of dQ differ from run to run.
@@ -160,17 +191,6 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         return tk.struct(dk=dk, dv=dv, block=ctx.begin_block + ctx.rotation, ones=tk.cast(ones, tk.bf16))
 
     @triton.jit
-    def _scores(ctx, state, input):
-        """S = K @ Q.T − LSE of a block, in flight; with a soft-cap, which comes first, without LSE."""
-        s = tk.mm_ABt(
-            tk.subtile(ctx.task.K, ctx.config.tile_m, ctx.config.head_dim, ctx.consumer, 0), input.Q, wait=False
-        )
-        if ctx.config.softcap:
-            return s
-        else:  # after the products: large sums would otherwise be rounded
-            return tk.mma_AB(state.ones, input.LSE_log2, s, wait=False)
-
-    @triton.jit
     def _weights(ctx, state, input, s, query):
         """(P, derivative of the soft-cap) of the scores of queries from `query` on."""
         slope = 1.0
@@ -188,14 +208,6 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         return tk.pin(tk.exp2(s * ctx.args.scale)), slope
 
     @triton.jit
-    def _exchanged(ctx, consumer):
-        """dS of a consumer's keys, as an operand.
-
-        An opaque index keeps the compiler from holding all its descriptors in registers.
-        """
-        return ctx.exchange.dS[tk.opaque_zero("z") + consumer]
-
-    @triton.jit
     def _last_block(ctx, state, tiles):
         """(this consumer's half of dQ, dK) after the last block, whose tiles these are; both in flight.
 
@@ -205,25 +217,19 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         ROWS: tl.constexpr = ctx.config.tile_m
         OF_BLOCK: tl.constexpr = ctx.consumer % (ctx.config.tile_n // 64)
         OF_DIMENSIONS: tl.constexpr = ctx.consumer % (ctx.config.head_dim // 64)
+        # Each use of dS has an opaque index, which keeps the compiler from holding all descriptors in registers
         ds, k = (
-            tk.subtile(ctx.config._exchanged(ctx, 0), ROWS, 64, 0, OF_BLOCK),
+            tk.subtile(ctx.exchange.dS[tk.opaque_zero("z")], ROWS, 64, 0, OF_BLOCK),
             tk.subtile(ctx.task.K, ROWS, 64, 0, OF_DIMENSIONS),
         )
         dq = tk.mm_AtB(ds, k, wait=False)
         ds, k = (
-            tk.subtile(ctx.config._exchanged(ctx, 1), ROWS, 64, 0, OF_BLOCK),
+            tk.subtile(ctx.exchange.dS[tk.opaque_zero("z") + 1], ROWS, 64, 0, OF_BLOCK),
             tk.subtile(ctx.task.K, ROWS, 64, 1, OF_DIMENSIONS),
         )
         dq = tk.mma_AtB(ds, k, dq, wait=False)
-        dk = tk.mma_AB(ctx.config._exchanged(ctx, ctx.consumer), tiles.Q, state.dk, wait=False)
+        dk = tk.mma_AB(ctx.exchange.dS[tk.opaque_zero("z") + ctx.consumer], tiles.Q, state.dk, wait=False)
         return dq, dk
-
-    @triton.jit
-    def _stage(ctx, dq):
-        """Store dQ to shared memory, for the warp that accumulates it."""
-        tk.store_fragments(ctx.scratch.dQ, dq)
-        # without it ptxas keeps dQ's registers alive, has too few, and serializes the MMAs
-        tk.scheduling_barrier(ctx.keys)
 
     @triton.jit
     def reduce_store(ctx, scratch):
@@ -247,18 +253,6 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         tk.mark_initialized(value.word, value.first)
 
     @triton.jit
-    def _of_weights(ctx, state, input):
-        """dP = V @ dO.T − dPsum of a block, in flight."""
-        v = tk.subtile(ctx.late_task.V, ctx.config.tile_m, ctx.config.value_dim, ctx.consumer, 0)
-        return tk.mma_ABt(v, input.dO, tk.mm_AB(state.ones, input.dPsum, wait=False), wait=False)
-
-    @triton.jit
-    def _gradient(ctx, state, p, slope, input, dp):
-        """(dV, in flight; dS) of a block whose dP is in flight."""
-        dv = tk.mma_AB(tk.cast(p, ctx.config.dtype), input.dO, state.dv, wait=False)
-        return dv, tk.cast(p * tk.mma_wait(dp, leave=dv) * slope, ctx.config.dtype)
-
-    @triton.jit
     def _exchange_ds(ctx, ds):
         """Write dS to shared memory, and make it, and a staged dQ, visible to the other consumer, MMAs and bulk
         copies."""
@@ -278,10 +272,13 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
     @triton.jit
     def _alone(ctx, state, input, query):
         """(dS, dV) of queries from `query` on, with no other MMA in flight."""
-        s = tk.mma_wait(ctx.config._scores(ctx, state, input))
+        k = tk.subtile(ctx.task.K, ctx.config.tile_m, ctx.config.head_dim, ctx.consumer, 0)
+        s = tk.mma_wait(scores_of(k, input.Q, state.ones, input.LSE_log2, ctx.config.softcap))
         p, slope = ctx.config._weights(ctx, state, input, s, query)
         tk.wait_for(ctx.late_task)
-        dv, ds = ctx.config._gradient(ctx, state, p, slope, input, ctx.config._of_weights(ctx, state, input))
+        v = tk.subtile(ctx.late_task.V, ctx.config.tile_m, ctx.config.value_dim, ctx.consumer, 0)
+        dp = dp_of(v, input.dO, state.ones, input.dPsum)
+        dv, ds = gradients_of(p, slope, input.dO, state.dv, dp)
         return ds, tk.mma_wait(dv)
 
     @triton.jit
@@ -335,7 +332,8 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
     @triton.jit
     def compute(ctx, state, input, previous):
         block = ctx.config._next(ctx, state)
-        s = ctx.config._scores(ctx, state, input)
+        k = tk.subtile(ctx.task.K, ctx.config.tile_m, ctx.config.head_dim, ctx.consumer, 0)
+        s = scores_of(k, input.Q, state.ones, input.LSE_log2, ctx.config.softcap)
         if ctx.config.products_first:
             dq, dk = ctx.config._last_block(ctx, state, previous)
             p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s, leave=(dq, dk)), block * ctx.config.tile_n)
@@ -343,30 +341,21 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
             p, slope = ctx.config._weights(ctx, state, input, tk.mma_wait(s), block * ctx.config.tile_n)
             dq, dk = ctx.config._last_block(ctx, state, previous)
         tk.reduce_acquire(ctx)
-        ctx.config._stage(ctx, tk.mma_wait(dq, leave=dk))
+        stage(ctx.scratch.dQ, tk.mma_wait(dq, leave=dk), ctx.keys)
+        v = tk.subtile(ctx.late_task.V, ctx.config.tile_m, ctx.config.value_dim, ctx.consumer, 0)
         if ctx.config.products_first:
-            dp = ctx.config._of_weights(ctx, state, input)
+            dp = dp_of(v, input.dO, state.ones, input.dPsum)
             dk = tk.mma_wait(dk, leave=dp)
             tk.exchange_release(ctx)
         else:
             dk = tk.mma_wait(dk)
             tk.exchange_release(ctx)
-            dp = ctx.config._of_weights(ctx, state, input)
-        dv, ds = ctx.config._gradient(ctx, state, p, slope, input, dp)
+            dp = dp_of(v, input.dO, state.ones, input.dPsum)
+        dv, ds = gradients_of(p, slope, input.dO, state.dv, dp)
         tk.exchange_acquire(ctx)
         ctx.config._exchange_ds(ctx, ds)
         tk.reduce_commit(ctx)
         return state.replace(dk=dk, dv=tk.mma_wait(dv), block=block)
-
-    @triton.jit
-    def _values_subtile(ctx, number):
-        """64 columns of this consumer's V, where dV is staged once V has been read for the last time."""
-        return tk.subtile(ctx.late_task.V, ctx.config.tile_m, 64, ctx.consumer, number)
-
-    @triton.jit
-    def _place(ctx, number):
-        """Coordinates of sub-tile `number` of this consumer's dK and dV."""
-        return ctx.kv_batch, ctx.result, ctx.row * ctx.config.consumers + ctx.consumer, number
 
     # Between two tasks: last MMAs, release of K, store of dQ, release of V, next K and V. dV leaves from the memory of
     # V and, at dimension 64, dK from that of dS, so that the ring never waits for stores
@@ -375,17 +364,18 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         SUBTILES: tl.constexpr = ctx.config.subtiles
         dq, dk = ctx.config._last_block(ctx, state, input)
         if ctx.config.parts == 1:  # the stores of dV overlap the last MMAs
-            dv = tk.split_cols(state.dv, 64)
+            dv, tile = tk.split_cols(state.dv, 64), ctx.row * ctx.config.consumers + ctx.consumer
             for number in tl.static_range(SUBTILES):
-                tk.store(ctx.config._values_subtile(ctx, number), dv[number])
+                tk.store(tk.subtile(ctx.late_task.V, ctx.config.tile_m, 64, ctx.consumer, number), dv[number])
             tk.fence_async()
             tk.sync()
             for number in tl.static_range(SUBTILES):
-                tk.store_async(ctx.globals.dV, ctx.config._values_subtile(ctx, number), ctx.config._place(ctx, number))
+                home = tk.subtile(ctx.late_task.V, ctx.config.tile_m, 64, ctx.consumer, number)
+                tk.store_async(ctx.globals.dV, home, (ctx.kv_batch, ctx.result, tile, number))
         tk.reduce_acquire(ctx)
         dq = tk.mma_wait(dq, leave=dk)
         tk.release(ctx, ctx.task)
-        ctx.config._stage(ctx, dq)
+        stage(ctx.scratch.dQ, dq, ctx.keys)
         dk = tk.mma_wait(dk)
         tk.exchange_release(ctx)
         tk.fence_async()
@@ -414,16 +404,16 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
     @triton.jit
     def _store_keys(ctx, state, epilogue):
         """Store dK; and dV where there was no query, and so no `compute_last`."""
-        dk = tk.split_cols(state.dk, 64)
+        dk, tile = tk.split_cols(state.dk, 64), ctx.row * ctx.config.consumers + ctx.consumer
         tk.store(epilogue.dK0, dk[0] * ctx.args.gradient)
         tk.store(epilogue.dK1, dk[1] * ctx.args.gradient)
         tk.fence_async()
         tk.sync()
-        tk.store_async(ctx.globals.dK, epilogue.dK0, ctx.config._place(ctx, 0))
-        tk.store_async(ctx.globals.dK, epilogue.dK1, ctx.config._place(ctx, 1))
+        tk.store_async(ctx.globals.dK, epilogue.dK0, (ctx.kv_batch, ctx.result, tile, 0))
+        tk.store_async(ctx.globals.dK, epilogue.dK1, (ctx.kv_batch, ctx.result, tile, 1))
         if ctx.iterations == 0:  # zeros, too
-            tk.store_async(ctx.globals.dV, epilogue.dK0, ctx.config._place(ctx, 0))
-            tk.store_async(ctx.globals.dV, epilogue.dK1, ctx.config._place(ctx, 1))
+            tk.store_async(ctx.globals.dV, epilogue.dK0, (ctx.kv_batch, ctx.result, tile, 0))
+            tk.store_async(ctx.globals.dV, epilogue.dK1, (ctx.kv_batch, ctx.result, tile, 1))
 
     @triton.jit
     def _store_exchanged(ctx, state):
@@ -433,13 +423,14 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         else:
             tk.store_read_wait(0)
             tk.sync()
+        tile = ctx.row * ctx.config.consumers + ctx.consumer
         home = tk.subtile(ctx.exchange.dS[ctx.consumer], ctx.config.tile_m, 64, 0, 0)
         tk.store(home, state.dk * ctx.args.gradient)
         tk.fence_async()
         tk.sync()
-        tk.store_async(ctx.globals.dK, home, ctx.config._place(ctx, 0))
+        tk.store_async(ctx.globals.dK, home, (ctx.kv_batch, ctx.result, tile, 0))
         if ctx.iterations == 0:  # zeros, too
-            tk.store_async(ctx.globals.dV, home, ctx.config._place(ctx, 0))
+            tk.store_async(ctx.globals.dV, home, (ctx.kv_batch, ctx.result, tile, 0))
 
     @triton.jit
     def finish(ctx, state, epilogue):

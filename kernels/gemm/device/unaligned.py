@@ -3,9 +3,9 @@
 One launch, any strides. Memory or the launch bounds such a product, so a copy to aligned memory would cost as much as
 the product itself.
 
-B is read either by element, which always works, or in words of 16 bytes. Rows ld elements apart begin at the same
-offset in a word every CLASSES = 8 / gcd(ld, 8) rows. So each class of rows is a matrix of aligned words, whose columns
-are shifted by less than a word.
+B is read either by element, which always works, or in words of 16 bytes. With a row pitch of `ld` elements, rows i and
+i + 8 / gcd(ld, 8) begin at the same offset in a word. So the rows form 8 / gcd(ld, 8) classes. Each class is a matrix
+of aligned words, whose columns are shifted by less than a word.
 """
 
 from __future__ import annotations

@@ -14,8 +14,12 @@ WORD = tl.constexpr(8)  # elements of 16 bytes, the widest load of a thread
 
 FEW_ROWS = 64  # where words of B are read without a copy, see `is_faster_unaligned`
 MAX_PARTS = 64
-# Tiles of words that a block could read in the time in which it starts and ends; loads sums; reads a tile by element
-START, SUM, BY_ELEMENT = 4, 2, 4
+
+# Times, in those in which a block reads a tile of words
+START = 4  # to start and end a block
+SUM = 2  # to load the sums of parts, as many as registers hold
+BY_ELEMENT = 4  # to read a tile by element
+
 SMALL_RESULT = 1 << 15  # elements of C up to which small tiles are faster
 
 

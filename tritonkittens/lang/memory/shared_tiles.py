@@ -350,9 +350,14 @@ def _view(t: Trace, tile: shared, rows: int, cols: int, row: int, col: int) -> s
         (tile.pieces[i * len(tile.axes[1]) + j], *of_rows, *of_cols) for i, *of_rows in down for j, *of_cols in across
     ]
     whole = tile.whole and all(_keeps_atoms(piece, r, c) for piece, _, r, _, c in cuts)
-    views = [t.call(t.call(piece.slice, row0, r, 0).slice, col0, c, 1) for piece, row0, r, col0, c in cuts]
+    views = [_part(t, _part(t, piece, row0, r, 0), col0, c, 1) for piece, row0, r, col0, c in cuts]
     axes = (tuple(r for *_, r in down), tuple(c for *_, c in across))
     return shared(tile.spec, axes, None, tuple(views), whole, alone=tile.alone)
+
+
+def _part(t: Trace, piece: Traced, begin: int, extent: int, axis: int) -> Traced:
+    """Return the part of a piece along an axis, or the piece itself where the part is all of it."""
+    return piece if extent == piece.shape[axis] else t.call(piece.slice, begin, extent, axis)
 
 
 def _cuts(pieces: tuple[int, ...], n: int, number: int) -> list[tuple[int, int, int]]:
