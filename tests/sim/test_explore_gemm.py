@@ -233,11 +233,10 @@ TILES = [
     Tiles(1, 32, 16, parts=4),
     Tiles(1, 32, 16, parts=2, wide=True),
     Tiles(16, 32, 16, parts=4),
-    Tiles(16, 32, 32, parts=3, wide=True),
+    Tiles(1, 32, 16, parts=3, wide=True, stages=3),
     Tiles(16, 32, 16, parts=3, wide=True, stages=3),
+    Tiles(16, 32, 32, wide=True, stages=2),
     Tiles(64, 64, 32, parts=2),
-    Tiles(16, 32, 16, parts=2, wide=True, stages=3, packed=True, merges=True),
-    Tiles(16, 32, 16, parts=2, wide=True, stages=3, packed=True, reduces=True),
 ]
 
 

@@ -10,7 +10,8 @@ of aligned words, whose columns are shifted by less than a word.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,34 +22,58 @@ import tritonkittens.lang as tk
 from tritonkittens.arch import capability_of
 from tritonkittens.kernels._tensors import HALF_TYPES, TMA_BYTES, addressable, storable
 from tritonkittens.kernels.gemm.device.epilogue import NO_TENSOR, Steps
-from tritonkittens.kernels.gemm.device.unaligned_tiles import FEW_ROWS, WORD, Extents, Tiles, chosen
-from tritonkittens.launch import multiprocessor_count, plain_kernel, specialization, workspace
+from tritonkittens.kernels.gemm.device.unaligned_tiles import (
+    FEW_ROWS,
+    SMALL_PRODUCT,
+    WORD,
+    Extents,
+    Tiles,
+    packed,
+    words_along,
+)
+from tritonkittens.launch import plain_kernel, specialization, workspace
 from tritonkittens.launch.arguments import argument_types
 
-# Where ordinary loads win over copies and TMA, see `is_faster_unaligned`
-SMALL_PRODUCT = 1 << 26
-
 MAX_STRIDE = 1 << 20  # elements: places in a tile are 32-bit numbers
+
+# Bytes and floating-point operations in a microsecond, see `is_faster_unaligned`
+PACE, COPY_PACE = 3.2e6, 3.3e6
+TMA_FLOPS, PACKED_FLOPS = 6e8, 3.2e8
+COPY_START, PACK_START = 4, 6  # microseconds
 
 
 # ---------------------------------------------------------------- where it is used
 
 
-def is_faster_unaligned(m: int, n: int, k: int) -> bool:
-    """Are ordinary loads faster than copies to aligned memory and TMA (measured: docs/notes/gemm.md)?
+def is_faster_unaligned(m: int, n: int, k: int, strides: tuple[int, int], copies: list[int]) -> bool:
+    """Are ordinary loads faster than copies to aligned memory and TMA, for m ≤ n rows and a B of these strides?
+    `copies`: bytes of every tensor that would be copied. (Measured: docs/notes/gemm.md.)
 
-    With few rows or columns, the product reads its large operand once. A copy would read it, write it and read it
-    again. A small product ends before the launches of copies do. Otherwise the product takes much longer than the
-    copies, and TMA and large tiles make it faster.
+    A small product ends before the launches of copies do. With few rows the product reads its large operand once; a
+    copy would read it, write it and read it again. Many rows are packed where B has words: its products take longer
+    than those by TMA, by which copies win from some number of rows on.
     """
-    return min(m, n) <= FEW_ROWS or m * n * k <= SMALL_PRODUCT
+    if m == 1 or m * n * k <= SMALL_PRODUCT:
+        return True
+    if not words_along(strides):
+        return m <= FEW_ROWS
+    bytes_of_product, flops = 2 * (m * k + k * n + m * n), 2 * m * n * k
+    by_copies = COPY_START * len(copies) + 2 * sum(copies) / COPY_PACE + max(bytes_of_product / PACE, flops / TMA_FLOPS)
+    tiles, _ = packed(m, words_along(strides))
+    shape = Extents(m, n, k, strides, tiles)
+    packing = PACK_START + (shape.classes + 1) * 2 * m * k / PACE
+    sums = 8 * m * n * shape.parts / PACE if shape.parts > 1 else 0
+    whole = 128 * triton.cdiv(m, 128) if m > 64 else 64
+    return packing + sums + max(bytes_of_product / PACE, 2 * whole * n * k / PACKED_FLOPS) <= by_copies
 
 
-def needs_copies(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out: Tensor | None) -> bool:
-    """Would the kernels that move tiles by TMA need a copy of an operand, or of their result?"""
-    operands = all(addressable(x) or addressable(x.mT) for x in (a, b)) and (residual is None or addressable(residual))
-    result = b.shape[-1] * dtype.itemsize % TMA_BYTES == 0 if out is None else storable(out)
-    return not (operands and result)
+def copied_bytes(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out: Tensor | None) -> list[int]:
+    """Bytes of the operands, and of the result, that the kernels which move tiles by TMA would need a copy of."""
+    copied = [x for x in (a, b) if not (addressable(x) or addressable(x.mT))]
+    copied += [] if residual is None or addressable(residual) else [residual]
+    found = [x.numel() * x.element_size() for x in copied]
+    is_stored = b.shape[-1] * dtype.itemsize % TMA_BYTES == 0 if out is None else storable(out)
+    return found if is_stored else [*found, a.shape[-2] * b.shape[-1] * dtype.itemsize]
 
 
 def takes(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out: Tensor | None) -> bool:
@@ -56,17 +81,47 @@ def takes(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out
     matrices = a.ndim == b.ndim == 2 and a.dtype in HALF_TYPES and dtype in (*HALF_TYPES, torch.float32)
     if not matrices or max(*a.stride(), *b.stride()) > MAX_STRIDE:
         return False
-    return is_faster_unaligned(a.shape[0], b.shape[1], a.shape[1]) and needs_copies(a, b, residual, dtype, out)
+    copies = copied_bytes(a, b, residual, dtype, out)
+    a, b = oriented(a, b)
+    return bool(copies) and is_faster_unaligned(a.shape[0], b.shape[1], a.shape[1], b.stride(), copies)
 
 
 # ---------------------------------------------------------------- the kernel
 
 
 @triton.jit
-def _load_b(B, bk, bn, N, K, at, stop, tile_n, r, s, SHAPE: tl.constexpr):
-    """A depth × cols tile of B at `at`, zero from `stop` and K on.
+def _place_of(tile, part, M, b, SHAPE: tl.constexpr):
+    """The place of a block.
 
-    `r`: the class of rows, which begin `s` elements after the beginning of a word.
+    Returns its first row `m0` and column `n0`, class `r` of rows of B, the shift `s` of that class, and tile of columns
+    `tile_n` and part of K `part`: within the class, where classes have their own.
+    """
+    row_tiles = tl.cdiv(M, SHAPE.rows)
+    m0, tile_n = tile % row_tiles * SHAPE.rows, tile // row_tiles
+    if SHAPE.wide == "n":
+        r = part % SHAPE.classes
+        s = ((SHAPE.start + r * b.stride_k) % WORD).to(tl.int32)
+        return tk.struct(m0=m0, n0=tile_n * SHAPE.span, r=r, s=s, tile_n=tile_n, part=part // SHAPE.classes)
+    elif SHAPE.wide == "k":
+        r, tile_n = tile_n % SHAPE.classes, tile_n // SHAPE.classes
+        s = ((SHAPE.start + r * b.stride_n) % WORD).to(tl.int32)
+        return tk.struct(m0=m0, n0=r + SHAPE.classes * SHAPE.cols * tile_n, r=r, s=s, tile_n=tile_n, part=part)
+    else:
+        return tk.struct(m0=m0, n0=tile_n * SHAPE.cols, r=0, s=0, tile_n=tile_n, part=part)
+
+
+@triton.jit
+def _columns_of(block, SHAPE: tl.constexpr):
+    """Where in its tile of C the columns of a block's sums lie: from 0 to `span` − 1, or outside."""
+    i = tl.arange(0, SHAPE.cols)
+    if SHAPE.wide == "n":
+        i -= block.s
+    return i
+
+
+@triton.jit
+def _load_b(b, block, at, stop, SHAPE: tl.constexpr):
+    """A depth × cols tile of B at `at`, zero from `stop` and K on.
 
     Words of the first and the last row may reach beyond the matrix, where nothing may be read: `_completed` loads their
     elements. Words of other rows reach into neighbouring rows: into columns that are dropped, or `_completed` clears
@@ -75,29 +130,30 @@ def _load_b(B, bk, bn, N, K, at, stop, tile_n, r, s, SHAPE: tl.constexpr):
     d, c = tl.arange(0, SHAPE.depth), tl.arange(0, SHAPE.cols)
     more = at < stop
     if SHAPE.wide == "n":  # words run along the columns
-        k = r + SHAPE.classes * (at + d)
-        pitch = tl.multiple_of(SHAPE.classes * bk, WORD)
-        first = tl.multiple_of(B + (r * bk - s + tile_n * SHAPE.span + at.to(tl.int64) * pitch), 2 * WORD)
-        words = (tl.multiple_of(tile_n * SHAPE.span, WORD) + c) // WORD < (N + s + WORD - 1) // WORD
-        inside = ((k > 0) & (k < K - 1) & more)[:, None] & words[None, :]
-        return tl.load(first + ((d * pitch)[:, None] + c[None, :]), mask=inside, other=0.0)
+        k = block.r + SHAPE.classes * (at + d)
+        pitch = tl.multiple_of(SHAPE.classes * b.stride_k, WORD)
+        first = block.r * b.stride_k - block.s + block.tile_n * SHAPE.span + at.to(tl.int64) * pitch
+        words = (tl.multiple_of(block.tile_n * SHAPE.span, WORD) + c) // WORD < (b.N + block.s + WORD - 1) // WORD
+        inside = ((k > 0) & (k < b.K - 1) & more)[:, None] & words[None, :]
+        places = tl.multiple_of(b.base + first, 2 * WORD) + ((d * pitch)[:, None] + c[None, :])
     elif SHAPE.wide == "k":  # words run along the depth, which is counted from the beginning of the first
-        n = r + SHAPE.classes * (tile_n * SHAPE.cols + c)
-        pitch = tl.multiple_of(SHAPE.classes * bn, WORD)
+        n = block.r + SHAPE.classes * (block.tile_n * SHAPE.cols + c)
+        pitch = tl.multiple_of(SHAPE.classes * b.stride_n, WORD)
         word = (tl.multiple_of(at, WORD) + d) // WORD
-        last = (K + s - 1) // WORD
-        first = tl.multiple_of(B + (r * bn - s + at + tile_n.to(tl.int64) * SHAPE.cols * pitch), 2 * WORD)
-        beyond = (word == 0)[:, None] & (n == 0)[None, :] | (word == last)[:, None] & (n == N - 1)[None, :]
-        inside = ((word <= last) & more)[:, None] & (n < N)[None, :] & (beyond == 0)
-        return tl.load(first + (d[:, None] + (c * pitch)[None, :]), mask=inside, other=0.0)
+        last = (b.K + block.s - 1) // WORD
+        first = block.r * b.stride_n - block.s + at + block.tile_n.to(tl.int64) * SHAPE.cols * pitch
+        beyond = (word == 0)[:, None] & (n == 0)[None, :] | (word == last)[:, None] & (n == b.N - 1)[None, :]
+        inside = ((word <= last) & more)[:, None] & (n < b.N)[None, :] & (beyond == 0)
+        places = tl.multiple_of(b.base + first, 2 * WORD) + (d[:, None] + (c * pitch)[None, :])
     else:
-        first = B + (at.to(tl.int64) * bk + tile_n.to(tl.int64) * SHAPE.cols * bn)
-        inside = ((at + d < K) & more)[:, None] & (tile_n * SHAPE.cols + c < N)[None, :]
-        return tl.load(first + ((d * bk)[:, None] + (c * bn)[None, :]), mask=inside, other=0.0)
+        first = at.to(tl.int64) * b.stride_k + block.n0.to(tl.int64) * b.stride_n
+        inside = ((at + d < b.K) & more)[:, None] & (block.n0 + c < b.N)[None, :]
+        places = b.base + first + ((d * b.stride_k)[:, None] + (c * b.stride_n)[None, :])
+    return tl.load(places, mask=inside, other=0.0)
 
 
 @triton.jit
-def _completed(b, B, bk, bn, N, K, at, tile_n, r, s, SHAPE: tl.constexpr):
+def _completed(tile, b, block, at, SHAPE: tl.constexpr):
     """A tile of `_load_b` with the elements that were left out, and with zeros for those of neighbouring rows.
 
     NaN of a neighbour would spread, because zeros of A do not remove it. `_load_b` does not do this: it would wait for
@@ -105,53 +161,120 @@ def _completed(b, B, bk, bn, N, K, at, tile_n, r, s, SHAPE: tl.constexpr):
     """
     d, c = tl.arange(0, SHAPE.depth), tl.arange(0, SHAPE.cols)
     if SHAPE.wide == "n":
-        k, n = r + SHAPE.classes * (at + d), tile_n * SHAPE.span + c - s
-        if (r + SHAPE.classes * at == 0) | (r + SHAPE.classes * (at + SHAPE.depth) >= K):
-            left_out = ((k == 0) | (k == K - 1))[:, None] & ((n >= 0) & (n < N))[None, :]
-            b = tl.where(
-                left_out, tl.load(B + ((k.to(tl.int64) * bk)[:, None] + n[None, :]), mask=left_out, other=0.0), b
-            )
-        return b
+        k, n = block.r + SHAPE.classes * (at + d), block.n0 + c - block.s
+        if (block.r + SHAPE.classes * at == 0) | (block.r + SHAPE.classes * (at + SHAPE.depth) >= b.K):
+            left_out = ((k == 0) | (k == b.K - 1))[:, None] & ((n >= 0) & (n < b.N))[None, :]
+            places = b.base + ((k.to(tl.int64) * b.stride_k)[:, None] + n[None, :])
+            tile = tl.where(left_out, tl.load(places, mask=left_out, other=0.0), tile)
     elif SHAPE.wide == "k":
-        k, n = at + d - s, r + SHAPE.classes * (tile_n * SHAPE.cols + c)
-        is_element = ((k >= 0) & (k < K))[:, None]
-        last = (K + s - 1) // WORD
-        if (r + tile_n == 0) & (at == 0) | (r + SHAPE.classes * SHAPE.cols * (tile_n + 1) >= N) & (
-            at + SHAPE.depth > last * WORD
-        ):
-            left_out = ((at + d) // WORD == 0)[:, None] & (n == 0)[None, :] | ((at + d) // WORD == last)[:, None] & (
-                n == N - 1
-            )[None, :]
+        k, n = at + d - block.s, block.n0 + SHAPE.classes * c
+        is_element = ((k >= 0) & (k < b.K))[:, None]
+        word, last = (at + d) // WORD, (b.K + block.s - 1) // WORD
+        is_last = (block.n0 + SHAPE.classes * SHAPE.cols >= b.N) & (at + SHAPE.depth > last * WORD)
+        if (block.n0 == 0) & (at == 0) | is_last:
+            left_out = (word == 0)[:, None] & (n == 0)[None, :] | (word == last)[:, None] & (n == b.N - 1)[None, :]
             left_out = left_out & is_element
-            b = tl.where(
-                left_out, tl.load(B + (k[:, None] + (n.to(tl.int64) * bn)[None, :]), mask=left_out, other=0.0), b
-            )
-        return tl.where(is_element, b, 0.0)
-    else:
-        return b
+            places = b.base + (k[:, None] + (n.to(tl.int64) * b.stride_n)[None, :])
+            tile = tl.where(left_out, tl.load(places, mask=left_out, other=0.0), tile)
+        tile = tl.where(is_element, tile, 0.0)
+    return tile
 
 
 @triton.jit
-def _load_a(A, am, ak, M, K, m, at, stop, r, s, SHAPE: tl.constexpr):
+def _load_a(a, block, at, stop, SHAPE: tl.constexpr):
     """The rows × depth tile of A that belongs to the tile of B at `at`, zero outside."""
     d = tl.arange(0, SHAPE.depth)
     first, step = at, 1
     if SHAPE.wide == "n":
-        first, step = r + SHAPE.classes * at, SHAPE.classes
+        first, step = block.r + SHAPE.classes * at, SHAPE.classes
     elif SHAPE.wide == "k":
-        first = at - s
+        first = at - block.s
     k = first + d * step
-    inside = (k >= 0) & (k < K) & (at < stop)
-    places = A + (m.to(tl.int64) * am + first.to(tl.int64) * ak)
+    inside = (k >= 0) & (k < a.K) & (at < stop)
+    places = a.base + (block.m0.to(tl.int64) * a.stride_m + first.to(tl.int64) * a.stride_k)
     if SHAPE.rows == 1:
-        return tl.load(places + d * (step * ak), mask=inside, other=0.0)
+        return tl.load(places + d * (step * a.stride_k), mask=inside, other=0.0)
     else:
         rows = tl.arange(0, SHAPE.rows)
         return tl.load(
-            places + ((rows * am)[:, None] + (d * (step * ak))[None, :]),
-            mask=(m + rows < M)[:, None] & inside[None, :],
+            places + ((rows * a.stride_m)[:, None] + (d * (step * a.stride_k))[None, :]),
+            mask=(block.m0 + rows < a.M)[:, None] & inside[None, :],
             other=0.0,
         )
+
+
+@triton.jit
+def _complete_tiles(b, block, at, stop, SHAPE: tl.constexpr):
+    """(begin, end) of those tiles among `at` … `stop` − 1 that need no `_completed`: no first or last word of rows."""
+    complete = (b.K + block.s - 1) // WORD * WORD
+    begin = tl.minimum(tl.maximum(at, SHAPE.depth), stop)
+    return begin, tl.maximum(begin, tl.minimum(stop, complete // SHAPE.depth * SHAPE.depth))
+
+
+@triton.jit
+def _add_product(acc, x, y, SHAPE: tl.constexpr):
+    """The sums with the product of a tile of A and one of B; for one row, they are summed along the depth at the
+    end."""
+    if SHAPE.rows == 1:
+        return acc + x.to(tl.float32)[:, None] * y.to(tl.float32)
+    else:
+        return tk.mma_AB(x, y, acc)
+
+
+@triton.jit
+def _sums_of(a, b, block, at, stop, SHAPE: tl.constexpr):
+    """The sums of a block over its part of K, `at` … `stop` − 1."""
+    if SHAPE.rows == 1:
+        acc = tl.zeros((SHAPE.depth, SHAPE.cols), tl.float32)
+    else:
+        acc = tl.zeros((SHAPE.rows, SHAPE.cols), tl.float32)
+    begin, end = at, at
+    if SHAPE.stages > 1:  # a pipeline of asynchronous copies, of B alone: the row of A begins anywhere
+        begin, end = _complete_tiles(b, block, at, stop, SHAPE)
+        x = _load_a(a, block, begin, end, SHAPE)
+        for here in tl.range(begin, end, SHAPE.depth, num_stages=SHAPE.stages):
+            y = _load_b(b, block, here, end, SHAPE)
+            next_x = _load_a(a, block, here + SHAPE.depth, end, SHAPE)
+            acc = _add_product(acc, x, y, SHAPE)
+            x = next_x
+    # The other tiles, in front of `begin` and from `end` on; the next ones are loaded under the product of these
+    before = begin - at
+    here = tl.where(before > 0, at, end)
+    x = _load_a(a, block, here, stop, SHAPE)
+    y = _load_b(b, block, here, stop, SHAPE)
+    for i in range(SHAPE.depth, before + stop - end + SHAPE.depth, SHAPE.depth):
+        following = tl.where(i < before, at, end - before) + i
+        next_x = _load_a(a, block, following, stop, SHAPE)
+        next_y = _load_b(b, block, following, stop, SHAPE)
+        y = _completed(y, b, block, here, SHAPE)
+        acc = _add_product(acc, x, y, SHAPE)
+        x, y, here = next_x, next_y, following
+    if SHAPE.rows == 1:
+        return tl.sum(acc, 0)[None, :]
+    else:
+        return acc
+
+
+@triton.jit
+def _store_part(total, i, tile, partials, SHAPE: tl.constexpr):
+    """Store the sums of a block's part of a tile, whose columns lie at `i`."""
+    part = tile * tl.num_programs(1) + tl.program_id(1)
+    places = (tl.arange(0, SHAPE.rows) * SHAPE.cols)[:, None] + i[None, :]
+    tl.store(partials + part * (SHAPE.rows * SHAPE.cols) + places, total, mask=((i >= 0) & (i < SHAPE.span))[None, :])
+
+
+@triton.jit
+def _sum_of_parts(partials, tile, parts, rows, SHAPE: tl.constexpr):
+    """Add the parts of these rows of a tile, in their order: the same bits in every run."""
+    UNROLL: tl.constexpr = SHAPE.unroll
+    i = tl.arange(0, SHAPE.cols)
+    places = partials + tile * parts * (SHAPE.rows * SHAPE.cols) + ((rows * SHAPE.cols)[:, None] + i[None, :])
+    total = tl.zeros((rows.shape[0], SHAPE.cols), tl.float32)
+    for first in range(0, parts, UNROLL):  # several loads are in flight at once
+        for p in tl.static_range(UNROLL):
+            inside = ((i < SHAPE.span) & (first + p < parts))[None, :]
+            total += tl.load(places + (first + p) * (SHAPE.rows * SHAPE.cols), mask=inside, other=0.0)
+    return total
 
 
 @triton.jit
@@ -168,131 +291,20 @@ def _value(operand, OPERAND: tl.constexpr, m, n, inside):
 
 
 @triton.jit
-def _finish(y, C, cm, cn, m, n, inside, operands, EPILOGUE: tl.constexpr):
-    """The epilogue of a tile of sums (`epilogue.py`) and its store. `operands`: of every step a tuple."""
+def _finish(y, c, block, m, i, operands, SHAPE: tl.constexpr, EPILOGUE: tl.constexpr):
+    """The epilogue (`epilogue.py`) of sums of rows `m`, whose columns lie at `i` of a block's tile, and their store.
+    `operands`: of every step a tuple."""
+    n = block.n0 + i * (SHAPE.classes if SHAPE.wide == "k" else 1)
+    inside = (m < c.M)[:, None] & ((i >= 0) & (i < SHAPE.span) & (n < c.N))[None, :]
     STEPS: tl.constexpr = EPILOGUE.steps
-    for i in tl.static_range(len(STEPS)):
+    for step in tl.static_range(len(STEPS)):
         values = tk.struct()
-        for j in tl.static_range(len(STEPS[i].operands)):
-            values = tk.with_field(
-                values, STEPS[i].parameters[j], _value(operands[i][j], STEPS[i].operands[j], m, n, inside)
-            )
-        y = tk.map(y, STEPS[i].function, values)
-    tl.store(
-        C + ((m.to(tl.int64) * cm)[:, None] + (n.to(tl.int64) * cn)[None, :]), y.to(C.dtype.element_ty), mask=inside
-    )
-
-
-@triton.jit
-def _place_of(tile, part, M, bk, bn, SHAPE: tl.constexpr):
-    """The place of a block.
-
-    Returns (first row, tile of columns, part of K, class of rows of B, shift of that class, first column).
-    """
-    row_tiles = tl.cdiv(M, SHAPE.rows)
-    m0, tile_n = tile % row_tiles * SHAPE.rows, tile // row_tiles
-    if SHAPE.wide == "n":
-        r = part % SHAPE.classes
-        s = ((SHAPE.start + r * bk) % WORD).to(tl.int32)
-        return m0, tile_n, part // SHAPE.classes, r, s, tile_n * SHAPE.span
-    elif SHAPE.wide == "k":
-        r, tile_n = tile_n % SHAPE.classes, tile_n // SHAPE.classes
-        s = ((SHAPE.start + r * bn) % WORD).to(tl.int32)
-        return m0, tile_n, part, r, s, r + SHAPE.classes * SHAPE.cols * tile_n
-    else:
-        return m0, tile_n, part, 0, 0, tile_n * SHAPE.cols
-
-
-@triton.jit
-def _complete_tiles(at, stop, K, r, s, SHAPE: tl.constexpr):
-    """(begin, end) of those tiles among `at` … `stop` − 1 that need no `_completed`: no first or last row or word."""
-    if SHAPE.wide == "n":
-        complete = (K + SHAPE.classes - 2 - r) // SHAPE.classes  # rows of the class in front of B's last
-    else:
-        complete = (K + s - 1) // WORD * WORD
-    begin = tl.minimum(tl.maximum(at, SHAPE.depth), stop)
-    return begin, tl.maximum(begin, tl.minimum(stop, complete // SHAPE.depth * SHAPE.depth))
-
-
-@triton.jit
-def _add_product(acc, a, b, SHAPE: tl.constexpr):
-    """The sums with a tile's products; for one row, they are summed along the depth at the end."""
-    if SHAPE.rows == 1:
-        return acc + a.to(tl.float32)[:, None] * b.to(tl.float32)
-    else:
-        return tk.mma_AB(a, b, acc)
-
-
-@triton.jit
-def _sums_of(A, B, am, ak, bk, bn, M, N, K, m0, at, stop, tile_n, r, s, SHAPE: tl.constexpr):
-    """The sums of a block over its part of K, `at` … `stop` − 1."""
-    if SHAPE.rows == 1:
-        acc = tl.zeros((SHAPE.depth, SHAPE.cols), tl.float32)
-    else:
-        acc = tl.zeros((SHAPE.rows, SHAPE.cols), tl.float32)
-    begin, end = at, at
-    if SHAPE.stages > 1:  # a pipeline of asynchronous copies, of B alone: rows of A begin anywhere
-        begin, end = _complete_tiles(at, stop, K, r, s, SHAPE)
-        a = _load_a(A, am, ak, M, K, m0, begin, end, r, s, SHAPE)
-        for here in tl.range(begin, end, SHAPE.depth, num_stages=SHAPE.stages):
-            b = _load_b(B, bk, bn, N, K, here, end, tile_n, r, s, SHAPE)
-            next_a = _load_a(A, am, ak, M, K, m0, here + SHAPE.depth, end, r, s, SHAPE)
-            acc = _add_product(acc, a, b, SHAPE)
-            a = next_a
-    # The other tiles, in front of `begin` and from `end` on; the next ones are loaded under the product of these
-    before = begin - at
-    here = tl.where(before > 0, at, end)
-    a = _load_a(A, am, ak, M, K, m0, here, stop, r, s, SHAPE)
-    b = _load_b(B, bk, bn, N, K, here, stop, tile_n, r, s, SHAPE)
-    for i in range(SHAPE.depth, before + stop - end + SHAPE.depth, SHAPE.depth):
-        following = tl.where(i < before, at, end - before) + i
-        next_a = _load_a(A, am, ak, M, K, m0, following, stop, r, s, SHAPE)
-        next_b = _load_b(B, bk, bn, N, K, following, stop, tile_n, r, s, SHAPE)
-        b = _completed(b, B, bk, bn, N, K, here, tile_n, r, s, SHAPE)
-        acc = _add_product(acc, a, b, SHAPE)
-        a, b, here = next_a, next_b, following
-    if SHAPE.rows == 1:
-        return tl.sum(acc, 0)[None, :]
-    else:
-        return acc
-
-
-@triton.jit
-def _is_last_part(total, i, tile, part, partials, counters, SHAPE: tl.constexpr):
-    """Store the sums of a part, columns `i`. Returns whether all other parts of the tile are stored."""
-    rows = (tl.arange(0, SHAPE.rows) * SHAPE.cols)[:, None]
-    tl.store(
-        partials + (tile * tl.num_programs(1) + part) * (SHAPE.rows * SHAPE.cols) + rows + i[None, :],
-        total,
-        mask=((i >= 0) & (i < SHAPE.span))[None, :],
-    )
-    tl.debug_barrier()
-    return tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == tl.num_programs(1) - 1
-
-
-@triton.jit
-def _finish_parts(
-    C, cm, cn, m0, n0, M, N, tile, partials, counters, operands, SHAPE: tl.constexpr, EPILOGUE: tl.constexpr
-):  # fmt: skip
-    """Add a tile's parts, in their order: the same bits in every run. Finish the tile, `strip` rows at a time. Its
-    counter is zero again."""
-    parts, i = tl.num_programs(1), tl.arange(0, SHAPE.cols)
-    n = n0 + i * (SHAPE.classes if SHAPE.wide == "k" else 1)
-    UNROLL: tl.constexpr = SHAPE.unroll
-    for row in range(0, tl.minimum(M - m0, SHAPE.rows), SHAPE.strip):
-        rows = row + tl.arange(0, SHAPE.strip)
-        places = partials + tile * parts * (SHAPE.rows * SHAPE.cols) + ((rows * SHAPE.cols)[:, None] + i[None, :])
-        total = tl.zeros((SHAPE.strip, SHAPE.cols), tl.float32)
-        for first in range(0, parts, UNROLL):  # several loads are in flight at once
-            for p in tl.static_range(UNROLL):
-                total += tl.load(
-                    places + (first + p) * (SHAPE.rows * SHAPE.cols),
-                    mask=((i < SHAPE.span) & (first + p < parts))[None, :],
-                    other=0.0,
-                )
-        inside = (m0 + rows < M)[:, None] & ((i < SHAPE.span) & (n < N))[None, :]
-        _finish(total, C, cm, cn, m0 + rows, n, inside, operands, EPILOGUE)
-    tl.store(counters + tile, 0)
+        for j in tl.static_range(len(STEPS[step].operands)):
+            value = _value(operands[step][j], STEPS[step].operands[j], m, n, inside)
+            values = tk.with_field(values, STEPS[step].parameters[j], value)
+        y = tk.map(y, STEPS[step].function, values)
+    places = c.base + ((m.to(tl.int64) * c.stride_m)[:, None] + (n.to(tl.int64) * c.stride_n)[None, :])
+    tl.store(places, y.to(c.base.dtype.element_ty), mask=inside)
 
 
 @plain_kernel(num_stages=1)
@@ -306,27 +318,55 @@ def unaligned_product(
     A part is `chunk` of the depth, of one class where rows of words lie along K. The last part of a tile to arrive sums
     all of them, so that no block waits.
     """
-    tile, part = tl.program_id(0), tl.program_id(1)
-    m0, tile_n, part_of_class, r, s, n0 = _place_of(tile, part, M, bk, bn, SHAPE)
-    at = part_of_class * chunk
-    total = _sums_of(A, B, am, ak, bk, bn, M, N, K, m0, at, at + chunk, tile_n, r, s, SHAPE)
-    shift = s if SHAPE.wide == "n" else 0
-    n_step = SHAPE.classes if SHAPE.wide == "k" else 1
-    m, i = m0 + tl.arange(0, SHAPE.rows), tl.arange(0, SHAPE.cols) - shift
+    a = tk.struct(base=A, stride_m=am, stride_k=ak, M=M, K=K)
+    b = tk.struct(base=B, stride_k=bk, stride_n=bn, K=K, N=N)
+    c = tk.struct(base=C, stride_m=cm, stride_n=cn, M=M, N=N)
+    tile, parts = tl.program_id(0), tl.num_programs(1)
+    block = _place_of(tile, tl.program_id(1), M, b, SHAPE)
+    at = block.part * chunk
+    total = _sums_of(a, b, block, at, at + chunk, SHAPE)
+    rows, i = tl.arange(0, SHAPE.rows), _columns_of(block, SHAPE)
     if SHAPE.is_split:
-        if _is_last_part(total, i, tile, part, partials, counters, SHAPE):
-            _finish_parts(C, cm, cn, m0, n0, M, N, tile, partials, counters, operands, SHAPE, EPILOGUE)
+        _store_part(total, i, tile, partials, SHAPE)
+        tl.debug_barrier()
+        if tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == parts - 1:
+            total = _sum_of_parts(partials, tile, parts, rows, SHAPE)
+            _finish(total, c, block, block.m0 + rows, tl.arange(0, SHAPE.cols), operands, SHAPE, EPILOGUE)
+            tl.store(counters + tile, 0)  # as before the launch
     else:
-        n = n0 + i * n_step
-        inside = (m < M)[:, None] & ((i >= 0) & (i < SHAPE.span) & (n < N))[None, :]
-        _finish(total, C, cm, cn, m, n, inside, operands, EPILOGUE)
-
-
-NO_SUMS = (None, None)
-STRIDES = ("am", "ak", "bk", "bn", "cm", "cn")
+        _finish(total, c, block, block.m0 + rows, i, operands, SHAPE, EPILOGUE)
 
 
 # ---------------------------------------------------------------- the plan
+
+
+STRIDES = ("am", "ak", "bk", "bn", "cm", "cn")
+
+
+class Launch(NamedTuple):
+    """A launch of a plan: what the launcher of a `PlainKernel` takes, `arguments` as a function of the tensors among
+    them, in their order."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    key: Any
+    arguments: Callable[..., tuple[Any, ...]]
+
+    def __call__(self, *tensors: Tensor) -> None:
+        self.kernel.launcher(self.grid, self.arguments(*tensors), self.key)
+
+    def bound(self, *tensors: Tensor) -> Callable[..., None]:
+        """The launch with tensors like these, bound: `Launcher.bind`."""
+        places = tuple(range(len(tensors)))
+        bound: Callable[..., None] = self.kernel.launcher.bind(
+            self.grid, self.arguments(*tensors), self.key, places, self
+        )
+        return bound
+
+    def compile(self, tensors: tuple[Tensor, ...], arch: str) -> Any:
+        """Compile for tensors like these on any device."""
+        types = argument_types(self.arguments(*tensors), self.kernel.runtime)
+        return self.kernel.compile(self.key, types, capability_of(arch))
 
 
 def keyed(kernel: Any, constants: dict[str, Any], extents: dict[str, int], warps: int) -> tuple[Any, tuple[int, ...]]:
@@ -338,9 +378,23 @@ def keyed(kernel: Any, constants: dict[str, Any], extents: dict[str, int], warps
     return specialization(tuple(constants.items()), multiples, tuple(options.items())), tuple(given.values())
 
 
+def oriented(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """A and B of the kernel that multiplies `a` by `b`. B has at least as many columns as A has rows: if need be, the
+    transposed result is computed."""
+    return (b.T, a.T) if b.shape[1] < a.shape[0] else (a, b)
+
+
 class Unaligned:
-    """The plan of a product by ordinary loads: later calls only launch. The operand with more rows or columns is the
-    kernel's B."""
+    """The plan of a product by ordinary loads: later calls only launch.
+
+    Args:
+        a, b: matrices of a call, see `gemm`.
+        operands: those of its epilogue by name, None for each that is not there.
+        epilogue: its steps.
+        numbers: what its steps take besides tensors.
+        dtype, out: of the result, and where it is stored if not to new memory.
+        tiles: how the product is split.
+    """
 
     def __init__(
         self,
@@ -351,24 +405,17 @@ class Unaligned:
         numbers: dict[str, float],
         dtype: torch.dtype,
         out: Tensor | None,
-        tiles: Tiles | None = None,
+        tiles: Tiles,
     ):
+        self.shape, self.dtype, self.tiles = (a.shape[0], b.shape[1]), dtype, tiles
+        self.swap_ab = self.shape[1] < self.shape[0]
+        of_c = (self.shape[1], 1) if out is None else out.stride()
+        a, b = oriented(a, b)
         (m, k), n = a.shape, b.shape[1]
-        self.shape, self.dtype, self.is_same = (m, n), dtype, dtype == a.dtype
-        self.swap_ab = n < m
-        strides = dict(zip(STRIDES, (*a.stride(), *b.stride(), *((n, 1) if out is None else out.stride()))))
-        if self.swap_ab:
-            m, n, (a, b) = n, m, (b, a)
-            order = ("bn", "bk", "ak", "am", "cn", "cm")
-            strides = dict(zip(strides, [strides[name] for name in order]))
-        of_b = (strides["bk"], strides["bn"])
+        strides = dict(zip(STRIDES, (*a.stride(), *b.stride(), *(of_c[::-1] if self.swap_ab else of_c)), strict=True))
         start = b.data_ptr() % TMA_BYTES // b.element_size()
-        self.tiles = tiles or chosen(m, n, k, of_b, multiprocessor_count(a.device))
-        shape = Extents(m, n, k, of_b, self.tiles, start)
-        self.grid = (shape.tiles, shape.parts)
-        self.room = (
-            (shape.tiles * shape.parts * self.tiles.rows * self.tiles.cols, shape.tiles) if shape.parts > 1 else None
-        )
+        self.extents = Extents(m, n, k, b.stride(), tiles, start)
+        self.numbers = dict(M=m, N=n, K=k, chunk=self.extents.chunk, **strides)
         index = {name: i for i, name in enumerate(operands)}
         # Of every step, of every operand: its number among those of a call with its strides, or what it is
         self.steps = tuple(
@@ -380,12 +427,9 @@ class Unaligned:
             )
             for step in epilogue.steps
         )
-        self.has_operands = any(step.reads_tensors for step in epilogue.steps)
-        self.geometry, self.epilogue = shape, epilogue
-        self.extents = dict(M=m, N=n, K=k, chunk=shape.chunk, **strides)
-        self.key, self.numbers = keyed(
-            unaligned_product, dict(SHAPE=shape.block(), EPILOGUE=epilogue), self.extents, self.tiles.warps
-        )
+        self.used = [x[0] for step in self.steps for x in step if isinstance(x, tuple)]
+        self.launches = self._launches(epilogue)
+        self._bound: list[Callable[..., None]] = []
 
     def _strides_of(self, x: Tensor | None, place: str) -> tuple[int, int]:
         """Strides along the kernel's rows and columns of what lies in C as `place` says."""
@@ -397,39 +441,60 @@ class Unaligned:
         )
         return (cols, rows) if self.swap_ab else (rows, cols)
 
-    def _arguments(
-        self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, sums: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
-        given = self._given(operands)
-        return (b, a, out, given, *sums, *self.numbers) if self.swap_ab else (a, b, out, given, *sums, *self.numbers)
-
-    def _sums(self, device: torch.device) -> tuple[Any, Any]:
-        """Memory for the sums of parts and counters of tiles; on the meta device it stands for such memory."""
-        if self.room is None:
-            return NO_SUMS
-        if device.type == "meta":
-            return tuple(torch.empty(1, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32))
-        return workspace(device, *self.room)
-
-    def _given(self, operands: tuple[Tensor | None, ...]) -> tuple[Any, ...]:
-        """The epilogue's operands as the kernel takes them."""
-        if not self.has_operands:
-            return self.steps
-        return tuple(
-            [tuple([(operands[x[0]], *x[1:]) if isinstance(x, tuple) else x for x in step]) for step in self.steps]
+    def _launches(self, epilogue: Steps) -> list[Launch]:
+        """The launches of a call, in their order."""
+        shape = self.extents
+        key, numbers = keyed(
+            unaligned_product, dict(SHAPE=shape.block(), EPILOGUE=epilogue), self.numbers, self.tiles.warps
         )
+        return [
+            Launch(
+                unaligned_product,
+                (shape.tiles, shape.parts),
+                key,
+                lambda a, b, out, *rest: (a, b, out, *self._given(rest, 2), *numbers),
+            )
+        ]
+
+    def _given(self, rest: tuple[Tensor, ...], count: int) -> tuple[Any, ...]:
+        """The epilogue's operands as a kernel takes them, and `count` tensors of partial sums, or None for each."""
+        given, sums = iter(rest), rest[len(self.used) :] or (None,) * count
+        steps = tuple(
+            [tuple([(next(given), *x[1:]) if isinstance(x, tuple) else x for x in step]) for step in self.steps]
+        )
+        return steps, *sums
+
+    def _sums(self, device: torch.device, counters: int) -> tuple[Tensor, ...]:
+        """Memory for the sums of parts, and counters; nothing without parts."""
+        shape = self.extents
+        if shape.parts == 1:
+            return ()
+        return workspace(device, shape.tiles * shape.parts * self.tiles.rows * self.tiles.cols, counters)
+
+    def _tensors(self, a: Tensor, b: Tensor, out: Tensor, given: list[Tensor]) -> list[tuple[Tensor, ...]]:
+        """Those of every launch: A, B, C and the epilogue's operands of the kernel, and memory."""
+        return [(a, b, out, *given, *self._sums(a.device, self.extents.tiles))]
+
+    def _tensors_of_call(
+        self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor
+    ) -> list[tuple[Tensor, ...]]:
+        a, b = (b, a) if self.swap_ab else (a, b)
+        return self._tensors(a, b, out, [operands[i] for i in self.used])
 
     def compile(
         self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, arch: str = "sm_90a"
-    ) -> Any:
-        """Compile without a GPU, for tensors like those of the plan on any device; returns Triton's CompiledKernel."""
-        sums = self._sums(torch.device("meta"))
-        types = argument_types(self._arguments(a, b, operands, out, sums), unaligned_product.runtime)
-        return unaligned_product.compile(self.key, types, capability_of(arch))
+    ) -> list[Any]:
+        """Compile without a GPU, for tensors like those of the plan on any device. Returns Triton's CompiledKernel of
+        every launch."""
+        tensors = self._tensors_of_call(a, b, operands, out)
+        return [launch.compile(x, arch) for launch, x in zip(self.launches, tensors, strict=True)]
 
     def __call__(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
         if out is None:
-            out = a.new_empty(*self.shape) if self.is_same else a.new_empty(*self.shape, dtype=self.dtype)
-        sums = self._sums(a.device)
-        unaligned_product.launcher(self.grid, self._arguments(a, b, operands, out, sums), self.key)
+            out = a.new_empty(self.shape, dtype=self.dtype)
+        tensors = self._tensors_of_call(a, b, operands, out)
+        if not self._bound:
+            self._bound = [launch.bound(*x) for launch, x in zip(self.launches, tensors, strict=True)]
+        for launch, x in zip(self._bound, tensors, strict=True):
+            launch(*x)
         return out
