@@ -234,8 +234,8 @@ TILES = [
     Tiles(1, 32, 16, parts=2, wide=True),
     Tiles(16, 32, 16, parts=4),
     Tiles(1, 32, 16, parts=3, wide=True, stages=3),
-    Tiles(16, 32, 16, parts=3, wide=True, stages=3),
-    Tiles(16, 32, 32, wide=True, stages=2),
+    Tiles(32, 32, 16, parts=3, wide=True, stages=3),
+    Tiles(32, 32, 32, wide=True, stages=2),
     Tiles(64, 64, 32, parts=2),
 ]
 

@@ -1,9 +1,8 @@
 """Products of matrices that TMA cannot address, whose A is first copied to rows of words (packed).
 
 A kernel in front writes A once for every class of rows of B (`unaligned.py`), shifted as that class is. So tiles of A
-and B pass through one pipeline of asynchronous copies to tensor cores. Words of B that the matrix does not fill, and
-its first and last row where words lie along N, are the "ends": they are read by element and multiplied last. A kernel
-behind adds the parts of K.
+and B pass through one pipeline of asynchronous copies to tensor cores. The ends (`_load_ends`) are multiplied last. A
+kernel behind adds the parts of K.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from tritonkittens.kernels.gemm.device.unaligned import (
     Unaligned,
     _columns_of,
     _finish,
+    _load_b,
+    _load_ends,
     _place_of,
     _store_part,
     _sum_of_parts,
@@ -40,7 +41,7 @@ ADDED_ROWS = 8  # rows of a tile that a block of `add_parts` adds
 def pack_rows(A, P, M, K, pitch, am, ak, bk, bn, SHAPE: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr):
     """P = A, packed for the classes of B's rows; zero where the ends or nothing is. Grid: DEPTH of A, ROWS, shifts.
 
-    P: classes × rows × `pitch`, rows of all tiles. Where words lie along N, a class has every CLASSES-th column of A,
+    P: classes × rows of a tile × `pitch`. Where words lie along N, a class has every CLASSES-th column of A,
     and there is one shift; where they lie along K, it has all of them behind as many zeros as its rows begin after a
     word.
     """
@@ -68,75 +69,26 @@ def pack_rows(A, P, M, K, pitch, am, ak, bk, bn, SHAPE: tl.constexpr, ROWS: tl.c
     tl.store(P + ((row.to(tl.int64) * pitch)[:, :, None] + j[None, None, :]), a, mask=(j < pitch)[None, None, :])
 
 
-@triton.jit
-def _load_words(b, block, at, SHAPE: tl.constexpr):
-    """A depth × cols tile of B at `at` of a class: zero outside, and where the ends are."""
-    d, c = tl.arange(0, SHAPE.depth), tl.arange(0, SHAPE.cols)
-    if SHAPE.wide == "n":
-        k = block.r + SHAPE.classes * (at + d)
-        pitch = tl.multiple_of(SHAPE.classes * b.stride_k, WORD)
-        first = block.r * b.stride_k - block.s + block.tile_n * SHAPE.span + at.to(tl.int64) * pitch
-        words = (tl.multiple_of(block.tile_n * SHAPE.span, WORD) + c) // WORD < (b.N + block.s + WORD - 1) // WORD
-        inside = ((k > 0) & (k < b.K - 1))[:, None] & words[None, :]
-        places = tl.multiple_of(b.base + first, 2 * WORD) + ((d * pitch)[:, None] + c[None, :])
-    else:
-        n = block.r + SHAPE.classes * (block.tile_n * SHAPE.cols + c)
-        pitch = tl.multiple_of(SHAPE.classes * b.stride_n, WORD)
-        word = (tl.multiple_of(at, WORD) + d) // WORD
-        first = block.r * b.stride_n - block.s + at + block.tile_n.to(tl.int64) * SHAPE.cols * pitch
-        inside = ((word >= tl.cdiv(block.s, WORD)) & (word < (b.K + block.s) // WORD))[:, None] & (n < b.N)[None, :]
-        places = tl.multiple_of(b.base + first, 2 * WORD) + (d[:, None] + (c * pitch)[None, :])
-    return tl.load(places, mask=inside, other=0.0)
-
-
-@triton.jit
-def _load_ends(a, b, block, is_wanted, SHAPE: tl.constexpr):
-    """(rows × 16 of A, 16 × cols of B): the products that no words have."""
-    d, s = tl.arange(0, ENDS), block.s
-    if SHAPE.wide == "n":  # the first and the last row of B
-        k = tl.where(d == 0, 0, b.K - 1)
-        inside = (d == 0) | (d == 1) & (b.K > 1)
-        n = block.n0 + tl.arange(0, SHAPE.cols) - s
-    else:  # what is left of the first word and of the last
-        last = (b.K + s) // WORD
-        k = tl.where(d < WORD, d - s, last * WORD - s + d - WORD)
-        inside = tl.where(d < WORD, (s > 0) & (k >= 0), (last > 0) | (s == 0)) & (k < b.K)
-        n = block.n0 + tl.arange(0, SHAPE.cols) * SHAPE.classes
-    m, inside = block.m0 + tl.arange(0, SHAPE.rows), inside & is_wanted
-    x = tl.load(
-        a.base + ((m.to(tl.int64) * a.stride_m)[:, None] + (k.to(tl.int64) * a.stride_k)[None, :]),
-        mask=(m < a.M)[:, None] & inside[None, :],
-        other=0.0,
-    )
-    y = tl.load(
-        b.base + ((k.to(tl.int64) * b.stride_k)[:, None] + (n.to(tl.int64) * b.stride_n)[None, :]),
-        mask=inside[:, None] & ((n >= 0) & (n < b.N))[None, :],
-        other=0.0,
-    )
-    return x, y
-
-
 @plain_kernel(num_stages=1, launch_pdl=True)
 @triton.jit
 def packed_product(
     A, P, B, C, operands, partials, M, N, K, chunk, pitch, am, ak, bk, bn, cm, cn,
     SHAPE: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
-    """C = epilogue(A·B), or with several parts of K their sums; P is A as `pack_rows` leaves it. Grid: tiles of C (rows
-    first), parts of K. A part is `chunk` of the depth, of one class where rows of words lie along K."""
+    """C = epilogue(A·B), or with several parts of K their sums; P is A as `pack_rows` leaves it. Grid: tiles of
+    columns, parts of K. A part is `chunk` of the depth, of one class where rows of words lie along K."""
     tk.dependency_wait()
     a = tk.struct(base=A, stride_m=am, stride_k=ak, M=M, K=K)
     b = tk.struct(base=B, stride_k=bk, stride_n=bn, K=K, N=N)
     tile, part = tl.program_id(0), tl.program_id(1)
     block = _place_of(tile, part, M, b, SHAPE)
-    first_x, first_y = _load_ends(a, b, block, part == 0, SHAPE)
-    of_class = block.r.to(tl.int64) * (tl.cdiv(M, SHAPE.rows) * SHAPE.rows) + block.m0
-    packed = P + of_class * pitch
+    first_x, first_y = _load_ends(a, b, block, part == 0, ENDS, SHAPE)
+    packed = P + block.r.to(tl.int64) * (SHAPE.rows * pitch)
     places = tl.arange(0, SHAPE.rows)[:, None] * pitch + tl.arange(0, SHAPE.depth)[None, :]
     total = tl.zeros((SHAPE.rows, SHAPE.cols), tl.float32)
     for at in tl.range(block.part * chunk, (block.part + 1) * chunk, SHAPE.depth, num_stages=SHAPE.stages):
         x = tl.load(tl.multiple_of(packed + at, 2 * WORD) + places)
-        y = _load_words(b, block, at, SHAPE)
+        y = _load_b(b, block, at, True, SHAPE)
         total = tk.mma_AB(x, y, total)
     tk.dependents_launch()
     total = tk.mma_AB(first_x, first_y, total)
@@ -169,8 +121,8 @@ class Packed(Unaligned):
 
     def _launches(self, epilogue: Steps) -> list[Launch]:
         shape, tiles, block = self.extents, self.tiles, self.extents.block()
-        rows, pitch = triton.cdiv(self.numbers["M"], tiles.rows) * tiles.rows, tiles.parts * shape.chunk
-        self.packed_elements = shape.classes * rows * pitch
+        pitch = tiles.parts * shape.chunk
+        self.packed_elements = shape.classes * tiles.rows * pitch
         extents = self.numbers | dict(pitch=pitch, parts=shape.parts)
 
         def key(kernel: Any, names: str, warps: int, **constants: Any) -> tuple[Any, tuple[int, ...]]:
@@ -180,8 +132,8 @@ class Packed(Unaligned):
         product = key(packed_product, "M N K chunk pitch am ak bk bn cm cn", tiles.warps, EPILOGUE=epilogue)
         add = key(add_parts, "M N parts bk bn cm cn", 4, ROWS=ADDED_ROWS, EPILOGUE=epilogue)
         shifts, spread = (1, shape.classes) if shape.along == "n" else (shape.classes, 1)
-        pack_grid = triton.cdiv(pitch * spread, PACKED_DEPTH), rows // PACKED_ROWS, shifts
-        add_grid = shape.tiles, triton.cdiv(min(tiles.rows, self.numbers["M"]), ADDED_ROWS)
+        pack_grid = triton.cdiv(pitch * spread, PACKED_DEPTH), tiles.rows // PACKED_ROWS, shifts
+        add_grid = shape.tiles, triton.cdiv(self.numbers["M"], ADDED_ROWS)
         found = [
             Launch(pack_rows, pack_grid, pack[0], lambda a, packed: (a, packed, *pack[1])),
             Launch(

@@ -1,11 +1,11 @@
 """Products of matrices that TMA cannot address, by ordinary loads: for few rows or columns, and for small products.
 
-One launch, any strides. Memory or the launch bounds such a product, so a copy to aligned memory would cost as much as
-the product itself.
+Memory or launches bound such a product, so a copy to aligned memory would cost as much as the product itself.
 
 B is read either by element, which always works, or in words of 16 bytes. With a row pitch of `ld` elements, rows i and
 i + 8 / gcd(ld, 8) begin at the same offset in a word. So the rows form 8 / gcd(ld, 8) classes. Each class is a matrix
-of aligned words, whose columns are shifted by less than a word.
+of aligned words, whose columns are shifted by less than a word. What words do not cover without reading beyond the
+matrix, the "ends", is read by element.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from tritonkittens.kernels._tensors import HALF_TYPES, TMA_BYTES, addressable, s
 from tritonkittens.kernels.gemm.device.epilogue import NO_TENSOR, Steps
 from tritonkittens.kernels.gemm.device.unaligned_tiles import (
     FEW_ROWS,
+    MOST_PACKED,
     SMALL_PRODUCT,
     WORD,
     Extents,
     Tiles,
+    classes_of,
     packed,
     words_along,
 )
@@ -36,44 +38,39 @@ from tritonkittens.launch.arguments import argument_types
 
 MAX_STRIDE = 1 << 20  # elements: places in a tile are 32-bit numbers
 
-# Bytes and floating-point operations in a microsecond, see `is_faster_unaligned`
-PACE, COPY_PACE = 3.2e6, 3.3e6
-TMA_FLOPS, PACKED_FLOPS = 6e8, 3.2e8
-COPY_START, PACK_START = 4, 6  # microseconds
-
 
 # ---------------------------------------------------------------- where it is used
 
 
-def is_faster_unaligned(m: int, n: int, k: int, strides: tuple[int, int], copies: list[int]) -> bool:
-    """Are ordinary loads faster than copies to aligned memory and TMA, for m ≤ n rows and a B of these strides?
-    `copies`: bytes of every tensor that would be copied. (Measured: docs/notes/gemm.md.)
+def oriented(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """A and B of the kernel that multiplies `a` by `b`. B has at least as many columns as A has rows: if need be, the
+    transposed result is computed."""
+    return (b.T, a.T) if b.shape[1] < a.shape[0] else (a, b)
 
-    A small product ends before the launches of copies do. With few rows the product reads its large operand once; a
-    copy would read it, write it and read it again. Many rows are packed where B has words: its products take longer
-    than those by TMA, by which copies win from some number of rows on.
+
+def is_faster_unaligned(a: Tensor, b: Tensor) -> bool:
+    """Are ordinary loads faster than copies to aligned memory and TMA (measured: docs/notes/gemm.md)?
+
+    A small product ends before the launches of copies do. With few rows or columns, the product reads its large operand
+    once; a copy would read it, write it and read it again. Not so where TMA can address that operand. Sums of classes
+    of rows along K are written and read, too: with a short K they take as much memory traffic as the operand.
     """
+    a, b = oriented(a, b)
+    (m, k), n, along = a.shape, b.shape[1], words_along(b.stride())
     if m == 1 or m * n * k <= SMALL_PRODUCT:
         return True
-    if not words_along(strides):
+    if not along:
         return m <= FEW_ROWS
-    bytes_of_product, flops = 2 * (m * k + k * n + m * n), 2 * m * n * k
-    by_copies = COPY_START * len(copies) + 2 * sum(copies) / COPY_PACE + max(bytes_of_product / PACE, flops / TMA_FLOPS)
-    tiles, _ = packed(m, words_along(strides))
-    shape = Extents(m, n, k, strides, tiles)
-    packing = PACK_START + (shape.classes + 1) * 2 * m * k / PACE
-    sums = 8 * m * n * shape.parts / PACE if shape.parts > 1 else 0
-    whole = 128 * triton.cdiv(m, 128) if m > 64 else 64
-    return packing + sums + max(bytes_of_product / PACE, 2 * whole * n * k / PACKED_FLOPS) <= by_copies
+    if m > MOST_PACKED or addressable(b) or addressable(b.mT):
+        return False
+    return along == "k" or k > 3 * classes_of(b.stride()) * packed(m, along)[0].rows
 
 
-def copied_bytes(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out: Tensor | None) -> list[int]:
-    """Bytes of the operands, and of the result, that the kernels which move tiles by TMA would need a copy of."""
-    copied = [x for x in (a, b) if not (addressable(x) or addressable(x.mT))]
-    copied += [] if residual is None or addressable(residual) else [residual]
-    found = [x.numel() * x.element_size() for x in copied]
-    is_stored = b.shape[-1] * dtype.itemsize % TMA_BYTES == 0 if out is None else storable(out)
-    return found if is_stored else [*found, a.shape[-2] * b.shape[-1] * dtype.itemsize]
+def needs_copies(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out: Tensor | None) -> bool:
+    """Would the kernels that move tiles by TMA need a copy of an operand, or of their result?"""
+    operands = all(addressable(x) or addressable(x.mT) for x in (a, b)) and (residual is None or addressable(residual))
+    result = b.shape[-1] * dtype.itemsize % TMA_BYTES == 0 if out is None else storable(out)
+    return not (operands and result)
 
 
 def takes(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out: Tensor | None) -> bool:
@@ -81,9 +78,7 @@ def takes(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out
     matrices = a.ndim == b.ndim == 2 and a.dtype in HALF_TYPES and dtype in (*HALF_TYPES, torch.float32)
     if not matrices or max(*a.stride(), *b.stride()) > MAX_STRIDE:
         return False
-    copies = copied_bytes(a, b, residual, dtype, out)
-    a, b = oriented(a, b)
-    return bool(copies) and is_faster_unaligned(a.shape[0], b.shape[1], a.shape[1], b.stride(), copies)
+    return is_faster_unaligned(a, b) and needs_copies(a, b, residual, dtype, out)
 
 
 # ---------------------------------------------------------------- the kernel
@@ -120,95 +115,90 @@ def _columns_of(block, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def _load_b(b, block, at, stop, SHAPE: tl.constexpr):
-    """A depth × cols tile of B at `at`, zero from `stop` and K on.
-
-    Words of the first and the last row may reach beyond the matrix, where nothing may be read: `_completed` loads their
-    elements. Words of other rows reach into neighbouring rows: into columns that are dropped, or `_completed` clears
-    them.
-    """
-    d, c = tl.arange(0, SHAPE.depth), tl.arange(0, SHAPE.cols)
-    more = at < stop
-    if SHAPE.wide == "n":  # words run along the columns
+def _are_words(at, K, block, SHAPE: tl.constexpr):
+    """Which places of a tile's depth from `at` on are read in words. The others are the ends, see `_load_ends`."""
+    d = tl.arange(0, SHAPE.depth)
+    if SHAPE.wide == "n":
         k = block.r + SHAPE.classes * (at + d)
-        pitch = tl.multiple_of(SHAPE.classes * b.stride_k, WORD)
-        first = block.r * b.stride_k - block.s + block.tile_n * SHAPE.span + at.to(tl.int64) * pitch
-        words = (tl.multiple_of(block.tile_n * SHAPE.span, WORD) + c) // WORD < (b.N + block.s + WORD - 1) // WORD
-        inside = ((k > 0) & (k < b.K - 1) & more)[:, None] & words[None, :]
-        places = tl.multiple_of(b.base + first, 2 * WORD) + ((d * pitch)[:, None] + c[None, :])
-    elif SHAPE.wide == "k":  # words run along the depth, which is counted from the beginning of the first
-        n = block.r + SHAPE.classes * (block.tile_n * SHAPE.cols + c)
-        pitch = tl.multiple_of(SHAPE.classes * b.stride_n, WORD)
+        return (k > 0) & (k < K - 1)
+    else:  # the depth is counted from the beginning of the first word
         word = (tl.multiple_of(at, WORD) + d) // WORD
-        last = (b.K + block.s - 1) // WORD
-        first = block.r * b.stride_n - block.s + at + block.tile_n.to(tl.int64) * SHAPE.cols * pitch
-        beyond = (word == 0)[:, None] & (n == 0)[None, :] | (word == last)[:, None] & (n == b.N - 1)[None, :]
-        inside = ((word <= last) & more)[:, None] & (n < b.N)[None, :] & (beyond == 0)
-        places = tl.multiple_of(b.base + first, 2 * WORD) + (d[:, None] + (c * pitch)[None, :])
-    else:
-        first = at.to(tl.int64) * b.stride_k + block.n0.to(tl.int64) * b.stride_n
-        inside = ((at + d < b.K) & more)[:, None] & (block.n0 + c < b.N)[None, :]
-        places = b.base + first + ((d * b.stride_k)[:, None] + (c * b.stride_n)[None, :])
-    return tl.load(places, mask=inside, other=0.0)
+        return (word >= tl.cdiv(block.s, WORD)) & (word < (K + block.s) // WORD)
 
 
 @triton.jit
-def _completed(tile, b, block, at, SHAPE: tl.constexpr):
-    """A tile of `_load_b` with the elements that were left out, and with zeros for those of neighbouring rows.
+def _load_b(b, block, at, is_wanted, SHAPE: tl.constexpr):
+    """A depth × cols tile of B at `at`, zero outside and where the ends are.
 
-    NaN of a neighbour would spread, because zeros of A do not remove it. `_load_b` does not do this: it would wait for
-    its own load.
+    Words may reach into neighbouring rows: into columns that are dropped.
     """
     d, c = tl.arange(0, SHAPE.depth), tl.arange(0, SHAPE.cols)
     if SHAPE.wide == "n":
-        k, n = block.r + SHAPE.classes * (at + d), block.n0 + c - block.s
-        if (block.r + SHAPE.classes * at == 0) | (block.r + SHAPE.classes * (at + SHAPE.depth) >= b.K):
-            left_out = ((k == 0) | (k == b.K - 1))[:, None] & ((n >= 0) & (n < b.N))[None, :]
-            places = b.base + ((k.to(tl.int64) * b.stride_k)[:, None] + n[None, :])
-            tile = tl.where(left_out, tl.load(places, mask=left_out, other=0.0), tile)
+        pitch = tl.multiple_of(SHAPE.classes * b.stride_k, WORD)
+        first = block.r * b.stride_k - block.s + block.tile_n * SHAPE.span + at.to(tl.int64) * pitch
+        first, places = tl.multiple_of(b.base + first, 2 * WORD), (d * pitch)[:, None] + c[None, :]
+        words = (tl.multiple_of(block.tile_n * SHAPE.span, WORD) + c) // WORD < (b.N + block.s + WORD - 1) // WORD
+        inside = _are_words(at, b.K, block, SHAPE)[:, None] & words[None, :]
     elif SHAPE.wide == "k":
-        k, n = at + d - block.s, block.n0 + SHAPE.classes * c
-        is_element = ((k >= 0) & (k < b.K))[:, None]
-        word, last = (at + d) // WORD, (b.K + block.s - 1) // WORD
-        is_last = (block.n0 + SHAPE.classes * SHAPE.cols >= b.N) & (at + SHAPE.depth > last * WORD)
-        if (block.n0 == 0) & (at == 0) | is_last:
-            left_out = (word == 0)[:, None] & (n == 0)[None, :] | (word == last)[:, None] & (n == b.N - 1)[None, :]
-            left_out = left_out & is_element
-            places = b.base + (k[:, None] + (n.to(tl.int64) * b.stride_n)[None, :])
-            tile = tl.where(left_out, tl.load(places, mask=left_out, other=0.0), tile)
-        tile = tl.where(is_element, tile, 0.0)
-    return tile
+        pitch = tl.multiple_of(SHAPE.classes * b.stride_n, WORD)
+        first = block.r * b.stride_n - block.s + at + block.tile_n.to(tl.int64) * SHAPE.cols * pitch
+        first, places = tl.multiple_of(b.base + first, 2 * WORD), d[:, None] + (c * pitch)[None, :]
+        n = block.r + SHAPE.classes * (block.tile_n * SHAPE.cols + c)
+        inside = _are_words(at, b.K, block, SHAPE)[:, None] & (n < b.N)[None, :]
+    else:
+        first = b.base + (at.to(tl.int64) * b.stride_k + block.n0.to(tl.int64) * b.stride_n)
+        places = (d * b.stride_k)[:, None] + (c * b.stride_n)[None, :]
+        inside = (at + d < b.K)[:, None] & (block.n0 + c < b.N)[None, :]
+    return tl.load(first + places, mask=inside & is_wanted, other=0.0)
 
 
 @triton.jit
-def _load_a(a, block, at, stop, SHAPE: tl.constexpr):
-    """The rows × depth tile of A that belongs to the tile of B at `at`, zero outside."""
+def _load_a(a, block, at, is_wanted, SHAPE: tl.constexpr):
+    """The rows × depth tile of A that belongs to the tile of B at `at`, zero where that is."""
     d = tl.arange(0, SHAPE.depth)
     first, step = at, 1
     if SHAPE.wide == "n":
         first, step = block.r + SHAPE.classes * at, SHAPE.classes
     elif SHAPE.wide == "k":
         first = at - block.s
-    k = first + d * step
-    inside = (k >= 0) & (k < a.K) & (at < stop)
+    inside = _are_words(at, a.K, block, SHAPE) if SHAPE.wide != "" else first + d < a.K
     places = a.base + (block.m0.to(tl.int64) * a.stride_m + first.to(tl.int64) * a.stride_k)
     if SHAPE.rows == 1:
-        return tl.load(places + d * (step * a.stride_k), mask=inside, other=0.0)
+        return tl.load(places + d * (step * a.stride_k), mask=inside & is_wanted, other=0.0)
     else:
         rows = tl.arange(0, SHAPE.rows)
         return tl.load(
             places + ((rows * a.stride_m)[:, None] + (d * (step * a.stride_k))[None, :]),
-            mask=(block.m0 + rows < a.M)[:, None] & inside[None, :],
+            mask=(block.m0 + rows < a.M)[:, None] & (inside & is_wanted)[None, :],
             other=0.0,
         )
 
 
 @triton.jit
-def _complete_tiles(b, block, at, stop, SHAPE: tl.constexpr):
-    """(begin, end) of those tiles among `at` … `stop` − 1 that need no `_completed`: no first or last word of rows."""
-    complete = (b.K + block.s - 1) // WORD * WORD
-    begin = tl.minimum(tl.maximum(at, SHAPE.depth), stop)
-    return begin, tl.maximum(begin, tl.minimum(stop, complete // SHAPE.depth * SHAPE.depth))
+def _load_ends(a, b, block, is_wanted, DEPTH: tl.constexpr, SHAPE: tl.constexpr):
+    """(rows × DEPTH of A, DEPTH × cols of B): the products that no words have."""
+    d, s = tl.arange(0, DEPTH), block.s
+    if SHAPE.wide == "n":  # the first and the last row of B
+        k = tl.where(d == 0, 0, b.K - 1)
+        inside = (d == 0) | (d == 1) & (b.K > 1)
+        n = block.n0 + tl.arange(0, SHAPE.cols) - s
+    else:  # what is left of the first word and of the last
+        last = (b.K + s) // WORD
+        k = tl.where(d < WORD, d - s, last * WORD - s + d - WORD)
+        inside = tl.where(d < WORD, (s > 0) & (k >= 0), (last > 0) | (s == 0)) & (k < b.K)
+        n = block.n0 + tl.arange(0, SHAPE.cols) * SHAPE.classes
+    m, inside = block.m0 + tl.arange(0, SHAPE.rows), inside & is_wanted
+    x = tl.load(
+        a.base + ((m.to(tl.int64) * a.stride_m)[:, None] + (k.to(tl.int64) * a.stride_k)[None, :]),
+        mask=(m < a.M)[:, None] & inside[None, :],
+        other=0.0,
+    )
+    y = tl.load(
+        b.base + ((k.to(tl.int64) * b.stride_k)[:, None] + (n.to(tl.int64) * b.stride_n)[None, :]),
+        mask=inside[:, None] & ((n >= 0) & (n < b.N))[None, :],
+        other=0.0,
+    )
+    return x, y
 
 
 @triton.jit
@@ -223,36 +213,31 @@ def _add_product(acc, x, y, SHAPE: tl.constexpr):
 
 @triton.jit
 def _sums_of(a, b, block, at, stop, SHAPE: tl.constexpr):
-    """The sums of a block over its part of K, `at` … `stop` − 1."""
-    if SHAPE.rows == 1:
-        acc = tl.zeros((SHAPE.depth, SHAPE.cols), tl.float32)
-    else:
-        acc = tl.zeros((SHAPE.rows, SHAPE.cols), tl.float32)
-    begin, end = at, at
+    """The sums of a block over its part of K, `at` … `stop` − 1, and in the first part over the ends."""
+    if SHAPE.wide != "":
+        DEPTH: tl.constexpr = 2 if SHAPE.wide == "n" else 2 * WORD
+        first_x, first_y = _load_ends(a, b, block, tl.program_id(1) == 0, DEPTH, SHAPE)
+    LINES: tl.constexpr = SHAPE.depth if SHAPE.rows == 1 else SHAPE.rows
+    acc = tl.zeros((LINES, SHAPE.cols), tl.float32)
+    x = _load_a(a, block, at, True, SHAPE)
     if SHAPE.stages > 1:  # a pipeline of asynchronous copies, of B alone: the row of A begins anywhere
-        begin, end = _complete_tiles(b, block, at, stop, SHAPE)
-        x = _load_a(a, block, begin, end, SHAPE)
-        for here in tl.range(begin, end, SHAPE.depth, num_stages=SHAPE.stages):
-            y = _load_b(b, block, here, end, SHAPE)
-            next_x = _load_a(a, block, here + SHAPE.depth, end, SHAPE)
+        for here in tl.range(at, stop, SHAPE.depth, num_stages=SHAPE.stages):
+            y = _load_b(b, block, here, True, SHAPE)
+            next_x = _load_a(a, block, here + SHAPE.depth, here + SHAPE.depth < stop, SHAPE)
             acc = _add_product(acc, x, y, SHAPE)
             x = next_x
-    # The other tiles, in front of `begin` and from `end` on; the next ones are loaded under the product of these
-    before = begin - at
-    here = tl.where(before > 0, at, end)
-    x = _load_a(a, block, here, stop, SHAPE)
-    y = _load_b(b, block, here, stop, SHAPE)
-    for i in range(SHAPE.depth, before + stop - end + SHAPE.depth, SHAPE.depth):
-        following = tl.where(i < before, at, end - before) + i
-        next_x = _load_a(a, block, following, stop, SHAPE)
-        next_y = _load_b(b, block, following, stop, SHAPE)
-        y = _completed(y, b, block, here, SHAPE)
-        acc = _add_product(acc, x, y, SHAPE)
-        x, y, here = next_x, next_y, following
-    if SHAPE.rows == 1:
-        return tl.sum(acc, 0)[None, :]
     else:
-        return acc
+        y = _load_b(b, block, at, True, SHAPE)
+        for following in range(at + SHAPE.depth, stop + SHAPE.depth, SHAPE.depth):
+            next_x = _load_a(a, block, following, following < stop, SHAPE)
+            next_y = _load_b(b, block, following, following < stop, SHAPE)
+            acc = _add_product(acc, x, y, SHAPE)
+            x, y = next_x, next_y
+    if SHAPE.rows == 1:
+        acc = tl.sum(acc, 0)[None, :]
+        if SHAPE.wide != "":
+            acc += tl.sum(tl.trans(first_x).to(tl.float32) * first_y.to(tl.float32), 0)[None, :]
+    return acc
 
 
 @triton.jit
@@ -376,12 +361,6 @@ def keyed(kernel: Any, constants: dict[str, Any], extents: dict[str, int], warps
     multiples = tuple((name, WORD.value) for name, value in given.items() if value % WORD.value == 0)
     options = {**kernel.options, "num_warps": warps}
     return specialization(tuple(constants.items()), multiples, tuple(options.items())), tuple(given.values())
-
-
-def oriented(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """A and B of the kernel that multiplies `a` by `b`. B has at least as many columns as A has rows: if need be, the
-    transposed result is computed."""
-    return (b.T, a.T) if b.shape[1] < a.shape[0] else (a, b)
 
 
 class Unaligned:

@@ -12,8 +12,9 @@ import tritonkittens.lang as tk
 
 WORD = tl.constexpr(8)  # elements of 16 bytes, the widest load of a thread
 
-FEW_ROWS = 64  # of tiles that are chosen where B is read by element
-SMALL_PRODUCT = 1 << 26  # multiply-adds up to which one launch takes less time than packing A
+FEW_ROWS = 64  # of a product, and of a tile, where B is read by element
+MOST_PACKED = 128  # rows of a product whose A is packed
+SMALL_PRODUCT = 1 << 26  # multiply-adds up to which one launch is fastest
 SMALL_RESULT = 1 << 15  # elements of C up to which small tiles are faster
 MAX_PARTS = 64
 ADDED_AT_ONCE = 8  # parts of a product whose A is packed
@@ -33,7 +34,7 @@ class Tiles:
         depth: of K, of a step.
         warps: of a block.
         parts: of K, of each class of rows where these lie along K.
-        wide: read B in words where it has any, see `words_along`. With several rows, A is packed.
+        wide: read B in words where it has any, see `words_along`. With several rows, all rows of A are packed.
         stages: tiles in shared memory, where A is packed (at least 2) or words lie along K: asynchronous copies of all
             but one are in flight. Otherwise, and with 1, the next tiles wait in registers.
 
@@ -86,6 +87,11 @@ def words_along(strides: tuple[int, int]) -> str:
     return "n" if bn == 1 and bk >= WORD.value else "k" if bk == 1 and bn >= WORD.value else ""
 
 
+def classes_of(strides: tuple[int, int]) -> int:
+    """Classes of rows of words of a B that has these strides, see `BlockShape`."""
+    return WORD.value // math.gcd(max(strides), WORD.value)
+
+
 def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tiles:
     """Tiles for a product of m ≤ n rows whose B has these strides, on so many multiprocessors (measured:
     docs/notes/gemm.md)."""
@@ -93,7 +99,7 @@ def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tile
     rows = min(max(16, triton.next_power_of_2(m)), FEW_ROWS)
     if m == 1:
         tiles, blocks = _for_one_row(n, k, strides, slots)
-    elif along and m * n * k > SMALL_PRODUCT:
+    elif along and m <= MOST_PACKED and m * n * k > SMALL_PRODUCT:
         tiles, blocks = packed(m, along)
     elif m <= FEW_ROWS or m * n > SMALL_RESULT:
         tiles, blocks = Tiles(rows, 64, 64, 8 if rows == FEW_ROWS else 4), 2
@@ -105,12 +111,12 @@ def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tile
 def packed(m: int, along: str) -> tuple[Tiles, int]:
     """(tiles without parts, blocks of a multiprocessor) for m rows that are packed; words of B run along "n" or "k"."""
     rows = max(16, triton.next_power_of_2(m))
-    if m > 64:
-        stages, blocks = (4, 1) if along == "k" else (3, 2)
-        return Tiles(128, 128, 64, 8, wide=True, stages=stages), blocks
-    if along == "k" and m <= 32:
+    if rows <= 32 and along == "k":
         return Tiles(rows, 64, 64, wide=True, stages=6), 3
-    return Tiles(rows, 128, 64, wide=True, stages=4), 2
+    if rows <= 64:
+        return Tiles(rows, 128, 64, wide=True, stages=4), 2
+    stages, blocks = (4, 1) if along == "k" else (3, 2)
+    return Tiles(rows, 128, 64, 8, wide=True, stages=stages), blocks
 
 
 # For one row: tiles, and how many blocks a multiprocessor holds
@@ -167,7 +173,7 @@ class Extents:
         self.of, self.start = tiles, start
         self.along = words_along(strides) if tiles.wide else ""
         self.is_packed = tiles.packs(strides)
-        self.classes = word // math.gcd(max(strides), word) if self.along else 1
+        self.classes = classes_of(strides) if self.along else 1
         is_shifted = self.along == "n" and (self.classes > 1 or start > 0)
         self.span = tiles.cols - word if is_shifted else tiles.cols
         if self.along == "k":
