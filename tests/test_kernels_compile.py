@@ -454,12 +454,12 @@ def words_copied(tiles, found, of_step):
 
 @pytest.mark.parametrize("transposed", [True, slow(False)])
 def test_a_row_that_begins_anywhere_is_read_in_words(transposed):
-    """By `gemm` without a copy: 16 bytes a thread and load, in front of the loop and in it; also by asynchronous
-    copies where words lie along K."""
+    """By `gemm` without a copy: 16 bytes a thread and load, in front of the loop and in it; by asynchronous copies
+    where words lie along K."""
     tiles, (found,) = unaligned_kernels(1, transposed)
     words = tiles.cols * tiles.depth // 8 // (32 * tiles.warps)  # of a thread and tile
-    assert tiles.wide and sum(opcode.startswith("LDG.E.128") for opcode in found) >= 2 * words
-    assert words_copied(tiles, found, tiles.cols * tiles.depth)
+    assert tiles.wide and words_copied(tiles, found, tiles.cols * tiles.depth)
+    assert sum(opcode.startswith("LDG.E.128") for opcode in found) >= (2 * words if tiles.stages == 1 else 0)
 
 
 @pytest.mark.parametrize(
