@@ -153,7 +153,10 @@ def split(m: int, n: int, k: int, strides: tuple[int, int], blocks: int, tiles: 
         if sums == 1:
             return waves * (pace * steps + START)
         written = 2 * tiles.rows / tiles.depth
-        added = (START if tiles.packs(strides) else 0) + SUM * triton.cdiv(sums, shape.unroll(sums))
+        if shape.is_packed:  # by a kernel of its own, whose blocks read as fast
+            added = START + shape.tiles * sums * written / blocks
+        else:
+            added = SUM * triton.cdiv(sums, shape.unroll(sums))
         return waves * (pace * steps / parts + START + written) + added
 
     best = min(range(1, max(1, min(steps, MAX_PARTS // shape.parts)) + 1), key=time)
