@@ -200,7 +200,8 @@ def call(name: str, *args: Any) -> Any:
     torch cannot differentiate an operator of torch.library between two transforms of `torch.func` (`vmap(grad(…))`):
     there an autograd function does the same.
     """
-    _register_shardings(name)
+    if is_distributed(type(args[0])):
+        _register_shardings(name)
     if not is_compiling() and _transforms_are_active() and name in _transformed and not _is_functionalized():
         return _transformed[name].apply(*args)
     return getattr(torch.ops.tritonkittens, name)(*args)

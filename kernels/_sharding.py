@@ -39,21 +39,21 @@ def is_distributed(kind: type) -> bool:
     return module is not None and kind is getattr(module, "DTensor", None)
 
 
-def register_shardings(name: str) -> bool:
-    """Register the shardings of the operator `tritonkittens::name` once a program has imported DTensor. Returns
-    whether they are registered."""
-    if name not in _registered and hasattr(sys.modules.get("torch.distributed.tensor"), "DTensor"):
-        from torch.distributed.tensor import DTensor
-        from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
-        from torch.distributed.tensor.experimental import register_sharding
+def register_shardings(name: str) -> None:
+    """Register the shardings of the operator `tritonkittens::name` with DTensor, once."""
+    if name in _registered:
+        return
+    # a program that has DTensors has imported most of this
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+    from torch.distributed.tensor.experimental import register_sharding
 
-        operator = getattr(torch.ops.tritonkittens, name).default
-        register_sharding(operator)(_gemm if name == "gemm" else _attention(name))
-        # PyTorch remembers choices by tensors and by what follows the first int. Here each argument counts.
-        everything = RuntimeSchemaInfo(static_argnum=0)
-        DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[operator] = everything
-        _registered.add(name)
-    return name in _registered
+    operator = getattr(torch.ops.tritonkittens, name).default
+    register_sharding(operator)(_gemm if name == "gemm" else _attention(name))
+    # PyTorch looks up an earlier choice by tensors and by what follows the first int. Here each argument counts.
+    everything = RuntimeSchemaInfo(static_argnum=0)
+    DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[operator] = everything
+    _registered.add(name)
 
 
 def _shardings(
