@@ -340,7 +340,7 @@ def traced(process):
             found.append((y, operands[0].grad))
             operands[0].grad = None
         for eager, compiled in zip(*found, strict=True):
-            assert torch.equal(*(x.full_tensor() if isinstance(x, DTensor) else x for x in (eager, compiled)))
+            assert relative_error(*(x.full_tensor() if isinstance(x, DTensor) else x for x in (compiled, eager))) < 4e-3
 
 
 CASES = (
