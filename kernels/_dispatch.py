@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+from tritonkittens.kernels._sharding import is_distributed, register_shardings
 from tritonkittens.launch import simulator
 
 is_compiling = torch.compiler.is_compiling
@@ -81,9 +82,9 @@ def is_forward_mode() -> bool:
 
 
 def is_ordinary(x: Tensor) -> bool:
-    """Is it a dense tensor of torch's own, possibly faked or transformed by torch, and no subclass, nested or sparse
-    tensor?"""
-    return type(x) in ORDINARY and not x.is_nested and x.layout is torch.strided
+    """Is it a dense tensor of torch's own, possibly faked, transformed or distributed by torch, and no other subclass,
+    nested or sparse tensor?"""
+    return (type(x) in ORDINARY or is_distributed(type(x))) and not x.is_nested and x.layout is torch.strided
 
 
 def unseen_by_function_modes(run: Callable[..., Result]) -> Callable[..., Result]:
@@ -109,6 +110,9 @@ def constant_in_traces(run: Callable[..., Result]) -> Callable[..., Result]:
     """
     run._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return run
+
+
+_register_shardings = constant_in_traces(register_shardings)
 
 
 def autocasts(device: torch.device) -> torch.dtype | None:
@@ -196,6 +200,8 @@ def call(name: str, *args: Any) -> Any:
     torch cannot differentiate an operator of torch.library between two transforms of `torch.func` (`vmap(grad(…))`):
     there an autograd function does the same.
     """
+    if is_distributed(type(args[0])):
+        _register_shardings(name)
     if not is_compiling() and _transforms_are_active() and name in _transformed and not _is_functionalized():
         return _transformed[name].apply(*args)
     return getattr(torch.ops.tritonkittens, name)(*args)

@@ -9,8 +9,9 @@ from tritonkittens import sim
 from tritonkittens.kernels.attention.call_plan import forward
 from tritonkittens.kernels.attention.config import Config as AttentionConfig
 from tritonkittens.kernels.attention.device.backward import preprocess
-from tritonkittens.kernels.gemm.call_plan import described
+from tritonkittens.kernels.gemm.call_plan import described, unaligned_plan
 from tritonkittens.kernels.gemm.config import Config
+from tritonkittens.kernels.gemm.device.unaligned_tiles import Tiles
 from tritonkittens.launch import GlobalArg, Launcher
 from tritonkittens.launch.arguments import leaves
 
@@ -126,3 +127,24 @@ def test_plain_kernels(bound):
     assert all(torch.equal(x, y) for x, y in zip(*found, strict=True)) and not found[0][0].isnan().any()
     ((grid, _, owners),) = seen
     assert grid == (2, 2, 1) and owners == tuple(range(7)) and len(launched) == 1
+
+
+@pytest.mark.parametrize("tiles", [Tiles(1, 32, 16, parts=2), Tiles(16, 32, 16, parts=2, wide=True, stages=2)], ids=str)
+def test_launches_of_unaligned_products_are_bound_once(bound, tiles):
+    """Each to the tensors among its arguments, in their order; a second call has others."""
+    seen, launched = bound
+    m, (n, k) = tiles.rows, (43, 61)
+    found = []
+    for _ in range(2):
+        a, b, bias, residual = (torch.randn(*shape).to(BF16) for shape in ((m, k), (k, n), (n,), (m, n)))
+        operands = (bias, None, residual, None, None)
+        if not found:
+            plan = unaligned_plan(a, b, operands, None, BF16, {"bias": "col", "residual": "tile"}, None, tiles)
+        out = plan(a, b, operands, None)
+        torch.testing.assert_close(out.float(), a.float() @ b.float() + bias + residual, rtol=1e-2, atol=1e-2)
+        found.append(out)
+    count = len(plan.launches)
+    assert count == (1 if tiles.rows == 1 else 3) and len(seen) == count and len(launched) == 2 * count
+    for (_, args, owners), tensors in zip(seen, launched[:count], strict=True):
+        assert all(x is y for x, y in zip(tensors_in(args), tensors, strict=True))
+        assert owners == tuple(range(len(tensors)))

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from tests.cases_gemm import NO_OPERANDS
-from tests.util import logical_lines, slow
+from tests.util import logical_lines, slow, some_slow
 from tritonkittens.arch import CHIPS, SHARED_RESERVED
 from tritonkittens.inspect import _sass, _tools, inspect
 from tritonkittens.inspect.cli import registry
 from tritonkittens.kernels import attention, gemm
+from tritonkittens.kernels.attention.config import Shape, suited
 from tritonkittens.kernels.attention.device.decode import AttentionDecode
 from tritonkittens.kernels.attention.num_splits import DecodeKind, decode_kernel
 from tritonkittens.kernels.gemm.call_plan import unaligned_plan
-from tritonkittens.kernels.gemm.device import unaligned
+from tritonkittens.kernels.gemm.device import unaligned_tiles
 
 KERNELS = registry()  # compiled where a test asks for them: all of them take many minutes
 # Each kind of kernel once: what `make test` compiles. Others are `slow`.
@@ -434,22 +435,79 @@ def test_scores_of_any_number_of_keys_are_one_wgmma():
         )
 
 
-@pytest.mark.parametrize("rows, transposed", [(1, True), (16, False), slow(1, False), slow(16, True)])
-def test_rows_that_begin_anywhere_are_read_in_words(rows, transposed):
-    """By `gemm` without a copy: 16 bytes a thread and load, in front of the loop and in it; for several rows also by
-    asynchronous copies."""
+# consumers x keys of a block x CTAs an SM of the forwards that need most registers, among those that the model chooses
+WIDEST_FORWARDS = [
+    (96, 96, "1x64x3"),
+    (128, 128, "3x64x1"),
+    (128, 128, "1x64x2"),
+    (160, 160, "1x48x2"),
+    (160, 160, "2x128x1"),
+    (192, 192, "2x96x1"),
+    (192, 160, "1x48x2"),
+    (256, 256, "2x64x1"),
+    (256, 256, "1x64x1"),
+]
+
+
+@pytest.mark.parametrize("dim, value_dim, name", some_slow(WIDEST_FORWARDS, WIDEST_FORWARDS[:4:3]))
+def test_forwards_that_the_model_may_choose_compile_without_spills(dim, value_dim, name):
+    """With a soft-cap and a mask, where the model lists them for a mask: ptxas refuses a kernel whose registers do not
+    suffice."""
+    found = {}
+    for length, causal, window in ((200, False, None), (4096, True, None), (4096, False, (100, 0))):
+        shape = Shape(dim, value_dim, 2, length, length, 64, causal, window, softcap=True)
+        found |= {f"{c.consumers}x{c.tile_n}x{c.blocks_per_sm}": (c, shape) for c in suited(shape, 132)}
+    config, shape = found[name]
+    forward = attention.forward(torch.bfloat16, dim, value_dim, *shape.features, shape.causal, True, config)
+    q = torch.empty(4, 16, 4096, dim, dtype=torch.bfloat16, device="meta")
+    v, lse = q.new_empty(4, 16, 4096, value_dim), q.new_empty(4, 16, 4096, dtype=torch.float32)
+    window = {} if shape.window is None else dict(left=100, right=0)
+    control = graph_of(forward.compile(q, q, v, v, lse, scale=1.0, squash=1.0, **window, arch="sm_90a"))
+    assert control.main_loops
+    for loop in control.main_loops:
+        assert not any(i.base in ("LDL", "STL") for block in loop.blocks for i in control.blocks[block])
+
+
+def unaligned_kernels(rows, transposed):
+    """(tiles that are chosen, opcodes of every kernel of the product): of odd rows, against a matrix or its
+    transpose."""
     a, b = torch.empty(rows, 4097, dtype=torch.bfloat16), torch.empty(4095, 4097, dtype=torch.bfloat16)
-    b = b.T if transposed else b.view(4097, 4095)
-    out = torch.empty(rows, 4095, dtype=torch.bfloat16)
-    tiles = unaligned.chosen(rows, 4095, 4097, b.stride(), slots=132)
+    b, out = b.T if transposed else b.view(4097, 4095), torch.empty(rows, 4095, dtype=torch.bfloat16)
+    tiles = unaligned_tiles.chosen(rows, 4095, 4097, b.stride(), slots=132)
     plan = unaligned_plan(a, b, NO_OPERANDS, None, out.dtype, {}, out, tiles)
-    compiled = plan.compile(a, b, NO_OPERANDS, out)
-    found = [i.opcode for blocks in graph_of(compiled).blocks for i in blocks]
-    words = tiles.cols * tiles.depth // 8 // (32 * tiles.warps)  # of a thread and tile
-    assert tiles.wide and sum(opcode.startswith("LDG.E.128") for opcode in found) >= 2 * words
+    found = plan.compile(a, b, NO_OPERANDS, out)
+    return tiles, [[i.opcode for blocks in graph_of(kernel).blocks for i in blocks] for kernel in found]
+
+
+def words_copied(tiles, found, of_step):
+    """Asynchronous copies: all have 16 bytes, and a thread makes as many a step as it has of so many elements."""
     copies = [opcode for opcode in found if opcode.startswith("LDGSTS")]
     assert all(opcode.endswith(".128") for opcode in copies)
-    assert len(copies) == (words * tiles.stages if tiles.stages > 1 else 0)
+    return len(copies) == tiles.stages * of_step // 8 // (32 * tiles.warps) if tiles.stages > 1 else not copies
+
+
+@pytest.mark.parametrize("transposed", [True, slow(False)])
+def test_a_row_that_begins_anywhere_is_read_in_words(transposed):
+    """By `gemm` without a copy: 16 bytes a thread and load, in front of the loop and in it; by asynchronous copies
+    where words lie along K."""
+    tiles, (found,) = unaligned_kernels(1, transposed)
+    words = tiles.cols * tiles.depth // 8 // (32 * tiles.warps)  # of a thread and tile
+    assert tiles.wide and words_copied(tiles, found, tiles.cols * tiles.depth)
+    assert sum(opcode.startswith("LDG.E.128") for opcode in found) >= (2 * words if tiles.stages == 1 else 0)
+
+
+@pytest.mark.parametrize(
+    "rows, transposed", [(48, False), (100, True), slow(48, True), slow(16, True), slow(100, False)]
+)
+def test_packed_rows_pass_through_asynchronous_copies(rows, transposed):
+    """As words of B do. wgmma waits once a step; the product of the ends comes after the loop."""
+    tiles, (pack, product, *add) = unaligned_kernels(rows, transposed)
+    assert words_copied(tiles, product, (tiles.rows + tiles.cols) * tiles.depth)
+    assert any(opcode.startswith("STG.E.128") for opcode in pack)
+    assert all(any(opcode.startswith("LDG.E.128") for opcode in kernel) for kernel in add)
+    if tiles.rows >= 64:
+        assert sum(opcode.startswith("HGMMA") for opcode in product) == tiles.depth // 16 + 1
+        assert sum(opcode.startswith("WARPGROUP.ARRIVE") for opcode in product) == 2
 
 
 def lines(cls, names):

@@ -135,6 +135,7 @@ def check_kernels(names):
     assert (
         relative_error(names["seen"]["y"], torch.nn.functional.scaled_dot_product_attention(*[q.double()] * 3)) < 8e-3
     )
+    assert relative_error(names["y"], names["y_of_one"]) < 8e-3
     if "register_transformers" in names:
         assert relative_error(names["logits"], names["logits_by_sdpa"]) < 2e-2
 

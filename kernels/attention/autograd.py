@@ -35,6 +35,7 @@ from tritonkittens.kernels._dispatch import (
     vmap_by_batch,
     vmap_by_loop,
 )
+from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels.attention.backward_plan import run_backward
 from tritonkittens.kernels.attention.call_plan import (
     CallPlan,
@@ -108,9 +109,9 @@ def attend_by_operator(
     check_tensors("attention", q=q, k=k, v=v)
     check_tensors("attention", optional=True, out=out)
     scores = scores_of(q, scale, softcap, *check_window(causal, window))
+    if not is_compiling() and (is_forward_mode() or is_distributed(type(q))):  # the operator sees shards
+        check(q, k, v)
     if is_forward_mode():
-        if not is_compiling():
-            check(q, k, v)
         with torch.autocast(q.device.type, enabled=False):
             found = attention_torch(
                 q, k, v, causal=causal, window=window, scale=scale, softcap=softcap, dtype=torch.float32

@@ -195,11 +195,29 @@ def run_forward(
         return launch(q, k, v, out, *(() if lse is None else (lse,)))
     if out.numel() == 0 or k.shape[2] == 0:
         return fill_empty(out, lse)
+    q, out, lse = packed_by_group(q, k, out, lse, scores)
     launch_forward(forward, q.dtype, q, k, as_addressable(v), out, lse, (), scores, config)
     if plan is not None and addressable(q) and addressable(k) and addressable(v) and storable(out):
         kernel, numbers = kernel_of(forward, q.dtype, q, k, out.shape[3], lse is not None, scores)
         tensors = (q, k, v, out, *(() if lse is None else (lse,)))
         plan.launches[lse is not None] = kernel.call(*tensors).bind(*tensors, **numbers)
+
+
+def packed_by_group(
+    q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, scores: Scores
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """(q, out, lse) as (B, kv_heads, group · queries, …) where these are views and all queries see all keys.
+
+    The heads of a group then follow each other in one sequence of queries, which needs fewer tiles than one sequence a
+    head. Otherwise the tensors as they are. So results of different layouts differ by rounding. Source: `pack_gqa` of
+    FlashAttention-3.
+    """
+    kv_heads, tensors = k.shape[1], (q, out) if lse is None else (q, out, lse)
+    causal, window, _ = scores.features(q.shape[2], k.shape[2])
+    if causal or window or q.shape[1] == kv_heads or any(x.stride(1) != x.shape[2] * x.stride(2) for x in tensors):
+        return q, out, lse
+    views = [x.view(len(x), kv_heads, -1, *x.shape[3:]) for x in tensors]
+    return views[0], views[1], None if lse is None else views[2]
 
 
 def kernel_of(

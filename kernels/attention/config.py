@@ -11,15 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.attention.cost_model import (
-    FORWARD,
-    MAX_SUMS,
-    UNIT,
-    BackwardShape,
-    single_pass,
-    two_passes,
-    work,
-)
+from tritonkittens.kernels.attention.cost_model import FORWARD, MAX_SUMS, BackwardShape, single_pass, two_passes, work
 from tritonkittens.kernels.attention.device.backward import AttentionBackwardKeys, AttentionBackwardQueries
 from tritonkittens.kernels.attention.device.forward import lines_of_keys
 from tritonkittens.kernels.attention.device.varlen import (
@@ -37,7 +29,8 @@ MIN_FUSED_DIM = 32  # of the single pass, which pads it to 64
 NEAR_BEST = 1.05  # time that is near enough to that of the best number of parts of a group
 SHORTEST, MEDIUM, LONG, LONGEST = 512, 1024, 2048, 8192  # keys at which `suited` changes
 TALL_OF_THREE = 192  # queries of a task of three consumers
-WIDEST = 160  # columns of O that leave registers for the scores of 128 keys
+WIDEST, WIDER = 160, 192  # columns of O that leave registers for the scores of 128 and of 96 keys
+WIDEST_OF_THREE = 96  # columns of O that leave registers for three CTAs an SM
 NARROW = 32  # columns of O that leave registers for a fourth CTA an SM
 KEYS_OF_DQ = (64, 32)  # keys of a block of the wide kernel for dQ: the first of which two stages fit
 LAST_WAVES = 2  # of causal tasks: heads are mixed in these, so that all CTAs end together
@@ -126,6 +119,11 @@ class Shape(NamedTuple):
         return self.causal, self.window is not None, self.softcap
 
     @property
+    def widest(self) -> int:
+        """The larger dimension."""
+        return max(self.head_dim, self.value_dim)
+
+    @property
     def whole_lines(self) -> bool:
         """Whether a block may have any number of keys."""
         return lines_of_keys(self.head_dim, self.itemsize) > 0
@@ -163,13 +161,14 @@ def suited(shape: Shape, slots: int) -> tuple[Config, ...]:
       measured. Long turns keep both from waiting for the same unit.
     - Dimension 128: two stages beside the epilogue tiles are faster than three stages that share memory with them.
       Blocks of 128 keys are faster than 176, because kernels with 128 are `lazy` (`AttentionForward`).
+    - Above 64: three consumers make fewer tasks. They are faster only where these fill fewer waves.
     - Above 128: O is staged some columns at a time. This leaves room for blocks of 128 keys at dimensions 192 and 128.
-      Where all tasks of one consumer run at once, tasks have one consumer.
+      Registers hold no larger blocks than 96 keys above 160, and no larger ones than 48 for two CTAs an SM.
     - fp8: blocks of more keys, because a key costs fewer instructions in them; long turns at dimension 128.
     """
-    wide = max(shape.head_dim, shape.value_dim)
-    found = _above_128(shape, slots) if wide > 128 else _above_64(shape) if wide > 64 else _up_to_64(shape)
-    if wide <= 128 and shape.is_modelled:
+    wide = shape.widest
+    found = _above_128(shape) if wide > 128 else _above_64(shape) if wide > 64 else _up_to_64(shape)
+    if shape.is_modelled:
         found = sorted(found, key=lambda config: time_of(config, shape, slots))
     return tuple(
         replace(c, dynamic=shape.heads * -(-shape.queries // (64 * c.consumers)) > slots * c.blocks_per_sm)
@@ -182,17 +181,30 @@ def time_of(config: Config, shape: Shape, slots: int) -> float:
     rows, cols, every = 64 * config.consumers, config.tile_n, shape.queries + shape.keys
     before, after = shape.window or (every, 0 if shape.causal else every)
     found = work(shape.heads, shape.queries, shape.keys, rows, cols, before, after)
-    pace = FORWARD[64 if max(shape.head_dim, shape.value_dim) <= 64 else 128]
-    return pace.time(found, slots, config.consumers, cols, config.blocks_per_sm, fetched=shape.causal)
+    return FORWARD.time(
+        found,
+        slots,
+        (shape.head_dim + shape.value_dim) / 2,
+        consumers=config.consumers,
+        keys=cols,
+        blocks_per_sm=config.blocks_per_sm,
+        fetched=shape.causal,
+    )
 
 
-def _above_128(shape: Shape, slots: int) -> list[Config]:
+def _above_128(shape: Shape) -> list[Config]:
     cols = [128] if shape.value_dim <= WIDEST else []
-    if shape.itemsize == 1:
-        cols = [least(shape.keys, {64: 1.08, 96: 1.0})] if shape.whole_lines else []
-    found = [Config(tile_n=c, epilogue_n=shape.epilogue_n) for c in (*cols, 64, 32)]
-    few = shape.is_modelled and shape.heads * -(-shape.queries // UNIT) <= slots
-    return [replace(_one_consumer(64, 1), epilogue_n=shape.epilogue_n), *found] if few else found
+    if shape.is_modelled:
+        if WIDEST < shape.value_dim <= WIDER and shape.whole_lines:
+            cols = [96]
+        found = [*(Config(tile_n=c) for c in (*cols, 64)), _one_consumer(64, 1)]
+        if shape.value_dim <= WIDEST and shape.whole_lines and not shape.causal:
+            found.append(_one_consumer(48, 2))
+    else:
+        if shape.itemsize == 1:
+            cols = [least(shape.keys, {64: 1.08, 96: 1.0})] if shape.whole_lines else []
+        found = [Config(tile_n=c) for c in (*cols, 64, 32)]
+    return [replace(config, epilogue_n=shape.epilogue_n) for config in found]
 
 
 def _one_consumer(tile_n: int, blocks_per_sm: int) -> Config:
@@ -202,7 +214,14 @@ def _one_consumer(tile_n: int, blocks_per_sm: int) -> Config:
 def _above_64(shape: Shape) -> list[Config]:
     best, smaller = Config(long_turns=shape.itemsize == 1), Config(tile_n=64)
     if shape.is_modelled:
-        return [best, smaller, _one_consumer(128, 1), *([] if shape.causal else [_one_consumer(64, 2)])]
+        found = [best, smaller, _one_consumer(128, 1)]
+        if not shape.causal:
+            found.append(_one_consumer(64, 2))
+        if not shape.window:
+            found.append(Config(tile_n=64, consumers=3))
+        if not (shape.causal or shape.window) and shape.keys < SHORTEST and shape.widest <= WIDEST_OF_THREE:
+            found.append(_one_consumer(64, 3))
+        return found
     if shape.itemsize == 1 and shape.whole_lines and not (shape.window or shape.varlen):
         if not shape.causal:
             best = replace(best, tile_n=least(shape.keys, {128: 1.1, 192: 1.015, 224: 1.0}))
@@ -227,7 +246,7 @@ def _up_to_64(shape: Shape) -> list[Config]:
         three = not shape.causal and keys >= MEDIUM and shape.queries >= 2 * TALL_OF_THREE
         return [replace(best, consumers=3 if three else 2)]
     if shape.causal or shape.window:
-        return [short, _one_consumer(128, 1), *([Config(consumers=3)] if shape.causal and keys >= LONGEST else [])]
+        return [short, _one_consumer(128, 1), *([Config(consumers=3)] if shape.causal else [])]
     four = SHORTEST <= keys < LONG and not shape.softcap
     return [short, _one_consumer(128, 2), Config(consumers=3), *([Config(tile_n=64, consumers=4)] if four else [])]
 

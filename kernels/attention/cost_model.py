@@ -15,7 +15,7 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-UNIT = 64  # keys or queries of the block to which the constants refer
+UNIT = 64  # keys, queries or columns to which the constants refer
 TILE = 128  # queries or keys of a task of the backward
 MAX_SUMS = 256  # the most columns of dK and dV together for which registers hold 64 rows of both
 MEGABYTE = 0.3  # microseconds to read or write a megabyte of memory
@@ -28,6 +28,7 @@ class Work(NamedTuple):
     blocks: int  # blocks of the longest task
     share: float  # mean number of blocks of a task, as a share of `blocks`
     least: float  # blocks of the shortest task, as a share of `blocks`
+    masked: int  # blocks at the end of the last task that have columns which its first row does not see
 
 
 @functools.lru_cache(maxsize=256)  # the choices of parts ask about the same tasks again
@@ -43,37 +44,50 @@ def work(heads: int, rows: int, cols: int, tile: int, block: int, before: int, a
         end = min(min(first + tile, rows) + shift + after, cols)
         counts.append(max(-(-end // block) - begin, 0))
     longest = max(*counts, 1)
-    return Work(heads * len(counts), longest, sum(counts) / len(counts) / longest, min(counts) / longest)
+    masked = -(-end // block) - max(min(first + 1 + shift + after, cols), 0) // block
+    return Work(heads * len(counts), longest, sum(counts) / len(counts) / longest, min(counts) / longest, masked)
 
 
 @dataclass(frozen=True)
 class ForwardPace:
-    """Microseconds of `AttentionForward`.
+    """Microseconds of `AttentionForward`, most of them for UNIT keys and each consumer of the SM.
 
     Args:
-        begin: load of the queries and store of the output of a task, for each consumer of the SM.
-        block: overhead of a block, independent of its size.
-        latency: of 64 keys, from the MMA of their scores to the MMA with V.
-        issue: issue slots of 64 keys, for each consumer of the SM.
+        begin: load of a task's queries and store of its output, for UNIT columns of K and V.
+        block: overhead of a block, independent of its size and of other consumers.
+        latency: from the MMA of scores to the MMA with V, independent of other consumers and of columns.
+        latency_mma: part of the latency that MMAs take, for UNIT columns, independent of other consumers.
+        issue: issue slots of the softmax.
+        mma: MMAs on the tensor cores, for UNIT columns.
+        mask: issue slots of the mask of a block at the end of the keys that a task's queries see.
     """
 
     begin: float
     block: float
     latency: float
+    latency_mma: float
     issue: float
+    mma: float
+    mask: float
 
-    def time(self, found: Work, slots: int, consumers: int, keys: int, blocks_per_sm: int, fetched: bool) -> float:
+    def time(
+        self, found: Work, slots: int, columns: float, *, consumers: int, keys: int, blocks_per_sm: int, fetched: bool
+    ) -> float:
         """Microseconds of a launch of the tasks `found` on `slots` SMs.
 
         Args:
+            columns: mean of the columns of K and of V. They cost as much as the next multiple of UNIT.
             keys: keys of a block.
             fetched: whether CTAs fetch tasks (`tk.Dynamic`). Then no CTA waits for the longest task of a wave.
         """
+        wide, units = -(-columns // UNIT), keys / UNIT
 
         def wave(resident: float) -> float:
             """Microseconds of the longest task where `resident` CTAs share an SM."""
-            busy, units = resident * consumers, keys / UNIT
-            return self.begin * busy + found.blocks * (self.block + units * (self.latency + self.issue * busy))
+            busy = resident * consumers
+            each = max(self.latency + self.latency_mma * wide + self.issue * busy, self.mma * wide * busy)
+            once = self.begin * wide + self.mask * units * found.masked
+            return once * busy + found.blocks * (self.block + units * each)
 
         if fetched and found.share < 1:
             load = max(1.0, found.tasks * found.share / slots)
@@ -85,7 +99,7 @@ class ForwardPace:
         return last + found.share * (equal - last)
 
 
-FORWARD = {64: ForwardPace(0.7, 0.155, 0.166, 0.135), 128: ForwardPace(1.5, 0.1, 0.32, 0.115)}  # by padded dimension
+FORWARD = ForwardPace(begin=0.5, block=0.18, latency=0.12, latency_mma=0.11, issue=0.13, mma=0.145, mask=0.25)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,14 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._dispatch import announce_write, overlaps, requires_grad
-from tritonkittens.kernels.attention.call_plan import Scores, fill_empty, launch_forward, scores_of, write_results
+from tritonkittens.kernels.attention.call_plan import (
+    Scores,
+    fill_empty,
+    launch_forward,
+    packed_by_group,
+    scores_of,
+    write_results,
+)
 from tritonkittens.kernels.attention.checks import check_fp8, check_window
 from tritonkittens.kernels.attention.config import Config
 from tritonkittens.kernels.attention.device.fp8 import KEYS, AttentionForwardFp8, transposed_values
@@ -100,4 +107,5 @@ def _launch(
     programs = -(-keys // KEYS.value)
     values = v.new_empty(batch, kv_heads, value_dim, programs * KEYS.value)
     transposed_values[programs, kv_heads, batch](v, values, *v.stride(), keys, value_dim)
+    q, out, lse = packed_by_group(q, k, out, lse, scores)
     launch_forward(forward_fp8, out.dtype, q, k, values, out, lse, (descales,), scores, config)

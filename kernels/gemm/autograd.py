@@ -22,6 +22,7 @@ from tritonkittens.kernels._dispatch import (
     requires_grad,
     vmap_by_loop,
 )
+from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import addressable
 from tritonkittens.kernels.gemm.call_plan import as_matrix, by_operator, computed, rounded
 from tritonkittens.kernels.gemm.checks import (
@@ -253,11 +254,11 @@ def _dispatched(
     bias, gate, residual, scale_a, scale_b = operands
     check_kinds(a, b, operands, None)
     check_config(config)
+    if not is_compiling() and (is_forward_mode() or is_distributed(type(a))):  # the operator sees shards
+        check(a, b, operands, activation, out_dtype, None)
+        check_accumulation(a, accumulate, config)
+        places_of(a, b, operands)
     if is_forward_mode():
-        if not is_compiling():
-            check(a, b, operands, activation, out_dtype, None)
-            check_accumulation(a, accumulate, config)
-            places_of(a, b, operands)
         with torch.autocast(a.device.type, enabled=False):
             total = gemm_torch(
                 a,

@@ -51,10 +51,12 @@ from tritonkittens.kernels.gemm.config import UNSPLIT, Config, Problem
 from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.device.epilogue import Steps
 from tritonkittens.kernels.gemm.device.gemm import Gemm
-from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned, takes
+from tritonkittens.kernels.gemm.device.packed import Packed
+from tritonkittens.kernels.gemm.device.unaligned import Unaligned, oriented, takes
+from tritonkittens.kernels.gemm.device.unaligned_tiles import Tiles, chosen
 from tritonkittens.kernels.gemm.epilogue import Applied, Function, names_of, steps_of
 from tritonkittens.kernels.gemm.reference import BLOCK, checked_activation, epilogue
-from tritonkittens.launch import capability, device_facts, l2_bytes
+from tritonkittens.launch import capability, device_facts, l2_bytes, multiprocessor_count
 from tritonkittens.launch.ahead import begin
 from tritonkittens.launch.recorder import recorded
 from tritonkittens.tune.timing import seconds
@@ -205,7 +207,11 @@ def unaligned_plan(
     """The plan of a product by ordinary loads, with these tiles or those that are chosen."""
     steps = steps_of(operands, places, activation, dtype, epilogue=False)
     numbers = activation.numbers if isinstance(activation, Function) else {}
-    return Unaligned(a, b, dict(zip(names_of(activation), operands, strict=True)), steps, numbers, dtype, out, tiles)
+    first, second = oriented(a, b)
+    (m, k), n, strides = first.shape, second.shape[1], second.stride()
+    tiles = tiles or chosen(m, n, k, strides, multiprocessor_count(a.device))
+    kind = Packed if tiles.packs(strides) else Unaligned
+    return kind(a, b, dict(zip(names_of(activation), operands, strict=True)), steps, numbers, dtype, out, tiles)
 
 
 def described(

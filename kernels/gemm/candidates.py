@@ -186,10 +186,10 @@ def _split(problem: Problem, config: Config, cluster: int) -> Iterator[Config]:
             yield _with(config, "split_tail", 1, cluster)
     if cluster > 1 or config.pingpong or config.deferred_epilogue:
         return
-    fullest = slots // max(1, tasks)  # parts that run at once
-    filling = [n for n in (2, 3, 4, 6, 8, 12, 16) if slots < 3 * tasks * n <= 4 * slots]
-    yield from (_with(config, "split_k", n) for n in sorted({*filling, fullest}) if 1 < n <= most)
-    for n in (n for n in filling if n in (2, 4, 8) and n <= most):
+    fullest = min(slots // max(1, tasks), most)  # parts that run at once
+    filling = {n for n in (2, 3, 4, 6, 8, 12, 16) if slots < 3 * tasks * n <= 4 * slots and n <= most}
+    yield from (_with(config, "split_k", n) for n in sorted({*filling, fullest, fullest // 2}) if n > 1)
+    for n in sorted({n for n in {*filling, min(fullest, 8)} if n in (2, 4, 8)}):
         yield from _shared_by_cluster(problem.kind, config, n)
 
 

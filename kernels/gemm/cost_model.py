@@ -44,7 +44,7 @@ class Constants:
     one_consumer: float = 46.43  # cycles of an iteration with one consumer
     two_consumers: float = 14.43  # with two that share a tile; 0 with pingpong
     three_consumers: float = 36.83  # with three
-    multicast: float = 55.94  # cycles of an iteration in which the CTAs of a cluster wait for each other
+    multicast: float = 55.94  # cycles of a cache line of K for which the CTAs of a cluster wait for each other
     straddling: float = 1.586  # the time of a byte whose row starts inside a cache line, over that of others
     misaligned: float = 2.583  # and of one whose row starts inside a sector
     receive_rate: float = 108.2  # bytes a cycle that an SM receives
@@ -82,7 +82,7 @@ class Work(NamedTuple):
     delivered: Any  # the CTA's share of the bytes that its GPC reads in an iteration, each counted once
     bytes_per_stage: Any  # bytes of a stage over the number of stages
     cluster_split: Any  # flag: the CTAs of a cluster share a task
-    multicasts: Any  # flag: the CTAs of a cluster share B
+    multicasts: Any  # cache lines of K in an iteration where the CTAs of a cluster share B, else 0
     hbm: Any  # bytes of all CTAs
     tasks: Any
     results: Any  # bytes of a task
@@ -228,7 +228,7 @@ def work(problem: Problem, config: Config, device: tune.Device) -> Work:
         delivered=busy * shared * i.tile_k * i.size / NEIGHBOURS,
         bytes_per_stage=i.bytes_per_stage / crowd,
         cluster_split=float(config.sharers > 1),
-        multicasts=float(config.cluster > 1),
+        multicasts=float(config.cluster > 1) * i.tile_k * i.size / CACHE_LINE,
         hbm=problem.batch * (problem.m + problem.n) * problem.k * i.size + area * i.out,
         tasks=r.tasks,
         results=i.rows * config.result_cols * i.out,

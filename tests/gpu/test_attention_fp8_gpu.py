@@ -59,6 +59,7 @@ def test_head_dimensions(dim, value_dim, rng):
         slow(128, Config(tile_n=224)),
         (64, Config(tile_n=160, consumers=3)),
         slow(256, Config(tile_n=96, epilogue_n=64)),
+        slow(192, Config(tile_n=96, epilogue_n=64)),
         (96, Config(tile_n=64, warp_scheduler_barrier=False)),
     ],
     ids=str,

@@ -141,13 +141,14 @@ def test_configurations(config, rng):
         slow(128, 64, Config(tile_n=112)),
         (32, 96, Config(tile_n=144)),
         slow(96, 96, Config(tile_n=96)),
+        slow(112, 112, Config(tile_n=96)),
+        (160, 160, Config(tile_n=112, epilogue_n=32)),
         slow(256, 256, Config(tile_n=48, epilogue_n=128)),
     ],
     ids=str,
 )
 def test_blocks_of_keys_that_are_no_power_of_two(dim, value_dim, config, rng):
-    """K in several lines, in one, and in none, where head dimensions are none: then several products make the
-    scores."""
+    """K in several lines, in one, and in none, where lines would be short: then several products make the scores."""
     kinds = ({}, dict(causal=True), dict(window=(100, 20)), dict(softcap=2.0))
     for given in (kinds[i] for i in rng.permutation(len(kinds))[: on_gpu_or_simulated(len(kinds), 1)]):
         print(f"{given=}")
@@ -158,10 +159,20 @@ def test_layouts_of_the_operands(rng):
     """(B, S, H, D), and Q, K, V packed into one tensor."""
     packed = randn(2, 150, 3, 2, 64)
     check(*(x.transpose(1, 2) for x in packed.unbind(2)), causal=True)
-    q, k, v = operands(2, 4, 2, 100, 100, 64)
-    strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    for causal in (False, True):
+    for kv_heads, causal in ((4, False), (2, True)):  # without a mask, heads of a group share tiles in one layout only
+        q, k, v = operands(2, 4, kv_heads, 100, 100, 64)
+        strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
         assert torch.equal(attention(q, k, v, causal=causal), attention(*strided, causal=causal))
+
+
+@pytest.mark.parametrize("given", [{}, dict(softcap=2.0)], ids=str)
+def test_heads_of_a_group_that_share_tiles(given, rng):
+    """Without a mask, tiles of a group's queries have rows of several heads and end in the middle of one."""
+    q, k, v = operands(2, 6, 2, 70, 130, 64)
+    check(q, k, v, **given)
+    config = Config(tile_n=64, consumers=1)
+    check(q, k, v, config, **given)
+    check(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, config, **given)
 
 
 def test_calls_that_are_known(rng, monkeypatch):

@@ -10,8 +10,9 @@ from tritonkittens import sim
 from tritonkittens.kernels.gemm import gemm, gemm_torch
 from tritonkittens.kernels.gemm.call_plan import unaligned_plan
 from tritonkittens.kernels.gemm.checks import places_of
-from tritonkittens.kernels.gemm.device import unaligned
-from tritonkittens.kernels.gemm.device.unaligned import Tiles, Unaligned, needs_copies, takes
+from tritonkittens.kernels.gemm.device import unaligned, unaligned_tiles
+from tritonkittens.kernels.gemm.device.unaligned import Unaligned, needs_copies, takes
+from tritonkittens.kernels.gemm.device.unaligned_tiles import FEW_ROWS, Tiles
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -22,11 +23,11 @@ KINDS = {
     "row": Tiles(1, 32, 16, parts=2),
     "row of words": Tiles(1, 32, 16, parts=2, wide=True),
     "rows": Tiles(16, 32, 16, parts=2),
-    "rows of words": Tiles(16, 32, 16, parts=2, wide=True),
-    "rows of words, one part": Tiles(16, 32, 32, wide=True),
     "large": Tiles(64, 64, 32, parts=4),
-    "pipeline": Tiles(16, 32, 16, parts=3, wide=True, stages=3),
-    "pipeline, one part": Tiles(16, 32, 16, wide=True, stages=4),
+    "row, pipeline": Tiles(1, 32, 16, parts=3, wide=True, stages=3),
+    "packed": Tiles(32, 32, 16, parts=3, wide=True, stages=3),
+    "packed, one part": Tiles(32, 32, 32, wide=True, stages=4),
+    "packed, large": Tiles(64, 64, 32, parts=2, wide=True, stages=2),
 }
 
 
@@ -72,11 +73,14 @@ def test_which_products_are_read_without_a_copy():
     assert (
         rule(1, 4095, 4097)
         and rule(4095, 1, 4097)
-        and rule(unaligned.FEW_ROWS, 4095, 4097)
+        and rule(FEW_ROWS, 4095, 4097)
         and rule(127, 129, 255)
         and rule(1, 9, 8)
     )
     assert not rule(4095, 4097, 4103) and not rule(1, 4096, 4096) and not rule(128, 128, 256), "TMA"
+    assert rule(128, 4095, 4097) and not rule(129, 4095, 4097), "rows are packed up to one tile of them"
+    assert not rule(128, 4095, 1027), "sums of classes take as long as a copy of B"
+    assert not rule(16, 4096, 4095), "a copy of A alone"
     assert not rule(1, 4095, 4097, E4M3)
     out = torch.empty(16, 72, dtype=BF16, device=DEVICE)
     assert rule(16, 64, 64, out=out[:, 3:67]) and not rule(16, 64, 64, out=out[:, :64])
@@ -130,17 +134,18 @@ def test_every_kind_of_kernel(rng, kind, transposed):
                 break
 
 
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("parts", on_gpu_or_simulated([1, 2, 5], [3]))
 @pytest.mark.parametrize("n, transposed", [(41, True), (24, True), (41, False), (24, False)])
-def test_pipelines_of_any_length(rng, n, transposed, parts):
+def test_pipelines_of_any_length(rng, n, transposed, parts, packed):
     """Every part has none, one, two or more tiles than are in flight; those of the first and last row are not among
     them."""
-    tiles = Tiles(16, 32, 16, parts=parts, wide=True, stages=3)
+    tiles = Tiles(32 if packed else 1, 32, 16, parts=parts, wide=True, stages=3)
     classes = 1 if n % 8 == 0 or transposed else 8
     for steps in on_gpu_or_simulated([*range(1, 6 * parts + 3), 20 * parts], [parts, 2 * parts + 1]):
         for ragged in (-9, 1):
             k = classes * steps * tiles.depth + ragged
-            multiply(matrix(19, k, start=1), matrix(k, n, BF16, transposed, 3), tiles)
+            multiply(matrix(19 if packed else 2, k, start=1), matrix(k, n, BF16, transposed, 3), tiles)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -162,15 +167,32 @@ def test_strides_without_a_contiguous_dimension(rng):
     multiply(randn(73, 5).T, randn(33, 73, 2)[..., 1].T)
 
 
-@pytest.mark.parametrize("m", on_gpu_or_simulated([1, 2, 4, 16, 17, 33, 64], [1, 16]))
+@pytest.mark.parametrize("m", on_gpu_or_simulated([1, 2, 4, 15, 16, 17, 33, 64, 65, 128], [1, 17, 65]))
 @pytest.mark.parametrize("transposed", [False, True])
-def test_few_rows(rng, m, transposed):
+def test_few_rows(rng, m, transposed, monkeypatch):
     """As they are chosen, in many parts; and few columns, which is the transposed product."""
+    monkeypatch.setattr(unaligned_tiles, "SMALL_PRODUCT", 0)
     k, n = on_gpu_or_simulated((4097, 4095), (257, 131))
     a, b = matrix(m, k), matrix(k, n, BF16, transposed, 3)
     first = multiply(a, b)
     assert torch.equal(gemm(a, b), first) and torch.equal(gemm(a, b, out=poison(torch.empty_like(first))), first)
     multiply(b.T, a.T)
+
+
+@pytest.mark.parametrize("kind, transposed", crossed(list(KINDS), [True, False]))
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_nothing_around_a_view_is_multiplied(rng, kind, transposed, value):
+    """Not in front of its rows nor behind them, where words reach, nor above and below them."""
+
+    def inside(rows, cols, start):
+        whole = torch.full((rows + 2, cols + 12), float(value), dtype=BF16, device=DEVICE)
+        return whole[1 : 1 + rows, start : start + cols].copy_(randn(rows, cols))
+
+    for k, n, start in on_gpu_or_simulated(
+        [(45, 67, 3), (40, 61, 8), (7, 72, 5), (1, 33, 1), (61, 1, 7)], [(45, 35, 3)]
+    ):
+        b = inside(n, k, start).T if transposed else inside(k, n, start)
+        multiply(inside(1 if KINDS[kind].rows == 1 else 19, k, 5), b, KINDS[kind])
 
 
 def test_result_types(rng):
@@ -184,7 +206,7 @@ def test_result_types(rng):
 # ---------------------------------------------------------------- epilogues
 
 
-@pytest.mark.parametrize("kind, transposed", crossed(["row", "rows of words", "large"], [False, True]))
+@pytest.mark.parametrize("kind, transposed", crossed(["row", "packed", "packed, one part", "large"], [False, True]))
 def test_epilogues(rng, kind, transposed):
     m, n = (37, 3) if transposed else (3, 37)
     a, b = randn(m, 41), randn(41, n)
@@ -256,7 +278,8 @@ def test_a_tile_writes_its_own_columns(rng):
     a, b, out = randn(1, 45), randn(45, 67), poison(torch.empty(1, 67, device=DEVICE, dtype=BF16))
     tiles = KINDS["row of words"]
     plan = unaligned_plan(a, b, NO_OPERANDS, None, BF16, {}, out, tiles)
-    plan.grid = (1, plan.grid[1])
+    launch = plan.launches[0]
+    plan.launches = [launch._replace(grid=(1, launch.grid[1]))]
     plan(a, b, NO_OPERANDS, out)
     check(out[:, : tiles.cols - 8], a, b[:, : tiles.cols - 8])
     assert out[:, tiles.cols - 8 :].isnan().all()

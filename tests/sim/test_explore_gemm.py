@@ -12,7 +12,7 @@ from tests.util import crossed, explored, poison, relative_error, slow, some_slo
 from tritonkittens import sim
 from tritonkittens.kernels.gemm import Config, Epilogue, gemm
 from tritonkittens.kernels.gemm.call_plan import unaligned_plan
-from tritonkittens.kernels.gemm.device.unaligned import Tiles
+from tritonkittens.kernels.gemm.device.unaligned_tiles import Tiles
 
 SCHEDULES = 6, 12
 CASES = {
@@ -233,8 +233,9 @@ TILES = [
     Tiles(1, 32, 16, parts=4),
     Tiles(1, 32, 16, parts=2, wide=True),
     Tiles(16, 32, 16, parts=4),
-    Tiles(16, 32, 32, parts=3, wide=True),
-    Tiles(16, 32, 16, parts=3, wide=True, stages=3),
+    Tiles(1, 32, 16, parts=3, wide=True, stages=3),
+    Tiles(32, 32, 16, parts=3, wide=True, stages=3),
+    Tiles(32, 32, 32, wide=True, stages=2),
     Tiles(64, 64, 32, parts=2),
 ]
 

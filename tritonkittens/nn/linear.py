@@ -53,9 +53,9 @@ class Linear(nn.Linear):
     x: (…, in_features) gives (…, out_features), of the dtype of x. bf16 and fp16 on a Hopper or Blackwell GPU (or in
     the simulator) run as one kernel, `tritonkittens.kernels.gemm.gemm`. It sums in fp32, and adds the bias and
     applies the activation before it rounds. Large bf16 products round before the activation too, as torch's do.
-    A jagged nested tensor runs as the matrix of its rows. Everything else (other dtypes, devices, tensor subclasses)
-    runs as `torch.nn.functional.linear` and torch's activation. Under `torch.autocast`, x, weight and bias are cast
-    first, as in torch's own Linear.
+    A jagged nested tensor runs as the matrix of its rows, and a DTensor as `gemm` of its shards. Everything else (other
+    dtypes, devices, tensor subclasses) runs as `torch.nn.functional.linear` and torch's activation. Under
+    `torch.autocast`, x, weight and bias are cast first, as in torch's own Linear.
 
     Args:
         activation: None, "gelu", "gelu_tanh" or "silu". The other arguments are those of `torch.nn.Linear`.

@@ -63,7 +63,8 @@ def scaled_dot_product_attention(
         Unsupported: (a ValueError) for other masks, dropout, dtypes, tensor subclasses, no heads, an empty head
             dimension, or a scale that is not positive.
 
-    Jagged nested tensors (batch, heads, ragged length, E) run on `kernels.attention_varlen`, without padding.
+    Jagged nested tensors (batch, heads, ragged length, E) run on `kernels.attention_varlen`, without padding. DTensors
+    run on the kernels too, sharded by batches or heads.
     """
     if scale is not None and not isinstance(scale, (float, int)) and not torch.compiler.is_compiling():
         scale = float(scale)  # a numpy number, or a tensor without dimensions

@@ -14,13 +14,14 @@ from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 LIMIT = tl.constexpr(2.0**15)  # of a thread's sum of a block's weights, so that each weight is finite in fp16
 # that sum is at most GROWTH · the sum of earlier blocks + USUAL, unless there are outliers
 GROWTH, USUAL = tl.constexpr(3.0), tl.constexpr(4.0)
+SHORTEST_LINE = 64  # bytes of a swizzle line of K
 MOST_HELD = 128  # scores of a row that fit into registers beside their weights
 
 
 def lines_of_keys(head_dim: int, itemsize: int) -> int:
-    """Swizzle lines of a key; 0 where a key is not a whole number of them."""
-    line = min(head_dim, SWIZZLE_LINE // itemsize)
-    return head_dim // line if line & (line - 1) == 0 and head_dim % line == 0 else 0
+    """Swizzle lines of a key; 0 where there would be several of less than `SHORTEST_LINE` bytes."""
+    line = min(head_dim & -head_dim, SWIZZLE_LINE // itemsize)
+    return head_dim // line if line == head_dim or line * itemsize >= SHORTEST_LINE else 0
 
 
 @triton.jit
@@ -102,8 +103,9 @@ class AttentionForward(QueryTiles):
 
     def layout(self) -> tk.layout:
         lines = self.key_lines
+        line = self.head_dim // lines * tk.to_torch(self.dtype).itemsize if lines else "auto"
         q, k = (
-            tk.st(self.dtype, self.tile_m, self.head_dim),
+            tk.st(self.dtype, self.tile_m, self.head_dim, swizzle=line),
             tk.st(self.dtype, self.tile_n, self.head_dim // (lines or 1), contiguous=lines > 0),
         )
         v, o = (

@@ -1,18 +1,17 @@
 """Products of matrices that TMA cannot address, by ordinary loads: for few rows or columns, and for small products.
 
-One launch, any strides. Memory or the launch bounds such a product, so a copy to aligned memory would cost as much as
-the product itself.
+Memory or launches bound such a product, so a copy to aligned memory would cost as much as the product itself.
 
 B is read either by element, which always works, or in words of 16 bytes. With a row pitch of `ld` elements, rows i and
 i + 8 / gcd(ld, 8) begin at the same offset in a word. So the rows form 8 / gcd(ld, 8) classes. Each class is a matrix
-of aligned words, whose columns are shifted by less than a word.
+of aligned words, whose columns are shifted by less than a word. What words do not cover without reading beyond the
+matrix, the "ends", is read by element.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -23,82 +22,48 @@ import tritonkittens.lang as tk
 from tritonkittens.arch import capability_of
 from tritonkittens.kernels._tensors import HALF_TYPES, TMA_BYTES, addressable, storable
 from tritonkittens.kernels.gemm.device.epilogue import NO_TENSOR, Steps
-from tritonkittens.launch import multiprocessor_count, plain_kernel, specialization, workspace
+from tritonkittens.kernels.gemm.device.unaligned_tiles import (
+    FEW_ROWS,
+    MOST_PACKED,
+    SMALL_PRODUCT,
+    WORD,
+    Extents,
+    Tiles,
+    classes_of,
+    packed,
+    words_along,
+)
+from tritonkittens.launch import plain_kernel, specialization, workspace
 from tritonkittens.launch.arguments import argument_types
 
-WORD = tl.constexpr(8)  # elements of 16 bytes, the widest load of a thread
-
-# Where ordinary loads win over copies and TMA, see `is_faster_unaligned`
-FEW_ROWS = 64
-SMALL_PRODUCT = 1 << 26
-
-MAX_PARTS = 64
-
-# Times, in those in which a block reads a tile of words
-START = 4  # to start and end a block
-SUM = 2  # to load the sums of parts, as many as registers hold
-BY_ELEMENT = 4  # to read a tile by element
-
 MAX_STRIDE = 1 << 20  # elements: places in a tile are 32-bit numbers
-SMALL_RESULT = 1 << 15  # elements of C up to which small tiles are faster
-
-
-@dataclass(frozen=True)
-class Tiles:
-    """How such a product is split: a block computes `rows` × `cols` of C over one of `parts` parts of K (of each
-    class of rows, where these lie along K), `depth` at a time, with `warps` warps. `rows` 1: by multiply-adds, else by
-    tensor cores. `wide`: is B read in words? With `stages` above 1, these pass through shared memory: asynchronous
-    copies of `stages` − 1 tiles are in flight. With 1, the next tiles wait in registers. All but `parts` and `stages`
-    are powers of two; `rows` is 1 or at least 16, `cols` at least 16, and `depth` too where tensor cores multiply.
-    """
-
-    rows: int
-    cols: int
-    depth: int
-    warps: int = 4
-    parts: int = 1
-    wide: bool = False
-    stages: int = 1
-
-
-@dataclass(frozen=True)
-class BlockShape(tk.Knob):
-    """Constants of the kernel: what a block computes, and how it reads B.
-
-    Args:
-        rows, cols, depth: of its tile, see `Tiles`.
-        is_split: along K, in as many parts as the grid has along its second dimension.
-        unroll: parts whose sums are loaded at a time.
-        wide: the dimension along which B is read in words, "n" or "k"; "": B is read by element.
-        start: elements from the beginning of a word to that of B.
-        classes: of rows of words, which begin at different elements of a word.
-        span: columns that a tile has of C. Fewer than `cols` where classes of rows are shifted against each other.
-        stages: of the pipeline of tiles of B, see `Tiles`.
-    """
-
-    rows: int
-    cols: int
-    depth: int
-    is_split: bool
-    unroll: int
-    wide: str
-    start: int
-    classes: int
-    span: int
-    stages: int
 
 
 # ---------------------------------------------------------------- where it is used
 
 
-def is_faster_unaligned(m: int, n: int, k: int) -> bool:
+def oriented(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """A and B of the kernel that multiplies `a` by `b`. B has at least as many columns as A has rows: if need be, the
+    transposed result is computed."""
+    return (b.T, a.T) if b.shape[1] < a.shape[0] else (a, b)
+
+
+def is_faster_unaligned(a: Tensor, b: Tensor) -> bool:
     """Are ordinary loads faster than copies to aligned memory and TMA (measured: docs/notes/gemm.md)?
 
-    With few rows or columns, the product reads its large operand once. A copy would read it, write it and read it
-    again. A small product ends before the launches of copies do. Otherwise the product takes much longer than the
-    copies, and TMA and large tiles make it faster.
+    A small product ends before the launches of copies do. With few rows or columns, the product reads its large operand
+    once; a copy would read it, write it and read it again. Not so where TMA can address that operand. Sums of classes
+    of rows along K are written and read, too: with a short K they take as much memory traffic as the operand.
     """
-    return min(m, n) <= FEW_ROWS or m * n * k <= SMALL_PRODUCT
+    a, b = oriented(a, b)
+    (m, k), n, along = a.shape, b.shape[1], words_along(b.stride())
+    if m == 1 or m * n * k <= SMALL_PRODUCT:
+        return True
+    if not along:
+        return m <= FEW_ROWS
+    if m > MOST_PACKED or addressable(b) or addressable(b.mT):
+        return False
+    return along == "k" or k > 3 * classes_of(b.stride()) * packed(m, along)[0].rows
 
 
 def needs_copies(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out: Tensor | None) -> bool:
@@ -113,102 +78,188 @@ def takes(a: Tensor, b: Tensor, residual: Tensor | None, dtype: torch.dtype, out
     matrices = a.ndim == b.ndim == 2 and a.dtype in HALF_TYPES and dtype in (*HALF_TYPES, torch.float32)
     if not matrices or max(*a.stride(), *b.stride()) > MAX_STRIDE:
         return False
-    return is_faster_unaligned(a.shape[0], b.shape[1], a.shape[1]) and needs_copies(a, b, residual, dtype, out)
+    return is_faster_unaligned(a, b) and needs_copies(a, b, residual, dtype, out)
 
 
 # ---------------------------------------------------------------- the kernel
 
 
 @triton.jit
-def _load_b(B, bk, bn, N, K, at, stop, tile_n, r, s, SHAPE: tl.constexpr):
-    """A depth × cols tile of B at `at`, zero from `stop` and K on.
+def _place_of(tile, part, M, b, SHAPE: tl.constexpr):
+    """The place of a block.
 
-    `r`: the class of rows, which begin `s` elements after the beginning of a word.
-
-    Words of the first and the last row may reach beyond the matrix, where nothing may be read: `_completed` loads their
-    elements. Words of other rows reach into neighbouring rows: into columns that are dropped, or `_completed` clears
-    them.
+    Returns its first row `m0` and column `n0`, class `r` of rows of B, the shift `s` of that class, and tile of columns
+    `tile_n` and part of K `part`: within the class, where classes have their own.
     """
-    d, c = tl.arange(0, SHAPE.depth), tl.arange(0, SHAPE.cols)
-    more = at < stop
-    if SHAPE.wide == "n":  # words run along the columns
-        k = r + SHAPE.classes * (at + d)
-        pitch = tl.multiple_of(SHAPE.classes * bk, WORD)
-        first = tl.multiple_of(B + (r * bk - s + tile_n * SHAPE.span + at.to(tl.int64) * pitch), 2 * WORD)
-        words = (tl.multiple_of(tile_n * SHAPE.span, WORD) + c) // WORD < (N + s + WORD - 1) // WORD
-        inside = ((k > 0) & (k < K - 1) & more)[:, None] & words[None, :]
-        return tl.load(first + ((d * pitch)[:, None] + c[None, :]), mask=inside, other=0.0)
-    elif SHAPE.wide == "k":  # words run along the depth, which is counted from the beginning of the first
-        n = r + SHAPE.classes * (tile_n * SHAPE.cols + c)
-        pitch = tl.multiple_of(SHAPE.classes * bn, WORD)
-        word = (tl.multiple_of(at, WORD) + d) // WORD
-        last = (K + s - 1) // WORD
-        first = tl.multiple_of(B + (r * bn - s + at + tile_n.to(tl.int64) * SHAPE.cols * pitch), 2 * WORD)
-        beyond = (word == 0)[:, None] & (n == 0)[None, :] | (word == last)[:, None] & (n == N - 1)[None, :]
-        inside = ((word <= last) & more)[:, None] & (n < N)[None, :] & (beyond == 0)
-        return tl.load(first + (d[:, None] + (c * pitch)[None, :]), mask=inside, other=0.0)
+    row_tiles = tl.cdiv(M, SHAPE.rows)
+    m0, tile_n = tile % row_tiles * SHAPE.rows, tile // row_tiles
+    if SHAPE.wide == "n":
+        r = part % SHAPE.classes
+        s = ((SHAPE.start + r * b.stride_k) % WORD).to(tl.int32)
+        return tk.struct(m0=m0, n0=tile_n * SHAPE.span, r=r, s=s, tile_n=tile_n, part=part // SHAPE.classes)
+    elif SHAPE.wide == "k":
+        r, tile_n = tile_n % SHAPE.classes, tile_n // SHAPE.classes
+        s = ((SHAPE.start + r * b.stride_n) % WORD).to(tl.int32)
+        return tk.struct(m0=m0, n0=r + SHAPE.classes * SHAPE.cols * tile_n, r=r, s=s, tile_n=tile_n, part=part)
     else:
-        first = B + (at.to(tl.int64) * bk + tile_n.to(tl.int64) * SHAPE.cols * bn)
-        inside = ((at + d < K) & more)[:, None] & (tile_n * SHAPE.cols + c < N)[None, :]
-        return tl.load(first + ((d * bk)[:, None] + (c * bn)[None, :]), mask=inside, other=0.0)
+        return tk.struct(m0=m0, n0=tile_n * SHAPE.cols, r=0, s=0, tile_n=tile_n, part=part)
 
 
 @triton.jit
-def _completed(b, B, bk, bn, N, K, at, tile_n, r, s, SHAPE: tl.constexpr):
-    """A tile of `_load_b` with the elements that were left out, and with zeros for those of neighbouring rows.
+def _columns_of(block, SHAPE: tl.constexpr):
+    """Where in its tile of C the columns of a block's sums lie: from 0 to `span` − 1, or outside."""
+    i = tl.arange(0, SHAPE.cols)
+    if SHAPE.wide == "n":
+        i -= block.s
+    return i
 
-    NaN of a neighbour would spread, because zeros of A do not remove it. `_load_b` does not do this: it would wait for
-    its own load.
+
+@triton.jit
+def _are_words(at, K, block, SHAPE: tl.constexpr):
+    """Which places of a tile's depth from `at` on are read in words. The others are the ends, see `_load_ends`."""
+    d = tl.arange(0, SHAPE.depth)
+    if SHAPE.wide == "n":
+        k = block.r + SHAPE.classes * (at + d)
+        return (k > 0) & (k < K - 1)
+    else:  # the depth is counted from the beginning of the first word
+        word = (tl.multiple_of(at, WORD) + d) // WORD
+        return (word >= tl.cdiv(block.s, WORD)) & (word < (K + block.s) // WORD)
+
+
+@triton.jit
+def _load_b(b, block, at, is_wanted, SHAPE: tl.constexpr):
+    """A depth × cols tile of B at `at`, zero outside and where the ends are.
+
+    Words may reach into neighbouring rows: into columns that are dropped.
     """
     d, c = tl.arange(0, SHAPE.depth), tl.arange(0, SHAPE.cols)
     if SHAPE.wide == "n":
-        k, n = r + SHAPE.classes * (at + d), tile_n * SHAPE.span + c - s
-        if (r + SHAPE.classes * at == 0) | (r + SHAPE.classes * (at + SHAPE.depth) >= K):
-            left_out = ((k == 0) | (k == K - 1))[:, None] & ((n >= 0) & (n < N))[None, :]
-            b = tl.where(
-                left_out, tl.load(B + ((k.to(tl.int64) * bk)[:, None] + n[None, :]), mask=left_out, other=0.0), b
-            )
-        return b
+        pitch = tl.multiple_of(SHAPE.classes * b.stride_k, WORD)
+        first = block.r * b.stride_k - block.s + block.tile_n * SHAPE.span + at.to(tl.int64) * pitch
+        first, places = tl.multiple_of(b.base + first, 2 * WORD), (d * pitch)[:, None] + c[None, :]
+        words = (tl.multiple_of(block.tile_n * SHAPE.span, WORD) + c) // WORD < (b.N + block.s + WORD - 1) // WORD
+        inside = _are_words(at, b.K, block, SHAPE)[:, None] & words[None, :]
     elif SHAPE.wide == "k":
-        k, n = at + d - s, r + SHAPE.classes * (tile_n * SHAPE.cols + c)
-        is_element = ((k >= 0) & (k < K))[:, None]
-        last = (K + s - 1) // WORD
-        if (r + tile_n == 0) & (at == 0) | (r + SHAPE.classes * SHAPE.cols * (tile_n + 1) >= N) & (
-            at + SHAPE.depth > last * WORD
-        ):
-            left_out = ((at + d) // WORD == 0)[:, None] & (n == 0)[None, :] | ((at + d) // WORD == last)[:, None] & (
-                n == N - 1
-            )[None, :]
-            left_out = left_out & is_element
-            b = tl.where(
-                left_out, tl.load(B + (k[:, None] + (n.to(tl.int64) * bn)[None, :]), mask=left_out, other=0.0), b
-            )
-        return tl.where(is_element, b, 0.0)
+        pitch = tl.multiple_of(SHAPE.classes * b.stride_n, WORD)
+        first = block.r * b.stride_n - block.s + at + block.tile_n.to(tl.int64) * SHAPE.cols * pitch
+        first, places = tl.multiple_of(b.base + first, 2 * WORD), d[:, None] + (c * pitch)[None, :]
+        n = block.r + SHAPE.classes * (block.tile_n * SHAPE.cols + c)
+        inside = _are_words(at, b.K, block, SHAPE)[:, None] & (n < b.N)[None, :]
     else:
-        return b
+        first = b.base + (at.to(tl.int64) * b.stride_k + block.n0.to(tl.int64) * b.stride_n)
+        places = (d * b.stride_k)[:, None] + (c * b.stride_n)[None, :]
+        inside = (at + d < b.K)[:, None] & (block.n0 + c < b.N)[None, :]
+    return tl.load(first + places, mask=inside & is_wanted, other=0.0)
 
 
 @triton.jit
-def _load_a(A, am, ak, M, K, m, at, stop, r, s, SHAPE: tl.constexpr):
-    """The rows × depth tile of A that belongs to the tile of B at `at`, zero outside."""
+def _load_a(a, block, at, is_wanted, SHAPE: tl.constexpr):
+    """The rows × depth tile of A that belongs to the tile of B at `at`, zero where that is."""
     d = tl.arange(0, SHAPE.depth)
     first, step = at, 1
     if SHAPE.wide == "n":
-        first, step = r + SHAPE.classes * at, SHAPE.classes
+        first, step = block.r + SHAPE.classes * at, SHAPE.classes
     elif SHAPE.wide == "k":
-        first = at - s
-    k = first + d * step
-    inside = (k >= 0) & (k < K) & (at < stop)
-    places = A + (m.to(tl.int64) * am + first.to(tl.int64) * ak)
+        first = at - block.s
+    inside = _are_words(at, a.K, block, SHAPE) if SHAPE.wide != "" else first + d < a.K
+    places = a.base + (block.m0.to(tl.int64) * a.stride_m + first.to(tl.int64) * a.stride_k)
     if SHAPE.rows == 1:
-        return tl.load(places + d * (step * ak), mask=inside, other=0.0)
+        return tl.load(places + d * (step * a.stride_k), mask=inside & is_wanted, other=0.0)
     else:
         rows = tl.arange(0, SHAPE.rows)
         return tl.load(
-            places + ((rows * am)[:, None] + (d * (step * ak))[None, :]),
-            mask=(m + rows < M)[:, None] & inside[None, :],
+            places + ((rows * a.stride_m)[:, None] + (d * (step * a.stride_k))[None, :]),
+            mask=(block.m0 + rows < a.M)[:, None] & (inside & is_wanted)[None, :],
             other=0.0,
         )
+
+
+@triton.jit
+def _load_ends(a, b, block, is_wanted, DEPTH: tl.constexpr, SHAPE: tl.constexpr):
+    """(rows × DEPTH of A, DEPTH × cols of B): the products that no words have."""
+    d, s = tl.arange(0, DEPTH), block.s
+    if SHAPE.wide == "n":  # the first and the last row of B
+        k = tl.where(d == 0, 0, b.K - 1)
+        inside = (d == 0) | (d == 1) & (b.K > 1)
+        n = block.n0 + tl.arange(0, SHAPE.cols) - s
+    else:  # what is left of the first word and of the last
+        last = (b.K + s) // WORD
+        k = tl.where(d < WORD, d - s, last * WORD - s + d - WORD)
+        inside = tl.where(d < WORD, (s > 0) & (k >= 0), (last > 0) | (s == 0)) & (k < b.K)
+        n = block.n0 + tl.arange(0, SHAPE.cols) * SHAPE.classes
+    m, inside = block.m0 + tl.arange(0, SHAPE.rows), inside & is_wanted
+    x = tl.load(
+        a.base + ((m.to(tl.int64) * a.stride_m)[:, None] + (k.to(tl.int64) * a.stride_k)[None, :]),
+        mask=(m < a.M)[:, None] & inside[None, :],
+        other=0.0,
+    )
+    y = tl.load(
+        b.base + ((k.to(tl.int64) * b.stride_k)[:, None] + (n.to(tl.int64) * b.stride_n)[None, :]),
+        mask=inside[:, None] & ((n >= 0) & (n < b.N))[None, :],
+        other=0.0,
+    )
+    return x, y
+
+
+@triton.jit
+def _add_product(acc, x, y, SHAPE: tl.constexpr):
+    """The sums with the product of a tile of A and one of B; for one row, they are summed along the depth at the
+    end."""
+    if SHAPE.rows == 1:
+        return acc + x.to(tl.float32)[:, None] * y.to(tl.float32)
+    else:
+        return tk.mma_AB(x, y, acc)
+
+
+@triton.jit
+def _sums_of(a, b, block, at, stop, SHAPE: tl.constexpr):
+    """The sums of a block over its part of K, `at` … `stop` − 1, and in the first part over the ends."""
+    if SHAPE.wide != "":
+        DEPTH: tl.constexpr = 2 if SHAPE.wide == "n" else 2 * WORD
+        first_x, first_y = _load_ends(a, b, block, tl.program_id(1) == 0, DEPTH, SHAPE)
+    LINES: tl.constexpr = SHAPE.depth if SHAPE.rows == 1 else SHAPE.rows
+    acc = tl.zeros((LINES, SHAPE.cols), tl.float32)
+    x = _load_a(a, block, at, True, SHAPE)
+    if SHAPE.stages > 1:  # a pipeline of asynchronous copies, of B alone: the row of A begins anywhere
+        for here in tl.range(at, stop, SHAPE.depth, num_stages=SHAPE.stages):
+            y = _load_b(b, block, here, True, SHAPE)
+            next_x = _load_a(a, block, here + SHAPE.depth, here + SHAPE.depth < stop, SHAPE)
+            acc = _add_product(acc, x, y, SHAPE)
+            x = next_x
+    else:
+        y = _load_b(b, block, at, True, SHAPE)
+        for following in range(at + SHAPE.depth, stop + SHAPE.depth, SHAPE.depth):
+            next_x = _load_a(a, block, following, following < stop, SHAPE)
+            next_y = _load_b(b, block, following, following < stop, SHAPE)
+            acc = _add_product(acc, x, y, SHAPE)
+            x, y = next_x, next_y
+    if SHAPE.rows == 1:
+        acc = tl.sum(acc, 0)[None, :]
+        if SHAPE.wide != "":
+            acc += tl.sum(tl.trans(first_x).to(tl.float32) * first_y.to(tl.float32), 0)[None, :]
+    return acc
+
+
+@triton.jit
+def _store_part(total, i, tile, partials, SHAPE: tl.constexpr):
+    """Store the sums of a block's part of a tile, whose columns lie at `i`."""
+    part = tile * tl.num_programs(1) + tl.program_id(1)
+    places = (tl.arange(0, SHAPE.rows) * SHAPE.cols)[:, None] + i[None, :]
+    tl.store(partials + part * (SHAPE.rows * SHAPE.cols) + places, total, mask=((i >= 0) & (i < SHAPE.span))[None, :])
+
+
+@triton.jit
+def _sum_of_parts(partials, tile, parts, rows, SHAPE: tl.constexpr):
+    """Add the parts of these rows of a tile, in their order: the same bits in every run."""
+    UNROLL: tl.constexpr = SHAPE.unroll
+    i = tl.arange(0, SHAPE.cols)
+    places = partials + tile * parts * (SHAPE.rows * SHAPE.cols) + ((rows * SHAPE.cols)[:, None] + i[None, :])
+    total = tl.zeros((rows.shape[0], SHAPE.cols), tl.float32)
+    for first in range(0, parts, UNROLL):  # several loads are in flight at once
+        for p in tl.static_range(UNROLL):
+            inside = ((i < SHAPE.span) & (first + p < parts))[None, :]
+            total += tl.load(places + (first + p) * (SHAPE.rows * SHAPE.cols), mask=inside, other=0.0)
+    return total
 
 
 @triton.jit
@@ -225,124 +276,20 @@ def _value(operand, OPERAND: tl.constexpr, m, n, inside):
 
 
 @triton.jit
-def _finish(y, C, cm, cn, m, n, inside, operands, EPILOGUE: tl.constexpr):
-    """The epilogue of a tile of sums (`epilogue.py`) and its store. `operands`: of every step a tuple."""
+def _finish(y, c, block, m, i, operands, SHAPE: tl.constexpr, EPILOGUE: tl.constexpr):
+    """The epilogue (`epilogue.py`) of sums of rows `m`, whose columns lie at `i` of a block's tile, and their store.
+    `operands`: of every step a tuple."""
+    n = block.n0 + i * (SHAPE.classes if SHAPE.wide == "k" else 1)
+    inside = (m < c.M)[:, None] & ((i >= 0) & (i < SHAPE.span) & (n < c.N))[None, :]
     STEPS: tl.constexpr = EPILOGUE.steps
-    for i in tl.static_range(len(STEPS)):
+    for step in tl.static_range(len(STEPS)):
         values = tk.struct()
-        for j in tl.static_range(len(STEPS[i].operands)):
-            values = tk.with_field(
-                values, STEPS[i].parameters[j], _value(operands[i][j], STEPS[i].operands[j], m, n, inside)
-            )
-        y = tk.map(y, STEPS[i].function, values)
-    tl.store(
-        C + ((m.to(tl.int64) * cm)[:, None] + (n.to(tl.int64) * cn)[None, :]), y.to(C.dtype.element_ty), mask=inside
-    )
-
-
-@triton.jit
-def _place_of(tile, part, M, bk, bn, SHAPE: tl.constexpr):
-    """The place of a block.
-
-    Returns (first row, tile of columns, part of K, class of rows of B, shift of that class, first column).
-    """
-    row_tiles = tl.cdiv(M, SHAPE.rows)
-    m0, tile_n = tile % row_tiles * SHAPE.rows, tile // row_tiles
-    if SHAPE.wide == "n":
-        r = part % SHAPE.classes
-        s = ((SHAPE.start + r * bk) % WORD).to(tl.int32)
-        return m0, tile_n, part // SHAPE.classes, r, s, tile_n * SHAPE.span
-    elif SHAPE.wide == "k":
-        r, tile_n = tile_n % SHAPE.classes, tile_n // SHAPE.classes
-        s = ((SHAPE.start + r * bn) % WORD).to(tl.int32)
-        return m0, tile_n, part, r, s, r + SHAPE.classes * SHAPE.cols * tile_n
-    else:
-        return m0, tile_n, part, 0, 0, tile_n * SHAPE.cols
-
-
-@triton.jit
-def _complete_tiles(at, stop, K, r, s, SHAPE: tl.constexpr):
-    """(begin, end) of those tiles among `at` … `stop` − 1 that need no `_completed`: no first or last row or word."""
-    if SHAPE.wide == "n":
-        complete = (K + SHAPE.classes - 2 - r) // SHAPE.classes  # rows of the class in front of B's last
-    else:
-        complete = (K + s - 1) // WORD * WORD
-    begin = tl.minimum(tl.maximum(at, SHAPE.depth), stop)
-    return begin, tl.maximum(begin, tl.minimum(stop, complete // SHAPE.depth * SHAPE.depth))
-
-
-@triton.jit
-def _add_product(acc, a, b, SHAPE: tl.constexpr):
-    """The sums with a tile's products; for one row, they are summed along the depth at the end."""
-    if SHAPE.rows == 1:
-        return acc + a.to(tl.float32)[:, None] * b.to(tl.float32)
-    else:
-        return tk.mma_AB(a, b, acc)
-
-
-@triton.jit
-def _sums_of(A, B, am, ak, bk, bn, M, N, K, m0, at, stop, tile_n, r, s, SHAPE: tl.constexpr):
-    """The sums of a block over its part of K, `at` … `stop` − 1."""
-    if SHAPE.rows == 1:
-        acc = tl.zeros((SHAPE.depth, SHAPE.cols), tl.float32)
-    else:
-        acc = tl.zeros((SHAPE.rows, SHAPE.cols), tl.float32)
-    begin, end = at, at
-    if SHAPE.stages > 1:  # a pipeline of asynchronous copies, of B alone: rows of A begin anywhere
-        begin, end = _complete_tiles(at, stop, K, r, s, SHAPE)
-        a = _load_a(A, am, ak, M, K, m0, begin, end, r, s, SHAPE)
-        for here in tl.range(begin, end, SHAPE.depth, num_stages=SHAPE.stages):
-            b = _load_b(B, bk, bn, N, K, here, end, tile_n, r, s, SHAPE)
-            next_a = _load_a(A, am, ak, M, K, m0, here + SHAPE.depth, end, r, s, SHAPE)
-            acc = _add_product(acc, a, b, SHAPE)
-            a = next_a
-    # The other tiles, in front of `begin` and from `end` on; the next ones are loaded under the product of these
-    before = begin - at
-    here = tl.where(before > 0, at, end)
-    a = _load_a(A, am, ak, M, K, m0, here, stop, r, s, SHAPE)
-    b = _load_b(B, bk, bn, N, K, here, stop, tile_n, r, s, SHAPE)
-    for i in range(SHAPE.depth, before + stop - end + SHAPE.depth, SHAPE.depth):
-        following = tl.where(i < before, at, end - before) + i
-        next_a = _load_a(A, am, ak, M, K, m0, following, stop, r, s, SHAPE)
-        next_b = _load_b(B, bk, bn, N, K, following, stop, tile_n, r, s, SHAPE)
-        b = _completed(b, B, bk, bn, N, K, here, tile_n, r, s, SHAPE)
-        acc = _add_product(acc, a, b, SHAPE)
-        a, b, here = next_a, next_b, following
-    if SHAPE.rows == 1:
-        return tl.sum(acc, 0)[None, :]
-    else:
-        return acc
-
-
-@triton.jit
-def _is_last_part(total, i, tile, part, partials, counters, SHAPE: tl.constexpr):
-    """Store the sums of a part, columns `i`. Returns whether all other parts of the tile are stored."""
-    rows = (tl.arange(0, SHAPE.rows) * SHAPE.cols)[:, None]
-    tl.store(
-        partials + (tile * tl.num_programs(1) + part) * (SHAPE.rows * SHAPE.cols) + rows + i[None, :],
-        total,
-        mask=((i >= 0) & (i < SHAPE.span))[None, :],
-    )
-    tl.debug_barrier()
-    return tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == tl.num_programs(1) - 1
-
-
-@triton.jit
-def _sum_of_parts(i, tile, partials, counters, SHAPE: tl.constexpr):
-    """The sum of a tile's parts, in their order: the same bits in every run. Its counter is zero again."""
-    rows = (tl.arange(0, SHAPE.rows) * SHAPE.cols)[:, None]
-    total = tl.zeros((SHAPE.rows, SHAPE.cols), tl.float32)
-    parts = tl.num_programs(1)
-    UNROLL: tl.constexpr = SHAPE.unroll
-    for first in range(0, parts, UNROLL):  # several loads are in flight at once
-        for p in tl.static_range(UNROLL):
-            total += tl.load(
-                partials + (tile * parts + first + p) * (SHAPE.rows * SHAPE.cols) + rows + i[None, :],
-                mask=((i < SHAPE.span) & (first + p < parts))[None, :],
-                other=0.0,
-            )
-    tl.store(counters + tile, 0)
-    return total
+        for j in tl.static_range(len(STEPS[step].operands)):
+            value = _value(operands[step][j], STEPS[step].operands[j], m, n, inside)
+            values = tk.with_field(values, STEPS[step].parameters[j], value)
+        y = tk.map(y, STEPS[step].function, values)
+    places = c.base + ((m.to(tl.int64) * c.stride_m)[:, None] + (n.to(tl.int64) * c.stride_n)[None, :])
+    tl.store(places, y.to(c.base.dtype.element_ty), mask=inside)
 
 
 @plain_kernel(num_stages=1)
@@ -356,139 +303,77 @@ def unaligned_product(
     A part is `chunk` of the depth, of one class where rows of words lie along K. The last part of a tile to arrive sums
     all of them, so that no block waits.
     """
-    tile, part = tl.program_id(0), tl.program_id(1)
-    m0, tile_n, part_of_class, r, s, n0 = _place_of(tile, part, M, bk, bn, SHAPE)
-    at = part_of_class * chunk
-    total = _sums_of(A, B, am, ak, bk, bn, M, N, K, m0, at, at + chunk, tile_n, r, s, SHAPE)
-    shift = s if SHAPE.wide == "n" else 0
-    n_step = SHAPE.classes if SHAPE.wide == "k" else 1
-    m, i = m0 + tl.arange(0, SHAPE.rows), tl.arange(0, SHAPE.cols) - shift
+    a = tk.struct(base=A, stride_m=am, stride_k=ak, M=M, K=K)
+    b = tk.struct(base=B, stride_k=bk, stride_n=bn, K=K, N=N)
+    c = tk.struct(base=C, stride_m=cm, stride_n=cn, M=M, N=N)
+    tile, parts = tl.program_id(0), tl.num_programs(1)
+    block = _place_of(tile, tl.program_id(1), M, b, SHAPE)
+    at = block.part * chunk
+    total = _sums_of(a, b, block, at, at + chunk, SHAPE)
+    rows, i = tl.arange(0, SHAPE.rows), _columns_of(block, SHAPE)
     if SHAPE.is_split:
-        if _is_last_part(total, i, tile, part, partials, counters, SHAPE):
-            i = tl.arange(0, SHAPE.cols)
-            total = _sum_of_parts(i, tile, partials, counters, SHAPE)
-            n = n0 + i * n_step
-            inside = (m < M)[:, None] & ((i < SHAPE.span) & (n < N))[None, :]
-            _finish(total, C, cm, cn, m, n, inside, operands, EPILOGUE)
+        _store_part(total, i, tile, partials, SHAPE)
+        tl.debug_barrier()
+        if tl.atomic_add(counters + tile, 1, sem="acq_rel", scope="gpu") == parts - 1:
+            total = _sum_of_parts(partials, tile, parts, rows, SHAPE)
+            _finish(total, c, block, block.m0 + rows, tl.arange(0, SHAPE.cols), operands, SHAPE, EPILOGUE)
+            tl.store(counters + tile, 0)  # as before the launch
     else:
-        n = n0 + i * n_step
-        inside = (m < M)[:, None] & ((i >= 0) & (i < SHAPE.span) & (n < N))[None, :]
-        _finish(total, C, cm, cn, m, n, inside, operands, EPILOGUE)
-
-
-NO_SUMS = (None, None)
+        _finish(total, c, block, block.m0 + rows, i, operands, SHAPE, EPILOGUE)
 
 
 # ---------------------------------------------------------------- the plan
 
 
-def _words_along(strides: tuple[int, int]) -> str:
-    """The dimension of B (strides of k, n) along which it can be read in words, "" for none. A row is as long as a word
-    at least: only the first and the last one's words reach beyond the matrix."""
-    bk, bn = strides
-    return "n" if bn == 1 and bk >= WORD.value else "k" if bk == 1 and bn >= WORD.value else ""
+STRIDES = ("am", "ak", "bk", "bn", "cm", "cn")
 
 
-def chosen(m: int, n: int, k: int, strides: tuple[int, int], slots: int) -> Tiles:
-    """Tiles for a product of m ≤ n rows whose B has these strides, on so many multiprocessors (measured:
-    docs/notes/gemm.md)."""
-    along = _words_along(strides)
-    rows = min(max(16, triton.next_power_of_2(m)), FEW_ROWS)
-    words = Tiles(rows, *((64, 64) if along == "k" else (128, 32)), wide=True, stages=4)
-    if m == 1:
-        tiles, blocks = _for_one_row(n, k, strides, slots)
-    elif m <= FEW_ROWS and along and _are_few_sums(_Shape(m, n, k, strides, words), k):
-        tiles, blocks = words, 2 if rows > 16 else 3 if along == "k" else 4  # their registers leave room for so many
-    elif m <= FEW_ROWS or m * n > SMALL_RESULT:
-        tiles, blocks = Tiles(rows, 64, 64, 8 if rows == FEW_ROWS else 4), 2
-    else:
-        tiles, blocks = Tiles(32, 32, 64), 2
-    return split(m, n, k, strides, slots * blocks, tiles)
+class Launch(NamedTuple):
+    """A launch of a plan: what the launcher of a `PlainKernel` takes, `arguments` as a function of the tensors among
+    them, in their order."""
 
+    kernel: Any
+    grid: tuple[int, ...]
+    key: Any
+    arguments: Callable[..., tuple[Any, ...]]
 
-# For one row: tiles, and how many blocks a multiprocessor holds
-ONE_ROW = {
-    "n": (
-        (Tiles(1, 128, 16, 4, wide=True), 7),
-        (Tiles(1, 256, 8, 4, wide=True), 7),
-        (Tiles(1, 256, 16, 4, wide=True), 4),
-    ),
-    "k": ((Tiles(1, 16, 128, 2, wide=True, stages=4), 6),),
-    "": ((Tiles(1, 64, 128, 4), 2),),
-}
+    def __call__(self, *tensors: Tensor) -> None:
+        self.kernel.launcher(self.grid, self.arguments(*tensors), self.key)
 
-
-def _for_one_row(n: int, k: int, strides: tuple[int, int], slots: int) -> tuple[Tiles, int]:
-    """(tiles, blocks of a multiprocessor): the smallest tiles of which there is room for two parts at least."""
-    *smaller, last = ONE_ROW[_words_along(strides)]
-    for tiles, blocks in smaller:
-        shape = _Shape(1, n, k, strides, tiles)
-        if 2 * shape.tiles * shape.parts <= blocks * slots:
-            return tiles, blocks
-    return last
-
-
-def _are_few_sums(shape: _Shape, k: int) -> bool:
-    """Whether the sums of all classes, written and read again, take at most a sixth of B's memory traffic."""
-    return shape.parts == 1 or 6 * 4 * shape.of.rows * shape.parts <= k
-
-
-def split(m: int, n: int, k: int, strides: tuple[int, int], blocks: int, tiles: Tiles) -> Tiles:
-    """`tiles` with the number of parts that takes the least time where so many blocks run at once; none is empty."""
-    shape = _Shape(m, n, k, strides, tiles)
-    steps = triton.cdiv(shape.depth, tiles.depth)
-    pace = 1 if tiles.wide else BY_ELEMENT
-
-    def time(parts: int) -> float:
-        """In tiles of words that a block reads. A wave of few blocks takes as long as a full one."""
-        waves, sums = triton.cdiv(shape.tiles * shape.parts * parts, blocks), shape.parts * parts
-        if sums == 1:
-            return waves * (pace * steps + START)
-        written = 2 * tiles.rows / tiles.depth
-        return waves * (pace * steps / parts + START + written) + SUM * -(-sums // shape.unroll(sums))
-
-    best = min(range(1, max(1, min(steps, MAX_PARTS // shape.parts)) + 1), key=time)
-    return replace(tiles, parts=triton.cdiv(steps, triton.cdiv(steps, best)))
-
-
-class _Shape:
-    """Extents of the kernel's grid and loop."""
-
-    def __init__(self, m: int, n: int, k: int, strides: tuple[int, int], tiles: Tiles, start: int = 1):
-        word = WORD.value
-        self.of, self.start = tiles, start
-        self.along = _words_along(strides) if tiles.wide else ""
-        pitch = max(strides)
-        self.classes = word // math.gcd(pitch, word) if self.along else 1
-        is_shifted = self.along == "n" and (self.classes > 1 or start > 0)
-        self.span = tiles.cols - word if is_shifted else tiles.cols
-        if self.along == "k":
-            self.columns, self.depth = (
-                self.classes * triton.cdiv(triton.cdiv(n, self.classes), tiles.cols),
-                k + word - 1,
-            )
-        else:
-            self.columns, self.depth = triton.cdiv(n, self.span), triton.cdiv(k, self.classes)
-        self.tiles = triton.cdiv(m, tiles.rows) * self.columns
-        self.parts = (self.classes if self.along == "n" else 1) * tiles.parts
-        self.chunk = triton.cdiv(triton.cdiv(self.depth, tiles.depth), tiles.parts) * tiles.depth
-
-    def unroll(self, parts: int) -> int:
-        """How many of so many parts' sums are loaded at a time: registers hold no more."""
-        return max(1, min(triton.next_power_of_2(parts), 32 * 32 * self.of.warps // (self.of.rows * self.of.cols)))
-
-    def block(self) -> BlockShape:
-        """The kernel's constants."""
-        rows, cols, depth, unroll = self.of.rows, self.of.cols, self.of.depth, self.unroll(self.parts)
-        start = self.start if self.along else 0
-        return BlockShape(
-            rows, cols, depth, self.parts > 1, unroll, self.along, start, self.classes, self.span, self.of.stages
+    def bound(self, *tensors: Tensor) -> Callable[..., None]:
+        """The launch with tensors like these, bound: `Launcher.bind`."""
+        places = tuple(range(len(tensors)))
+        bound: Callable[..., None] = self.kernel.launcher.bind(
+            self.grid, self.arguments(*tensors), self.key, places, self
         )
+        return bound
+
+    def compile(self, tensors: tuple[Tensor, ...], arch: str) -> Any:
+        """Compile for tensors like these on any device."""
+        types = argument_types(self.arguments(*tensors), self.kernel.runtime)
+        return self.kernel.compile(self.key, types, capability_of(arch))
+
+
+def keyed(kernel: Any, constants: dict[str, Any], extents: dict[str, int], warps: int) -> tuple[Any, tuple[int, ...]]:
+    """(compile key, numbers at run time) of a kernel: strides of 1 are compiled in, multiples of a word are known."""
+    constants = constants | {name: 1 for name, value in extents.items() if name in STRIDES and value == 1}
+    given = {name: value for name, value in extents.items() if name not in constants}
+    multiples = tuple((name, WORD.value) for name, value in given.items() if value % WORD.value == 0)
+    options = {**kernel.options, "num_warps": warps}
+    return specialization(tuple(constants.items()), multiples, tuple(options.items())), tuple(given.values())
 
 
 class Unaligned:
-    """The plan of a product by ordinary loads: later calls only launch. The operand with more rows or columns is the
-    kernel's B."""
+    """The plan of a product by ordinary loads: later calls only launch.
+
+    Args:
+        a, b: matrices of a call, see `gemm`.
+        operands: those of its epilogue by name, None for each that is not there.
+        epilogue: its steps.
+        numbers: what its steps take besides tensors.
+        dtype, out: of the result, and where it is stored if not to new memory.
+        tiles: how the product is split.
+    """
 
     def __init__(
         self,
@@ -499,29 +384,17 @@ class Unaligned:
         numbers: dict[str, float],
         dtype: torch.dtype,
         out: Tensor | None,
-        tiles: Tiles | None = None,
+        tiles: Tiles,
     ):
+        self.shape, self.dtype, self.tiles = (a.shape[0], b.shape[1]), dtype, tiles
+        self.swap_ab = self.shape[1] < self.shape[0]
+        of_c = (self.shape[1], 1) if out is None else out.stride()
+        a, b = oriented(a, b)
         (m, k), n = a.shape, b.shape[1]
-        self.shape, self.dtype, self.is_same = (m, n), dtype, dtype == a.dtype
-        self.swap_ab = n < m
-        strides = dict(
-            zip(
-                ("am", "ak", "bk", "bn", "cm", "cn"),
-                (*a.stride(), *b.stride(), *((n, 1) if out is None else out.stride())),
-            )
-        )
-        if self.swap_ab:
-            m, n, (a, b) = n, m, (b, a)
-            order = ("bn", "bk", "ak", "am", "cn", "cm")
-            strides = dict(zip(strides, [strides[name] for name in order]))
-        of_b = (strides["bk"], strides["bn"])
+        strides = dict(zip(STRIDES, (*a.stride(), *b.stride(), *(of_c[::-1] if self.swap_ab else of_c)), strict=True))
         start = b.data_ptr() % TMA_BYTES // b.element_size()
-        self.tiles = tiles or chosen(m, n, k, of_b, multiprocessor_count(a.device))
-        shape = _Shape(m, n, k, of_b, self.tiles, start)
-        self.grid = (shape.tiles, shape.parts)
-        self.room = (
-            (shape.tiles * shape.parts * self.tiles.rows * self.tiles.cols, shape.tiles) if shape.parts > 1 else None
-        )
+        self.extents = Extents(m, n, k, b.stride(), tiles, start)
+        self.numbers = dict(M=m, N=n, K=k, chunk=self.extents.chunk, **strides)
         index = {name: i for i, name in enumerate(operands)}
         # Of every step, of every operand: its number among those of a call with its strides, or what it is
         self.steps = tuple(
@@ -533,16 +406,9 @@ class Unaligned:
             )
             for step in epilogue.steps
         )
-        self.has_operands = any(step.reads_tensors for step in epilogue.steps)
-        constants: dict[str, Any] = dict(SHAPE=shape.block(), EPILOGUE=epilogue)
-        extents = dict(M=m, N=n, K=k, chunk=shape.chunk, **strides)
-        constants |= {name: 1 for name in strides if extents[name] == 1}
-        self.numbers = tuple(value for name, value in extents.items() if name not in constants)
-        multiples = tuple(
-            (name, WORD.value) for name, value in extents.items() if name not in constants and value % WORD.value == 0
-        )
-        options = {**unaligned_product.options, "num_warps": self.tiles.warps}
-        self.key = specialization(tuple(constants.items()), multiples, tuple(options.items()))
+        self.used = [x[0] for step in self.steps for x in step if isinstance(x, tuple)]
+        self.launches = self._launches(epilogue)
+        self._bound: list[Callable[..., None]] = []
 
     def _strides_of(self, x: Tensor | None, place: str) -> tuple[int, int]:
         """Strides along the kernel's rows and columns of what lies in C as `place` says."""
@@ -554,31 +420,60 @@ class Unaligned:
         )
         return (cols, rows) if self.swap_ab else (rows, cols)
 
-    def _arguments(
-        self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, sums: tuple[Any, ...]
-    ) -> tuple[Any, ...]:
-        given: tuple[Any, ...] = self.steps
-        if self.has_operands:
-            given = tuple(
-                [tuple([(operands[x[0]], *x[1:]) if isinstance(x, tuple) else x for x in step]) for step in given]
+    def _launches(self, epilogue: Steps) -> list[Launch]:
+        """The launches of a call, in their order."""
+        shape = self.extents
+        key, numbers = keyed(
+            unaligned_product, dict(SHAPE=shape.block(), EPILOGUE=epilogue), self.numbers, self.tiles.warps
+        )
+        return [
+            Launch(
+                unaligned_product,
+                (shape.tiles, shape.parts),
+                key,
+                lambda a, b, out, *rest: (a, b, out, *self._given(rest, 2), *numbers),
             )
-        return (b, a, out, given, *sums, *self.numbers) if self.swap_ab else (a, b, out, given, *sums, *self.numbers)
+        ]
+
+    def _given(self, rest: tuple[Tensor, ...], count: int) -> tuple[Any, ...]:
+        """The epilogue's operands as a kernel takes them, and `count` tensors of partial sums, or None for each."""
+        given, sums = iter(rest), rest[len(self.used) :] or (None,) * count
+        steps = tuple(
+            [tuple([(next(given), *x[1:]) if isinstance(x, tuple) else x for x in step]) for step in self.steps]
+        )
+        return steps, *sums
+
+    def _sums(self, device: torch.device, counters: int) -> tuple[Tensor, ...]:
+        """Memory for the sums of parts, and counters; nothing without parts."""
+        shape = self.extents
+        if shape.parts == 1:
+            return ()
+        return workspace(device, shape.tiles * shape.parts * self.tiles.rows * self.tiles.cols, counters)
+
+    def _tensors(self, a: Tensor, b: Tensor, out: Tensor, given: list[Tensor]) -> list[tuple[Tensor, ...]]:
+        """Those of every launch: A, B, C and the epilogue's operands of the kernel, and memory."""
+        return [(a, b, out, *given, *self._sums(a.device, self.extents.tiles))]
+
+    def _tensors_of_call(
+        self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor
+    ) -> list[tuple[Tensor, ...]]:
+        a, b = (b, a) if self.swap_ab else (a, b)
+        return self._tensors(a, b, out, [operands[i] for i in self.used])
 
     def compile(
         self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor, arch: str = "sm_90a"
-    ) -> Any:
-        """Compile without a GPU, for tensors like those of the plan on any device; returns Triton's CompiledKernel."""
-        sums = (
-            NO_SUMS
-            if self.room is None
-            else tuple(torch.empty(1, dtype=dtype, device="meta") for dtype in (torch.float32, torch.int32))
-        )
-        types = argument_types(self._arguments(a, b, operands, out, sums), unaligned_product.runtime)
-        return unaligned_product.compile(self.key, types, capability_of(arch))
+    ) -> list[Any]:
+        """Compile without a GPU, for tensors like those of the plan on any device. Returns Triton's CompiledKernel of
+        every launch."""
+        tensors = self._tensors_of_call(a, b, operands, out)
+        return [launch.compile(x, arch) for launch, x in zip(self.launches, tensors, strict=True)]
 
     def __call__(self, a: Tensor, b: Tensor, operands: tuple[Tensor | None, ...], out: Tensor | None) -> Tensor:
         if out is None:
-            out = a.new_empty(*self.shape) if self.is_same else a.new_empty(*self.shape, dtype=self.dtype)
-        sums = NO_SUMS if self.room is None else workspace(a.device, *self.room)
-        unaligned_product.launcher(self.grid, self._arguments(a, b, operands, out, sums), self.key)
+            out = a.new_empty(self.shape, dtype=self.dtype)
+        tensors = self._tensors_of_call(a, b, operands, out)
+        if not self._bound:
+            self._bound = [launch.bound(*x) for launch, x in zip(self.launches, tensors, strict=True)]
+        for launch, x in zip(self._bound, tensors, strict=True):
+            launch(*x)
         return out
