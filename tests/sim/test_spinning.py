@@ -12,7 +12,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tests.util import poison
 from tritonkittens import sim
-from tritonkittens.inline_ptx import mbarrier, memory, timing
+from tritonkittens.inline_ptx import barrier, mbarrier, memory, timing
 from tritonkittens.sim.residency import Residency
 from tritonkittens.sim.schedule import nth
 
@@ -122,6 +122,8 @@ def chain(X, Y, F, WAY: tl.constexpr, BACKWARDS: tl.constexpr):
     if (before >= 0) & (before < tl.num_programs(0)):
         while not is_set(F + before * 4, WAY):
             pass
+        if WAY == "load" or WAY == "tile":  # relaxed
+            barrier.fence("acq_rel", "gpu")
         total += tl.load(Y + before * 128 + o)
     tl.store(Y + pid * 128 + o, total)
     tl.debug_barrier()

@@ -58,12 +58,14 @@ def _numbers(places: Places) -> np.ndarray:
 
 
 class Threads:
-    """Which thread of a role accesses which bytes: pieces of `nbytes` at `starts`, each by its owner, −1 for all."""
+    """Which thread of a role accesses which bytes: pieces of `nbytes` at `starts`, each by its owner, −1 for all; and
+    the words that it is going to write there.
+    """
 
-    __slots__ = ("starts", "nbytes", "owners")
+    __slots__ = ("starts", "nbytes", "owners", "words")
 
-    def __init__(self, starts: np.ndarray, nbytes: int, owners: np.ndarray):
-        self.starts, self.nbytes, self.owners = starts, nbytes, owners
+    def __init__(self, starts: np.ndarray, nbytes: int, owners: np.ndarray, words: np.ndarray | None):
+        self.starts, self.nbytes, self.owners, self.words = starts, nbytes, owners, words
 
     def at(self, addresses: np.ndarray) -> np.ndarray:
         """Return the owners of the bytes at these addresses, −1 where there is none."""
@@ -174,10 +176,12 @@ class GlobalOrder:
         scope: int = WEAK,
         single: bool = False,
         owners: np.ndarray | None = None,
+        words: np.ndarray | None = None,
     ) -> None:
         """Record an access of pieces of `nbytes` at the addresses `starts`, and report the races with earlier ones.
 
         `scope`: how far it is strong. `single`: by one thread of the role. `owners`: the thread of each piece.
+        `words`: what is going to be written there. Two writes of the same words do no harm.
         """
         if not starts.size or not nbytes:
             return
@@ -197,12 +201,15 @@ class GlobalOrder:
             places = tensor.places(rest if here is None else rest[here], nbytes)
             threads = None
             if owners is not None:
-                threads = Threads(rest, nbytes, owners) if here is None else Threads(rest[here], nbytes, owners[here])
+                threads = Threads(rest, nbytes, owners, words)
+                if here is not None:
+                    threads = Threads(rest[here], nbytes, owners[here], None if words is None else words[here])
             self._record(agent, tensor, places, write, op, scope, single, threads)
             if here is None:
                 return
             rest = rest[~here]
             owners = None if owners is None else owners[~here]
+            words = None if words is None else words[~here]
 
     def _record(
         self,
@@ -304,6 +311,11 @@ class GlobalOrder:
             past = clock.world.get(before.machine.uid)
         if past is not None and past.covers(before.role.index, before.epoch, before.bit, before.single):
             return
+        if before.write and access.threads is not None and access.threads.words is not None:
+            given = access.threads
+            here = numbers[(given.starts - tensor.start) // tensor.granule] == number
+            if np.array_equal(self.memory.peek(given.starts[here], given.nbytes), given.words[here]):
+                return
         place = int(_numbers(places)[numbers[places] == number][0])
         self._report(before, access, tensor, place, _why(past, before, access))
 

@@ -206,7 +206,7 @@ class Simulation:
                 idle = set()
                 continue
             turns = list(resident)
-            if self.schedule.interleaves:
+            if self.schedule.interleaves and len(resident) > 1:
                 turns = [self.schedule.next_cluster([m for m in resident if m.index not in idle])]
             for machine in turns:
                 before = self.actions
@@ -326,7 +326,6 @@ class Simulation:
             if budget is not None and (
                 machine.steps >= budget or (order.touched and schedule.interleaves and schedule.switches())
             ):
-                machine.steps = 0
                 return False
 
     def step(self, role: Role) -> None:

@@ -135,9 +135,6 @@ def store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> None:
         return
     check_address(role, op, addresses, element.nbytes)
     memory = role.machine.simulation.memory
-    bad = memory.scatter(addresses, words)
-    if bad is not None:
-        outside(role, op, bad, element.nbytes, "a store")
     role.machine.simulation.global_order.access(
         role,
         addresses,
@@ -146,7 +143,11 @@ def store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> None:
         op,
         single=not isinstance(kind, Tensor),
         owners=threads_of(role, kind, on, write=True),
+        words=words,
     )
+    bad = memory.scatter(addresses, words)
+    if bad is not None:
+        outside(role, op, bad, element.nbytes, "a store")
     if bool((addresses[1:] > addresses[:-1]).all()):
         return
     kept = memory.peek(addresses, element.nbytes)
