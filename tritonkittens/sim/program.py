@@ -20,6 +20,7 @@ from .control_flow import CONTROL, partitions
 from .costs import Cost, operation_cost
 from .operations import EFFECTS, VIEWS
 from .operations.inline_asm import extern_function
+from .origins import origins
 from .pure_operations import PURE
 from .pure_tensor import sink_constants
 from .spinning import only_looks
@@ -54,6 +55,7 @@ class Program:
     arch: int
     role_names: list[str]
     first_partition: dict[int, int]  # id of a warp_specialize → index of its first worker among a CTA's roles
+    origins: dict[int, frozenset[int]]  # id of an access → the parameters from which its address comes
     steps: dict[int, list[Step]] = field(default_factory=dict, repr=False)  # id of a block → its operations
 
     def role_warps(self) -> list[int]:
@@ -170,4 +172,5 @@ def prepare(module: Module, name: str | None = None) -> Program:
         arch=int(target.split(":")[-1]),
         role_names=names,
         first_partition=first,
+        origins=origins(module),
     )

@@ -92,6 +92,7 @@ class Simulation:
         self.time = 0.0
         self.now = 0.0  # modelled time of the role that ran last
         self.residency = Residency.of(program, grid.cluster, grid.multiprocessors)
+        self.reachable: dict[frozenset[int], list[tuple[int, int]]] = {}
         self.scratch_blocks: dict[Any, np.ndarray] = {}
         self.waiting: list[list[tuple[int, int, int]]] = []
         self.finished: list[Machine] = []
@@ -134,6 +135,18 @@ class Simulation:
             self.memory.add(start, nbytes, "scratch of the compiler", block)
         block = self.scratch_blocks[key]
         return int(block.ctypes.data + -block.ctypes.data % alignment)
+
+    def within(self, op: Op) -> list[tuple[int, int]] | None:
+        """Return (start, end) of the tensors that an access may reach, those of the pointers from which its address
+        comes. None where these are not known.
+        """
+        parameters = self.program.origins.get(id(op))
+        if parameters is None:
+            return None
+        if parameters not in self.reachable:
+            found = [self.memory.find(self.arguments[i]) for i in parameters if isinstance(self.arguments[i], int)]
+            self.reachable[parameters] = [(start, start + size) for start, size, _ in filter(None, found)]
+        return self.reachable[parameters]
 
     # ---- the grid
 

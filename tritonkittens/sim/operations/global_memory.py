@@ -44,6 +44,28 @@ def check_address(role: Role, op: Op, addresses: np.ndarray, nbytes: int) -> Non
             role,
             op,
         )
+    within = role.machine.simulation.within(op)
+    if within and addresses.size:
+        low, high = int(addresses.min()), int(addresses.max()) + nbytes
+        if not any(start <= low and high <= end for start, end in within):
+            _check_tensors(role, op, addresses, nbytes, within)
+
+
+def _check_tensors(role: Role, op: Op, addresses: np.ndarray, nbytes: int, within: list[tuple[int, int]]) -> None:
+    """Stop at an access outside all of these tensors that lands in another one."""
+    memory = role.machine.simulation.memory
+    inside = np.zeros(addresses.size, bool)
+    for start, end in within:
+        inside |= (addresses >= start) & (addresses + nbytes <= end)
+    for address in addresses[~inside][:1].tolist():
+        if memory.find(address) is not None:
+            names = ", ".join(memory.name_only(start) for start, _ in within)
+            role.machine.stop(
+                "out-of-bounds",
+                f"an access of {nbytes} bytes through a pointer to {names} lands in {memory.element(address)}",
+                role,
+                op,
+            )
 
 
 def outside(role: Role, op: Op, address: int, nbytes: int, what: str) -> None:
