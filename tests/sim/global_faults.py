@@ -269,13 +269,7 @@ def rounds_inputs(rng: Any) -> Any:
 
 
 fault(
-    "race",
-    rounds,
-    rounds_inputs,
-    "rounds_without_barrier",
-    "one_buffer",
-    "grid_barrier_relaxed",
-    "grid_barrier_unmet",
+    "race", rounds, rounds_inputs, "rounds_without_barrier", "one_buffer", "grid_barrier_relaxed", "grid_barrier_unmet"
 )
 
 

@@ -1,5 +1,5 @@
-"""Seeded faults between CTAs: every mistake of `global_faults.py` is found within 50 schedules, with its lines; the same
-kernel without it gives no report in 50 schedules, and the right numbers."""
+"""Seeded faults between CTAs: every mistake of `global_faults.py` is found within 50 schedules, with its lines. The
+same kernel without it gives no report in 50 schedules, and the right numbers."""
 
 import pytest
 import torch

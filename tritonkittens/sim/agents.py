@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .clocks import Clock, Past, World, joined
+from .clocks import Clock, Past, World
 from .report import Place
 from .ttgir import Block, Op
 from .values import Poison

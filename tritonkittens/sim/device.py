@@ -247,9 +247,7 @@ class SimulatedDevice:
 
         def launch(x: int, y: int, z: int, stream: Any, program: Program, *rest: Any) -> None:
             values = rest[4:]
-            self.start(
-                program, (x, y, z), lambda memory: list(flatten(values, signature, names, memory)), 1, early
-            )
+            self.start(program, (x, y, z), lambda memory: list(flatten(values, signature, names, memory)), 1, early)
 
         return launch
 

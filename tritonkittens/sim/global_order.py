@@ -76,9 +76,7 @@ class Threads:
         return np.where(inside, self.owners[order[found]], -1)
 
     def equals(self, other: Threads) -> bool:
-        return (
-            self.owners is other.owners and self.nbytes == other.nbytes and np.array_equal(self.starts, other.starts)
-        )
+        return self.owners is other.owners and self.nbytes == other.nbytes and np.array_equal(self.starts, other.starts)
 
 
 class _Readers:
@@ -119,7 +117,7 @@ class _Tensor:
             if not self.granule or needed < self.granule:
                 self.refine(needed)
             return slice(first // self.granule, end // self.granule)
-        offsets = starts - self.start
+        offsets: np.ndarray = starts - self.start
         needed = _granule(int(np.bitwise_or.reduce(offsets)) | nbytes)
         if not self.granule or needed < self.granule:
             self.refine(needed)
@@ -311,8 +309,8 @@ class GlobalOrder:
             past = clock.world.get(before.machine.uid)
         if past is not None and past.covers(before.role.index, before.epoch, before.bit, before.single):
             return
-        if before.write and access.threads is not None and access.threads.words is not None:
-            given = access.threads
+        given = access.threads
+        if before.write and given is not None and given.words is not None:
             here = numbers[(given.starts - tensor.start) // tensor.granule] == number
             if np.array_equal(self.memory.peek(given.starts[here], given.nbytes), given.words[here]):
                 return
@@ -337,7 +335,9 @@ class GlobalOrder:
 
     # ---- words that synchronise
 
-    def release(self, role: Role, addresses: np.ndarray, *, order: str, scope: int, single: bool, continues: bool) -> None:
+    def release(
+        self, role: Role, addresses: np.ndarray, *, order: str, scope: int, single: bool, continues: bool
+    ) -> None:
         """A strong write of these words. `order`: "relaxed" or stronger. `continues`: a read-modify-write, which keeps
         what the word published before."""
         if order in ("release", "acq_rel", "sc"):
@@ -453,4 +453,3 @@ class Launches:
                 started &= early
         self.started = order.before if started < 0 else started
         self.ended = known | 1 << order.number
-

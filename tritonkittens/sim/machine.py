@@ -74,7 +74,8 @@ class Machine:
         self.steps = 0
         self.unanswered = 0  # steps of roles since an operation completed
         self.version = 0  # counts changes in the cluster, and by it in global memory
-        self.dependents: dict[int, int] = {}  # by rank: the launches known to have ended when it lets the next one start
+        # by rank, when it lets the next launch start: the launches known to have ended
+        self.dependents: dict[int, int] = {}
 
     def release_memory(self) -> None:
         """Free the memory of an ended cluster, but keep its state for later queries."""

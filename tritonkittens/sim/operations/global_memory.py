@@ -54,7 +54,7 @@ def check_address(role: Role, op: Op, addresses: np.ndarray, nbytes: int) -> Non
 def _check_tensors(role: Role, op: Op, addresses: np.ndarray, nbytes: int, within: list[tuple[int, int]]) -> None:
     """Stop at an access outside all of these tensors that lands in another one."""
     memory = role.machine.simulation.memory
-    inside = np.zeros(addresses.size, bool)
+    inside: np.ndarray = np.zeros(addresses.size, bool)
     for start, end in within:
         inside |= (addresses >= start) & (addresses + nbytes <= end)
     for address in addresses[~inside][:1].tolist():
