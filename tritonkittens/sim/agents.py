@@ -12,6 +12,7 @@ from .values import Poison
 
 if TYPE_CHECKING:
     from .barriers import Barrier
+    from .global_order import Threads
     from .machine import Machine
 
 WAITED_FOR = {"TMA load", "TMA gather", "wgmma", "tcgen05.mma", "tcgen05.cp", "cp.async"}
@@ -162,6 +163,7 @@ class Role:
         # for global memory: barriers of the role's threads so far, and the epoch of the last one
         self.barriers = 0
         self.synced = 0
+        self.touched: list[Threads] = []  # accesses since then
         self.observed: tuple[World, int] | None = None  # what relaxed reads have seen, for a fence to acquire
         self.fenced: tuple[World, int] | None = None  # what a fence lets relaxed writes publish
 
@@ -180,6 +182,13 @@ class Role:
         self.synced = self.clock.roles[self.index]
         self.clock.roles[self.index] += 1
         self.barriers += 1
+        self.forget()
+
+    def forget(self) -> None:
+        """Free what is known of single threads' accesses of global memory."""
+        for threads in self.touched:
+            threads.forget()
+        self.touched = []
 
     def published(self, single: bool) -> tuple[World, int]:
         """Return what a release by all threads, or by a `single` one, tells other clusters."""

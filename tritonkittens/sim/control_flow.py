@@ -174,6 +174,7 @@ def end_default_region(simulation: Simulation, role: Role, op: Op) -> bool:
         role.clock.join(child.clock)
         role.time = max(role.time, child.time)
         role.machine.roles.remove(child)
+        child.forget()
     role.children = []
     for slot, operand in zip(results, op.operands):
         role.environment[slot] = role.environment[operand]

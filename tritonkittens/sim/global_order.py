@@ -51,6 +51,7 @@ class GlobalAccess(NamedTuple):
 
 
 Places = np.ndarray | slice  # granules of a tensor
+NONE: np.ndarray = np.empty(0, np.int64)
 
 
 def _numbers(places: Places) -> np.ndarray:
@@ -59,13 +60,14 @@ def _numbers(places: Places) -> np.ndarray:
 
 class Threads:
     """Which thread of a role accesses which bytes: pieces of `nbytes` at `starts`, each by its owner, −1 for all; and
-    the words that it is going to write there.
+    the words that it is going to write there. Of use until the role's next barrier.
     """
 
     __slots__ = ("starts", "nbytes", "owners", "words")
 
     def __init__(self, starts: np.ndarray, nbytes: int, owners: np.ndarray, words: np.ndarray | None):
-        self.starts, self.nbytes, self.owners, self.words = starts, nbytes, owners, words
+        self.starts, self.nbytes, self.owners = starts, nbytes, owners
+        self.words = words
 
     def at(self, addresses: np.ndarray) -> np.ndarray:
         """Return the owners of the bytes at these addresses, −1 where there is none."""
@@ -74,6 +76,9 @@ class Threads:
         found = np.maximum(np.searchsorted(starts, addresses, side="right") - 1, 0)
         inside = (addresses >= starts[found]) & (addresses < starts[found] + self.nbytes)
         return np.where(inside, self.owners[order[found]], -1)
+
+    def forget(self) -> None:
+        self.starts = self.owners = self.words = NONE
 
     def equals(self, other: Threads) -> bool:
         return self.owners is other.owners and self.nbytes == other.nbytes and np.array_equal(self.starts, other.starts)
@@ -191,8 +196,10 @@ class GlobalOrder:
                 return
             start, size, _ = found
             here = None
-            if int(rest.min()) < start or int(rest.max()) >= start + size:
-                here = (rest >= start) & (rest < start + size)
+            if int(rest.min()) < start or int(rest.max()) + nbytes > start + size:
+                here = (rest >= start) & (rest + nbytes <= start + size)
+                if not here.any():
+                    return  # out of bounds
             tensor = self.tensors.get(start)
             if tensor is None or tensor.size < size:
                 tensor = self.tensors[start] = _Tensor(start, size)
@@ -202,6 +209,8 @@ class GlobalOrder:
                 threads = Threads(rest, nbytes, owners, words)
                 if here is not None:
                     threads = Threads(rest[here], nbytes, owners[here], None if words is None else words[here])
+                role = agent if isinstance(agent, Role) else agent.role
+                role.touched.append(threads)
             self._record(agent, tensor, places, write, op, scope, single, threads)
             if here is None:
                 return

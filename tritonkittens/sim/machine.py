@@ -83,6 +83,7 @@ class Machine:
             cta.shared, cta.tensor = Bytes(0), None
         for role in self.roles:
             role.environment = []
+            role.forget()
 
     # ---- findings
 
