@@ -1,6 +1,7 @@
 """Exploration, shrinking and replay; the `check` command; the pytest fixture."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,7 @@ from tests import cases_explicit
 from tests.util import poison
 from tritonkittens import sim
 from tritonkittens.__main__ import main
+from tritonkittens.inline_ptx import memory
 from tritonkittens.kernels.gemm import gemm
 
 pytest_plugins = ["pytester"]
@@ -88,6 +90,26 @@ def first_come(X, Y):
 def test_a_result_that_depends_on_the_schedule_is_found():
     x, y = torch.full((1,), -1, dtype=torch.int32), torch.empty(4, dtype=torch.int32)
     assert sim.explore(first_come, (4,), x, y, schedules=5).ok  # atomics may depend on the order: not compared
+
+
+@triton.jit
+def last_word(X, Word, Y):
+    """Every block leaves its number, and stores a row times the number that it finds: in order, but not always one."""
+    i = tl.arange(0, 64)
+    memory.store_release(Word, tl.program_id(0) + 1)
+    tl.store(Y + tl.program_id(0) * 64 + i, tl.load(X + i) * memory.load_acquire(Word))
+
+
+def test_a_result_that_depends_on_the_order_of_blocks_is_named():
+    """Blocks this short take turns at their accesses of global memory."""
+    x, word, y = torch.ones(64), torch.zeros(1, dtype=torch.int32), poison(torch.empty(3, 64))
+    result = sim.explore(last_word, (3,), x, word, y, schedules=50, raise_findings=False)
+    (found,) = result.findings
+    assert found.kind == "nondeterministic", found
+    told = re.search(r"Y differs in (64|128|192) of 192 elements, first at (Y\[\d, 0\])", found.message)
+    assert told and f"schedule {result.failing_seed} gives another result than schedule 0" in found.message, found
+    writers = [p for p in found.places if f"writes {told[2]} in schedule" in p.what]
+    assert len(writers) == 2 and all("test_explore.py" in str(p) for p in writers), found
 
 
 @triton.jit
