@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from .clocks import Clock
@@ -50,13 +50,19 @@ class Async:
 
     `effect` runs at completion: it accesses memory (as this agent) and signals. `after` is an operation of the same
     in-order unit that completes first.
+
+    Each CTA of a role issues the operation, or `rank` alone. They complete together here, but each issuer has its own
+    clock and its own bit: who waits for one issuer's work is not ordered after another's. CTA `r & leads` issues what
+    concerns CTA r, where fewer CTAs issue an operation than it concerns (pairs, multicast).
     """
 
     __slots__ = (
         "kind",
         "role",
         "op",
-        "clock",
+        "ranks",
+        "leads",
+        "clocks",
         "bit",
         "effect",
         "after",
@@ -81,6 +87,7 @@ class Async:
         after: Async | None,
         unit: str,
         number: int,
+        rank: int | None = None,
     ):
         self.kind, self.role, self.op, self.effect, self.after, self.unit, self.number = (
             kind,
@@ -91,8 +98,10 @@ class Async:
             unit,
             number,
         )
-        self.clock: Clock = role.clock.copy()
-        self.bit = 1 << number
+        self.ranks: range = role.ranks if rank is None else range(rank, rank + 1)
+        self.leads = -1
+        self.clocks: list[Clock] = [role.clock_of(r).copy() for r in self.ranks]
+        self.bit = 1 << number  # of the first CTA; those of the others follow
         self.done = False
         self.started: float = role.time
         self.finish: float = role.time
@@ -103,13 +112,58 @@ class Async:
         # a matrix operand in registers, which must stay unchanged until the wait for the product
         self.registers: Any = None
 
+    @property
+    def clock(self) -> Clock:
+        """The clock of the first CTA that issues the operation, mostly the only one."""
+        return self.clocks[0]
+
+    def issuer(self, rank: int) -> int:
+        """Return the CTA that issues what the operation does in CTA `rank`."""
+        return self.ranks[0] if len(self.ranks) == 1 else rank & self.leads
+
+    def issuers(self) -> set[int]:
+        return {self.issuer(rank) for rank in self.ranks}
+
+    def clock_of(self, issuer: int) -> Clock:
+        return self.clocks[issuer - self.ranks.start]
+
+    def bit_of(self, issuer: int) -> int:
+        return self.bit << (issuer - self.ranks.start)
+
+    def bits(self) -> int:
+        """Return the bits of all issuers."""
+        return sum(self.bit_of(issuer) for issuer in self.issuers())
+
+    def learn(self, issuer: int, other: Async) -> None:
+        """Order an issuer's part of the operation after its part of another."""
+        clock, bit = self.clock_of(issuer), other.bit_of(issuer)
+        before = other.clock_of(issuer)
+        clock.operations |= before.operations | bit
+        clock.fenced_operations |= before.fenced_operations | bit
+
+    def past(self, issuers: Iterable[int]) -> Clock:
+        """Return the clock of those who have waited for these issuers' parts of the operation."""
+        first, *others = set(issuers)
+        clock = self.clock_of(first).copy()
+        clock.operations |= self.bit_of(first)
+        clock.fenced_operations |= self.bit_of(first)
+        for issuer in others:
+            clock.join(self.past([issuer]))
+        return clock
+
+    def awaited(self, role: Role) -> bool:
+        """Whether the role has waited for the operation, in every CTA that issued it."""
+        return all(role.clock_of(issuer).operations & self.bit_of(issuer) for issuer in self.issuers())
+
     def can_complete(self) -> bool:
         return (self.after is None or self.after.done) and (self.gate is None or self.gate())
 
 
 class Role:
-    """The threads of one partition of one CTA (or of the pair, where Triton compiled for several CTAs), in lockstep
-    between operations.
+    """The threads of one partition of one CTA, in lockstep between operations.
+
+    Where Triton compiled one program for several CTAs, a role has the partition's threads of all of them. They compute
+    together, but each CTA has its own clock: only barriers and operations that reach a CTA order its accesses.
     """
 
     def __init__(
@@ -132,8 +186,12 @@ class Role:
             start_warp,
         )
         self.environment, self.block, self.at = environment, block, 0
-        self.clock: Clock = Clock(machine.number_of_roles)
-        self.clock.roles[index] = 1
+        self.ranks: range = (
+            range(len(machine.ctas)) if machine.simulation.program.num_ctas > 1 else range(rank, rank + 1)
+        )
+        self.clocks: list[Clock] = [Clock(machine.number_of_roles) for _ in self.ranks]
+        for r in self.ranks:
+            self.clock_of(r).roles[self.component(r)] = 1
         self.time: float = 0.0
         self.wait: Wait | None = None
         self.pending: Any = None  # the generator of the operation in progress
@@ -163,11 +221,38 @@ class Role:
     def ready(self) -> bool:
         return not self.done and (self.wait is None or self.wait.ready())
 
-    def release(self) -> Clock:
-        """Return the clock that an arrival releases, without the role's later work."""
-        clock = self.clock.copy()
-        self.clock.roles[self.index] += 1
+    @property
+    def clock(self) -> Clock:
+        """The clock of the role's threads in its first CTA, mostly the only one."""
+        return self.clocks[0]
+
+    def clock_of(self, rank: int) -> Clock:
+        """Return the clock of the role's threads in CTA `rank`."""
+        return self.clocks[rank - self.ranks.start]
+
+    def component(self, rank: int) -> int:
+        """Return the component of these threads in all clocks."""
+        return self.index + (rank - self.ranks.start) * self.machine.simulation.roles_per_cta
+
+    def release(self, rank: int | None = None) -> Clock:
+        """Return the clock that an arrival of CTA `rank` releases, without its later work."""
+        rank = self.rank if rank is None else rank
+        clock = self.clock_of(rank).copy()
+        self.advance(rank)
         return clock
+
+    def advance(self, rank: int) -> None:
+        """Begin an epoch: the later accesses of CTA `rank` are not ordered before what it has just started."""
+        self.clock_of(rank).roles[self.component(rank)] += 1
+
+    def join(self, other: Role) -> None:
+        """Learn in each CTA what the other role's threads there know."""
+        for mine, theirs in zip(self.clocks, other.clocks):
+            mine.join(theirs)
+
+    def called(self, rank: int) -> str:
+        """Return the role's name, with the CTA where the role has several."""
+        return self.name if len(self.ranks) == 1 else f"{self.name} (rank {rank})"
 
 
 def used_in_flight(role: Role, op: Op, operation: Async, what: str) -> None:

@@ -111,7 +111,7 @@ def part_of(role: Role, mask: np.ndarray, meets: Block | None) -> Role:
     part = Role(
         role.machine, role.rank, role.index, role.name, role.warps, role.start_warp, list(role.environment), role.block
     )
-    part.clock, part.time, part.op = role.clock.copy(), role.time, role.op
+    part.clocks, part.time, part.op = [clock.copy() for clock in role.clocks], role.time, role.op
     part.seen_phase, part.mask, part.meets = dict(role.seen_phase), mask, meets
     part.tensor_accesses = {what: list(accesses) for what, accesses in role.tensor_accesses.items()}
     part.products, part.copy_groups, part.copy_open = list(role.products), list(role.copy_groups), list(role.copy_open)
@@ -126,7 +126,7 @@ def part_of(role: Role, mask: np.ndarray, meets: Block | None) -> Role:
 def rejoin(role: Role, parts: list[Role]) -> None:
     """Merge the knowledge and the operations in flight of the parts into the role."""
     for part in parts:
-        role.clock.join(part.clock)
+        role.join(part)
         role.time = max(role.time, part.time)
         role.seen_phase.update({k: v for k, v in part.seen_phase.items() if v >= role.seen_phase.get(k, v)})
         role.steps += part.steps
@@ -141,7 +141,7 @@ def rejoin(role: Role, parts: list[Role]) -> None:
         for what, accesses in part.tensor_accesses.items():
             role.tensor_accesses[what] += [o for o in accesses if o not in role.tensor_accesses[what]]
     for what, accesses in role.tensor_accesses.items():
-        role.tensor_accesses[what] = [o for o in accesses if not role.clock.operations & o.bit]
+        role.tensor_accesses[what] = [o for o in accesses if not o.awaited(role)]
 
 
 def merged(role: Role, op: Op, kind: Any, parts: list[Role], values: list[Any]) -> Any:

@@ -83,8 +83,10 @@ class Machine:
 
     # ---- findings
 
-    def where(self, role: Role) -> str:
-        return f"{self.name if len(self.ctas) == 1 else f'{self.name} rank {role.rank}'}, {role.name}"
+    def where(self, role: Role, rank: int | None = None) -> str:
+        """Return a role's place, in CTA `rank` where it has several."""
+        at = role.rank if rank is None else rank
+        return f"{self.name if len(self.ctas) == 1 else f'{self.name} rank {at}'}, {role.name}"
 
     def report(
         self,
@@ -122,8 +124,18 @@ class Machine:
             by_rank.setdefault((start + base) >> 24, []).append((start & SHARED_MASK, end & SHARED_MASK or end))
         return [(rank, base & SHARED_MASK, runs) for rank, runs in by_rank.items()]
 
-    def touch(self, agent: Role | Async, view: View, write: bool, proxy: str, op: Op, atomic: bool = False) -> None:
-        """Record an access. Report races, overruns and misalignment."""
+    def touch(
+        self,
+        agent: Role | Async,
+        view: View,
+        write: bool,
+        proxy: str,
+        op: Op,
+        atomic: bool = False,
+        by: int | None = None,
+    ) -> None:
+        """Record an access by CTA `by`, or by each CTA that the view lies in. Report races, overruns and
+        misalignment."""
         role = agent if isinstance(agent, Role) else agent.role
         if write and not atomic:
             self.version += 1
@@ -132,10 +144,6 @@ class Machine:
                 watch.looked[view.name] = None
         if view.space == "tensor" and proxy != TENSOR_THREADS:
             proxy = ASYNC  # proxies concern shared and global memory; tcgen05 orders its own accesses of tensor memory
-        if isinstance(agent, Role):
-            access = Access(role.index, role.clock.roles[role.index], 0, proxy, write, op, self.where(role), atomic)
-        else:
-            access = Access(role.index, 0, agent.bit, proxy, write, op, f"{self.where(role)}, {agent.kind}", atomic)
         for rank, base, runs in self._pieces(view.base, view.map):
             if rank >= len(self.ctas):
                 self.stop("out-of-bounds", f"{view.name}: rank {rank} of a cluster of {len(self.ctas)}", role, op)
@@ -155,7 +163,8 @@ class Machine:
                     role,
                     op,
                 )
-            conflict = memory.shadow.access(runs, base, access, agent.clock)
+            access, clock = self._access(agent, rank if by is None else by, proxy, write, op, atomic)
+            conflict = memory.shadow.access(runs, base, access, clock)
             if conflict is not None:
                 self._conflict(conflict, access, view, rank)
             if write and view.space == "shared" and self.barriers and not atomic:
@@ -164,6 +173,18 @@ class Machine:
                         base + s < (address & SHARED_MASK) + 8 and (address & SHARED_MASK) < base + e for s, e in runs
                     ):
                         self.report("barrier-life", f"{barrier.name} is overwritten while it is in use", role, op)
+
+    def _access(
+        self, agent: Role | Async, rank: int, proxy: str, write: bool, op: Op, atomic: bool
+    ) -> tuple[Access, Clock]:
+        """Return the access of CTA `rank`, or of the CTA that issues an operation for it, with its clock."""
+        if isinstance(agent, Async):
+            role, by = agent.role, agent.issuer(rank)
+            epoch, bit, who = 0, agent.bit_of(by), f"{self.where(role, by)}, {agent.kind}"
+        else:
+            role, by = agent, rank if len(agent.ranks) > 1 else agent.rank
+            epoch, bit, who = agent.clock_of(by).roles[agent.component(by)], 0, self.where(role, by)
+        return Access(role.component(by), epoch, bit, proxy, write, op, who, atomic), agent.clock_of(by)
 
     def _conflict(self, conflict: Any, access: Access, view: View, rank: int) -> None:
         before = conflict.before
@@ -272,9 +293,10 @@ class Machine:
         unit: str = "",
         cost: float = 0.0,
         latency: float = 0.0,
+        rank: int | None = None,
     ) -> Async:
-        """Start an operation. Operations of one `queue` complete in order. `unit`, `cost` and `latency` give the
-        modelled time, in cycles.
+        """Start an operation of all CTAs of the role, or of `rank`. Operations of one `queue` complete in order.
+        `unit`, `cost` and `latency` give the modelled time, in cycles.
         """
         self.version += kind != "timer"
         after = self.queues.get(queue) if queue is not None else None
@@ -286,11 +308,13 @@ class Machine:
             after if after is not None and not after.done else None,
             unit or kind,
             self.operations,
+            rank,
         )
-        self.operations += 1
-        if after is not None:
-            operation.clock.operations |= after.clock.operations | after.bit
-            operation.clock.fenced_operations |= after.clock.fenced_operations | after.bit
+        self.operations += len(operation.ranks)
+        for each in operation.ranks:
+            if after is not None:
+                operation.learn(each, after)
+            role.advance(each)  # the CTA's later work is not ordered before the operation
         if queue is not None:
             self.queues[queue] = operation
         engine = (operation.unit, role.rank)
@@ -298,17 +322,16 @@ class Machine:
         operation.started = begin
         operation.finish = begin + cost + latency
         self.units[engine] = begin + cost
-        role.clock.roles[role.index] += 1  # the role's later work is not ordered before the operation
         self.flying.append(operation)
         if self.simulation.recorder is not None:
             self.simulation.recorder.issued(self, operation, cost)
         return operation
 
-    def tensor_access(self, role: Role, op: Op, what: str) -> Async:
-        """Start a tcgen05.ld or .st (`what`) of a role's threads. Its bytes move at once here, but the result is
-        valid only after the role's tcgen05.wait.
+    def tensor_access(self, role: Role, op: Op, what: str, rank: int) -> Async:
+        """Start a tcgen05.ld or .st (`what`) of a role's threads in CTA `rank`. Its bytes move at once here, but the
+        result is valid only after the role's tcgen05.wait.
         """
-        operation = Async(f"tcgen05.{what}", role, op, _nothing, None, "tensor memory", self.operations)
+        operation = Async(f"tcgen05.{what}", role, op, _nothing, None, "tensor memory", self.operations, rank)
         operation.done = True
         self.operations += 1
         role.tensor_accesses[what].append(operation)
@@ -327,10 +350,9 @@ class Machine:
         time, at once.
         """
         second = Async(kind, first.role, first.op, effect, first, f"{first.unit} ({kind})", self.operations)
-        self.operations += 1
-        second.clock = first.clock.copy()
-        second.clock.operations |= first.bit
-        second.clock.fenced_operations |= first.bit
+        self.operations += len(first.ranks)
+        second.ranks, second.leads = first.ranks, first.leads
+        second.clocks = [first.past([rank]) for rank in first.ranks]
         second.started = second.finish = first.finish
         self.flying.append(second)
         return second
@@ -346,26 +368,27 @@ class Machine:
         self.flying.remove(operation)
         self.version += operation.kind != "timer"
         self.time = max(self.time, operation.finish)
-        operation.clock.operations |= operation.bit  # its own accesses are in order
-        operation.clock.fenced_operations |= operation.bit
+        operation.clocks = [operation.past([rank]) for rank in operation.ranks]  # its own accesses are in order
         operation.effect(operation)
         operation.effect = _nothing  # frees the operands
         operation.done = True
         if needs_wait(operation.kind):
-            self.completed.append((operation.bit, operation.role, operation.op, operation.kind))
+            self.completed.append((operation.bits(), operation.role, operation.op, operation.kind))
         if self.simulation.recorder is not None:
             self.simulation.recorder.operation(self, operation)
 
     def acquire(self, role: Role, operations: list[Async]) -> None:
-        """Record that the role has waited for these operations."""
+        """Record that the role has waited for these operations, each CTA for what it issued."""
         for operation in operations:
-            role.clock.operations |= operation.bit | operation.clock.operations  # and those of its queue before it
-            role.clock.fenced_operations |= operation.bit | operation.clock.fenced_operations
+            for issuer in operation.issuers():
+                clock, past, bit = role.clock_of(issuer), operation.clock_of(issuer), operation.bit_of(issuer)
+                clock.operations |= bit | past.operations  # and those of its queue before it
+                clock.fenced_operations |= bit | past.fenced_operations
             role.time = max(role.time, operation.finish)
 
     def settled(self, role: Role, spans: Spans, op: Op, what: str) -> None:
         """Report a read of global memory that may precede the writes of the role's own bulk stores."""
-        role.bulk_writes = [pair for pair in role.bulk_writes if not role.clock.operations & pair[0].bit]
+        role.bulk_writes = [pair for pair in role.bulk_writes if not pair[0].awaited(role)]
         for operation, written in role.bulk_writes:
             if written.meets(spans):
                 name = self.simulation.memory.name(int(spans.starts[0]))

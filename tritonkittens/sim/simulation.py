@@ -235,9 +235,10 @@ class Simulation:
         reported = {place.location for finding in self.findings for place in finding.places}
         known = 0
         for role in machine.roles:
-            known |= role.clock.operations
-        for bit, role, op, kind in machine.completed:
-            if not known & bit and op.location not in reported:
+            for clock in role.clocks:
+                known |= clock.operations
+        for bits, role, op, kind in machine.completed:
+            if known & bits != bits and op.location not in reported:
                 message = f"no role waits for a {kind}: it may still be in flight when its CTA ends"
                 machine.report("unfinished", message, role, op, kind)
         while machine.flying:

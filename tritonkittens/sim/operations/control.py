@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,8 @@ def barrier(role: Role, op: Op) -> None:
 
 @effect("ttng.fence_async_shared")
 def fence_async_shared(role: Role, op: Op) -> None:
-    role.clock.fence()
+    for rank in role_ranks(role):
+        role.clock_of(rank).fence()
 
 
 @effect("ttng.fence_mbarrier_init_release_cluster")
@@ -65,7 +67,7 @@ def cluster_wait(role: Role, op: Op) -> Any:
     if -1 not in role.seen_phase:
         machine.stop("arrivals", "barrier.cluster.wait without barrier.cluster.arrive before it", role, op)
     yield machine.cluster_barrier.wait(role, role.seen_phase.pop(-1))
-    machine.cluster_barrier.passed(role)
+    machine.cluster_barrier.passed(role, role_ranks(role))
 
 
 @effect("ttng.cluster_barrier")
@@ -74,10 +76,13 @@ def cluster_barrier(role: Role, op: Op) -> Any:
     yield from cluster_wait(role, op)
 
 
-def role_ranks(role: Role) -> range:
-    """Return the CTAs of a role: its own, or all where Triton compiled one program for the cluster."""
-    machine = role.machine
-    return range(len(machine.ctas)) if machine.simulation.program.num_ctas > 1 else range(role.rank, role.rank + 1)
+def role_ranks(role: Role) -> Sequence[int]:
+    """Return the CTAs of a role that execute an operation: all, or those whose first thread is in this part of a
+    divided role.
+    """
+    if role.mask is None:
+        return role.ranks
+    return [rank for rank in role.ranks if role.mask[(rank - role.ranks.start) * 32 * role.warps]]
 
 
 @effect("tt.assert", "cf.assert")

@@ -74,7 +74,14 @@ class PtxCopies(PtxMemory):
         if destination[0] == "global":
             start, target = destination[1], Spans(np.array([destination[1]]), nbytes)
             start_bulk(
-                self.role, self.op, "TMA store", nbytes, read, lambda data: write(self.role, start, data), target
+                self.role,
+                self.op,
+                "TMA store",
+                nbytes,
+                read,
+                lambda data: write(self.role, start, data),
+                target,
+                self.rank,
             )
             return
         loads = source[0] == "global"
@@ -83,7 +90,7 @@ class PtxCopies(PtxMemory):
             self.machine.settled(self.role, Spans(np.array([source[1]]), nbytes), self.op, kind)
         find = self.machine.barriers.find
         for place, bar in self.targets(destination[1], barrier, multicast):
-            signalled = None if bar is None else find(self.role, bar, self.op, "a copy signals it")
+            signalled = None if bar is None else find(self.role, bar, self.op, "a copy signals it", self.rank)
 
             def effect(operation: Async, place: int = place) -> None:
                 write(operation, place, data(operation))
@@ -148,9 +155,11 @@ class PtxCopies(PtxMemory):
                 if bar is None:
                     raise PtxFault("a tensor load without an mbarrier")
                 target = self._box(place, tensor)
-                start_load(
-                    role, op, [bar], target, lambda: box_words(role, op, tensor, start, tensor.box), target.map.total
-                )
+
+                def words() -> np.ndarray:
+                    return box_words(role, op, tensor, start, tensor.box)
+
+                start_load(role, op, [bar], target, words, target.map.total, rank=self.rank)
             return
         source = self._box(shared, tensor)
         row, end = tensor.shape[-1] * tensor.nbytes, (start[-1] + tensor.box[-1]) * tensor.nbytes
@@ -168,6 +177,7 @@ class PtxCopies(PtxMemory):
             lambda words: write_box(role, op, tensor, start, words.reshape(tensor.box), reduction),
             written,
             kind,
+            self.rank,
         )
 
     def _box(self, address: int, tensor: TensorMap) -> View:
