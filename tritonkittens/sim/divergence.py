@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 # Effects that a part of a role may have. Other effects belong to all threads or to the first; the compiler does not
 # distinguish these.
 BY_THREAD = {"ttg.inline_asm", "tt.elementwise_inline_asm", "tt.print", "tt.assert", "llvm.intr.assume", "tt.assume"}
+# Effects of one CTA's threads, where one program has several CTAs and only some of them come here.
+BY_CTA = {
+    "ttng.arrive_barrier",
+    "ttng.barrier_expect",
+    "ttng.fence_async_shared",
+    "ttng.init_barrier",
+    "ttng.inval_barrier",
+    "ttng.wait_barrier",
+}
 
 _MEETINGS: weakref.WeakKeyDictionary[Block, weakref.ref[Block] | None] = weakref.WeakKeyDictionary()
 
@@ -98,7 +107,9 @@ def check(role: Role, op: Op) -> None:
     """Refuse operations that single threads cannot do, in a part of a role."""
     if op.name in BY_THREAD:
         return
-    if any(isinstance(kind, Tensor) for kind in op.operand_types) or not role.mask[0]:
+    firsts = role.mask.reshape(len(role.ranks), -1)[:, 0]  # the CTAs whose first thread comes here
+    some_ctas = not firsts.all() and op.name not in BY_CTA
+    if any(isinstance(kind, Tensor) for kind in op.operand_types) or not firsts.any() or some_ctas:
         place = Place(role.machine.where(role), op.name, op.location)
         some = f"only some threads take ({int(role.mask.sum())} of {role.mask.size})"
         raise Stop(

@@ -37,7 +37,7 @@ def owned(role: Role, bar: View) -> list[tuple[int, int]]:
 
 
 def sharers(role: Role, barriers: list[int], address: int) -> list[int]:
-    """Return the CTAs that share the barrier at `address`, one of a view's barriers. With `two_ctas` they are a pair."""
+    """Return the CTAs that share the barrier at `address`, one of those of a view; with `two_ctas` a pair."""
     if len(role.ranks) == 1:
         return [role.rank]
     kept = functools.reduce(operator.or_, barriers) // SHARED_STRIDE  # the bits of a rank that select a barrier

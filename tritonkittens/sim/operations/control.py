@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,19 @@ def cluster_wait(role: Role, op: Op) -> Any:
 def cluster_barrier(role: Role, op: Op) -> Any:
     cluster_arrive(role, op)
     yield from cluster_wait(role, op)
+
+
+def exchange(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operation whose CTAs exchange elements. The compiler puts barriers of the cluster around the exchange."""
+
+    def exchanging(role: Role, op: Op, *values: Any) -> Any:
+        clocks = [role.release(rank) for rank in role.ranks]
+        for rank in role.ranks:
+            for clock in clocks:
+                role.clock_of(rank).join(clock)
+        return compute(op, *values)
+
+    return exchanging
 
 
 def role_ranks(role: Role) -> Sequence[int]:
