@@ -86,17 +86,17 @@ class Barriers(dict[int, Barrier]):
         if self.machine.has_ended(address >> 24, role):
             name = self.machine.name_of("shared", address)
             message = f"{name}: {what} in the shared memory of rank {address >> 24}, whose threads have all ended"
-            self.machine.report("barrier-life", message, role, op, what, buffer=name)
+            self.machine.report("barrier-life", message, role, op, what, rank=rank, buffer=name)
         if found is None:
             name = self.machine.name_of("shared", address)
             dead = self.invalidated.get(address)
             why = "after mbarrier.inval" if dead is not None else "before mbarrier.init"
             more = (Place("here", "mbarrier.inval", dead.location),) if dead is not None else ()
-            self.machine.report("barrier-life", f"{name}: {what} {why}", role, op, what, more, buffer=name)
+            self.machine.report("barrier-life", f"{name}: {what} {why}", role, op, what, more, rank, buffer=name)
         elif not role.clock_of(role.rank if rank is None else rank).covers(found.init_access):
             self.machine.report(
                 "barrier-life", f"{found.name}: {what} is not ordered after its mbarrier.init", role, op, what,
-                (Place(found.init_access.who, "mbarrier.init", found.init_op.location),), buffer=found.name,
+                (Place(found.init_access.who, "mbarrier.init", found.init_op.location),), rank, buffer=found.name,
             )  # fmt: skip
         return found
 
@@ -182,6 +182,7 @@ class Barriers(dict[int, Barrier]):
                 op,
                 what,
                 (Place("initialised", f"count {barrier.count}", barrier.init_op.location),),
+                rank,
                 buffer=barrier.name,
                 phase=barrier.phase,
             )
@@ -204,7 +205,7 @@ class Barriers(dict[int, Barrier]):
                     f"arrival of rank {component // per_cta} in phase {barrier.phase - 1}, where its own arrival "
                     "may count instead"
                 )
-                self.machine.report("arrivals", message, role, op, "arrives", buffer=barrier.name)
+                self.machine.report("arrivals", message, role, op, "arrives", rank=rank, buffer=barrier.name)
                 return
 
     def expect(self, role: Role, barrier: Barrier, nbytes: int, op: Op) -> None:

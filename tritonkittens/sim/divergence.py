@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 BY_THREAD = {"ttg.inline_asm", "tt.elementwise_inline_asm", "tt.print", "tt.assert", "llvm.intr.assume", "tt.assume"}
 # Effects of one CTA's threads, where one program has several CTAs and only some of them come here.
 BY_CTA = {
+    "ttg.barrier",
     "ttng.arrive_barrier",
     "ttng.barrier_expect",
     "ttng.fence_async_shared",

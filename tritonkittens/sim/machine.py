@@ -96,9 +96,10 @@ class Machine:
         op: Op,
         what: str = "",
         more: tuple[Place, ...] = (),
+        rank: int | None = None,
         **details: Any,
     ) -> None:
-        place = Place(self.where(role) if role else self.name, what or op.name, op.location)
+        place = Place(self.where(role, rank) if role else self.name, what or op.name, op.location)
         self.simulation.found(
             Finding(kind, message, (*more, place), {k: v for k, v in details.items() if v is not None})
         )

@@ -77,7 +77,7 @@ def cluster_barrier(role: Role, op: Op) -> Any:
 
 
 def exchange(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operation whose CTAs exchange elements. The compiler puts barriers of the cluster around the exchange."""
+    """Return an operation whose CTAs exchange elements, for which the compiler adds barriers of the cluster."""
 
     def exchanging(role: Role, op: Op, *values: Any) -> Any:
         clocks = [role.release(rank) for rank in role.ranks]
