@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import (
@@ -18,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+import tritonkittens.lang as tk
 from tests.sim.faults import Fault, empty, integers
 from tritonkittens.inline_ptx import cluster, shared
 from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
@@ -277,12 +279,12 @@ def remote_stores(X, Y, BUG: gl.constexpr):
     """Y[round, rank] = X[round, 1 - rank], stored into the neighbour's shared memory."""
     slots = shared.allocate(4 * 128, 16)
     rank, t = cluster.ctarank(), thread()
-    if BUG != "stored_before_the_neighbour_starts":
+    if BUG != "stored_too_early":
         cluster.arrive()
         cluster.wait()
     for i in gl.static_range(2):
         value = get(X + (2 * i + rank) * 128 + t)
-        # reports: store_not_awaited, slot_in_use
+        # reports: store_not_awaited, slot_in_use, stored_too_early
         cluster.st(cluster.mapa(slots, 1 - rank) + 4 * t, value, gl.int32, "thread")
         if BUG != "store_not_awaited":
             cluster.arrive()
@@ -342,6 +344,20 @@ def remote_copies(X, Y, BUG: gl.constexpr):
     cluster.wait()
 
 
+@tk.kernel
+@triton.jit
+def last_loads(X, Y, BUG: gl.constexpr):
+    """Y[rank] = X[1 - rank], read in the neighbour's shared memory, where the two CTAs are programs of their own."""
+    slots = shared.allocate(4 * 128, 16)
+    rank, t = cluster.ctarank(), thread()
+    shared.store(slots + 4 * t, get(X.pointer + rank * 128 + t), gl.int32, "thread")
+    tk.cluster_sync()
+    theirs = cluster.ld(cluster.mapa(slots, 1 - rank) + 4 * t, gl.int32)  # reports: neighbour_ended
+    put(Y.pointer + rank * 128 + t, theirs)
+    if BUG != "neighbour_ended":
+        tk.cluster_sync()
+
+
 def neighbour_inputs(rounds: int) -> Any:
     def make(rng: Any) -> Any:
         x, y = integers(rng, rounds, 2, 128, dtype=torch.int32), empty(rounds, 2, 128, dtype=torch.int32)
@@ -350,8 +366,17 @@ def neighbour_inputs(rounds: int) -> Any:
     return make
 
 
+def loads_inputs(rng: Any) -> Any:
+    x, y = integers(rng, 2, 128, dtype=torch.int32), empty(2, 128, dtype=torch.int32)
+    return (1,), (tk.gl(x), tk.gl(y)), [y], [x.flip(0)]
+
+
 fault("store_not_awaited", "race", remote_stores, neighbour_inputs(2), also=("uninitialized",))
+fault("stored_too_early", "out-of-bounds", remote_stores, neighbour_inputs(2))
 fault("slot_in_use", "race", remote_stores, neighbour_inputs(2))
-fault("arrival_before_the_cluster_barrier", "barrier-life", remote_arrivals, neighbour_inputs(1))
+fault(
+    "arrival_before_the_cluster_barrier", "barrier-life", remote_arrivals, neighbour_inputs(1), also=("out-of-bounds",)
+)
 fault("arrival_at_home", "race", remote_arrivals, neighbour_inputs(1), also=("uninitialized",))
+fault("neighbour_ended", "out-of-bounds", last_loads, loads_inputs, options=dict(cluster_size=2))
 fault("copied_into_a_slot_in_use", "race", remote_copies, neighbour_inputs(1), also=("barrier-life",))

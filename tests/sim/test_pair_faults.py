@@ -8,7 +8,7 @@ from tests.sim.test_faults import check_fault, check_twin
 
 
 def names(case):
-    return f"{case.name}-{case.options['num_ctas']}"
+    return f"{case.name}-{case.options.get('num_ctas', 1)}"
 
 
 @pytest.mark.parametrize("case", PAIR_FAULTS, ids=names)
@@ -17,7 +17,7 @@ def test_fault_is_found(case, rng):
 
 
 @pytest.mark.parametrize(
-    "case", {(case.kernel.__name__, case.options["num_ctas"]): case for case in PAIR_FAULTS}.values(), ids=names
+    "case", {(case.kernel.__name__, case.options.get("num_ctas")): case for case in PAIR_FAULTS}.values(), ids=names
 )
 def test_twin_is_clean_and_right(case, rng):
     check_twin(case, rng)

@@ -245,6 +245,13 @@ class Role:
         """Begin an epoch: the later accesses of CTA `rank` are not ordered before what it has just started."""
         self.clock_of(rank).roles[self.component(rank)] += 1
 
+    def meet(self) -> None:
+        """Execute a barrier of the cluster by all CTAs of the role."""
+        released = [self.release(rank) for rank in self.ranks]
+        for clock in self.clocks:
+            for other in released:
+                clock.join(other)
+
     def join(self, other: Role) -> None:
         """Learn in each CTA what the other role's threads there know."""
         for mine, theirs in zip(self.clocks, other.clocks):

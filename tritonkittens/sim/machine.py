@@ -148,14 +148,6 @@ class Machine:
         for rank, base, runs in self._pieces(view.base, view.map):
             if rank >= len(self.ctas):
                 self.stop("out-of-bounds", f"{view.name}: rank {rank} of a cluster of {len(self.ctas)}", role, op)
-            if view.space == "shared" and self.has_ended(rank, role):
-                self.report(
-                    "out-of-bounds",
-                    f"{view.name}: the shared memory of rank {rank}, whose threads have all ended",
-                    role,
-                    op,
-                    buffer=view.name,
-                )
             memory = self.memory(view.space, rank)
             if runs and base + runs[-1][1] > memory.size:
                 self.stop(
@@ -165,6 +157,8 @@ class Machine:
                     op,
                 )
             access, clock = self._access(agent, rank if by is None else by, proxy, write, op, atomic)
+            if view.space == "shared" and access.role // self.simulation.roles_per_cta != rank:
+                self._check_exists(rank, access, clock, view, role)
             conflict = memory.shadow.access(runs, base, access, clock)
             if conflict is not None:
                 self._conflict(conflict, access, view, rank)
@@ -186,6 +180,36 @@ class Machine:
             role, by = agent, rank if len(agent.ranks) > 1 else agent.rank
             epoch, bit, who = agent.clock_of(by).roles[agent.component(by)], 0, self.where(role, by)
         return Access(role.component(by), epoch, bit, proxy, write, op, who, atomic), agent.clock_of(by)
+
+    def _check_exists(self, rank: int, access: Access, clock: Clock, view: View, role: Role) -> None:
+        """Report an access of another CTA's shared memory while that CTA may not run."""
+        roles = self.simulation.roles_per_cta
+        if self.has_ended(rank, role):
+            why = "whose threads have all ended"
+        elif not any(clock.roles[rank * roles : (rank + 1) * roles]):
+            why = "whose threads may not have started: nothing orders the access after them"
+        else:
+            return
+        place = Place(access.who, "accesses it", access.op.location)
+        message = f"{view.name}: the shared memory of rank {rank}, {why}"
+        self.simulation.found(Finding("out-of-bounds", message, (place,), {"buffer": view.name}))
+
+    def check_last_accesses(self) -> None:
+        """Report accesses of a CTA's shared memory by others that nothing orders before the end of its threads."""
+        for cta in self.ctas:
+            known = Clock(self.number_of_roles)
+            for role in self.roles:
+                if cta.rank in role.ranks:
+                    known.join(role.clock_of(cta.rank))
+            for segment in cta.shared.shadow.segments:
+                for access in (segment.write, *segment.reads):
+                    own = access is None or access.role // self.simulation.roles_per_cta == cta.rank
+                    if access is None or own or known.covers(access):
+                        continue
+                    name = self.name_of("shared", (cta.rank << 24) + segment.start)
+                    message = f"{name}: the shared memory of rank {cta.rank}, whose threads may have ended"
+                    place = Place(access.who, "accesses it", access.op.location)
+                    self.simulation.found(Finding("out-of-bounds", message, (place,), {"buffer": name}))
 
     def _conflict(self, conflict: Any, access: Access, view: View, rank: int) -> None:
         before = conflict.before

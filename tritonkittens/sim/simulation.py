@@ -222,6 +222,8 @@ class Simulation:
                 environment,
                 entry,
             )
+            if self.program.module.attributes.get("ttng.two-ctas") and self.program.uses_tensor_memory:
+                role.meet()  # before the pairs allocate tensor memory
             machine.roles.append(role)
         return machine
 
@@ -260,6 +262,8 @@ class Simulation:
                         {"buffer": barrier.name},
                     )
                 )
+        if len(machine.ctas) > 1:
+            machine.check_last_accesses()
         for cta in machine.ctas:
             for allocation in cta.tensor_live.values():
                 place = Place(machine.name, "tcgen05.alloc", allocation.op.location)

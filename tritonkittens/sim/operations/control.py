@@ -80,10 +80,7 @@ def exchange(compute: Callable[..., Any]) -> Callable[..., Any]:
     """Return an operation whose CTAs exchange elements, for which the compiler adds barriers of the cluster."""
 
     def exchanging(role: Role, op: Op, *values: Any) -> Any:
-        clocks = [role.release(rank) for rank in role.ranks]
-        for rank in role.ranks:
-            for clock in clocks:
-                role.clock_of(rank).join(clock)
+        role.meet()
         return compute(op, *values)
 
     return exchanging
