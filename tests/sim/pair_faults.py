@@ -344,6 +344,37 @@ def remote_copies(X, Y, BUG: gl.constexpr):
     cluster.wait()
 
 
+@gluon.jit
+def signalled(X, Y, BUG: gl.constexpr):
+    """Y[rank] = X + 1. The first CTA stores X into both shared memories and signals both barriers; each adds 1."""
+    slots = shared.allocate(4 * 128, 16)
+    arrived = mbarrier.allocate_mbarrier()
+    added = mbarrier.allocate_mbarrier()
+    mbarrier.init(arrived, count=1)
+    mbarrier.init(added, count=1)
+    gl.barrier(cluster=True)
+    rank, t = cluster.ctarank(), thread()
+    if rank == 0:
+        value = get(X + t)
+        for peer in gl.static_range(2):
+            cluster.st(cluster.mapa(slots, peer) + 4 * t, value, gl.int32, "thread")  # reports: signal_of_each_cta
+    if BUG == "signal_of_each_cta":
+        mbarrier.arrive(arrived)
+    elif BUG == "signal_of_one_cta":
+        if rank == 0:
+            mbarrier.arrive(arrived)
+    else:
+        mbarrier.arrive(arrived, from_cta=0)
+    mbarrier.wait(arrived, 0)  # reports: signal_of_one_cta
+    if rank == 1:
+        shared.store(slots + 4 * t, shared.load(slots + 4 * t, gl.int32) + 1, gl.int32, "thread")
+        mbarrier.arrive(added)
+        mbarrier.wait(added, 0)
+    else:
+        shared.store(slots + 4 * t, shared.load(slots + 4 * t, gl.int32) + 1, gl.int32, "thread")
+    put(Y + rank * 128 + t, shared.load(slots + 4 * t, gl.int32))
+
+
 @tk.kernel
 @triton.jit
 def last_loads(X, Y, BUG: gl.constexpr):
@@ -366,6 +397,11 @@ def neighbour_inputs(rounds: int) -> Any:
     return make
 
 
+def signalled_inputs(rng: Any) -> Any:
+    x, y = integers(rng, 128, dtype=torch.int32), empty(2, 128, dtype=torch.int32)
+    return (1,), (x, y), [y], [(x + 1).expand(2, 128)]
+
+
 def loads_inputs(rng: Any) -> Any:
     x, y = integers(rng, 2, 128, dtype=torch.int32), empty(2, 128, dtype=torch.int32)
     return (1,), (tk.gl(x), tk.gl(y)), [y], [x.flip(0)]
@@ -378,5 +414,7 @@ fault(
     "arrival_before_the_cluster_barrier", "barrier-life", remote_arrivals, neighbour_inputs(1), also=("out-of-bounds",)
 )
 fault("arrival_at_home", "race", remote_arrivals, neighbour_inputs(1), also=("uninitialized",))
+fault("signal_of_each_cta", "race", signalled, signalled_inputs, also=("uninitialized",))
+fault("signal_of_one_cta", "deadlock", signalled, signalled_inputs)
 fault("neighbour_ended", "out-of-bounds", last_loads, loads_inputs, options=dict(cluster_size=2))
 fault("copied_into_a_slot_in_use", "race", remote_copies, neighbour_inputs(1), also=("barrier-life",))

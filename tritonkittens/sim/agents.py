@@ -63,7 +63,7 @@ class Async:
         "ranks",
         "leads",
         "clocks",
-        "bit",
+        "bits",
         "effect",
         "after",
         "done",
@@ -100,8 +100,8 @@ class Async:
         )
         self.ranks: range = role.ranks if rank is None else range(rank, rank + 1)
         self.leads = -1
-        self.clocks: list[Clock] = [role.clock_of(r).copy() for r in self.ranks]
-        self.bit = 1 << number  # of the first CTA; those of the others follow
+        self.clocks: dict[int, Clock] = {r: role.clocks[r].copy() for r in self.ranks}
+        self.bits = {r: 1 << number + k for k, r in enumerate(self.ranks)}
         self.done = False
         self.started: float = role.time
         self.finish: float = role.time
@@ -115,45 +115,31 @@ class Async:
     @property
     def clock(self) -> Clock:
         """The clock of the first CTA that issues the operation, mostly the only one."""
-        return self.clocks[0]
+        return self.clocks[self.ranks[0]]
 
     def issuer(self, rank: int) -> int:
         """Return the CTA that issues what the operation does in CTA `rank`."""
         return self.ranks[0] if len(self.ranks) == 1 else rank & self.leads
 
-    def issuers(self) -> set[int]:
-        return {self.issuer(rank) for rank in self.ranks}
-
-    def clock_of(self, issuer: int) -> Clock:
-        return self.clocks[issuer - self.ranks.start]
-
-    def bit_of(self, issuer: int) -> int:
-        return self.bit << (issuer - self.ranks.start)
-
-    def bits(self) -> int:
-        """Return the bits of all issuers."""
-        return sum(self.bit_of(issuer) for issuer in self.issuers())
+    def issuers(self) -> Iterable[int]:
+        return self.ranks if self.leads == -1 else {self.issuer(rank) for rank in self.ranks}
 
     def learn(self, issuer: int, other: Async) -> None:
         """Order an issuer's part of the operation after its part of another."""
-        clock, bit = self.clock_of(issuer), other.bit_of(issuer)
-        before = other.clock_of(issuer)
-        clock.operations |= before.operations | bit
-        clock.fenced_operations |= before.fenced_operations | bit
+        self.clocks[issuer].after(other.clocks[issuer], other.bits[issuer])
 
     def past(self, issuers: Iterable[int]) -> Clock:
         """Return the clock of those who have waited for these issuers' parts of the operation."""
-        first, *others = set(issuers)
-        clock = self.clock_of(first).copy()
-        clock.operations |= self.bit_of(first)
-        clock.fenced_operations |= self.bit_of(first)
+        first, *others = issuers
+        clock = self.clocks[first].copy()
+        clock.after(clock, self.bits[first])
         for issuer in others:
             clock.join(self.past([issuer]))
         return clock
 
     def awaited(self, role: Role) -> bool:
         """Whether the role has waited for the operation, in every CTA that issued it."""
-        return all(role.clock_of(issuer).operations & self.bit_of(issuer) for issuer in self.issuers())
+        return all(role.clocks[issuer].operations & self.bits[issuer] for issuer in self.issuers())
 
     def can_complete(self) -> bool:
         return (self.after is None or self.after.done) and (self.gate is None or self.gate())
@@ -189,9 +175,11 @@ class Role:
         self.ranks: range = (
             range(len(machine.ctas)) if machine.simulation.program.num_ctas > 1 else range(rank, rank + 1)
         )
-        self.clocks: list[Clock] = [Clock(machine.number_of_roles) for _ in self.ranks]
+        # the component of these threads in all clocks, and their own clock, by CTA
+        self.components = {r: index + k * machine.simulation.roles_per_cta for k, r in enumerate(self.ranks)}
+        self.clocks: dict[int, Clock] = {r: Clock(machine.number_of_roles) for r in self.ranks}
         for r in self.ranks:
-            self.clock_of(r).roles[self.component(r)] = 1
+            self.clocks[r].roles[self.components[r]] = 1
         self.time: float = 0.0
         self.wait: Wait | None = None
         self.pending: Any = None  # the generator of the operation in progress
@@ -224,38 +212,30 @@ class Role:
     @property
     def clock(self) -> Clock:
         """The clock of the role's threads in its first CTA, mostly the only one."""
-        return self.clocks[0]
-
-    def clock_of(self, rank: int) -> Clock:
-        """Return the clock of the role's threads in CTA `rank`."""
-        return self.clocks[rank - self.ranks.start]
-
-    def component(self, rank: int) -> int:
-        """Return the component of these threads in all clocks."""
-        return self.index + (rank - self.ranks.start) * self.machine.simulation.roles_per_cta
+        return self.clocks[self.rank]
 
     def release(self, rank: int | None = None) -> Clock:
         """Return the clock that an arrival of CTA `rank` releases, without its later work."""
         rank = self.rank if rank is None else rank
-        clock = self.clock_of(rank).copy()
+        clock = self.clocks[rank].copy()
         self.advance(rank)
         return clock
 
     def advance(self, rank: int) -> None:
         """Begin an epoch: the later accesses of CTA `rank` are not ordered before what it has just started."""
-        self.clock_of(rank).roles[self.component(rank)] += 1
+        self.clocks[rank].roles[self.components[rank]] += 1
 
     def meet(self) -> None:
         """Execute a barrier of the cluster by all CTAs of the role."""
         released = [self.release(rank) for rank in self.ranks]
-        for clock in self.clocks:
+        for clock in self.clocks.values():
             for other in released:
                 clock.join(other)
 
     def join(self, other: Role) -> None:
         """Learn in each CTA what the other role's threads there know."""
-        for mine, theirs in zip(self.clocks, other.clocks):
-            mine.join(theirs)
+        for rank in self.ranks:
+            self.clocks[rank].join(other.clocks[rank])
 
     def called(self, rank: int) -> str:
         """Return the role's name, with the CTA where the role has several."""

@@ -93,7 +93,7 @@ class Barriers(dict[int, Barrier]):
             why = "after mbarrier.inval" if dead is not None else "before mbarrier.init"
             more = (Place("here", "mbarrier.inval", dead.location),) if dead is not None else ()
             self.machine.report("barrier-life", f"{name}: {what} {why}", role, op, what, more, rank, buffer=name)
-        elif not role.clock_of(role.rank if rank is None else rank).covers(found.init_access):
+        elif not role.clocks[role.rank if rank is None else rank].covers(found.init_access):
             self.machine.report(
                 "barrier-life", f"{found.name}: {what} is not ordered after its mbarrier.init", role, op, what,
                 (Place(found.init_access.who, "mbarrier.init", found.init_op.location),), rank, buffer=found.name,
@@ -123,8 +123,8 @@ class Barriers(dict[int, Barrier]):
                 "mbarrier.init",
                 (before,),
             )
-        epoch = role.clock_of(rank).roles[role.component(rank)]
-        access = Access(role.component(rank), epoch, 0, GENERIC, True, op, self.machine.where(role, rank), True)
+        epoch = role.clocks[rank].roles[role.components[rank]]
+        access = Access(role.components[rank], epoch, 0, GENERIC, True, op, self.machine.where(role, rank), True)
         role.advance(rank)
         self.machine.ctas[address >> 24].shared.written[(address & SHARED_MASK) : (address & SHARED_MASK) + 8] = True
         self[address] = Barrier(name, count, self.machine.number_of_roles, op, access, address)
@@ -306,6 +306,6 @@ class Barriers(dict[int, Barrier]):
 
     def passed(self, role: Role, barrier: Barrier, rank: int | None = None) -> None:
         """Record that the role's threads in CTA `rank` have waited for the barrier's last phase."""
-        role.clock_of(role.rank if rank is None else rank).join(barrier.released)
+        role.clocks[role.rank if rank is None else rank].join(barrier.released)
         role.time = max(role.time, barrier.time)
         role.seen_phase[barrier.address] = barrier.phase - 1

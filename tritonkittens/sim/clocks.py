@@ -48,6 +48,11 @@ class Clock:
         self.fenced_operations |= other.fenced_operations
         self.before_sync |= other.before_sync
 
+    def after(self, operation: Clock, bit: int) -> None:
+        """Learn that an operation is complete, with those in its queue before it."""
+        self.operations |= operation.operations | bit
+        self.fenced_operations |= operation.fenced_operations | bit
+
     def fence(self) -> None:
         """Execute `fence.proxy.async`: the asynchronous proxy now sees everything known so far."""
         self.fenced, self.fenced_operations = self.roles[:], self.operations

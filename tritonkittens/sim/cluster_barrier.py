@@ -84,4 +84,4 @@ class ClusterBarrier:
     def passed(self, role: Role, ranks: Sequence[int]) -> None:
         """Record that the role's threads in these CTAs have waited."""
         for rank in ranks:
-            role.clock_of(rank).join(self.released)
+            role.clocks[rank].join(self.released)

@@ -175,11 +175,11 @@ class Machine:
         """Return the access of CTA `rank`, or of the CTA that issues an operation for it, with its clock."""
         if isinstance(agent, Async):
             role, by = agent.role, agent.issuer(rank)
-            epoch, bit, who = 0, agent.bit_of(by), f"{self.where(role, by)}, {agent.kind}"
+            epoch, bit, who = 0, agent.bits[by], f"{self.where(role, by)}, {agent.kind}"
         else:
             role, by = agent, rank if len(agent.ranks) > 1 else agent.rank
-            epoch, bit, who = agent.clock_of(by).roles[agent.component(by)], 0, self.where(role, by)
-        return Access(role.component(by), epoch, bit, proxy, write, op, who, atomic), agent.clock_of(by)
+            epoch, bit, who = agent.clocks[by].roles[agent.components[by]], 0, self.where(role, by)
+        return Access(role.components[by], epoch, bit, proxy, write, op, who, atomic), agent.clocks[by]
 
     def _check_exists(self, rank: int, access: Access, clock: Clock, view: View, role: Role) -> None:
         """Report an access of another CTA's shared memory while that CTA may not run."""
@@ -200,7 +200,7 @@ class Machine:
             known = Clock(self.number_of_roles)
             for role in self.roles:
                 if cta.rank in role.ranks:
-                    known.join(role.clock_of(cta.rank))
+                    known.join(role.clocks[cta.rank])
             for segment in cta.shared.shadow.segments:
                 for access in (segment.write, *segment.reads):
                     own = access is None or access.role // self.simulation.roles_per_cta == cta.rank
@@ -374,10 +374,10 @@ class Machine:
         """Add a second part to an operation just started. It completes at any moment after the first; by modelled
         time, at once.
         """
-        second = Async(kind, first.role, first.op, effect, first, f"{first.unit} ({kind})", self.operations)
+        rank = first.ranks[0] if len(first.ranks) == 1 else None
+        second = Async(kind, first.role, first.op, effect, first, f"{first.unit} ({kind})", self.operations, rank)
         self.operations += len(first.ranks)
-        second.ranks, second.leads = first.ranks, first.leads
-        second.clocks = [first.past([rank]) for rank in first.ranks]
+        second.clocks = {rank: first.past([rank]) for rank in first.ranks}
         second.started = second.finish = first.finish
         self.flying.append(second)
         return second
@@ -393,12 +393,15 @@ class Machine:
         self.flying.remove(operation)
         self.version += operation.kind != "timer"
         self.time = max(self.time, operation.finish)
-        operation.clocks = [operation.past([rank]) for rank in operation.ranks]  # its own accesses are in order
+        for rank, clock in operation.clocks.items():
+            clock.after(clock, operation.bits[rank])  # its own accesses are in order
         operation.effect(operation)
         operation.effect = _nothing  # frees the operands
         operation.done = True
         if needs_wait(operation.kind):
-            self.completed.append((operation.bits(), operation.role, operation.op, operation.kind))
+            self.completed.append(
+                (sum(operation.bits[i] for i in operation.issuers()), operation.role, operation.op, operation.kind)
+            )
         if self.simulation.recorder is not None:
             self.simulation.recorder.operation(self, operation)
 
@@ -406,9 +409,7 @@ class Machine:
         """Record that the role has waited for these operations, each CTA for what it issued."""
         for operation in operations:
             for issuer in operation.issuers():
-                clock, past, bit = role.clock_of(issuer), operation.clock_of(issuer), operation.bit_of(issuer)
-                clock.operations |= bit | past.operations  # and those of its queue before it
-                clock.fenced_operations |= bit | past.fenced_operations
+                role.clocks[issuer].after(operation.clocks[issuer], operation.bits[issuer])
             role.time = max(role.time, operation.finish)
 
     def settled(self, role: Role, spans: Spans, op: Op, what: str) -> None:

@@ -237,7 +237,7 @@ class Simulation:
         reported = {place.location for finding in self.findings for place in finding.places}
         known = 0
         for role in machine.roles:
-            for clock in role.clocks:
+            for clock in role.clocks.values():
                 known |= clock.operations
         for bits, role, op, kind in machine.completed:
             if known & bits != bits and op.location not in reported:

@@ -132,7 +132,7 @@ def async_copy_mbarrier_arrive(role: Role, op: Op, bar: View) -> None:
     def done(operation: Async) -> None:
         for rank, barrier in arrivals:
             for copy in copies:
-                operation.clock_of(rank).operations |= copy.bit_of(rank)
+                operation.clocks[rank].operations |= copy.bits[rank]
             if barrier is not None:
                 machine.barriers.arrive(role, barrier, threads, op, "arrives (cp.async complete)", rank, operation)
 

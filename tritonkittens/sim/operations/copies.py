@@ -87,6 +87,6 @@ def wait_copy_groups(role: Role, pending: int) -> Any:
         for operation in operations:
             # they are ordinary stores, so the asynchronous proxy needs a fence after them
             for rank in operation.ranks:
-                role.clock_of(rank).operations |= operation.bit_of(rank)
+                role.clocks[rank].operations |= operation.bits[rank]
             role.time = max(role.time, operation.finish)
     role.copy_groups = role.copy_groups[len(over) :]

@@ -28,7 +28,7 @@ class PtxTensorCores(PtxMemory):
             self.role,
             self.op,
             effect,
-            queue=(queue, self.role.component(self.rank)),
+            queue=(queue, self.role.components[self.rank]),
             unit=f"tensor core {self.rank}",
             latency=latency,
             rank=self.rank,

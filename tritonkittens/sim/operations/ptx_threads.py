@@ -46,7 +46,7 @@ class PtxThreads:
     @property
     def clock(self) -> Clock:
         """What these threads know to have happened."""
-        return self.role.clock_of(self.rank)
+        return self.role.clocks[self.rank]
 
     def special(self, name: str) -> Any:
         machine, simulation = self.machine, self.machine.simulation
