@@ -202,8 +202,7 @@ class Barriers(dict[int, Barrier]):
             if component // per_cta != rank and clock.roles[component] < epoch:
                 message = (
                     f"{barrier.name}: rank {rank} arrives in phase {barrier.phase}, but nothing orders it after an "
-                    f"arrival of rank {component // per_cta} in phase {barrier.phase - 1}, where its own arrival "
-                    "may count instead"
+                    f"arrival of rank {component // per_cta} in phase {barrier.phase - 1}, where it may count instead"
                 )
                 self.machine.report("arrivals", message, role, op, "arrives", rank=rank, buffer=barrier.name)
                 return

@@ -1,8 +1,8 @@
 """Happens-before: vector clocks of roles and asynchronous operations, and a shadow memory of the last accesses to
 each byte.
 
-A role (the threads of one partition) is a clock component that counts its releases. An asynchronous operation (a
-copy, a matrix product) is one bit, set in a clock once a role has waited for it.
+A role's threads in one CTA are a clock component that counts their releases. An asynchronous operation (a copy, a
+matrix product) is one bit for each CTA that issues it, set in a clock once that CTA's threads have waited for it.
 The asynchronous proxy (TMA, wgmma, tcgen05) sees ordinary accesses only after `fence.proxy.async` (PTX ISA, "Async
 proxy"). So a clock has a second half: the fenced part of the past.
 Loads and stores of tensor memory by threads are operations too, complete at tcgen05.wait. Other threads and the
