@@ -21,7 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import tritonkittens.lang as tk
 from tests.sim.faults import Fault, empty, integers
-from tritonkittens.inline_ptx import cluster, shared
+from tritonkittens.inline_ptx import barrier, cluster, shared
 from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
 from tritonkittens.inline_ptx import tma as ptx_tma
 from tritonkittens.inline_ptx._asm import asm
@@ -389,6 +389,29 @@ def last_loads(X, Y, BUG: gl.constexpr):
         tk.cluster_sync()
 
 
+@gluon.jit
+def passed_on(X, Y, BUG: gl.constexpr):
+    """Y[rank] = X[1 - rank]: threads store into the neighbour's memory, which a bulk store then copies out."""
+    slots = shared.allocate(512, 16)
+    rank, t = cluster.ctarank(), thread()
+    cluster.arrive()
+    cluster.wait()
+    # reports: fence_of_one_cta
+    cluster.st(cluster.mapa(slots, 1 - rank) + 4 * t, get(X + rank * 128 + t), gl.int32, "thread")
+    cluster.arrive()
+    cluster.wait()
+    if BUG == "fence_of_one_cta":
+        ptx_tma.fence_proxy_async("shared::cta")
+    else:
+        ptx_tma.fence_proxy_async("shared::cluster")
+    barrier.sync(8, 128)
+    ptx_tma.store_bulk(Y + rank * 128, slots, 512, issuer="cta")  # reports: fence_of_one_cta
+    ptx_tma.commit_group()
+    ptx_tma.wait_group()
+    cluster.arrive()
+    cluster.wait()
+
+
 def neighbour_inputs(rounds: int) -> Any:
     def make(rng: Any) -> Any:
         x, y = integers(rng, rounds, 2, 128, dtype=torch.int32), empty(rounds, 2, 128, dtype=torch.int32)
@@ -416,5 +439,6 @@ fault(
 fault("arrival_at_home", "race", remote_arrivals, neighbour_inputs(1), also=("uninitialized",))
 fault("signal_of_each_cta", "race", signalled, signalled_inputs, also=("uninitialized",))
 fault("signal_of_one_cta", "deadlock", signalled, signalled_inputs)
+fault("fence_of_one_cta", "missing-fence", passed_on, neighbour_inputs(1))
 fault("neighbour_ended", "out-of-bounds", last_loads, loads_inputs, options=dict(cluster_size=2))
 fault("copied_into_a_slot_in_use", "race", remote_copies, neighbour_inputs(1), also=("barrier-life",))

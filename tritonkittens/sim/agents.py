@@ -225,6 +225,19 @@ class Role:
         """Begin an epoch: the later accesses of CTA `rank` are not ordered before what it has just started."""
         self.clocks[rank].roles[self.components[rank]] += 1
 
+    def fence(self, rank: int, whole_cluster: bool) -> None:
+        """Execute fence.proxy.async by CTA `rank`: the asynchronous proxy now sees what that CTA's threads know of
+        their own accesses, and with `whole_cluster` (no `.shared::cta`) of the other CTAs'.
+        """
+        clock = self.clocks[rank]
+        fenced = clock.fenced
+        clock.fence()
+        if not whole_cluster and len(self.ranks) > 1:
+            roles = self.machine.simulation.roles_per_cta
+            own = slice(rank * roles, (rank + 1) * roles)
+            fenced[own] = clock.fenced[own]
+            clock.fenced = fenced
+
     def meet(self) -> None:
         """Execute a barrier of the cluster by all CTAs of the role."""
         released = [self.release(rank) for rank in self.ranks]

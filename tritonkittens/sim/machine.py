@@ -194,8 +194,10 @@ class Machine:
         message = f"{view.name}: the shared memory of rank {rank}, {why}"
         self.simulation.found(Finding("out-of-bounds", message, (place,), {"buffer": view.name}))
 
-    def check_last_accesses(self) -> None:
-        """Report accesses of a CTA's shared memory by others that nothing orders before the end of its threads."""
+    def check_last_accesses(self, awaited: int) -> None:
+        """Report accesses of a CTA's shared memory by others that nothing orders before the end of its threads.
+        `awaited`: the operations for which some role has waited. The others are reported as unfinished.
+        """
         for cta in self.ctas:
             known = Clock(self.number_of_roles)
             for role in self.roles:
@@ -204,7 +206,7 @@ class Machine:
             for segment in cta.shared.shadow.segments:
                 for access in (segment.write, *segment.reads):
                     own = access is None or access.role // self.simulation.roles_per_cta == cta.rank
-                    if access is None or own or known.covers(access):
+                    if access is None or own or known.covers(access) or access.bit & ~awaited:
                         continue
                     name = self.name_of("shared", (cta.rank << 24) + segment.start)
                     message = f"{name}: the shared memory of rank {cta.rank}, whose threads may have ended"

@@ -263,7 +263,7 @@ class Simulation:
                     )
                 )
         if len(machine.ctas) > 1:
-            machine.check_last_accesses()
+            machine.check_last_accesses(known)
         for cta in machine.ctas:
             for allocation in cta.tensor_live.values():
                 place = Place(machine.name, "tcgen05.alloc", allocation.op.location)

@@ -44,7 +44,7 @@ def barrier(role: Role, op: Op) -> None:
 @effect("ttng.fence_async_shared")
 def fence_async_shared(role: Role, op: Op) -> None:
     for rank in role_ranks(role):
-        role.clocks[rank].fence()
+        role.fence(rank, bool(op.attributes.get("bCluster")))
 
 
 @effect("ttng.fence_mbarrier_init_release_cluster")

@@ -78,7 +78,7 @@ class PtxSynchronisation(PtxThreads):
         elif kind == "tcgen05.after_thread_sync":
             clock.after_sync |= clock.before_sync
         elif kind in ("proxy.async", "proxy.async.shared::cta", "proxy.async.shared::cluster"):
-            clock.fence()
+            self.role.fence(self.rank, kind != "proxy.async.shared::cta")
         elif not kind.startswith(IN_ORDER) and kind != "warp":
             raise NoMeaning(f"fence.{kind}")
 
