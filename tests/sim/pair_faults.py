@@ -284,14 +284,17 @@ def remote_stores(X, Y, BUG: gl.constexpr):
         cluster.wait()
     for i in gl.static_range(2):
         value = get(X + (2 * i + rank) * 128 + t)
-        # reports: store_not_awaited, slot_in_use, stored_too_early
+        # reports: store_not_awaited, relaxed_barrier, slot_in_use, stored_too_early
         cluster.st(cluster.mapa(slots, 1 - rank) + 4 * t, value, gl.int32, "thread")
-        if BUG != "store_not_awaited":
+        if BUG == "relaxed_barrier":
+            cluster.arrive("relaxed")
+            cluster.wait()
+        elif BUG != "store_not_awaited":
             cluster.arrive()
             cluster.wait()
         put(
             Y + (2 * i + rank) * 128 + t, shared.load(slots + 4 * t, gl.int32)
-        )  # reports: store_not_awaited, slot_in_use
+        )  # reports: store_not_awaited, relaxed_barrier, slot_in_use
         if BUG != "slot_in_use":
             cluster.arrive()
             cluster.wait()
@@ -431,6 +434,7 @@ def loads_inputs(rng: Any) -> Any:
 
 
 fault("store_not_awaited", "race", remote_stores, neighbour_inputs(2), also=("uninitialized",))
+fault("relaxed_barrier", "race", remote_stores, neighbour_inputs(2))
 fault("stored_too_early", "out-of-bounds", remote_stores, neighbour_inputs(2))
 fault("slot_in_use", "race", remote_stores, neighbour_inputs(2))
 fault(

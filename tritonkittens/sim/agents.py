@@ -178,8 +178,11 @@ class Role:
         # the component of these threads in all clocks, and their own clock, by CTA
         self.components = {r: index + k * machine.simulation.roles_per_cta for k, r in enumerate(self.ranks)}
         self.clocks: dict[int, Clock] = {r: Clock(machine.number_of_roles) for r in self.ranks}
+        # what fences of the cluster have made visible to those who wait for a relaxed arrival: at first, the start
+        self.published: dict[int, Clock] = {r: Clock(machine.number_of_roles) for r in self.ranks}
         for r in self.ranks:
-            self.clocks[r].roles[self.components[r]] = 1
+            self.published[r].roles[self.components[r]] = 1
+            self.clocks[r].roles[self.components[r]] = 2
         self.time: float = 0.0
         self.wait: Wait | None = None
         self.pending: Any = None  # the generator of the operation in progress
@@ -221,6 +224,11 @@ class Role:
         self.advance(rank)
         return clock
 
+    def publish(self, rank: int) -> None:
+        """Execute a fence of the cluster: a relaxed arrival now releases what happened before."""
+        if len(self.machine.ctas) > 1:
+            self.published[rank] = self.release(rank)
+
     def advance(self, rank: int) -> None:
         """Begin an epoch: the later accesses of CTA `rank` are not ordered before what it has just started."""
         self.clocks[rank].roles[self.components[rank]] += 1
@@ -249,6 +257,7 @@ class Role:
         """Learn in each CTA what the other role's threads there know."""
         for rank in self.ranks:
             self.clocks[rank].join(other.clocks[rank])
+            self.published[rank].join(other.published[rank])
 
     def called(self, rank: int) -> str:
         """Return the role's name, with the CTA where the role has several."""

@@ -26,11 +26,13 @@ class ClusterBarrier:
         self.released = Clock(machine.number_of_roles)
         self.time = 0.0
 
-    def arrive(self, role: Role, warps: int, ranks: Sequence[int]) -> int:
-        """Arrive with `warps` warps of each of these CTAs. Return the generation to wait for."""
+    def arrive(self, role: Role, warps: int, ranks: Sequence[int], relaxed: bool = False) -> int:
+        """Arrive with `warps` warps of each of these CTAs. A `relaxed` arrival releases only what a fence has
+        published. Return the generation to wait for.
+        """
         self.time = max(self.time, role.time)
         for rank in ranks:
-            self.gathering.join(role.release(rank))
+            self.gathering.join(role.published[rank] if relaxed else role.release(rank))
             self.arrived[rank] = self.arrived.get(rank, 0) + warps
             self.came.setdefault(rank, set()).add(role.name)
         generation = self.generation + 1

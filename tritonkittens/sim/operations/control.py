@@ -49,15 +49,16 @@ def fence_async_shared(role: Role, op: Op) -> None:
 
 @effect("ttng.fence_mbarrier_init_release_cluster")
 def fence_mbarrier_init(role: Role, op: Op) -> None:
-    """Order mbarrier.init before the following cluster barrier, for which others wait. Ordinary stores are not
-    fenced.
-    """
+    """Order mbarrier.init before the following cluster barrier, for which others wait."""
+    for rank in role_ranks(role):
+        role.publish(rank)
 
 
 @effect("ttng.cluster_arrive")
 def cluster_arrive(role: Role, op: Op) -> None:
     machine = role.machine
-    generation = machine.cluster_barrier.arrive(role, machine.simulation.program.total_warps, role_ranks(role))
+    warps, relaxed = machine.simulation.program.total_warps, bool(op.attributes.get("relaxed"))
+    generation = machine.cluster_barrier.arrive(role, warps, role_ranks(role), relaxed)
     role.seen_phase[-1] = generation
 
 

@@ -14,8 +14,10 @@ from ..costs import CLOCK_GHZ
 from ..ttgir import Op
 from .ptx_threads import PtxThreads, ThenWait
 
+# Fences that other CTAs see.
+PUBLISHING = ("acq_rel.", "sc.", "mbarrier_init.")
 # Fences of accesses that are in order here anyway.
-IN_ORDER = ("acq_rel.", "sc.", "mbarrier_init.", "proxy.async.global", "proxy.tensormap::generic.", "proxy.alias")
+IN_ORDER = (*PUBLISHING, "proxy.async.global", "proxy.tensormap::generic.", "proxy.alias")
 
 
 class PtxSynchronisation(PtxThreads):
@@ -57,7 +59,7 @@ class PtxSynchronisation(PtxThreads):
         machine, role = self.machine, self.role
         lockstep = machine.simulation.program.num_ctas > 1
         role.seen_phase[-1 - self.rank * lockstep] = machine.cluster_barrier.arrive(
-            role, len(np.unique(self.warp[active])), [self.rank]
+            role, len(np.unique(self.warp[active])), [self.rank], order == "relaxed"
         )
 
     def cluster_wait(self, active: np.ndarray) -> Wait | None:
@@ -79,6 +81,8 @@ class PtxSynchronisation(PtxThreads):
             clock.after_sync |= clock.before_sync
         elif kind in ("proxy.async", "proxy.async.shared::cta", "proxy.async.shared::cluster"):
             self.role.fence(self.rank, kind != "proxy.async.shared::cta")
+        elif kind.startswith(PUBLISHING) and not kind.endswith(".cta"):
+            self.role.publish(self.rank)
         elif not kind.startswith(IN_ORDER) and kind != "warp":
             raise NoMeaning(f"fence.{kind}")
 
