@@ -179,9 +179,9 @@ class Role:
         self.components = {r: index + k * machine.simulation.roles_per_cta for k, r in enumerate(self.ranks)}
         self.clocks: dict[int, Clock] = {r: Clock(machine.number_of_roles) for r in self.ranks}
         # what fences of the cluster have made visible to those who wait for a relaxed arrival: at first, the start
-        self.published: dict[int, Clock] = {r: Clock(machine.number_of_roles) for r in self.ranks}
+        self.visible: dict[int, Clock] = {r: Clock(machine.number_of_roles) for r in self.ranks}
         for r in self.ranks:
-            self.published[r].roles[self.components[r]] = 1
+            self.visible[r].roles[self.components[r]] = 1
             self.clocks[r].roles[self.components[r]] = 2
         self.time: float = 0.0
         self.wait: Wait | None = None
@@ -224,16 +224,16 @@ class Role:
         self.advance(rank)
         return clock
 
-    def publish(self, rank: int) -> None:
+    def fence_cluster(self, rank: int) -> None:
         """Execute a fence of the cluster: a relaxed arrival now releases what happened before."""
         if len(self.machine.ctas) > 1:
-            self.published[rank] = self.release(rank)
+            self.visible[rank] = self.release(rank)
 
     def advance(self, rank: int) -> None:
         """Begin an epoch: the later accesses of CTA `rank` are not ordered before what it has just started."""
         self.clocks[rank].roles[self.components[rank]] += 1
 
-    def fence(self, rank: int, whole_cluster: bool) -> None:
+    def fence_proxy(self, rank: int, whole_cluster: bool) -> None:
         """Execute fence.proxy.async by CTA `rank`: the asynchronous proxy now sees what that CTA's threads know of
         their own accesses, and with `whole_cluster` (no `.shared::cta`) of the other CTAs'.
         """
@@ -257,7 +257,7 @@ class Role:
         """Learn in each CTA what the other role's threads there know."""
         for rank in self.ranks:
             self.clocks[rank].join(other.clocks[rank])
-            self.published[rank].join(other.published[rank])
+            self.visible[rank].join(other.visible[rank])
 
     def called(self, rank: int) -> str:
         """Return the role's name, with the CTA where the role has several."""

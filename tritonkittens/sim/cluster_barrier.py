@@ -32,7 +32,7 @@ class ClusterBarrier:
         """
         self.time = max(self.time, role.time)
         for rank in ranks:
-            self.gathering.join(role.published[rank] if relaxed else role.release(rank))
+            self.gathering.join(role.visible[rank] if relaxed else role.release(rank))
             self.arrived[rank] = self.arrived.get(rank, 0) + warps
             self.came.setdefault(rank, set()).add(role.name)
         generation = self.generation + 1

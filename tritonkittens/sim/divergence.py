@@ -124,7 +124,7 @@ def part_of(role: Role, mask: np.ndarray, meets: Block | None) -> Role:
         role.machine, role.rank, role.index, role.name, role.warps, role.start_warp, list(role.environment), role.block
     )
     part.clocks, part.time, part.op = {r: c.copy() for r, c in role.clocks.items()}, role.time, role.op
-    part.published = {r: c.copy() for r, c in role.published.items()}
+    part.visible = {r: c.copy() for r, c in role.visible.items()}
     part.seen_phase, part.mask, part.meets = dict(role.seen_phase), mask, meets
     part.tensor_accesses = {what: list(accesses) for what, accesses in role.tensor_accesses.items()}
     part.products, part.copy_groups, part.copy_open = list(role.products), list(role.copy_groups), list(role.copy_open)

@@ -44,14 +44,14 @@ def barrier(role: Role, op: Op) -> None:
 @effect("ttng.fence_async_shared")
 def fence_async_shared(role: Role, op: Op) -> None:
     for rank in role_ranks(role):
-        role.fence(rank, bool(op.attributes.get("bCluster")))
+        role.fence_proxy(rank, bool(op.attributes.get("bCluster")))
 
 
 @effect("ttng.fence_mbarrier_init_release_cluster")
 def fence_mbarrier_init(role: Role, op: Op) -> None:
     """Order mbarrier.init before the following cluster barrier, for which others wait."""
     for rank in role_ranks(role):
-        role.publish(rank)
+        role.fence_cluster(rank)
 
 
 @effect("ttng.cluster_arrive")

@@ -80,9 +80,9 @@ class PtxSynchronisation(PtxThreads):
         elif kind == "tcgen05.after_thread_sync":
             clock.after_sync |= clock.before_sync
         elif kind in ("proxy.async", "proxy.async.shared::cta", "proxy.async.shared::cluster"):
-            self.role.fence(self.rank, kind != "proxy.async.shared::cta")
+            self.role.fence_proxy(self.rank, kind != "proxy.async.shared::cta")
         elif kind.startswith(PUBLISHING) and not kind.endswith(".cta"):
-            self.role.publish(self.rank)
+            self.role.fence_cluster(self.rank)
         elif not kind.startswith(IN_ORDER) and kind != "warp":
             raise NoMeaning(f"fence.{kind}")
 
