@@ -17,6 +17,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tests.util import poison
 from tritonkittens import sim
+from tritonkittens.inline_ptx import cluster
 from tritonkittens.sim.layouts import SHARED_STRIDE, shared_offsets, tensor_offsets
 
 
@@ -98,3 +99,58 @@ def test_layouts_of_a_cluster():
     padded = "#ttg.nvmma_shared<{swizzlingByteWidth = 128, transposed = false, elementBitWidth = 8, fp4Padded = true}>"
     row = shared_offsets(padded, (8, 64), 1)[0][0]
     assert np.array_equal(row, np.arange(64) % 8 + np.arange(64) // 8 * 16)  # every 8 bytes lie in 16
+
+
+@gluon.jit
+def one_cta_copies(desc, y_desc):
+    tile = gl.allocate_shared_memory(desc.dtype, desc.block_shape, desc.layout)
+    full = mbarrier.allocate_mbarrier()
+    mbarrier.init(full, count=1)
+    mbarrier.expect(full, desc.nbytes_per_cta)
+    if cluster.ctarank() == 0:
+        tma.async_load(desc, [0, 0], full, tile)
+    mbarrier.wait(full, 0)
+    tma.async_store(y_desc, [0, 0], tile)
+    tma.store_wait(0)
+
+
+def test_a_copy_of_one_cta_is_unknown(rng):
+    """Values are computed for all CTAs together: what only one of them does to a tile has no meaning."""
+    x, y = torch.from_numpy(rng.standard_normal((128, 64))).half(), poison(torch.empty(128, 64).half())
+    layout = gl.NVMMASharedLayout.get_default_for([128, 64], gl.float16, cga_layout=[(1, 0)])
+    descriptors = [TensorDescriptor.from_tensor(t, [128, 64], layout) for t in (x, y)]
+    with sim.device("sm_100a", raise_findings=False) as device:
+        one_cta_copies[(1,)](*descriptors, num_warps=4, num_ctas=2)
+    (finding,) = device.launches[-1].findings
+    assert finding.kind == "unknown"
+    assert "ttng.async_tma_copy_global_to_local in a branch that only some threads take (128 of 256)" in str(finding)
+
+
+@gluon.jit
+def round_of_arrivals(y, rounds, BUG: gl.constexpr):
+    """Both CTAs arrive at the first one's barrier, round after round."""
+    bar = mbarrier.allocate_mbarrier(two_ctas=True)
+    back = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, count=1)
+    mbarrier.init(back, count=1)
+    gl.barrier(cluster=True)
+    for i in range(rounds):
+        mbarrier.arrive(bar)
+        mbarrier.wait(bar, i & 1)
+        if not BUG:
+            mbarrier.arrive(back, from_cta=0)
+            mbarrier.wait(back, i & 1)
+    gl.store(y, rounds)
+
+
+def test_a_cta_that_runs_ahead_arrives_too_early():
+    """Only the leader waits for a shared barrier; nothing else keeps the other CTA from arriving twice in a phase."""
+    for bug in (False, True):
+        y = torch.zeros(1, dtype=torch.int32)
+        with sim.device("sm_100a", raise_findings=False) as device:
+            round_of_arrivals[(1,)](y, 3, bug, num_warps=4, num_ctas=2)
+        findings = device.launches[-1].findings
+        assert [f.kind for f in findings] == ["arrivals"] * bug
+        if bug:
+            assert "rank 1 arrives in phase 1, but nothing orders it after an arrival of rank 0" in str(findings[0])
+            assert int(y) == 3

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from .clocks import Clock, Past, World
+from .clocks import Clock, World, joined
 from .report import Place
 from .ttgir import Block, Op
 from .values import Poison
@@ -51,14 +51,20 @@ class Async:
 
     `effect` runs at completion: it accesses memory (as this agent) and signals. `after` is an operation of the same
     in-order unit that completes first.
+
+    Each CTA of a role issues the operation, or `rank` alone. They complete together here, but each issuer has its own
+    clock and its own bit: who waits for one issuer's work is not ordered after another's. CTA `r & leads` issues what
+    concerns CTA r, where fewer CTAs issue an operation than it concerns (pairs, multicast).
     """
 
     __slots__ = (
         "kind",
         "role",
         "op",
-        "clock",
-        "bit",
+        "ranks",
+        "leads",
+        "clocks",
+        "bits",
         "effect",
         "after",
         "done",
@@ -82,6 +88,7 @@ class Async:
         after: Async | None,
         unit: str,
         number: int,
+        rank: int | None = None,
     ):
         self.kind, self.role, self.op, self.effect, self.after, self.unit, self.number = (
             kind,
@@ -92,8 +99,10 @@ class Async:
             unit,
             number,
         )
-        self.clock: Clock = role.clock.copy()
-        self.bit = 1 << number
+        self.ranks: range = role.ranks if rank is None else range(rank, rank + 1)
+        self.leads = -1
+        self.clocks: dict[int, Clock] = {r: role.clocks[r].copy() for r in self.ranks}
+        self.bits = {r: 1 << number + k for k, r in enumerate(self.ranks)}
         self.done = False
         self.started: float = role.time
         self.finish: float = role.time
@@ -104,13 +113,44 @@ class Async:
         # a matrix operand in registers, which must stay unchanged until the wait for the product
         self.registers: Any = None
 
+    @property
+    def clock(self) -> Clock:
+        """The clock of the first CTA that issues the operation, mostly the only one."""
+        return self.clocks[self.ranks[0]]
+
+    def issuer(self, rank: int) -> int:
+        """Return the CTA that issues what the operation does in CTA `rank`."""
+        return self.ranks[0] if len(self.ranks) == 1 else rank & self.leads
+
+    def issuers(self) -> Iterable[int]:
+        return self.ranks if self.leads == -1 else {self.issuer(rank) for rank in self.ranks}
+
+    def learn(self, issuer: int, other: Async) -> None:
+        """Order an issuer's part of the operation after its part of another."""
+        self.clocks[issuer].after(other.clocks[issuer], other.bits[issuer])
+
+    def past(self, issuers: Iterable[int]) -> Clock:
+        """Return the clock of those who have waited for these issuers' parts of the operation."""
+        first, *others = issuers
+        clock = self.clocks[first].copy()
+        clock.after(clock, self.bits[first])
+        for issuer in others:
+            clock.join(self.past([issuer]))
+        return clock
+
+    def awaited(self, role: Role) -> bool:
+        """Whether the role has waited for the operation, in every CTA that issued it."""
+        return all(role.clocks[issuer].operations & self.bits[issuer] for issuer in self.issuers())
+
     def can_complete(self) -> bool:
         return (self.after is None or self.after.done) and (self.gate is None or self.gate())
 
 
 class Role:
-    """The threads of one partition of one CTA (or of the pair, where Triton compiled for several CTAs), in lockstep
-    between operations.
+    """The threads of one partition of one CTA, in lockstep between operations.
+
+    Where Triton compiled one program for several CTAs, a role has the partition's threads of all of them. They compute
+    together, but each CTA has its own clock: only barriers and operations that reach a CTA order its accesses.
     """
 
     def __init__(
@@ -133,9 +173,18 @@ class Role:
             start_warp,
         )
         self.environment, self.block, self.at = environment, block, 0
-        self.clock: Clock = Clock(machine.number_of_roles)
-        self.clock.roles[index] = 1
-        self.clock.complete = machine.simulation.launch_order.before
+        self.ranks: range = (
+            range(len(machine.ctas)) if machine.simulation.program.num_ctas > 1 else range(rank, rank + 1)
+        )
+        # the component of these threads in all clocks, and their own clock, by CTA
+        self.components = {r: index + k * machine.simulation.roles_per_cta for k, r in enumerate(self.ranks)}
+        self.clocks: dict[int, Clock] = {r: Clock(machine.number_of_roles) for r in self.ranks}
+        # what fences of the cluster have made visible to those who wait for a relaxed arrival: at first, the start
+        self.visible: dict[int, Clock] = {r: Clock(machine.number_of_roles) for r in self.ranks}
+        for r in self.ranks:
+            self.visible[r].roles[self.components[r]] = 1
+            self.clocks[r].roles[self.components[r]] = 2
+            self.clocks[r].complete = machine.simulation.launch_order.before
         self.time: float = 0.0
         self.wait: Wait | None = None
         self.pending: Any = None  # the generator of the operation in progress
@@ -171,16 +220,23 @@ class Role:
     def ready(self) -> bool:
         return not self.done and (self.wait is None or self.wait.ready())
 
-    def release(self) -> Clock:
-        """Return the clock that an arrival releases, without the role's later work."""
-        clock = self.clock.copy()
-        self.clock.roles[self.index] += 1
+    @property
+    def clock(self) -> Clock:
+        """The clock of the role's threads in its first CTA, mostly the only one."""
+        return self.clocks[self.rank]
+
+    def release(self, rank: int | None = None) -> Clock:
+        """Return the clock that an arrival of CTA `rank` releases, without its later work."""
+        rank = self.rank if rank is None else rank
+        clock = self.clocks[rank].copy()
+        self.advance(rank)
         return clock
 
     def barrier(self) -> None:
         """A barrier of the role's threads: from here on each knows the others' accesses of global memory."""
         self.synced = self.clock.roles[self.index]
-        self.clock.roles[self.index] += 1
+        for rank in self.ranks:
+            self.advance(rank)
         self.barriers += 1
         self.forget()
 
@@ -192,18 +248,23 @@ class Role:
 
     def published(self, single: bool) -> tuple[World, int]:
         """Return what a release by all threads, or by a `single` one, tells other clusters."""
-        clock = self.clock
-        roles, firsts = list(clock.roles), clock.firsts
+        past, complete, world = self.clock.past(), self.clock.complete, self.clock.world
+        for rank in self.ranks[1:]:
+            clock = self.clocks[rank]
+            past, complete, world = past.join(clock.past()), complete | clock.complete, joined(world, clock.world)
         if single:
-            firsts = {**firsts, self.index: roles[self.index]}
+            roles = list(past.roles)
+            past = past._replace(roles=roles, firsts={**past.firsts, self.index: roles[self.index]})
             roles[self.index] = self.synced
-        clock.roles[self.index] += 1
-        return {**clock.world, self.machine.uid: Past(roles, firsts, clock.operations)}, clock.complete
+        for rank in self.ranks:
+            self.advance(rank)
+        return {**world, self.machine.uid: past}, complete
 
     def learn(self, known: tuple[World, int]) -> None:
         """Acquire what others have published."""
-        self.clock.learn(known[0], self.machine.uid)
-        self.clock.complete |= known[1]
+        for clock in self.clocks.values():
+            clock.learn(known[0], self.machine.uid)
+            clock.complete |= known[1]
 
     def fence(self) -> None:
         """Execute a fence of gpu scope: it acquires what relaxed reads saw, and relaxed writes after it release."""
@@ -211,6 +272,45 @@ class Role:
             self.learn(self.observed)
             self.observed = None
         self.fenced = self.published(False)
+
+    def fence_cluster(self, rank: int) -> None:
+        """Execute a fence of the cluster: a relaxed arrival now releases what happened before."""
+        if len(self.machine.ctas) > 1:
+            self.visible[rank] = self.release(rank)
+
+    def advance(self, rank: int) -> None:
+        """Begin an epoch: the later accesses of CTA `rank` are not ordered before what it has just started."""
+        self.clocks[rank].roles[self.components[rank]] += 1
+
+    def fence_proxy(self, rank: int, whole_cluster: bool) -> None:
+        """Execute fence.proxy.async by CTA `rank`: the asynchronous proxy now sees what that CTA's threads know of
+        their own accesses, and with `whole_cluster` (no `.shared::cta`) of the other CTAs'.
+        """
+        clock = self.clocks[rank]
+        fenced = clock.fenced
+        clock.fence()
+        if not whole_cluster and len(self.ranks) > 1:
+            roles = self.machine.simulation.roles_per_cta
+            own = slice(rank * roles, (rank + 1) * roles)
+            fenced[own] = clock.fenced[own]
+            clock.fenced = fenced
+
+    def meet(self) -> None:
+        """Execute a barrier of the cluster by all CTAs of the role."""
+        released = [self.release(rank) for rank in self.ranks]
+        for clock in self.clocks.values():
+            for other in released:
+                clock.join(other)
+
+    def join(self, other: Role) -> None:
+        """Learn in each CTA what the other role's threads there know."""
+        for rank in self.ranks:
+            self.clocks[rank].join(other.clocks[rank])
+            self.visible[rank].join(other.visible[rank])
+
+    def called(self, rank: int) -> str:
+        """Return the role's name, with the CTA where the role has several."""
+        return self.name if len(self.ranks) == 1 else f"{self.name} (rank {rank})"
 
 
 def used_in_flight(role: Role, op: Op, operation: Async, what: str) -> None:

@@ -8,6 +8,7 @@ can explain an incomplete phase. `Barriers` has those of a cluster, and reports 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from .agents import Async, Role, Wait
@@ -78,27 +79,29 @@ class Barriers(dict[int, Barrier]):
         self.machine = machine
         self.invalidated: dict[int, Op] = {}
 
-    def find(self, role: Role, address: int, op: Op, what: str) -> Barrier | None:
-        """Return the barrier at an address; report and return None without one."""
+    def find(self, role: Role, address: int, op: Op, what: str, rank: int | None = None) -> Barrier | None:
+        """Return the barrier at an address, for the role's threads in CTA `rank`; report and return None without
+        one."""
         found = self.get(address)
         if self.machine.has_ended(address >> 24, role):
             name = self.machine.name_of("shared", address)
             message = f"{name}: {what} in the shared memory of rank {address >> 24}, whose threads have all ended"
-            self.machine.report("barrier-life", message, role, op, what, buffer=name)
+            self.machine.report("barrier-life", message, role, op, what, rank=rank, buffer=name)
         if found is None:
             name = self.machine.name_of("shared", address)
             dead = self.invalidated.get(address)
             why = "after mbarrier.inval" if dead is not None else "before mbarrier.init"
             more = (Place("here", "mbarrier.inval", dead.location),) if dead is not None else ()
-            self.machine.report("barrier-life", f"{name}: {what} {why}", role, op, what, more, buffer=name)
-        elif not (role.clock.covers(found.init_access)):
+            self.machine.report("barrier-life", f"{name}: {what} {why}", role, op, what, more, rank, buffer=name)
+        elif not role.clocks[role.rank if rank is None else rank].covers(found.init_access):
             self.machine.report(
                 "barrier-life", f"{found.name}: {what} is not ordered after its mbarrier.init", role, op, what,
-                (Place(found.init_access.who, "mbarrier.init", found.init_op.location),), buffer=found.name,
+                (Place(found.init_access.who, "mbarrier.init", found.init_op.location),), rank, buffer=found.name,
             )  # fmt: skip
         return found
 
-    def init(self, role: Role, address: int, count: int, op: Op) -> None:
+    def init(self, role: Role, address: int, count: int, op: Op, rank: int | None = None) -> None:
+        rank = role.rank if rank is None else rank
         name = self.machine.name_of("shared", address)
         if not 1 <= count <= MAX_COUNT:
             self.machine.report(
@@ -120,14 +123,15 @@ class Barriers(dict[int, Barrier]):
                 "mbarrier.init",
                 (before,),
             )
-        access = Access(role.index, role.clock.roles[role.index], 0, GENERIC, True, op, self.machine.where(role), True)
-        role.clock.roles[role.index] += 1
+        epoch = role.clocks[rank].roles[role.components[rank]]
+        access = Access(role.components[rank], epoch, 0, GENERIC, True, op, self.machine.where(role, rank), True)
+        role.advance(rank)
         self.machine.ctas[address >> 24].shared.written[(address & SHARED_MASK) : (address & SHARED_MASK) + 8] = True
         self[address] = Barrier(name, count, self.machine.number_of_roles, op, access, address)
         self.invalidated.pop(address, None)
 
-    def invalidate(self, role: Role, address: int, op: Op) -> None:
-        barrier = self.find(role, address, op, "mbarrier.inval")
+    def invalidate(self, role: Role, address: int, op: Op, rank: int | None = None) -> None:
+        barrier = self.find(role, address, op, "mbarrier.inval", rank)
         if barrier is None:
             return
         waiting = [r for r in self.machine.roles if r.wait is not None and r.wait.barrier is barrier and r is not role]
@@ -153,16 +157,21 @@ class Barriers(dict[int, Barrier]):
         count: int,
         op: Op,
         what: str = "arrives",
-        clock: Clock | None = None,
-        who: str | None = None,
+        rank: int | None = None,
+        operation: Async | None = None,
     ) -> None:
-        """Subtract `count` from the pending arrivals, and release `clock` (or the role's)."""
+        """Subtract `count` from the pending arrivals, and release the clock of the role's threads in CTA `rank`, or of
+        an operation that this CTA issued.
+        """
         if count <= 0:
             return
-        who = who or role.name
-        barrier.gathering.join(clock if clock is not None else role.release())
+        rank = role.rank if rank is None else rank
+        who = role.called(rank) if operation is None else f"{role.called(rank)} ({operation.kind})"
+        clock = role.release(rank) if operation is None else operation.past([rank])
+        self._early(role, rank, barrier, clock, op)
+        barrier.gathering.join(clock)
         barrier.history[who] = (what, op)
-        barrier.pending_time = max(barrier.pending_time, role.time if clock is None else self.machine.time)
+        barrier.pending_time = max(barrier.pending_time, role.time if operation is None else self.machine.time)
         if count > barrier.pending:
             others = ", ".join(barrier.arrived) or "no role"
             self.machine.report(
@@ -173,6 +182,7 @@ class Barriers(dict[int, Barrier]):
                 op,
                 what,
                 (Place("initialised", f"count {barrier.count}", barrier.init_op.location),),
+                rank,
                 buffer=barrier.name,
                 phase=barrier.phase,
             )
@@ -180,6 +190,22 @@ class Barriers(dict[int, Barrier]):
         barrier.pending -= count
         barrier.arrived.append(f"{who} ×{count}" if count > 1 else who)
         self._advance(barrier)
+
+    def _early(self, role: Role, rank: int, barrier: Barrier, clock: Clock, op: Op) -> None:
+        """Report an arrival of CTA `rank` that may precede the arrivals of other CTAs at the phase before, although
+        the CTAs of a program compute together here.
+        """
+        if len(role.ranks) == 1 or not barrier.phase:
+            return
+        per_cta = self.machine.simulation.roles_per_cta
+        for component, epoch in enumerate(barrier.released.roles):
+            if component // per_cta != rank and clock.roles[component] < epoch:
+                message = (
+                    f"{barrier.name}: rank {rank} arrives in phase {barrier.phase}, but nothing orders it after an "
+                    f"arrival of rank {component // per_cta} in phase {barrier.phase - 1}, where it may count instead"
+                )
+                self.machine.report("arrivals", message, role, op, "arrives", rank=rank, buffer=barrier.name)
+                return
 
     def expect(self, role: Role, barrier: Barrier, nbytes: int, op: Op) -> None:
         barrier.tx += nbytes
@@ -195,10 +221,10 @@ class Barriers(dict[int, Barrier]):
             )
         self._advance(barrier)
 
-    def complete_bytes(self, role: Role, barrier: Barrier, nbytes: int, op: Op) -> None:
+    def complete_bytes(self, role: Role, barrier: Barrier, nbytes: int, op: Op, rank: int | None = None) -> None:
         """Execute mbarrier.complete_tx by a thread, with the effect of a delivered copy."""
         barrier.history[f"{role.name} (complete_tx)"] = (f"completes {nbytes} bytes", op)
-        barrier.gathering.join(role.release())
+        barrier.gathering.join(role.release(rank))
         barrier.tx -= nbytes
         barrier.delivered += nbytes
         self._advance(barrier)
@@ -208,8 +234,11 @@ class Barriers(dict[int, Barrier]):
         operation.barrier, operation.phase = barrier, barrier.phase
         return barrier.phase
 
-    def deliver(self, operation: Async, barrier: Barrier, phase: int, nbytes: int) -> None:
-        """Execute complete_tx of a copy that started in `phase`."""
+    def deliver(
+        self, operation: Async, barrier: Barrier, phase: int, nbytes: int, issuers: Iterable[int] | None = None
+    ) -> None:
+        """Execute complete_tx of a copy that started in `phase`. `issuers`: the CTAs whose copies signal this barrier,
+        all by default."""
         role = operation.role
         if self.get(barrier.address) is not barrier:
             self.machine.report(
@@ -239,10 +268,7 @@ class Barriers(dict[int, Barrier]):
                 buffer=barrier.name,
                 phase=phase,
             )
-        clock = operation.clock.copy()
-        clock.operations |= operation.bit
-        clock.fenced_operations |= operation.bit
-        barrier.gathering.join(clock)
+        barrier.gathering.join(operation.past(operation.issuers() if issuers is None else issuers))
         barrier.tx -= nbytes
         barrier.delivered += nbytes
         barrier.pending_time = max(barrier.pending_time, operation.finish)
@@ -277,7 +303,8 @@ class Barriers(dict[int, Barrier]):
             barrier, parity & 1, lambda: barrier.time,
         )  # fmt: skip
 
-    def passed(self, role: Role, barrier: Barrier) -> None:
-        role.clock.join(barrier.released)
+    def passed(self, role: Role, barrier: Barrier, rank: int | None = None) -> None:
+        """Record that the role's threads in CTA `rank` have waited for the barrier's last phase."""
+        role.clocks[role.rank if rank is None else rank].join(barrier.released)
         role.time = max(role.time, barrier.time)
         role.seen_phase[barrier.address] = barrier.phase - 1

@@ -1,8 +1,8 @@
 """Happens-before: vector clocks of roles and asynchronous operations, and a shadow memory of the last accesses to
 each byte.
 
-A role (the threads of one partition) is a clock component that counts its releases. An asynchronous operation (a
-copy, a matrix product) is one bit, set in a clock once a role has waited for it.
+A role's threads in one CTA are a clock component that counts their releases. An asynchronous operation (a copy, a
+matrix product) is one bit for each CTA that issues it, set in a clock once that CTA's threads have waited for it.
 The asynchronous proxy (TMA, wgmma, tcgen05) sees ordinary accesses only after `fence.proxy.async` (PTX ISA, "Async
 proxy"). So a clock has a second half: the fenced part of the past.
 Loads and stores of tensor memory by threads are operations too, complete at tcgen05.wait. Other threads and the
@@ -122,6 +122,11 @@ class Clock:
             self.roles, self.firsts, self.operations = list(both.roles), both.firsts, both.operations
             world = {k: v for k, v in world.items() if k != own}
         self.world = joined(self.world, world)
+
+    def after(self, operation: Clock, bit: int) -> None:
+        """Learn that an operation is complete, with those in its queue before it."""
+        self.operations |= operation.operations | bit
+        self.fenced_operations |= operation.fenced_operations | bit
 
     def fence(self) -> None:
         """Execute `fence.proxy.async`: the asynchronous proxy now sees everything known so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .agents import Role, Wait
@@ -25,11 +26,13 @@ class ClusterBarrier:
         self.released = Clock(machine.number_of_roles)
         self.time = 0.0
 
-    def arrive(self, role: Role, warps: int, ranks: range) -> int:
-        """Arrive with `warps` warps of each of these CTAs. Return the generation to wait for."""
-        self.gathering.join(role.release())
+    def arrive(self, role: Role, warps: int, ranks: Sequence[int], relaxed: bool = False) -> int:
+        """Arrive with `warps` warps of each of these CTAs. A `relaxed` arrival releases only what a fence has
+        published. Return the generation to wait for.
+        """
         self.time = max(self.time, role.time)
         for rank in ranks:
+            self.gathering.join(role.visible[rank] if relaxed else role.release(rank))
             self.arrived[rank] = self.arrived.get(rank, 0) + warps
             self.came.setdefault(rank, set()).add(role.name)
         generation = self.generation + 1
@@ -80,5 +83,7 @@ class ClusterBarrier:
             "; ".join(f"{why}: {', '.join(names)}" for why, names in absent.items()) or "some of every role are missing"
         )
 
-    def passed(self, role: Role) -> None:
-        role.clock.join(self.released)
+    def passed(self, role: Role, ranks: Sequence[int]) -> None:
+        """Record that the role's threads in these CTAs have waited."""
+        for rank in ranks:
+            role.clocks[rank].join(self.released)

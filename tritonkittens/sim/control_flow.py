@@ -138,13 +138,15 @@ def specialize(simulation: Simulation, role: Role, op: Op) -> bool:
             environment[slot] = value
         name = simulation.program.role_names[used + k]
         child = Role(machine, role.rank, first + used + k, name, warps[k], starts[k], environment, entry)
-        child.clock.join(role.clock)
-        child.clock.roles[child.index] += 1
+        child.join(role)
+        for rank in child.ranks:
+            child.advance(rank)
         child.time = role.time
         child.seen_phase = dict(role.seen_phase)
         role.children.append(child)
         machine.roles.append(child)
-    role.clock.roles[role.index] += 1
+    for rank in role.ranks:
+        role.advance(rank)
     role.frames.append((role.block, role.at + 1, op.results))
     role.block, role.at = op.regions[0].blocks[0], 0
     return True
@@ -171,7 +173,7 @@ def end_default_region(simulation: Simulation, role: Role, op: Op) -> bool:
         return True
     block, at, results = role.frames.pop()
     for child in children:
-        role.clock.join(child.clock)
+        role.join(child)
         role.time = max(role.time, child.time)
         role.machine.roles.remove(child)
         child.forget()

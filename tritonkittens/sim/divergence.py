@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 # Effects that a part of a role may have. Other effects belong to all threads or to the first; the compiler does not
 # distinguish these.
 BY_THREAD = {"ttg.inline_asm", "tt.elementwise_inline_asm", "tt.print", "tt.assert", "llvm.intr.assume", "tt.assume"}
+# Effects of one CTA's threads, where one program has several CTAs and only some of them come here.
+BY_CTA = {
+    "ttg.barrier",
+    "ttng.arrive_barrier",
+    "ttng.barrier_expect",
+    "ttng.fence_async_shared",
+    "ttng.init_barrier",
+    "ttng.inval_barrier",
+    "ttng.wait_barrier",
+}
 
 _MEETINGS: weakref.WeakKeyDictionary[Block, weakref.ref[Block] | None] = weakref.WeakKeyDictionary()
 
@@ -98,7 +108,9 @@ def check(role: Role, op: Op) -> None:
     """Refuse operations that single threads cannot do, in a part of a role."""
     if op.name in BY_THREAD:
         return
-    if any(isinstance(kind, Tensor) for kind in op.operand_types) or not role.mask[0]:
+    firsts = role.mask.reshape(len(role.ranks), -1)[:, 0]  # the CTAs whose first thread comes here
+    some_ctas = not firsts.all() and op.name not in BY_CTA
+    if any(isinstance(kind, Tensor) for kind in op.operand_types) or not firsts.any() or some_ctas:
         place = Place(role.machine.where(role), op.name, op.location)
         some = f"only some threads take ({int(role.mask.sum())} of {role.mask.size})"
         raise Stop(
@@ -111,7 +123,8 @@ def part_of(role: Role, mask: np.ndarray, meets: Block | None) -> Role:
     part = Role(
         role.machine, role.rank, role.index, role.name, role.warps, role.start_warp, list(role.environment), role.block
     )
-    part.clock, part.time, part.op = role.clock.copy(), role.time, role.op
+    part.clocks, part.time, part.op = {r: c.copy() for r, c in role.clocks.items()}, role.time, role.op
+    part.visible = {r: c.copy() for r, c in role.visible.items()}
     part.seen_phase, part.mask, part.meets = dict(role.seen_phase), mask, meets
     part.tensor_accesses = {what: list(accesses) for what, accesses in role.tensor_accesses.items()}
     part.products, part.copy_groups, part.copy_open = list(role.products), list(role.copy_groups), list(role.copy_open)
@@ -123,7 +136,7 @@ def part_of(role: Role, mask: np.ndarray, meets: Block | None) -> Role:
 def rejoin(role: Role, parts: list[Role]) -> None:
     """Merge the knowledge and the operations in flight of the parts into the role."""
     for part in parts:
-        role.clock.join(part.clock)
+        role.join(part)
         role.time = max(role.time, part.time)
         role.seen_phase.update({k: v for k, v in part.seen_phase.items() if v >= role.seen_phase.get(k, v)})
         role.steps += part.steps
@@ -138,7 +151,7 @@ def rejoin(role: Role, parts: list[Role]) -> None:
         for what, accesses in part.tensor_accesses.items():
             role.tensor_accesses[what] += [o for o in accesses if o not in role.tensor_accesses[what]]
     for what, accesses in role.tensor_accesses.items():
-        role.tensor_accesses[what] = [o for o in accesses if not role.clock.operations & o.bit]
+        role.tensor_accesses[what] = [o for o in accesses if not o.awaited(role)]
 
 
 def merged(role: Role, op: Op, kind: Any, parts: list[Role], values: list[Any]) -> Any:

@@ -229,13 +229,12 @@ class GlobalOrder:
         single: bool,
         threads: Threads | None,
     ) -> None:
-        role, bit, epoch = (agent, 0, 0) if isinstance(agent, Role) else (agent.role, agent.bit, 0)
-        machine = role.machine
-        who = machine.where(role)
-        if bit:
-            who = f"{who}, {agent.kind}"  # type: ignore[union-attr]
+        if isinstance(agent, Role):
+            role, bit, epoch = agent, 0, agent.clock.roles[agent.index]
         else:
-            epoch = role.clock.roles[role.index]
+            role, bit, epoch = agent.role, agent.bits[agent.ranks[0]], 0
+        machine = role.machine
+        who = machine.where(role) if isinstance(agent, Role) else f"{machine.where(role)}, {agent.kind}"
         access = GlobalAccess(machine, role, epoch, bit, write, scope, single, role.barriers, op, who, threads)
         for number in set(_runs(tensor.writes[places])[1].tolist()):
             if number:

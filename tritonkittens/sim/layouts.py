@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from triton._C.libtriton import gluon_ir, ir, nvidia
 
-from .ttgir import Descriptor, MemDesc, Tensor, Type
+from .ttgir import Descriptor, MemDesc, Op, Tensor, Type
 
 # distance of the shared addresses of neighbouring CTAs in a cluster, as in the hardware's shared window
 SHARED_STRIDE = 1 << 24
@@ -254,6 +254,18 @@ def tensor_offsets(text: str, shape: tuple[int, ...], bits: int) -> tuple[np.nda
         replicas = places[order].reshape(out.size, -1).T.reshape(-1, *shape)
     taken = -(-len(across) * bits // 32)
     return out.reshape(shape), replicas, taken
+
+
+def crosses_ctas(op: Op) -> bool:
+    """Whether the CTAs of a program exchange elements in an operation without side effects."""
+
+    def blocks(kind: Type) -> list[list[int]]:
+        assert isinstance(kind, Tensor) and kind.layout is not None
+        return bases(kind.layout, "tensor", kind.shape).inputs.get("block", [])
+
+    if op.name == "ttg.convert_layout":
+        return blocks(op.operand_types[0]) != blocks(op.result_types[0])
+    return op.name == "tt.reduce" and any(vector[op.attributes["axis"]] for vector in blocks(op.operand_types[0]))
 
 
 @functools.cache

@@ -87,8 +87,10 @@ class Machine:
 
     # ---- findings
 
-    def where(self, role: Role) -> str:
-        return f"{self.name if len(self.ctas) == 1 else f'{self.name} rank {role.rank}'}, {role.name}"
+    def where(self, role: Role, rank: int | None = None) -> str:
+        """Return a role's place, in CTA `rank` where it has several."""
+        at = role.rank if rank is None else rank
+        return f"{self.name if len(self.ctas) == 1 else f'{self.name} rank {at}'}, {role.name}"
 
     def report(
         self,
@@ -98,9 +100,10 @@ class Machine:
         op: Op,
         what: str = "",
         more: tuple[Place, ...] = (),
+        rank: int | None = None,
         **details: Any,
     ) -> None:
-        place = Place(self.where(role) if role else self.name, what or op.name, op.location)
+        place = Place(self.where(role, rank) if role else self.name, what or op.name, op.location)
         self.simulation.found(
             Finding(kind, message, (*more, place), {k: v for k, v in details.items() if v is not None})
         )
@@ -126,8 +129,18 @@ class Machine:
             by_rank.setdefault((start + base) >> 24, []).append((start & SHARED_MASK, end & SHARED_MASK or end))
         return [(rank, base & SHARED_MASK, runs) for rank, runs in by_rank.items()]
 
-    def touch(self, agent: Role | Async, view: View, write: bool, proxy: str, op: Op, atomic: bool = False) -> None:
-        """Record an access. Report races, overruns and misalignment."""
+    def touch(
+        self,
+        agent: Role | Async,
+        view: View,
+        write: bool,
+        proxy: str,
+        op: Op,
+        atomic: bool = False,
+        by: int | None = None,
+    ) -> None:
+        """Record an access by CTA `by`, or by each CTA that the view lies in. Report races, overruns and
+        misalignment."""
         role = agent if isinstance(agent, Role) else agent.role
         if write and not atomic:
             self.version += 1
@@ -136,21 +149,9 @@ class Machine:
                 watch.looked[view.name] = None
         if view.space == "tensor" and proxy != TENSOR_THREADS:
             proxy = ASYNC  # proxies concern shared and global memory; tcgen05 orders its own accesses of tensor memory
-        if isinstance(agent, Role):
-            access = Access(role.index, role.clock.roles[role.index], 0, proxy, write, op, self.where(role), atomic)
-        else:
-            access = Access(role.index, 0, agent.bit, proxy, write, op, f"{self.where(role)}, {agent.kind}", atomic)
         for rank, base, runs in self._pieces(view.base, view.map):
             if rank >= len(self.ctas):
                 self.stop("out-of-bounds", f"{view.name}: rank {rank} of a cluster of {len(self.ctas)}", role, op)
-            if view.space == "shared" and self.has_ended(rank, role):
-                self.report(
-                    "out-of-bounds",
-                    f"{view.name}: the shared memory of rank {rank}, whose threads have all ended",
-                    role,
-                    op,
-                    buffer=view.name,
-                )
             memory = self.memory(view.space, rank)
             if runs and base + runs[-1][1] > memory.size:
                 self.stop(
@@ -159,7 +160,10 @@ class Machine:
                     role,
                     op,
                 )
-            conflict = memory.shadow.access(runs, base, access, agent.clock)
+            access, clock = self._access(agent, rank if by is None else by, proxy, write, op, atomic)
+            if view.space == "shared" and access.role // self.simulation.roles_per_cta != rank:
+                self._check_exists(rank, access, clock, view, role)
+            conflict = memory.shadow.access(runs, base, access, clock)
             if conflict is not None:
                 self._conflict(conflict, access, view, rank)
             if write and view.space == "shared" and self.barriers and not atomic:
@@ -168,6 +172,50 @@ class Machine:
                         base + s < (address & SHARED_MASK) + 8 and (address & SHARED_MASK) < base + e for s, e in runs
                     ):
                         self.report("barrier-life", f"{barrier.name} is overwritten while it is in use", role, op)
+
+    def _access(
+        self, agent: Role | Async, rank: int, proxy: str, write: bool, op: Op, atomic: bool
+    ) -> tuple[Access, Clock]:
+        """Return the access of CTA `rank`, or of the CTA that issues an operation for it, with its clock."""
+        if isinstance(agent, Async):
+            role, by = agent.role, agent.issuer(rank)
+            epoch, bit, who = 0, agent.bits[by], f"{self.where(role, by)}, {agent.kind}"
+        else:
+            role, by = agent, rank if len(agent.ranks) > 1 else agent.rank
+            epoch, bit, who = agent.clocks[by].roles[agent.components[by]], 0, self.where(role, by)
+        return Access(role.components[by], epoch, bit, proxy, write, op, who, atomic), agent.clocks[by]
+
+    def _check_exists(self, rank: int, access: Access, clock: Clock, view: View, role: Role) -> None:
+        """Report an access of another CTA's shared memory while that CTA may not run."""
+        roles = self.simulation.roles_per_cta
+        if self.has_ended(rank, role):
+            why = "whose threads have all ended"
+        elif not any(clock.roles[rank * roles : (rank + 1) * roles]):
+            why = "whose threads may not have started: nothing orders the access after them"
+        else:
+            return
+        place = Place(access.who, "accesses it", access.op.location)
+        message = f"{view.name}: the shared memory of rank {rank}, {why}"
+        self.simulation.found(Finding("out-of-bounds", message, (place,), {"buffer": view.name}))
+
+    def check_last_accesses(self, awaited: int) -> None:
+        """Report accesses of a CTA's shared memory by others that nothing orders before the end of its threads.
+        `awaited`: the operations for which some role has waited. The others are reported as unfinished.
+        """
+        for cta in self.ctas:
+            known = Clock(self.number_of_roles)
+            for role in self.roles:
+                if cta.rank in role.ranks:
+                    known.join(role.clocks[cta.rank])
+            for segment in cta.shared.shadow.segments:
+                for access in (segment.write, *segment.reads):
+                    own = access is None or access.role // self.simulation.roles_per_cta == cta.rank
+                    if access is None or own or known.covers(access) or access.bit & ~awaited:
+                        continue
+                    name = self.name_of("shared", (cta.rank << 24) + segment.start)
+                    message = f"{name}: the shared memory of rank {cta.rank}, whose threads may have ended"
+                    place = Place(access.who, "accesses it", access.op.location)
+                    self.simulation.found(Finding("out-of-bounds", message, (place,), {"buffer": name}))
 
     def _conflict(self, conflict: Any, access: Access, view: View, rank: int) -> None:
         before = conflict.before
@@ -276,9 +324,10 @@ class Machine:
         unit: str = "",
         cost: float = 0.0,
         latency: float = 0.0,
+        rank: int | None = None,
     ) -> Async:
-        """Start an operation. Operations of one `queue` complete in order. `unit`, `cost` and `latency` give the
-        modelled time, in cycles.
+        """Start an operation of all CTAs of the role, or of `rank`. Operations of one `queue` complete in order.
+        `unit`, `cost` and `latency` give the modelled time, in cycles.
         """
         self.version += kind != "timer"
         after = self.queues.get(queue) if queue is not None else None
@@ -290,11 +339,13 @@ class Machine:
             after if after is not None and not after.done else None,
             unit or kind,
             self.operations,
+            rank,
         )
-        self.operations += 1
-        if after is not None:
-            operation.clock.operations |= after.clock.operations | after.bit
-            operation.clock.fenced_operations |= after.clock.fenced_operations | after.bit
+        self.operations += len(operation.ranks)
+        for each in operation.ranks:
+            if after is not None:
+                operation.learn(each, after)
+            role.advance(each)  # the CTA's later work is not ordered before the operation
         if queue is not None:
             self.queues[queue] = operation
         engine = (operation.unit, role.rank)
@@ -302,17 +353,16 @@ class Machine:
         operation.started = begin
         operation.finish = begin + cost + latency
         self.units[engine] = begin + cost
-        role.clock.roles[role.index] += 1  # the role's later work is not ordered before the operation
         self.flying.append(operation)
         if self.simulation.recorder is not None:
             self.simulation.recorder.issued(self, operation, cost)
         return operation
 
-    def tensor_access(self, role: Role, op: Op, what: str) -> Async:
-        """Start a tcgen05.ld or .st (`what`) of a role's threads. Its bytes move at once here, but the result is
-        valid only after the role's tcgen05.wait.
+    def tensor_access(self, role: Role, op: Op, what: str, rank: int) -> Async:
+        """Start a tcgen05.ld or .st (`what`) of a role's threads in CTA `rank`. Its bytes move at once here, but the
+        result is valid only after the role's tcgen05.wait.
         """
-        operation = Async(f"tcgen05.{what}", role, op, _nothing, None, "tensor memory", self.operations)
+        operation = Async(f"tcgen05.{what}", role, op, _nothing, None, "tensor memory", self.operations, rank)
         operation.done = True
         self.operations += 1
         role.tensor_accesses[what].append(operation)
@@ -330,11 +380,10 @@ class Machine:
         """Add a second part to an operation just started. It completes at any moment after the first; by modelled
         time, at once.
         """
-        second = Async(kind, first.role, first.op, effect, first, f"{first.unit} ({kind})", self.operations)
-        self.operations += 1
-        second.clock = first.clock.copy()
-        second.clock.operations |= first.bit
-        second.clock.fenced_operations |= first.bit
+        rank = first.ranks[0] if len(first.ranks) == 1 else None
+        second = Async(kind, first.role, first.op, effect, first, f"{first.unit} ({kind})", self.operations, rank)
+        self.operations += len(first.ranks)
+        second.clocks = {rank: first.past([rank]) for rank in first.ranks}
         second.started = second.finish = first.finish
         self.flying.append(second)
         return second
@@ -350,21 +399,23 @@ class Machine:
         self.flying.remove(operation)
         self.version += operation.kind != "timer"
         self.time = max(self.time, operation.finish)
-        operation.clock.operations |= operation.bit  # its own accesses are in order
-        operation.clock.fenced_operations |= operation.bit
+        for rank, clock in operation.clocks.items():
+            clock.after(clock, operation.bits[rank])  # its own accesses are in order
         operation.effect(operation)
         operation.effect = _nothing  # frees the operands
         operation.done = True
         if needs_wait(operation.kind):
-            self.completed.append((operation.bit, operation.role, operation.op, operation.kind))
+            self.completed.append(
+                (sum(operation.bits[i] for i in operation.issuers()), operation.role, operation.op, operation.kind)
+            )
         if self.simulation.recorder is not None:
             self.simulation.recorder.operation(self, operation)
 
     def acquire(self, role: Role, operations: list[Async]) -> None:
-        """Record that the role has waited for these operations."""
+        """Record that the role has waited for these operations, each CTA for what it issued."""
         for operation in operations:
-            role.clock.operations |= operation.bit | operation.clock.operations  # and those of its queue before it
-            role.clock.fenced_operations |= operation.bit | operation.clock.fenced_operations
+            for issuer in operation.issuers():
+                role.clocks[issuer].after(operation.clocks[issuer], operation.bits[issuer])
             role.time = max(role.time, operation.finish)
 
     def idle_but_for(self, timer: Async) -> bool:

@@ -18,7 +18,9 @@ from tritonkittens.inspect._roles import distinct
 
 from .control_flow import CONTROL, partitions
 from .costs import Cost, operation_cost
+from .layouts import crosses_ctas
 from .operations import EFFECTS, VIEWS
+from .operations.control import exchange
 from .operations.inline_asm import extern_function
 from .origins import origins
 from .pure_operations import PURE
@@ -69,7 +71,7 @@ class Program:
         """Return the steps of a block, resolved at its first run."""
         found = self.steps.get(id(block))
         if found is None:
-            found = self.steps[id(block)] = [resolve(op, warps) for op in block.operations]
+            found = self.steps[id(block)] = [resolve(op, warps, self.num_ctas) for op in block.operations]
         return found
 
 
@@ -78,18 +80,20 @@ class Program:
 BARRIERS = {"ttg.barrier", "gpu.barrier", "ttg.local_barrier", "ttg.local_load", "ttg.local_store", "ttg.local_alloc"}
 
 
-def resolve(op: Op, warps: int) -> Step:
-    step = _resolved(op, warps)
+def resolve(op: Op, warps: int, num_ctas: int = 1) -> Step:
+    step = _resolved(op, warps, num_ctas)
     step.meets = op.name in BARRIERS or bool(op.results and "allocation.offset" in op.attributes)
     return step
 
 
-def _resolved(op: Op, warps: int) -> Step:
+def _resolved(op: Op, warps: int, num_ctas: int) -> Step:
     cost = operation_cost(op, warps)
     if op.name in CONTROL:
         return Step(CONTROL_KIND, CONTROL[op.name], op, cost)
     if op.name == "tt.extern_elementwise" and op.attributes["symbol"] in extern.PTX:
         return Step(GENERATOR_KIND, extern_function, op, cost)
+    if num_ctas > 1 and crosses_ctas(op):
+        return Step(EFFECT_KIND, exchange(PURE[op.name]), op, cost)
     if op.name in PURE:
         return Step(PURE_KIND, PURE[op.name], op, cost)
     if op.name in VIEWS:

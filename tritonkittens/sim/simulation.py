@@ -259,6 +259,8 @@ class Simulation:
                 environment,
                 entry,
             )
+            if self.program.module.attributes.get("ttng.two-ctas") and self.program.uses_tensor_memory:
+                role.meet()  # before the pairs allocate tensor memory
             machine.roles.append(role)
         return machine
 
@@ -272,9 +274,10 @@ class Simulation:
         reported = {place.location for finding in self.findings for place in finding.places}
         known = 0
         for role in machine.roles:
-            known |= role.clock.operations
-        for bit, role, op, kind in machine.completed:
-            if not known & bit and op.location not in reported:
+            for clock in role.clocks.values():
+                known |= clock.operations
+        for bits, role, op, kind in machine.completed:
+            if known & bits != bits and op.location not in reported:
                 message = f"no role waits for a {kind}: it may still be in flight when its CTA ends"
                 machine.report("unfinished", message, role, op, kind)
         while machine.flying:
@@ -296,6 +299,8 @@ class Simulation:
                         {"buffer": barrier.name},
                     )
                 )
+        if len(machine.ctas) > 1:
+            machine.check_last_accesses(known)
         for cta in machine.ctas:
             for allocation in cta.tensor_live.values():
                 place = Place(machine.name, "tcgen05.alloc", allocation.op.location)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,20 +43,22 @@ def barrier(role: Role, op: Op) -> None:
 
 @effect("ttng.fence_async_shared")
 def fence_async_shared(role: Role, op: Op) -> None:
-    role.clock.fence()
+    for rank in role_ranks(role):
+        role.fence_proxy(rank, bool(op.attributes.get("bCluster")))
 
 
 @effect("ttng.fence_mbarrier_init_release_cluster")
 def fence_mbarrier_init(role: Role, op: Op) -> None:
-    """Order mbarrier.init before the following cluster barrier, for which others wait. Ordinary stores are not
-    fenced.
-    """
+    """Order mbarrier.init before the following cluster barrier, for which others wait."""
+    for rank in role_ranks(role):
+        role.fence_cluster(rank)
 
 
 @effect("ttng.cluster_arrive")
 def cluster_arrive(role: Role, op: Op) -> None:
     machine = role.machine
-    generation = machine.cluster_barrier.arrive(role, machine.simulation.program.total_warps, role_ranks(role))
+    warps, relaxed = machine.simulation.program.total_warps, bool(op.attributes.get("relaxed"))
+    generation = machine.cluster_barrier.arrive(role, warps, role_ranks(role), relaxed)
     role.seen_phase[-1] = generation
 
 
@@ -65,7 +68,7 @@ def cluster_wait(role: Role, op: Op) -> Any:
     if -1 not in role.seen_phase:
         machine.stop("arrivals", "barrier.cluster.wait without barrier.cluster.arrive before it", role, op)
     yield machine.cluster_barrier.wait(role, role.seen_phase.pop(-1))
-    machine.cluster_barrier.passed(role)
+    machine.cluster_barrier.passed(role, role_ranks(role))
 
 
 @effect("ttng.cluster_barrier")
@@ -74,10 +77,23 @@ def cluster_barrier(role: Role, op: Op) -> Any:
     yield from cluster_wait(role, op)
 
 
-def role_ranks(role: Role) -> range:
-    """Return the CTAs of a role: its own, or all where Triton compiled one program for the cluster."""
-    machine = role.machine
-    return range(len(machine.ctas)) if machine.simulation.program.num_ctas > 1 else range(role.rank, role.rank + 1)
+def exchange(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operation whose CTAs exchange elements, for which the compiler adds barriers of the cluster."""
+
+    def exchanging(role: Role, op: Op, *values: Any) -> Any:
+        role.meet()
+        return compute(op, *values)
+
+    return exchanging
+
+
+def role_ranks(role: Role) -> Sequence[int]:
+    """Return the CTAs of a role that execute an operation: all, or those whose first thread is in this part of a
+    divided role.
+    """
+    if role.mask is None:
+        return role.ranks
+    return [rank for rank in role.ranks if role.mask[(rank - role.ranks.start) * 32 * role.warps]]
 
 
 @effect("tt.assert", "cf.assert")

@@ -85,6 +85,7 @@ def wait_copy_groups(role: Role, pending: int) -> Any:
         )  # fmt: skip
         for operation in operations:
             # they are ordinary stores, so the asynchronous proxy needs a fence after them
-            role.clock.operations |= operation.bit
+            for rank in operation.ranks:
+                role.clocks[rank].operations |= operation.bits[rank]
             role.time = max(role.time, operation.finish)
     role.copy_groups = role.copy_groups[len(over) :]

@@ -19,7 +19,6 @@ from ..ptx import Block, PtxSyntaxError, execute, parse
 from ..report import Finding, Place, Stop
 from ..ttgir import Op, Pointer, Scalar, Tensor
 from ..values import InFlight, View
-from .control import role_ranks
 from .global_memory import as_scalar
 from .products import Product
 from .ptx_machine import RoleThreads
@@ -34,7 +33,7 @@ SPIN_CYCLES = 30.0  # modelled time of one turn of a loop inside a block
 
 def threads_of(role: Role) -> int:
     """Return all threads of a role, those of every CTA where Triton compiled one program for a cluster."""
-    return 32 * role.warps * len(role_ranks(role))
+    return 32 * role.warps * len(role.ranks)
 
 
 def chosen(role: Role) -> np.ndarray:
@@ -87,10 +86,10 @@ def view_column(role: Role, view: View) -> np.ndarray:
     if view.space != "shared":
         return np.full(threads_of(role), tensor_address(view), np.uint64)
     first = view.base + int(view.map.offsets.reshape(-1)[0])
-    if len(role_ranks(role)) == 1:
+    if len(role.ranks) == 1:
         return np.full(threads_of(role), first, np.uint64)
     return np.repeat(
-        np.uint64(first % SHARED_STRIDE) + (np.array(role_ranks(role), np.uint64) << np.uint64(24)), 32 * role.warps
+        np.uint64(first % SHARED_STRIDE) + (np.array(role.ranks, np.uint64) << np.uint64(24)), 32 * role.warps
     )
 
 
@@ -179,8 +178,8 @@ def run_threads(
     """
     who: np.ndarray = np.repeat(chosen(role), per_thread)
     each = 32 * role.warps
-    ranks = [rank for k, rank in enumerate(role_ranks(role)) if (who // each == k).any()]
-    parts = [np.flatnonzero(who // each == k) for k in range(len(role_ranks(role)))]
+    ranks = [rank for k, rank in enumerate(role.ranks) if (who // each == k).any()]
+    parts = [np.flatnonzero(who // each == k) for k in range(len(role.ranks))]
     parts = [p for p in parts if len(p)]
     runs = []
     for rank, part in zip(ranks, parts):
@@ -220,7 +219,7 @@ def in_flight(role: Role, block: Block, results: list[tuple[Any, range]], operan
         if written & set(numbers):
             loads = role.tensor_accesses["ld"]
             product.operation = loads[-1] if loads else role.machine.queues["wgmma", role.index]
-        elif isinstance(before, InFlight) and not role.clock.operations & before.product.operation.bit:
+        elif isinstance(before, InFlight) and not before.product.operation.awaited(role):
             product.operation = before.product.operation
         out.append(value if product.operation is None else InFlight(product, None))  # type: ignore[arg-type]
     return out

@@ -74,13 +74,17 @@ class PtxCopies(PtxMemory):
         if destination[0] == "global":
             start, target = destination[1], Spans(np.array([destination[1]]), nbytes)
             kind = "TMA store" if reduction is None else f"TMA reduce ({reduction[0]})"
-            start_bulk(self.role, self.op, kind, nbytes, read, lambda data: write(self.role, start, data), target)
+
+            def put(bits: np.ndarray) -> None:
+                write(self.role, start, bits)
+
+            start_bulk(self.role, self.op, kind, nbytes, read, put, target, self.rank)
             return
         loads = source[0] == "global"
         kind, data = ("TMA load", self._maybe_early(read)) if loads else ("bulk copy between CTAs", read)
         find = self.machine.barriers.find
         for place, bar in self.targets(destination[1], barrier, multicast):
-            signalled = None if bar is None else find(self.role, bar, self.op, "a copy signals it")
+            signalled = None if bar is None else find(self.role, bar, self.op, "a copy signals it", self.rank)
 
             def effect(operation: Async, place: int = place) -> None:
                 if loads:
@@ -147,15 +151,11 @@ class PtxCopies(PtxMemory):
                 if bar is None:
                     raise PtxFault("a tensor load without an mbarrier")
                 target = self._box(place, tensor)
-                start_load(
-                    role,
-                    op,
-                    [bar],
-                    target,
-                    lambda: box_words(role, op, tensor, start, tensor.box),
-                    rows,
-                    target.map.total,
-                )
+
+                def words() -> np.ndarray:
+                    return box_words(role, op, tensor, start, tensor.box)
+
+                start_load(role, op, [bar], target, words, rows, target.map.total, rank=self.rank)
             return
         source = self._box(shared, tensor)
         row, end = tensor.shape[-1] * tensor.nbytes, (start[-1] + tensor.box[-1]) * tensor.nbytes
@@ -173,6 +173,7 @@ class PtxCopies(PtxMemory):
             lambda words: write_box(role, op, tensor, start, words.reshape(tensor.box), reduction),
             written,
             kind,
+            self.rank,
         )
 
     def _box(self, address: int, tensor: TensorMap) -> View:

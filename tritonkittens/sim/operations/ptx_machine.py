@@ -29,7 +29,9 @@ class RoleThreads(PtxSynchronisation, PtxCopies, PtxTensorCores):
         machine, role = self.machine, self.role
         self.check_aligned(result, "clusterlaunchcontrol.try_cancel: the result")
         targets = self.targets(result, barrier, (1 << len(machine.ctas)) - 1 if multicast else None)
-        bars = [machine.barriers.find(role, bar, self.op, "try_cancel") for _, bar in targets if bar is not None]
+        bars = [
+            machine.barriers.find(role, bar, self.op, "try_cancel", self.rank) for _, bar in targets if bar is not None
+        ]
 
         def effect(operation: Async) -> None:
             answer = clc.encode_answer(machine.simulation.cancel_next())
@@ -38,7 +40,7 @@ class RoleThreads(PtxSynchronisation, PtxCopies, PtxTensorCores):
                 if bar is not None:
                     machine.barriers.deliver(operation, bar, phase, 16)
 
-        operation = machine.start("try_cancel", role, self.op, effect, unit="CLC", latency=CLC_LATENCY)
+        operation = machine.start("try_cancel", role, self.op, effect, unit="CLC", latency=CLC_LATENCY, rank=self.rank)
         phases = [0 if bar is None else machine.barriers.promise(operation, bar) for bar in bars]
 
     def set_max_registers(self, direction: str, count: int) -> Wait | None:

@@ -129,7 +129,7 @@ class PtxMemory(PtxThreads):
             return out
         out = np.empty((flat.size, nbytes), np.uint8)
         for here, view in self._split(space, flat, nbytes):
-            self.machine.touch(agent, view, write, proxy, self.op, atomic)
+            self.machine.touch(agent, view, write, proxy, self.op, atomic, self.rank)
             self.machine.check_written(agent, view, self.op)
             memory = self.machine.memory(space, view.base >> 24)
             out[here] = memory.bytes[(flat[here] % SHARED_STRIDE)[:, None] + np.arange(nbytes)]
@@ -148,7 +148,7 @@ class PtxMemory(PtxThreads):
                     outside(self.role, self.op, bad, nbytes, "a store")
             return
         for here, view in self._split(space, flat, nbytes):
-            self.machine.touch(agent, view, True, proxy, self.op, atomic)
+            self.machine.touch(agent, view, True, proxy, self.op, atomic, self.rank)
             memory = self.machine.memory(space, view.base >> 24)
             places = (flat[here] % SHARED_STRIDE)[:, None] + np.arange(nbytes)
             memory.bytes[places] = data[here]
@@ -223,14 +223,14 @@ class PtxMemory(PtxThreads):
         return (
             (self.role, GENERIC)
             if space != "tensor"
-            else (self.machine.tensor_access(self.role, self.op, what), TENSOR_THREADS)
+            else (self.machine.tensor_access(self.role, self.op, what, self.rank), TENSOR_THREADS)
         )
 
     # Threads of a cluster synchronise through words that they store and load with an order (and fences around relaxed
     # ones): a reader of such a word acquires the clocks of its writers.
 
     def _release(self, space: str, flat: np.ndarray) -> None:
-        clock = self.role.release()
+        clock = self.role.release(self.rank)
         for place in set(flat.tolist()):
             self.machine.words.setdefault((space, place), Clock(self.machine.number_of_roles)).join(clock)
 
@@ -238,7 +238,7 @@ class PtxMemory(PtxThreads):
         for place in set(flat.tolist()):
             known = self.machine.words.get((space, place))
             if known is not None:
-                self.role.clock.join(known)
+                self.clock.join(known)
 
     def atomic(
         self,

@@ -12,11 +12,13 @@ from ..agents import Role, Wait
 from ..clocks import Clock
 from ..costs import CLOCK_GHZ
 from ..ttgir import Op
-from .control import dependency_wait, launch_dependents, role_ranks
+from .control import dependency_wait, launch_dependents
 from .ptx_threads import PtxThreads, ThenWait
 
+# Fences that other CTAs see.
+PUBLISHING = ("acq_rel.", "sc.", "mbarrier_init.")
 # Fences of accesses that are in order here anyway.
-IN_ORDER = ("mbarrier_init.", "proxy.async.global", "proxy.tensormap::generic.", "proxy.alias")
+IN_ORDER = (*PUBLISHING, "proxy.async.global", "proxy.tensormap::generic.", "proxy.alias")
 
 
 class PtxSynchronisation(PtxThreads):
@@ -27,7 +29,7 @@ class PtxSynchronisation(PtxThreads):
         self._rounds: dict[int, tuple[NamedBarrier, int]] = {}  # of named barriers: the round for which this role waits
 
     def barrier(self, address: int) -> PtxBarrier:
-        return PtxBarrier(self.role, self.op, int(address))
+        return PtxBarrier(self.role, self.op, int(address), self.rank)
 
     def named_barrier(
         self, number: int, threads: int | None, arriving: int, arrive_only: bool, votes: int = 0
@@ -38,14 +40,15 @@ class PtxSynchronisation(PtxThreads):
         key = (self.rank, number)
         state = machine.named.setdefault(key, NamedBarrier(number, machine.number_of_roles))
         total = 32 * machine.simulation.program.total_warps if threads is None else threads
-        generation = state.arrive(role, arriving, total, votes, self.op)
+        generation = state.arrive(role, self.clock, arriving, total, votes, self.op)
+        role.advance(self.rank)
         if arrive_only:
             return None
         self._rounds[number] = (state, generation)
         return ThenWait(
             lambda: state.generation > generation,
             lambda: f"named barrier {number}: {state.arrived} of {state.threads} threads have arrived",
-            lambda: role.clock.join(state.rounds[generation][2]),
+            lambda: self.clock.join(state.rounds[generation][2]),
             time=lambda: state.time,
         )
 
@@ -56,9 +59,8 @@ class PtxSynchronisation(PtxThreads):
     def cluster_arrive(self, order: str, active: np.ndarray) -> None:
         machine, role = self.machine, self.role
         lockstep = machine.simulation.program.num_ctas > 1
-        ranks = range(self.rank, self.rank + 1) if lockstep else role_ranks(role)
         role.seen_phase[-1 - self.rank * lockstep] = machine.cluster_barrier.arrive(
-            role, len(np.unique(self.warp[active])), ranks
+            role, len(np.unique(self.warp[active])), [self.rank], order == "relaxed"
         )
 
     def cluster_wait(self, active: np.ndarray) -> Wait | None:
@@ -67,20 +69,23 @@ class PtxSynchronisation(PtxThreads):
         if key not in role.seen_phase:
             machine.stop("arrivals", "barrier.cluster.wait without barrier.cluster.arrive before it", role, self.op)
         inner = machine.cluster_barrier.wait(role, role.seen_phase.pop(key))
-        return ThenWait(inner.ready, inner.describe, lambda: machine.cluster_barrier.passed(role), time=inner.time)
+        return ThenWait(
+            inner.ready, inner.describe, lambda: machine.cluster_barrier.passed(role, [self.rank]), time=inner.time
+        )
 
     def fence(self, kind: str, active: np.ndarray) -> None:
         """Fence. Ordinary accesses happen in order here; only other CTAs, the asynchronous proxy and tcgen05 need
         fences."""
-        clock = self.role.clock
+        clock = self.clock
         if kind == "tcgen05.before_thread_sync":
             clock.before_sync |= clock.operations
         elif kind == "tcgen05.after_thread_sync":
             clock.after_sync |= clock.before_sync
         elif kind in ("proxy.async", "proxy.async.shared::cta", "proxy.async.shared::cluster"):
-            clock.fence()
-        elif kind.startswith(("acq_rel.", "sc.")):
-            if not kind.endswith((".cta", ".cluster")):
+            self.role.fence_proxy(self.rank, kind != "proxy.async.shared::cta")
+        elif kind.startswith(PUBLISHING) and not kind.endswith(".cta"):
+            self.role.fence_cluster(self.rank)
+            if kind.endswith((".gpu", ".sys")):
                 self.role.fence()
         elif not kind.startswith(IN_ORDER) and kind != "warp":
             raise NoMeaning(f"fence.{kind}")
@@ -100,22 +105,22 @@ class PtxSynchronisation(PtxThreads):
 class PtxBarrier:
     """An mbarrier for PTX instructions. Without an initialised mbarrier, the use is reported and has no effect."""
 
-    def __init__(self, role: Role, op: Op, address: int):
-        self.role, self.op, self.address, self.barriers = role, op, address, role.machine.barriers
+    def __init__(self, role: Role, op: Op, address: int, rank: int):
+        self.role, self.op, self.address, self.rank, self.barriers = role, op, address, rank, role.machine.barriers
 
     def _find(self, what: str) -> Any:
-        return self.barriers.find(self.role, self.address, self.op, what)
+        return self.barriers.find(self.role, self.address, self.op, what, self.rank)
 
     def init(self, count: int) -> None:
-        self.barriers.init(self.role, self.address, int(count), self.op)
+        self.barriers.init(self.role, self.address, int(count), self.op, self.rank)
 
     def invalidate(self) -> None:
-        self.barriers.invalidate(self.role, self.address, self.op)
+        self.barriers.invalidate(self.role, self.address, self.op, self.rank)
 
     def arrive(self, count: int, remote: bool) -> None:
         found = self._find("arrives")
         if found is not None:
-            self.barriers.arrive(self.role, found, int(count), self.op)
+            self.barriers.arrive(self.role, found, int(count), self.op, rank=self.rank)
 
     def expect(self, nbytes: int) -> None:
         found = self._find(f"expects {nbytes} bytes")
@@ -125,7 +130,7 @@ class PtxBarrier:
     def complete(self, nbytes: int) -> None:
         found = self._find(f"completes {nbytes} bytes")
         if found is not None:
-            self.barriers.complete_bytes(self.role, found, int(nbytes), self.op)
+            self.barriers.complete_bytes(self.role, found, int(nbytes), self.op, self.rank)
 
     def completed(self, parity: int) -> bool:
         found = self._find(f"tests parity {parity & 1}")
@@ -135,7 +140,7 @@ class PtxBarrier:
             watch.looked[f"{found.name} (waiting for its phase of parity {parity & 1}: {found.state()})"] = None
         done = bool(found.completed(int(parity)))
         if done:
-            self.barriers.passed(self.role, found)
+            self.barriers.passed(self.role, found, self.rank)
         return done
 
     def wait(self, parity: int, limit_ns: int | None) -> Wait | None:
@@ -180,8 +185,8 @@ class NamedBarrier:
         self.gathering = Clock(roles)
         self.rounds: dict[int, tuple[int, int, Clock]] = {}  # votes, voters and released clock of the latest rounds
 
-    def arrive(self, role: Role, count: int, threads: int, votes: int, op: Op) -> int:
-        """Arrive with `count` threads. Return their round."""
+    def arrive(self, role: Role, clock: Clock, count: int, threads: int, votes: int, op: Op) -> int:
+        """Arrive with `count` threads, and release their clock. Return their round."""
         if threads % 32 or threads <= 0:
             role.machine.report(
                 "arrivals",
@@ -197,7 +202,7 @@ class NamedBarrier:
             role.machine.report("arrivals", message, role, op)
         self.threads = threads
         generation = self.generation
-        self.gathering.join(role.release())
+        self.gathering.join(clock)
         self.latest = max(self.latest, role.time)
         self.arrived += count
         self.votes += votes

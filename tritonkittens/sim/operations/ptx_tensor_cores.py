@@ -28,9 +28,10 @@ class PtxTensorCores(PtxMemory):
             self.role,
             self.op,
             effect,
-            queue=(queue, self.role.index),
+            queue=(queue, self.role.components[self.rank]),
             unit=f"tensor core {self.rank}",
             latency=latency,
+            rank=self.rank,
         )
 
     # ---- wgmma
@@ -150,15 +151,9 @@ class PtxTensorCores(PtxMemory):
         machine, role, op = self.machine, self.role, self.op
 
         def effect(operation: Async) -> None:
-            clock = operation.clock.copy()
-            clock.operations |= operation.bit
-            clock.fenced_operations |= operation.bit
             for address in barriers:
-                barrier = machine.barriers.find(role, address, op, "tcgen05.commit")
+                barrier = machine.barriers.find(role, address, op, "tcgen05.commit", self.rank)
                 if barrier is not None:
-                    barrier.pending_time = max(barrier.pending_time, operation.finish)
-                    machine.barriers.arrive(
-                        role, barrier, 1, op, "arrives (tcgen05.commit)", clock, f"{role.name} (tcgen05.commit)"
-                    )
+                    machine.barriers.arrive(role, barrier, 1, op, "arrives (tcgen05.commit)", self.rank, operation)
 
         self._issue("tcgen05", "tcgen05.commit", effect)

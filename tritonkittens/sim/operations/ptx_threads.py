@@ -11,6 +11,7 @@ from tritonkittens.inline_ptx._meaning import NoMeaning
 
 from ..agents import Async, Role, Wait
 from ..barriers import Barrier
+from ..clocks import Clock
 from ..costs import CLOCK_GHZ
 from ..layouts import SHARED_STRIDE
 from ..spinning import Watch
@@ -41,6 +42,11 @@ class PtxThreads:
         self.lane: np.ndarray = self.tid % 32
         self.warp: np.ndarray = self.tid // 32
         self.watch = Watch(role)
+
+    @property
+    def clock(self) -> Clock:
+        """What these threads know to have happened."""
+        return self.role.clocks[self.rank]
 
     def special(self, name: str) -> Any:
         machine, simulation = self.machine, self.machine.simulation
@@ -141,6 +147,6 @@ class PtxThreads:
             if barrier is not None:
                 barriers.deliver(operation, barrier, phase, nbytes)
 
-        operation = self.machine.start(kind, self.role, self.op, delivering, **time)
+        operation = self.machine.start(kind, self.role, self.op, delivering, rank=self.rank, **time)
         phase = 0 if barrier is None else barriers.promise(operation, barrier)
         return operation

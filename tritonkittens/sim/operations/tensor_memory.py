@@ -20,7 +20,6 @@ from ..pure_arith import max_number, maximum, min_number, minimum
 from ..ttgir import MemDesc, Op, Tensor
 from ..values import Poison, View
 from .barriers import addresses
-from .control import role_ranks
 from .products import accumulate
 from .registry import effect, view
 from .shared_memory import address_map, allocate, buffer_name, idle
@@ -123,38 +122,36 @@ def pairs(role: Role) -> bool:
     return bool(role.machine.simulation.program.module.attributes.get("ttng.two-ctas"))
 
 
-def committed(role: Role, shared: tuple[View, ...]) -> list[int]:
-    """Return the ranks of the barriers at which the commits of all issuing CTAs arrive, one by one.
+def issuing(role: Role) -> int:
+    """Return `Async.leads` of tcgen05 operations."""
+    return ~1 if pairs(role) and len(role.ranks) > 1 else -1
 
-    They are the issuer's own, its pair's, and those with the same `shared` multicast data.
+
+def committed(role: Role, shared: tuple[View, ...]) -> list[tuple[int, int]]:
+    """Return (issuer, rank of the barrier) of each arrival by the commits of all issuing CTAs.
+
+    They arrive in the issuer's own CTA, its pair's, and those with the same `shared` multicast data.
     """
-    machine = role.machine
-    if machine.simulation.program.num_ctas == 1:
-        return [role.rank]
-    ranks = role_ranks(role)
+    if len(role.ranks) == 1:
+        return [(role.rank, role.rank)]
+    ranks = role.ranks
     masks = {free_ranks(view.type) | pairs(role) for view in shared} or {int(pairs(role))}
     out = []
     for issuer in ranks:
         if not (pairs(role) and issuer & 1):
-            out += [rank for rank in ranks if any(rank & ~mask == issuer & ~mask for mask in masks)]
+            out += [(issuer, rank) for rank in ranks if any(rank & ~mask == issuer & ~mask for mask in masks)]
     return out
 
 
 def signal(role: Role, op: Op, operation: Async, bars: list[View], shared: tuple[View, ...] = ()) -> None:
     """tcgen05.commit, without or with .multicast::cluster."""
     machine = role.machine
-    clock = operation.clock.copy()
-    clock.operations |= operation.bit
-    clock.fenced_operations |= operation.bit
     for bar in bars:
         place = addresses(role, bar)[0] & (SHARED_STRIDE - 1)
-        for rank in committed(role, shared):
-            barrier = machine.barriers.find(role, rank * SHARED_STRIDE + place, op, "tcgen05.commit")
+        for issuer, rank in committed(role, shared):
+            barrier = machine.barriers.find(role, rank * SHARED_STRIDE + place, op, "tcgen05.commit", issuer)
             if barrier is not None:
-                barrier.pending_time = max(barrier.pending_time, operation.finish)
-                machine.barriers.arrive(
-                    role, barrier, 1, op, "arrives (tcgen05.commit)", clock, f"{role.name} (tcgen05.commit)"
-                )
+                machine.barriers.arrive(role, barrier, 1, op, "arrives (tcgen05.commit)", issuer, operation)
 
 
 def matrix(role: Role, agent: Async, value: View, op: Op) -> np.ndarray:
@@ -181,7 +178,7 @@ def product(
         if bars:
             signal(role, op, operation, bars, shared if op.attributes.get("multicast") else ())
 
-    return machine.start(
+    operation = machine.start(
         "tcgen05.mma",
         role,
         op,
@@ -191,6 +188,8 @@ def product(
         cost=cost,
         latency=TCGEN05_LATENCY,
     )
+    operation.leads = issuing(role)
+    return operation
 
 
 def in_shared(*views: View) -> tuple[View, ...]:
@@ -242,7 +241,7 @@ def tc_gen5_commit(role: Role, op: Op, *operands: Any) -> None:
     (bar,), predicate, shared = op.split(operands)
     if predicate and not predicate[0]:
         return
-    role.machine.start(
+    operation = role.machine.start(
         "tcgen05.commit",
         role,
         op,
@@ -250,6 +249,7 @@ def tc_gen5_commit(role: Role, op: Op, *operands: Any) -> None:
         queue=queue(role),
         unit=f"tensor core {role.rank}",
     )
+    operation.leads = issuing(role)
 
 
 @effect("ttng.tmem_copy")
@@ -273,9 +273,10 @@ def tmem_copy(role: Role, op: Op, source: View, target: View, *bar: Any) -> None
         if bar:
             signal(role, op, operation, list(bar))
 
-    machine.start(
+    operation = machine.start(
         "tcgen05.cp", role, op, effect, queue=queue(role), unit=f"tensor core {role.rank}", cost=source.map.total / 128
     )
+    operation.leads = issuing(role)
 
 
 def unblock_scales(words: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -320,6 +321,7 @@ def clc_try_cancel(role: Role, op: Op, result: View, bar: View) -> None:
             machine.barriers.deliver(operation, barrier, phase, 16)
 
     operation = machine.start("try_cancel", role, op, effect, unit="CLC", latency=700.0)
+    operation.leads = 0 if len(role.ranks) > 1 else -1  # the first CTA asks, for all
     phases = [machine.barriers.promise(operation, b) for b in bars]
 
 

@@ -15,13 +15,12 @@ from ..agents import Async, Role, Wait
 from ..clocks import ASYNC
 from ..costs import TMA_LATENCY, tma_cycles
 from ..global_order import GPU, WEAK
-from ..layouts import SHARED_STRIDE
+from ..layouts import SHARED_STRIDE, free_ranks
 from ..numbers import decode, encode, round_to
 from ..tensormaps import FORMATS, SWIZZLES
 from ..ttgir import Descriptor, Op, Scalar
 from ..values import Spans, TensorMap, View
-from .barriers import addresses
-from .control import role_ranks
+from .barriers import addresses, sharers
 from .registry import effect, view
 
 COPY_ALIGNMENT = 128  # bytes; alignment of a box in shared memory
@@ -111,7 +110,7 @@ def delivered(role: Role, bars: list[int], target: View) -> int:
     A multicast signals each receiving CTA's own barrier.
     """
     holders = len(np.unique(target.map.offsets >> 24)) if target.map.spread else 1
-    return target.map.total // holders * (len(role_ranks(role)) // len(bars))
+    return target.map.total // holders * (len(role.ranks) // len(bars))
 
 
 def start_load(
@@ -123,9 +122,20 @@ def start_load(
     source: Spans,
     bytes_per_barrier: int,
     kind: str = "TMA load",
+    rank: int | None = None,
 ) -> None:
-    """Start a copy of `source` into shared memory that reports its bytes to barriers. `words()` reads the source."""
+    """Start a copy of `source` into shared memory that reports its bytes to barriers. `words()` reads the source.
+
+    CTA `rank` starts it, or each CTA of the role starts its own part. With multicast, the lowest of the CTAs that hold
+    the same part loads it for all of them.
+    """
     machine = role.machine
+    leads = ~free_ranks(target.type) if op.attributes.get("multicast") and len(role.ranks) > 1 else -1
+
+    def issuers(address: int) -> list[int]:
+        ranks = sharers(role, bar_addresses, address) if rank is None else [rank]
+        return list(dict.fromkeys(r & leads for r in ranks))
+
     first = (target.base + int(target.map.offsets.reshape(-1).min())) % SHARED_STRIDE
     if first % COPY_ALIGNMENT:
         machine.stop(
@@ -134,9 +144,10 @@ def start_load(
             role,
             op,
         )
-    barriers = [
-        b for b in (machine.barriers.find(role, a, op, "a copy signals it") for a in bar_addresses) if b is not None
-    ]
+    barriers = []
+    for address in bar_addresses:
+        found = [machine.barriers.find(role, address, op, "a copy signals it", r) for r in issuers(address)]
+        barriers += [b for b in found[:1] if b is not None]
     early = words() if machine.simulation.schedule.reads_early() else None
 
     def effect(operation: Async) -> None:
@@ -145,11 +156,12 @@ def start_load(
         machine.touch(operation, target, True, ASYNC, op)
         machine.write(target, data.reshape(target.map.shape))
         for barrier, phase in zip(barriers, phases):
-            machine.barriers.deliver(operation, barrier, phase, bytes_per_barrier)
+            machine.barriers.deliver(operation, barrier, phase, bytes_per_barrier, issuers(barrier.address))
 
     operation = machine.start(
-        kind, role, op, effect, unit="TMA", cost=tma_cycles(target.map.total), latency=TMA_LATENCY
+        kind, role, op, effect, unit="TMA", cost=tma_cycles(target.map.total), latency=TMA_LATENCY, rank=rank
     )
+    operation.leads = leads
     phases = [machine.barriers.promise(operation, b) for b in barriers]
 
 
@@ -234,7 +246,9 @@ def im2col_spans(tensor: TensorMap, start: list[int], shift: list[int], box: tup
     return Spans(np.array(starts, np.int64), width * tensor.nbytes)
 
 
-def start_store(role: Role, op: Op, source: View, put: Any, target: Spans, kind: str = "TMA store") -> None:
+def start_store(
+    role: Role, op: Op, source: View, put: Any, target: Spans, kind: str = "TMA store", rank: int | None = None
+) -> None:
     """Start a copy from shared memory to `target`, in the role's open bulk group. `put(words)` writes them."""
     machine = role.machine
 
@@ -243,10 +257,12 @@ def start_store(role: Role, op: Op, source: View, put: Any, target: Spans, kind:
         machine.check_written(operation, source, op)
         return machine.read(source)
 
-    start_bulk(role, op, kind, source.map.total, read, put, target)
+    start_bulk(role, op, kind, source.map.total, read, put, target, rank)
 
 
-def start_bulk(role: Role, op: Op, kind: str, nbytes: int, read: Any, put: Any, target: Spans) -> None:
+def start_bulk(
+    role: Role, op: Op, kind: str, nbytes: int, read: Any, put: Any, target: Spans, rank: int | None = None
+) -> None:
     """Start a bulk store with two completions: its source is read (`read(operation) -> data`), and its target is
     written (`put(data)`).
     """
@@ -260,6 +276,7 @@ def start_bulk(role: Role, op: Op, kind: str, nbytes: int, read: Any, put: Any, 
         unit="TMA",
         cost=tma_cycles(nbytes),
         latency=TMA_LATENCY,
+        rank=rank,
     )
 
     def write(operation: Async) -> None:
