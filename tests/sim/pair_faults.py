@@ -70,6 +70,10 @@ def pair_product(a_desc, b_desc, c_desc, BUG: gl.constexpr):
         tma.async_load(a_desc, [0, 0], loaded, a)  # reports: barrier_not_shared
         tma.async_load(b_desc, [0, 0], loaded, b)
     mbarrier.wait(loaded, 0)
+    if BUG == "read_by_who_does_not_wait":  # only the first CTA waits for a shared barrier
+        threads: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [4, 1], [0, 1], a_desc.layout.cga_layout)
+        a.store(a.load(threads))  # reports: read_by_who_does_not_wait
+        fence_async_shared()
     layout: gl.constexpr = TensorMemoryLayout(
         (128, b_desc.block_shape[1]), col_stride=1, cga_layout=c_desc.layout.cga_layout, two_ctas=True
     )
@@ -101,6 +105,7 @@ def pair_inputs(rng: Any) -> Any:
 
 fault("barrier_not_shared", "race", pair_product, pair_inputs)
 fault("operand_half_missing", "race", pair_product, pair_inputs)
+fault("read_by_who_does_not_wait", "race", pair_product, pair_inputs, also=("uninitialized",))
 fault("half_of_the_bytes", "bytes", pair_product, pair_inputs, also=("race", "uninitialized"), seed=2)
 fault("read_before_commit", "race", pair_product, pair_inputs)
 
