@@ -365,7 +365,7 @@ def run_cases(rank, folder, backend):
     kind = "cuda" if backend == "nccl" else "cpu"
     if kind == "cuda":
         torch.cuda.set_device(rank)
-    folder, timeout = pathlib.Path(folder), datetime.timedelta(seconds=120)
+    folder, timeout = pathlib.Path(folder), datetime.timedelta(seconds=600)
     dist.init_process_group(backend, f"file://{folder}/rendezvous", timeout, WORLD, rank)
     process, outcomes = Process(rank, init_device_mesh(kind, (WORLD,))), {}
     with sim.device("sm_90a") if kind == "cpu" else contextlib.nullcontext():
