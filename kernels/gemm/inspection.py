@@ -224,10 +224,13 @@ USERS: dict[str, Kind] = {
 UNALIGNED: dict[str, Kind] = {
     **{f"one_row_{b}": dict(m=1, b=b) for b in ("kn", "nk")},
     "one_row_fp16_fp32_result": dict(m=1, dtype=torch.float16, out_dtype=torch.float32),
-    **{f"16_rows_{b}": dict(m=16, b=b) for b in ("kn", "nk")},
-    "32_rows": dict(m=32),
     "small": dict(m=100, n=301, k=1001),
     "medium": dict(m=255, n=1023, k=251),
+}
+# A is packed, and the parts are added by a kernel of its own
+PACKED: dict[str, Kind] = {
+    **{f"16_rows_{b}": dict(m=16, b=b) for b in ("kn", "nk")},
+    "100_rows": dict(m=100),
     "16_rows_scaled_bias_silu_gate_residual": dict(
         m=16, bias="col", activation="silu", gate="row", residual=True, scales="row"
     ),
@@ -244,9 +247,19 @@ def _named(table: dict[str, Kind], prefix: str = "gemm", **options: Any) -> dict
     return found
 
 
+def _packed() -> dict[str, Inspectable]:
+    found: dict[str, Inspectable] = {}
+    for name, kind in PACKED.items():
+        call = functools.partial(_product, n=4095, k=4097, chosen=True, **kind)
+        pack = f"pack_rows_{name}" if len(kind) == 1 + ("b" in kind) else None  # epilogues do not change it
+        found |= launches_of(call, pack, f"gemm_packed_{name}", f"add_parts_{name}")
+    return found
+
+
 inspectable: dict[str, Inspectable] = {
     **_named(TILES | DTYPES | FINISHED | USERS),
     **_named(UNALIGNED, "gemm_unaligned", n=4095, k=4097, chosen=True),
+    **_packed(),
     **launches_of(functools.partial(_product, **COPIED), "copy_rows", None, "gemm_copied", None),
     **launches_of(functools.partial(_product, **COPIED | dict(dtype=E4M3)), "copy_rows_fp8", None, None, None),
 }

@@ -983,7 +983,7 @@ def test_a_dependent_launch_starts_early_and_waits_for_the_data(rng):
         poison(data), poison(out)
         if DEVICE == "cuda":
             torch.cuda.synchronize()
-        first_kernel[(1,)](source, data, times, num_warps=4, launch_pdl=True)
+        first_kernel[(1,)](source, data, times, num_warps=4)  # after the second one of the round before
         second_kernel[(1,)](data, out, times, num_warps=4, launch_pdl=True)
         assert torch.equal(out, source)
     ended, started = times.tolist()

@@ -451,13 +451,12 @@ class Launches:
     def ran(self, simulation: Simulation) -> None:
         """A launch has run."""
         order = simulation.launch_order
-        known, started = order.before, -1
+        self.started, self.ended = order.before, order.before | 1 << order.number
         for machine in simulation.finished:
             ended = order.before
             for role in machine.roles:
                 ended |= role.clock.complete
-            known |= ended
-            for early in machine.dependents.values() or [ended]:
-                started &= early
-        self.started = order.before if started < 0 else started
-        self.ended = known | 1 << order.number
+            self.ended |= ended
+            # the next launch starts when all CTAs let it, or end: then what any of them has waited for has ended
+            for known in machine.dependents.values() or [ended]:
+                self.started |= known
