@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], Callable[[], tuple[torch.Ten
         50,
     ),
 }
-LIMITS = {"attention B1 H2 S512 D64": 10.0, "GEMM 512": 5.0, "GEMM 256, 50 schedules": 60.0}  # seconds, of issue 3
+LIMITS = {"attention B1 H2 S512 D64": 10.0, "GEMM 512": 5.0, "GEMM 256, 50 schedules": 60.0}  # seconds
 
 
 def measure(name: str) -> dict[str, Any]:

@@ -166,6 +166,11 @@ class GlobalOrder:
         self.words: dict[int, Word] = {}
         self.touched = False  # whether anything was accessed since it was set to False
 
+    def forget(self) -> None:
+        """Free what is known: later launches come after everything."""
+        self.tensors, self.words = {}, {}
+        self.accesses, self.readers = [None], [None]
+
     # ---- accesses
 
     def access(
@@ -442,6 +447,8 @@ class Launches:
         self.number += 1
         if not early or self.order is None:
             everything = (1 << number) - 1
+            if self.order is not None:
+                self.order.forget()
             self.order = GlobalOrder(memory)
             return LaunchOrder(number, everything, everything), self.order
         self.order.memory = memory
