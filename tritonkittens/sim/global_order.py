@@ -35,14 +35,16 @@ MOST_READERS = 4096  # readers of a granule that a write is checked against
 
 
 class GlobalAccess(NamedTuple):
-    """One access by the threads of a role (epoch) or by an asynchronous operation (bit)."""
+    """One access by the threads of a role, in an epoch of its clock component, or by an asynchronous operation, which is a
+    bit of clocks (`clocks.py`). CTAs of one cluster are ordered by their roles' clocks, others by `Clock.world`.
+    """
 
     machine: Machine
     role: Role
     epoch: int
     bit: int
     write: bool
-    scope: int  # WEAK, or how far it is strong
+    scope: int  # of a strong access (PTX), or WEAK
     single: bool  # by the first thread of the role alone
     barriers: int  # of the role so far
     op: Op
@@ -188,7 +190,7 @@ class GlobalOrder:
     ) -> None:
         """Record an access of pieces of `nbytes` at the addresses `starts`, and report the races with earlier ones.
 
-        `scope`: how far it is strong. `single`: by one thread of the role. `owners`: the thread of each piece.
+        `scope`: of a strong access, else WEAK. `single`: by the first thread of the role alone. `owners`: the thread of each piece.
         `words`: what is going to be written there. Two writes of the same words do no harm.
         """
         if not starts.size or not nbytes:
@@ -456,7 +458,7 @@ class Launches:
         return LaunchOrder(number, self.started, self.started | self.ended), self.order
 
     def ran(self, simulation: Simulation) -> None:
-        """A launch has run."""
+        """Record what has ended when the next launch starts early, and when this one has ended."""
         order = simulation.launch_order
         self.started, self.ended = order.before, order.before | 1 << order.number
         for machine in simulation.finished:

@@ -43,7 +43,7 @@ def _is_pointer(kind: Type) -> bool:
 
 def origins(module: Module) -> dict[int, frozenset[int]]:
     """Return the positions of the kernel's parameters from which the address of each access may come, by the id of its
-    operation. An access whose address may come from elsewhere (memory, a number, inline PTX) is not in it.
+    operation. The result omits accesses whose address may come from elsewhere (memory, a number, inline PTX).
     """
     sources: dict[int, list[int]] = defaultdict(list)
     unknown: set[int] = set()

@@ -39,11 +39,11 @@ ADDED_ROWS = 8  # rows of a tile that a block of `add_parts` adds
 @plain_kernel(launch_pdl=True)
 @triton.jit
 def pack_rows(A, P, M, K, pitch, am, ak, bk, bn, SHAPE: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr):
-    """P = A, packed for the classes of B's rows; zero where the ends or nothing is. Grid: DEPTH of A, ROWS, shifts.
+    """Copy A to P, once for each class of B's rows (`unaligned.py`): classes × rows of a tile × `pitch`.
 
-    P: classes × rows of a tile × `pitch`. Where words lie along N, a class has every CLASSES-th column of A,
-    and there is one shift; where they lie along K, it has all of them behind as many zeros as its rows begin after a
-    word.
+    Where words lie along N, class r has the columns k ≡ r (mod classes) of A. Where they lie along K, it has all
+    columns behind s zeros, where s is the offset of its rows in a word. Columns that B's words do not cover are zero;
+    `packed_product` multiplies them by themselves. Grid: blocks of DEPTH columns, blocks of ROWS rows, shifts s.
     """
     tk.dependency_wait()
     tk.dependents_launch()
