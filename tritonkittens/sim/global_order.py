@@ -35,8 +35,8 @@ MOST_READERS = 4096  # readers of a granule that a write is checked against
 
 
 class GlobalAccess(NamedTuple):
-    """One access by the threads of a role, in an epoch of its clock component, or by an asynchronous operation, which is a
-    bit of clocks (`clocks.py`). CTAs of one cluster are ordered by their roles' clocks, others by `Clock.world`.
+    """One access by the threads of a role, in an epoch of its clock component, or by an asynchronous operation, which
+    is a bit of clocks (`clocks.py`). CTAs of one cluster are ordered by their roles' clocks, others by `Clock.world`.
     """
 
     machine: Machine
@@ -190,7 +190,8 @@ class GlobalOrder:
     ) -> None:
         """Record an access of pieces of `nbytes` at the addresses `starts`, and report the races with earlier ones.
 
-        `scope`: of a strong access, else WEAK. `single`: by the first thread of the role alone. `owners`: the thread of each piece.
+        `scope`: of a strong access, else WEAK. `single`: by the first thread of the role alone. `owners`: the thread
+        of each piece.
         `words`: what is going to be written there. Two writes of the same words do no harm.
         """
         if not starts.size or not nbytes:

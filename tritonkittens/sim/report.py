@@ -20,8 +20,8 @@ _LIBRARIES = (
 # every kind of finding, with its meaning in one line
 KINDS = {
     "deadlock": "every role that is left waits for something that nothing will do",
-    "race": "two accesses of the same bytes, one of them a write, in no order (two writes of one value to global memory "
-    "are none)",
+    "race": "two accesses of the same bytes, one of them a write, in no order (two writes of one value to global "
+    "memory are none)",
     "missing-fence": "an ordinary access followed by an access of the asynchronous proxy without fence.proxy.async "
     "between them",
     "bytes": "a barrier's phase expected other bytes than the copies of that phase deliver",
