@@ -106,28 +106,24 @@ class _Tensor:
         self.reads: np.ndarray = np.empty(0, np.int32)
 
     def refine(self, granule: int) -> None:
-        """Divide the granules, so that an access covers whole ones."""
+        """Divide the granules, so that an access of such granules covers whole ones."""
         if not self.granule:
             count = -(-self.size // granule)
             self.writes, self.reads = np.zeros(count, np.int32), np.zeros(count, np.int32)
-        else:
+        elif granule < self.granule:
             times = self.granule // granule
             self.writes, self.reads = np.repeat(self.writes, times), np.repeat(self.reads, times)
-        self.granule = granule
+        self.granule = min(granule, self.granule or granule)
 
     def places(self, starts: np.ndarray, nbytes: int) -> Places:
         """Return the granules of pieces of `nbytes` each."""
         first = int(starts[0]) - self.start
         end = int(starts[-1]) - self.start + nbytes
         if end - first == starts.size * nbytes and bool((starts[1:] - starts[:-1] == nbytes).all()):
-            needed = _granule(first | end)
-            if not self.granule or needed < self.granule:
-                self.refine(needed)
+            self.refine(_granule(first | end))
             return slice(first // self.granule, end // self.granule)
         offsets: np.ndarray = starts - self.start
-        needed = _granule(int(np.bitwise_or.reduce(offsets)) | nbytes)
-        if not self.granule or needed < self.granule:
-            self.refine(needed)
+        self.refine(_granule(int(np.bitwise_or.reduce(offsets)) | nbytes))
         places = offsets >> (self.granule.bit_length() - 1)
         each = nbytes // self.granule
         return places if each == 1 else (places[:, None] + np.arange(each)).reshape(-1)

@@ -142,21 +142,25 @@ class Global:
                 return start, size, data
         return None
 
+    def _nearest(self, address: int) -> int:
+        """Return the start of the tensor that contains an address, or of the nearest one."""
+        return self.starts[max(bisect_right(self.starts, address) - 1, 0)]
+
     def name(self, address: int) -> str:
-        """Return the name of the tensor that contains an address, or of the nearest one."""
-        i = max(bisect_right(self.starts, address) - 1, 0)
+        """Return the name of the tensor that contains an address, or of the nearest one, with the byte."""
         if not self.starts:
             return "no tensor"
-        size, _, name, _ = self.ranges[self.starts[i]]
-        return f"{name} ({size} bytes), byte {address - self.starts[i]}"
+        start = self._nearest(address)
+        size, _, name, _ = self.ranges[start]
+        return f"{name} ({size} bytes), byte {address - start}"
 
     def name_only(self, address: int) -> str:
-        """Return the name of the tensor that contains an address, or of the nearest one."""
-        return self.name(address).rsplit(" (", 1)[0]
+        """Return the name of the tensor that contains an address."""
+        return self.ranges[self._nearest(address)][2]
 
     def element(self, address: int) -> str:
         """Return the element at an address that lies in a tensor, as `C[3, 64]`."""
-        start = self.starts[max(bisect_right(self.starts, address) - 1, 0)]
+        start = self._nearest(address)
         _, _, name, owner = self.ranges[start]
         if not hasattr(owner, "stride"):
             return f"{name}, byte {address - start}"

@@ -25,15 +25,16 @@ SAME = {
     "tt.cat": (0, 1),
     "tt.split": (0,),
 }
-POINTER_OPERAND = {
-    "tt.load": 0,
-    "tt.store": 0,
-    "tt.atomic_rmw": 0,
-    "tt.atomic_cas": 0,
-    "tt.atomic_load": 0,
-    "tt.atomic_store": 0,
-    "tt.atomic_poll": 0,
-    "ttg.async_copy_global_to_local": 0,
+# Operations that access what their first operand points to
+ACCESSES = {
+    "tt.load",
+    "tt.store",
+    "tt.atomic_rmw",
+    "tt.atomic_cas",
+    "tt.atomic_load",
+    "tt.atomic_store",
+    "tt.atomic_poll",
+    "ttg.async_copy_global_to_local",
 }
 
 
@@ -56,7 +57,7 @@ def origins(module: Module) -> dict[int, frozenset[int]]:
                 sources[result] += [op.operands[i] for i in SAME[op.name]]
         elif op.name != "tt.call" and op.name != "ttg.warp_specialize":
             unknown.update(r for r, kind in zip(op.results, op.result_types) if _is_pointer(kind))
-        if op.name in POINTER_OPERAND:
+        if op.name in ACCESSES:
             accesses.append(op)
     parameters = {slot: i for i, slot in enumerate(module.kernel.regions[0].blocks[0].arguments)}
     found: dict[int, frozenset[int] | None] = {}
@@ -79,7 +80,7 @@ def origins(module: Module) -> dict[int, frozenset[int]]:
             found[value] = None
         return found[value]
 
-    pointers = {id(op): parameters_of(op.operands[POINTER_OPERAND[op.name]]) for op in accesses}
+    pointers = {id(op): parameters_of(op.operands[0]) for op in accesses}
     return {key: value for key, value in pointers.items() if value is not None}
 
 
