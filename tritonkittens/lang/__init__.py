@@ -59,6 +59,7 @@ from tritonkittens.lang.mma.mma import (
     mma_wait,
     mma_zero,
 )
+from tritonkittens.lang.mma.tcgen05 import mma_commit
 from tritonkittens.lang.register.broadcast import (
     add_col,
     add_row,
@@ -260,8 +261,8 @@ __all__ = [
     "load_into", "load_max", "load_scalar", "log", "log2", "longest_first", "LongestFirst", "lower_fill", "lt",
     "lt_col", "lt_row", "make_causal", "make_causal_t", "map", "mark", "mark_initialized", "mask", "max", "max_col",
     "max_row", "maximum", "min", "min_col", "min_row", "minimum", "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB",
-    "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "mma_zero", "mul", "mul_col", "mul_row",
-    "named_arrive", "named_sync", "ne", "ne_col", "ne_row", "neg", "neg_infty", "one", "OnePerBlock", "opaque_zero",
+    "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_commit", "mma_retire", "mma_wait", "mma_zero", "mul", "mul_col",
+    "mul_row", "named_arrive", "named_sync", "ne", "ne_col", "ne_row", "neg", "neg_infty", "one", "OnePerBlock", "opaque_zero",
     "Order", "Persistent", "pin", "pipeline", "pipeline_state", "pointer_to", "pos_infty", "prefetch", "print",
     "prod", "producer_acquire", "producer_commit", "producer_registers", "reciprocal", "reduce_acquire",
     "reduce_commit", "reduce_wait", "ReduceStoreWarp", "release", "relu", "rescale_row", "right_fill", "row_argmax",

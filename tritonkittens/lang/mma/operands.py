@@ -32,7 +32,7 @@ class Product:
         a_stored: A before its transposition.
         b_stored: B before its transposition.
         transposed: whether A and B were transposed.
-        add: False: the values in `acc` do not count.
+        add: False: the values in `acc` do not count; for tensor memory also a truth value of the run time.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Product:
     a_stored: Traced
     b_stored: Traced
     transposed: tuple[bool, bool]
-    add: bool
+    add: Traced
 
 
 def axes(x: Traced) -> tuple[tuple[int, ...], ...]:

@@ -61,7 +61,7 @@ def tile_broadcast_memory(t: Trace, T: Traced) -> dict[str, Traced]:
     numbers._set_name(t.builder, "numbers")
     if not T.dynamic:
         return {"numbers": numbers}
-    receivers = T.consumers * WARPS + T.reducers + T.lagged_producer
+    receivers = T.consumers * WARPS + T.reducers + T.lagged_producer + T.has_mma_warp(t.arch)
     return {
         "numbers": numbers,
         "tile_full": new_semaphores(t, SLOTS.value, 1),

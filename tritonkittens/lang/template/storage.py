@@ -76,15 +76,19 @@ def _pipelines(t: Trace, T: Traced) -> dict[str, Traced]:
     tiles NAME."""
     plan, stages, team = T._plan, T.placement(t.arch).stages, T.team * WARPS
     found: dict[str, Any] = {}
+    # arrivals that free a stage, the task tiles of a consumer, and those of the block: with an MMA warp its commits
+    readers = (team, WARPS, T.consumers * WARPS) if not T.has_mma_warp(t.arch) else (1, 1, 1)
+    if T.has_mma_warp(t.arch):
+        found["accumulator_pipeline"] = new_pipeline(t, T.accumulator_slots, 1, team)
     if plan.output:
         found["output_pipeline"] = new_pipeline(t, T.output_stages, team, 1)
-    found["input_pipeline"] = new_pipeline(t, stages, 1, team * T.cluster)
+    found["input_pipeline"] = new_pipeline(t, stages, 1, readers[0] * T.cluster)
     if plan.lagged:
-        found["lagged_pipeline"] = new_pipeline(t, stages, 1, team * T.cluster)
+        found["lagged_pipeline"] = new_pipeline(t, stages, 1, readers[0] * T.cluster)
     if plan.task and plan.per == "consumer":
-        found["task_pipeline"] = new_pipeline(t, T.consumers, 1, WARPS)
+        found["task_pipeline"] = new_pipeline(t, T.consumers, 1, readers[1])
     for group in block_tasks(plan):
-        found[f"{group}_pipeline"] = new_pipeline(t, 1, 1, T.consumers * WARPS)
+        found[f"{group}_pipeline"] = new_pipeline(t, 1, 1, readers[2])
     if plan.epilogue_loads:
         found["epilogue_pipeline"] = new_pipeline(t, T.consumers, 1, WARPS)
     if plan.epilogue_reloads:
@@ -107,13 +111,13 @@ def _other_memory(t: Trace, T: Traced) -> dict[str, Traced]:
 
 
 def _accumulators(t: Trace, T: Traced) -> dict[str, Traced]:
-    """Accumulators in tensor memory, on chips that have it."""
-    if not t.chip.tcgen05:
+    """The accumulators of the consumers that share a task, rings in tensor memory, where an MMA warp fills them."""
+    if not T.has_mma_warp(t.arch):
         return {}
     found = {
-        f"accumulator_{n}_{c}": t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols))
+        f"accumulator_{n}_{c}": t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols), T.accumulator_slots)
         for n, s in T._plan.accumulators
-        for c in range(T.consumers)
+        for c in range(T.team)
     }
     for name, field in found.items():
         field._set_name(t.builder, name)
