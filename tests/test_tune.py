@@ -48,7 +48,7 @@ TILES = range(1, 33)
 MEASURED = 12 + 6 + 3 * ROUNDS + 2 * FINAL_ROUNDS  # calls of a race of twelve
 
 
-def candidates(problem):
+def candidates(problem, device):
     return [Config(tile) for tile in TILES]
 
 
@@ -701,10 +701,10 @@ def test_explanation_of_a_prediction():
 def test_mistakes_in_a_family_are_named():
     with pytest.raises(ValueError, match=r"match=…'k'….*Problem has the fields m, n, dtype"):
         tune.Family("fake", Config, candidates, cost, problem_type=Problem, match=("k",))
-    none = tune.Family("fake", Config, lambda problem: [], cost, problem_type=Problem)
+    none = tune.Family("fake", Config, lambda problem, device: [], cost, problem_type=Problem)
     with pytest.raises(ValueError, match="no configuration can solve Problem"):
         none.choose(Problem(64, 64), device=H200)
-    misfit = tune.Family("fake", Config, lambda problem: [Config(31)], cost, problem_type=Problem)
+    misfit = tune.Family("fake", Config, lambda problem, device: [Config(31)], cost, problem_type=Problem)
     with pytest.raises(ValueError, match="NVIDIA H200 can run none of the 1 configurations"):
         misfit.choose(Problem(64, 64), device=H200)
     with pytest.raises(TypeError, match="Problem.dtype=torch.bfloat16: fields are None, bool, int"):

@@ -18,7 +18,7 @@ from tritonkittens.lang.schedule.dynamic_scheduler import tile_broadcast_memory
 from tritonkittens.lang.sync.semaphores import make_semaphores, new_semaphores, publish, semaphore
 from tritonkittens.lang.template.pipeline_state import phase_before
 from tritonkittens.lang.template.smem_plan import EXCHANGE_SLOTS
-from tritonkittens.lang.types.tiles import tt
+from tritonkittens.lang.types.tiles import rt, tt
 
 BLOCK_TASK = ("task", "late_task")  # tiles that all consumers of a task share, in the order in which they need them
 
@@ -110,12 +110,17 @@ def _other_memory(t: Trace, T: Traced) -> dict[str, Traced]:
     return found
 
 
+def tensor_home(tile: rt) -> tt:
+    """The tile of tensor memory for an accumulator. It adds in fp32 where wgmma would in fp16."""
+    return tt(tl.float32 if tile.dtype == tl.float16 else tile.dtype, tile.rows, tile.cols)
+
+
 def _accumulators(t: Trace, T: Traced) -> dict[str, Traced]:
     """The accumulators of the consumers that share a task, rings in tensor memory, where an MMA warp fills them."""
     if not T.has_mma_warp(t.arch):
         return {}
     found = {
-        f"accumulator_{n}_{c}": t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols), T.accumulator_slots)
+        f"accumulator_{n}_{c}": t.call(tensor_allocator, tensor_home(s), T.accumulator_slots)
         for n, s in T._plan.accumulators
         for c in range(T.team)
     }

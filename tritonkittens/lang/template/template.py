@@ -39,7 +39,8 @@ from tritonkittens.lang.template.kernel import _template_kernel
 from tritonkittens.lang.template.layout import layout
 from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.template.smem_plan import ALIGNMENT, Placement, place
-from tritonkittens.lang.types.tiles import TileType, rt, tt
+from tritonkittens.lang.template.storage import tensor_home
+from tritonkittens.lang.types.tiles import TileType, rt
 from tritonkittens.launch import simulated_facts
 
 MAX_REGISTERS = 255  # of a thread
@@ -359,7 +360,7 @@ class lcf(Configuration, Interned):
         products go to the other, where there is room for two. With `pingpong` each consumer has one."""
         if self.pingpong:
             return self.consumers
-        columns = self.team * sum(tt(s.dtype, s.rows, s.cols).columns for _, s in self._plan.accumulators)
+        columns = self.team * sum(tensor_home(s).columns for _, s in self._plan.accumulators)
         return 2 if 2 * columns <= TENSOR_COLUMNS // self.blocks_per_sm else 1
 
     def registers(self) -> tuple[int, ...]:
