@@ -190,8 +190,9 @@ def wgmma_cycles(m: int, n: int, k: int, bits: int) -> float:
 
 
 def tcgen05_cycles(m: int, n: int, k: int, bits: int) -> float:
-    """Cycles of a tcgen05.mma: twice the rate with 8 bits, four times with 4."""
-    return m * n * k / (TCGEN05_RATE * 16 / max(bits, 4))
+    """Cycles of a tcgen05.mma: twice the rate with 8 bits, four times with 4. 64 rows take as long as 128 (PTX ISA,
+    "tcgen05.mma": layout of 64 rows in 128 lanes)."""
+    return max(m, 128) * n * k / (TCGEN05_RATE * 16 / max(bits, 4))
 
 
 def elements(kind: Any) -> int:

@@ -24,23 +24,26 @@ from tritonkittens.lang.types.tiles import split, tt
 
 
 class tensor_tile_type(type_of_members):
-    """The type of a `tensor_tile`: the tile type, the number of stages, and the types of its pieces and of `counts`."""
+    """The type of a `tensor_tile`: the tile type, the number of stages, whether it is complete, and the types of its
+    pieces and of `counts`."""
 
-    def __init__(self, spec: tt, pieces: tuple[base_type, ...], stages: int | None, counts: base_type | None):
-        self.spec, self.stages, self.counted = spec, stages, counts is not None
+    def __init__(
+        self, spec: tt, pieces: tuple[base_type, ...], stages: int | None, counts: base_type | None, complete: bool
+    ):
+        self.spec, self.stages, self.counted, self.complete = spec, stages, counts is not None, complete
         self.members = pieces if counts is None else (*pieces, counts)
 
     def __repr__(self) -> str:
         return repr(self.spec)
 
     def mangle(self) -> str:
-        of = f"{self.spec.mangle()}_{self.stages}_{self.counted}_"
+        of = f"{self.spec.mangle()}_{self.stages}_{self.counted}_{self.complete}_"
         return f"T{of}" + self._mangled_members() + "T"
 
     def _unflatten_ir(self, handles: list[Any], cursor: int) -> tuple[tensor_tile, int]:
         found, cursor = self._members_from(handles, cursor)
         pieces, counts = (found[:-1], found[-1]) if self.counted else (found, None)
-        return tensor_tile(self.spec, pieces, self.stages, counts), cursor
+        return tensor_tile(self.spec, pieces, self.stages, counts, self.complete), cursor
 
 
 class tensor_tile(base_value):
@@ -49,15 +52,23 @@ class tensor_tile(base_value):
 
     `counts`: of an accumulator whose products a template completes (see `is_completed_by_template`), whether its
     values count. The next product adds to them, or overwrites what does not count.
+    `complete`: the template has waited for its products.
     """
 
-    def __init__(self, spec: tt, pieces: tuple[Traced, ...], stages: int | None = None, counts: Traced | None = None):
-        self.spec, self.pieces, self.stages, self.counts = spec, pieces, stages, counts
+    def __init__(
+        self,
+        spec: tt,
+        pieces: tuple[Traced, ...],
+        stages: int | None = None,
+        counts: Traced | None = None,
+        complete: bool = False,
+    ):
+        self.spec, self.pieces, self.stages, self.counts, self.complete = spec, pieces, stages, counts, complete
 
     @property
     def type(self) -> tensor_tile_type:
         counts = None if self.counts is None else self.counts.type
-        return tensor_tile_type(self.spec, tuple(p.type for p in self.pieces), self.stages, counts)
+        return tensor_tile_type(self.spec, tuple(p.type for p in self.pieces), self.stages, counts, self.complete)
 
     @property
     def dtype(self) -> tl.dtype:
@@ -80,9 +91,17 @@ class tensor_tile(base_value):
     def __asm_operand__(self) -> Traced:
         return self.pieces[0] if len(self.pieces) == 1 else self.pieces
 
-    def counting(self, counts: Traced | None) -> tensor_tile:
+    def counting(self, counts: Traced) -> tensor_tile:
         """Return the same memory with another `counts`."""
         return tensor_tile(self.spec, self.pieces, self.stages, counts)
+
+    def completed(self) -> tensor_tile:
+        """Return the same memory for threads to read: the template has waited for its products."""
+        return tensor_tile(self.spec, self.pieces, self.stages, complete=True)
+
+    def _view(self, cols: int, pieces: tuple[Traced, ...]) -> tensor_tile:
+        """Return a view of some columns."""
+        return tensor_tile(tt(self.dtype, self.spec.rows, cols), pieces, None, self.counts, self.complete)
 
     def fill(self, t: Trace, value: Traced) -> tensor_tile:
         """Set every element to `value`. Zeros of an accumulator that a template completes take no store: its values no
@@ -96,11 +115,9 @@ class tensor_tile(base_value):
 
     def split_cols(self, t: Trace, cols: int | None) -> tuple[tensor_tile, ...]:
         """Return views of `cols` columns each, or one for each piece."""
-        rows = self.spec.rows
         if cols is None:
-            specs = [tt(self.spec.dtype, rows, c) for c in split(self.spec.cols)]
-            return tuple(tensor_tile(s, (p,), counts=self.counts) for s, p in zip(specs, self.pieces, strict=True))
-        return tuple(tensor_subtile(t, self, rows, cols, 0, i) for i in range(self.spec.cols // cols))
+            return tuple(self._view(c, (p,)) for c, p in zip(split(self.spec.cols), self.pieces, strict=True))
+        return tuple(tensor_subtile(t, self, self.spec.rows, cols, 0, i) for i in range(self.spec.cols // cols))
 
     def __getitem__(self, slot: Traced, _semantic: Semantic = None, _generator: Any = None) -> tensor_tile:
         t = Trace(_semantic, _generator)
@@ -190,8 +207,7 @@ def tensor_subtile(t: Trace, tile: tensor_tile, rows: int, cols: int, row: int, 
             f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} cuts its pieces of "
             f"{', '.join(map(str, split(tile.spec.cols)))} columns"
         )
-    pieces = tuple(t.call(piece.slice, first, n) for piece, first, n in cuts)
-    return tensor_tile(tt(tile.spec.dtype, rows, cols), pieces, counts=tile.counts)
+    return tile._view(cols, tuple(t.call(piece.slice, first, n) for piece, first, n in cuts))
 
 
 def load_tensor_memory(t: Trace, src: tensor_tile) -> Traced:

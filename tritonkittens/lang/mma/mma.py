@@ -138,7 +138,7 @@ mma_AtBt, mm_AtBt = _family("AtBt", (True, True))
 
 def _is_unfinished(tile: Traced) -> bool:
     """Whether products into a tile may be in flight that this role waits for."""
-    return isinstance(tile, tensor_tile) and not tile.is_completed_by_template
+    return isinstance(tile, tensor_tile) and not tile.is_completed_by_template and not tile.complete
 
 
 @op

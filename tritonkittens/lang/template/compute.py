@@ -91,7 +91,7 @@ def begin_sums(t: Trace, ctx: Traced) -> Traced:
 @op
 def readable(t: Trace, state: Traced) -> Traced:
     """The state with accumulators that threads may read."""
-    return struct(**{n: tile.counting(None) for n, tile in state.fields.items()})
+    return struct(**{n: tile.completed() for n, tile in state.fields.items()})
 
 
 @op

@@ -21,7 +21,6 @@ def facts(t: Trace, T: Traced) -> Traced:
     - `teams` of consumers, each of which has tasks of its own;
     - `early_stages`: filled before the roles begin, because nothing must be waited for;
     - `own_task`: has each consumer task tiles of its own? `any_task`: are there task tiles at all?
-    - `computes_first`: is there a hook `compute_first`?
     - `mma_warp`: does a warp of its own run the hooks that multiply? `accumulators`: how many of each there are then;
     - `broadcasts_first`: is the CTA's first work tile broadcast to the roles before they begin?
     """
@@ -44,7 +43,6 @@ def facts(t: Trace, T: Traced) -> Traced:
         dynamic=T.dynamic,
         staggers=T.staggers(t.arch),
         mma_warp=T.has_mma_warp(t.arch),
-        computes_first=hasattr(type(T), "compute_first"),
         accumulators=T.accumulator_slots,
         broadcasts_first=early > 0 and T.broadcast_tile,
     )

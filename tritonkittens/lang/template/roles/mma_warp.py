@@ -104,52 +104,43 @@ def _release_task_tiles(t: Trace, contexts: Traced, memory: Traced, computed_las
 
 
 @triton.jit
-def _multiply(contexts, memory, states, slot, phases, tile, T: tl.constexpr):
-    """Issue the products of a task: (next stage, phases)."""
+def _multiply_pipelined(contexts, memory, states, slot, phases, tile, T: tl.constexpr):
+    """Issue the products of a task with `compute_last`: (next stage, phases)."""
     STAGES: tl.constexpr = facts(T).stages
-    PIPELINED: tl.constexpr = facts(T).pipelined
-    FIRST: tl.constexpr = facts(T).computes_first
     LATER: tl.constexpr = uses_previous(T)
     EDGES: tl.constexpr = marked_edges(tile)
     EDGE: tl.constexpr = EDGES is None or EDGES != 0
-    previous = slot
-    for i in range(tile.count):
+    if tile.count > 0:
         wait(memory.input_pipeline.full[slot], (phases >> slot) & 1)
-        tiles = slot_tiles(memory, slot)
-        if FIRST:
-            if i == 0:
-                _compute_first_all(contexts, states, tile.begin, EDGE, tiles)
-            else:
-                _compute_all(
-                    contexts, _counting(states), tile.begin + i, EDGE, tiles, tiles_before(memory, previous, phases)
-                )
-        elif PIPELINED:
-            states = _compute_all(contexts, states, tile.begin + i, EDGE, tiles, tiles_before(memory, previous, phases))
-        else:
-            states = _compute_all(contexts, states, tile.begin + i, EDGE, tiles)
+        states = _compute_first_all(contexts, states, tile.begin, EDGE, slot_tiles(memory, slot))
         if not LATER:
             _release_stage(memory, slot, T)
-        elif i > 0:
-            _release_stage(memory, previous, T)
         previous = slot
         slot, phases = next_slot(slot, phases, STAGES)
-    if PIPELINED:
-        if tile.count > 0:
-            _compute_last_all(contexts, _counting(states), None, None, tiles_before(memory, previous, phases))
-            if LATER:
-                _release_stage(memory, previous, T)
+        for i in range(1, tile.count):
+            wait(memory.input_pipeline.full[slot], (phases >> slot) & 1)
+            before = tiles_before(memory, previous, phases)
+            states = _compute_all(contexts, states, tile.begin + i, EDGE, slot_tiles(memory, slot), before)
+            _release_stage(memory, previous if LATER else slot, T)
+            previous = slot
+            slot, phases = next_slot(slot, phases, STAGES)
+        _compute_last_all(contexts, states, None, None, tiles_before(memory, previous, phases))
+        if LATER:
+            _release_stage(memory, previous, T)
     return slot, phases
 
 
-@op
-def _counting(t: Trace, states: Traced) -> Traced:
-    """The states after the first product."""
-    return struct(
-        **{
-            c: struct(**{n: tile.counting(t.scalar(True)) for n, tile in state.fields.items()})
-            for c, state in states.fields.items()
-        }
-    )
+@triton.jit
+def _multiply(contexts, memory, states, slot, phases, tile, T: tl.constexpr):
+    """Issue the products of a task: (next stage, phases)."""
+    STAGES: tl.constexpr = facts(T).stages
+    EDGES: tl.constexpr = marked_edges(tile)
+    for i in range(tile.count):
+        wait(memory.input_pipeline.full[slot], (phases >> slot) & 1)
+        states = _compute_all(contexts, states, tile.begin + i, EDGES is None or EDGES != 0, slot_tiles(memory, slot))
+        _release_stage(memory, slot, T)
+        slot, phases = next_slot(slot, phases, STAGES)
+    return slot, phases
 
 
 @triton.jit
@@ -174,7 +165,11 @@ def mma_warp(G, A, memory, T: tl.constexpr):
         wait(memory.accumulator_pipeline.empty[sums], parity ^ 1)
         ptx_tcgen05.fence_after_thread_sync()
         _await_task_tiles(contexts, memory, turn)
-        slot, phases = _multiply(contexts, memory, _begin_all(contexts), slot, phases, tile, T)
+        states = _begin_all(contexts)
+        if PIPELINED:
+            slot, phases = _multiply_pipelined(contexts, memory, states, slot, phases, tile, T)
+        else:
+            slot, phases = _multiply(contexts, memory, states, slot, phases, tile, T)
         _release_task_tiles(contexts, memory, PIPELINED)
         mma_commit(memory.accumulator_pipeline.full[sums])
         index, tile = following_tile(ctx, A, memory, index, tile, turn, T)
