@@ -782,7 +782,10 @@ def test_shipped_tables_are_of_registered_families(monkeypatch):
         for entry in table.entries.values():
             found = known[entry.family]
             problem = found.problem_type(**{name: tuner._tuples(value) for name, value in entry.problem.items()})
-            assert found._config(entry.config, found._options((H200, problem)), problem) is not None, (table.path.name, entry)
+            assert found._config(entry.config, found._options((H200, problem)), problem) is not None, (
+                table.path.name,
+                entry,
+            )
 
 
 def test_what_is_known_to_be_measured():

@@ -24,35 +24,46 @@ from tritonkittens.lang.types.tiles import split, tt
 
 
 class tensor_tile_type(type_of_members):
-    """The type of a `tensor_tile`: the tile type, the number of stages, whether it is complete, and the types of its
-    pieces and of `counts`."""
+    """The type of a `tensor_tile`: its attributes, with the types of its pieces and of `counts`."""
 
     def __init__(
-        self, spec: tt, pieces: tuple[base_type, ...], stages: int | None, counts: base_type | None, complete: bool
+        self,
+        spec: tt,
+        pieces: tuple[base_type, ...],
+        stages: int | None,
+        counts: base_type | None,
+        complete: bool,
+        pair: bool,
     ):
-        self.spec, self.stages, self.counted, self.complete = spec, stages, counts is not None, complete
+        self.spec, self.stages, self.counted = spec, stages, counts is not None
+        self.complete, self.pair = complete, pair
         self.members = pieces if counts is None else (*pieces, counts)
 
     def __repr__(self) -> str:
         return repr(self.spec)
 
     def mangle(self) -> str:
-        of = f"{self.spec.mangle()}_{self.stages}_{self.counted}_{self.complete}_"
+        of = f"{self.spec.mangle()}_{self.stages}_{self.counted}_{self.complete}_{self.pair}_"
         return f"T{of}" + self._mangled_members() + "T"
 
     def _unflatten_ir(self, handles: list[Any], cursor: int) -> tuple[tensor_tile, int]:
         found, cursor = self._members_from(handles, cursor)
         pieces, counts = (found[:-1], found[-1]) if self.counted else (found, None)
-        return tensor_tile(self.spec, pieces, self.stages, counts, self.complete), cursor
+        return tensor_tile(self.spec, pieces, self.stages, counts, self.complete, self.pair), cursor
 
 
 class tensor_tile(base_value):
     """A tile in tensor memory, or a ring of `stages` tiles, stored as power-of-two column pieces. `tensor_allocator`
     makes it.
 
-    `counts`: of an accumulator whose products a template completes (see `is_completed_by_template`), whether its
-    values count. The next product adds to them, or overwrites what does not count.
-    `complete`: the template has waited for its products.
+    Args:
+        spec: the tile type (`tt`).
+        pieces: Gluon's descriptors of tensor memory.
+        stages: the stages of a ring; None for one tile.
+        counts: of an accumulator whose products a template completes (see `is_completed_by_template`), whether its
+            values count. The next product adds to them, or overwrites what does not count.
+        complete: the template has waited for its products.
+        pair: the tile is the accumulator of a CTA pair's products; this CTA has its half of the rows.
     """
 
     def __init__(
@@ -62,13 +73,28 @@ class tensor_tile(base_value):
         stages: int | None = None,
         counts: Traced | None = None,
         complete: bool = False,
+        pair: bool = False,
     ):
-        self.spec, self.pieces, self.stages, self.counts, self.complete = spec, pieces, stages, counts, complete
+        self.spec, self.pieces, self.stages, self.counts = spec, pieces, stages, counts
+        self.complete, self.pair = complete, pair
 
     @property
     def type(self) -> tensor_tile_type:
         counts = None if self.counts is None else self.counts.type
-        return tensor_tile_type(self.spec, tuple(p.type for p in self.pieces), self.stages, counts, self.complete)
+        pieces = tuple(p.type for p in self.pieces)
+        return tensor_tile_type(self.spec, pieces, self.stages, counts, self.complete, self.pair)
+
+    def _with(self, **changes: Any) -> tensor_tile:
+        """Return a copy with some attributes changed."""
+        kept = dict(
+            spec=self.spec,
+            pieces=self.pieces,
+            stages=self.stages,
+            counts=self.counts,
+            complete=self.complete,
+            pair=self.pair,
+        )
+        return tensor_tile(**(kept | changes))
 
     @property
     def dtype(self) -> tl.dtype:
@@ -93,15 +119,15 @@ class tensor_tile(base_value):
 
     def counting(self, counts: Traced) -> tensor_tile:
         """Return the same memory with another `counts`."""
-        return tensor_tile(self.spec, self.pieces, self.stages, counts)
+        return self._with(counts=counts)
 
     def completed(self) -> tensor_tile:
         """Return the same memory for threads to read: the template has waited for its products."""
-        return tensor_tile(self.spec, self.pieces, self.stages, complete=True)
+        return self._with(counts=None, complete=True)
 
-    def _view(self, cols: int, pieces: tuple[Traced, ...]) -> tensor_tile:
+    def view(self, cols: int, pieces: tuple[Traced, ...]) -> tensor_tile:
         """Return a view of some columns."""
-        return tensor_tile(tt(self.dtype, self.spec.rows, cols), pieces, None, self.counts, self.complete)
+        return self._with(spec=tt(self.dtype, self.spec.rows, cols), pieces=pieces)
 
     def fill(self, t: Trace, value: Traced) -> tensor_tile:
         """Set every element to `value`. Zeros of an accumulator that a template completes take no store: its values no
@@ -116,7 +142,7 @@ class tensor_tile(base_value):
     def split_cols(self, t: Trace, cols: int | None) -> tuple[tensor_tile, ...]:
         """Return views of `cols` columns each, or one for each piece."""
         if cols is None:
-            return tuple(self._view(c, (p,)) for c, p in zip(split(self.spec.cols), self.pieces, strict=True))
+            return tuple(self.view(c, (p,)) for c, p in zip(split(self.spec.cols), self.pieces, strict=True))
         return tuple(tensor_subtile(t, self, self.spec.rows, cols, 0, i) for i in range(self.spec.cols // cols))
 
     def __getitem__(self, slot: Traced, _semantic: Semantic = None, _generator: Any = None) -> tensor_tile:
@@ -126,7 +152,7 @@ class tensor_tile(base_value):
         index = unwrap(slot)
         if isinstance(index, int) and not 0 <= index < self.stages:
             raise TileError(f"slot {index} of a ring of {self.stages} stages")
-        return tensor_tile(self.spec, tuple(t.call(p.index, slot) for p in self.pieces))
+        return self._with(pieces=tuple(t.call(p.index, slot) for p in self.pieces), stages=None)
 
     def _flatten_ir(self, handles: list[Any]) -> None:
         for p in (*self.pieces, *(() if self.counts is None else (self.counts,))):
@@ -155,12 +181,14 @@ def _check_access(t: Trace, tile: tensor_tile, what: str) -> None:
 
 
 @op
-def tensor_allocator(t: Trace, spec: Traced, stages: Traced = None) -> Traced:
+def tensor_allocator(t: Trace, spec: Traced, stages: Traced = None, pair: Traced = False) -> Traced:
     """Allocate a tile of tensor memory, or a ring of them, for the kernel's lifetime.
 
     Args:
         spec: a `tt` type.
         stages: the stages of a ring, a compile-time integer; None for one tile.
+        pair: the accumulator of products of a CTA pair (`cluster_size=` at launch, an even number): 128 rows in each of
+            the two. All tensor memory of a kernel is of pairs, or none.
 
     Returns:
         A tile. `ring[stage]` is one stage of a ring; the stage may be an int32 scalar.
@@ -175,6 +203,8 @@ def tensor_allocator(t: Trace, spec: Traced, stages: Traced = None) -> Traced:
         raise TileError(f"tensor_allocator({spec!r}): tensor memory holds tt types")
     if stages is not None and (not isinstance(stages, int) or stages < 1):
         raise TileError(f"tensor_allocator({spec!r}, stages={stages!r}): a ring has at least one stage")
+    if unwrap(pair) and spec.rows != 128:
+        raise TileError(f"tensor_allocator({spec!r}, pair=True): each CTA of a pair has 128 rows")
     t.require_explicit("tensor_allocator")
     t.require("tensor memory (tcgen05)", "tcgen05")
     number = 1 if stages is None else stages
@@ -184,7 +214,13 @@ def tensor_allocator(t: Trace, spec: Traced, stages: Traced = None) -> Traced:
     pieces = tuple(
         t.call(allocate_tensor_memory, spec.dtype, lead + s, TensorMemoryLayout(s, col_stride=1)) for s in shapes
     )
-    return tensor_tile(spec, pieces, stages)
+    if bill().pairs not in (None, bool(unwrap(pair))):
+        raise TileError(
+            f"tensor_allocator({spec!r}, pair={bool(unwrap(pair))}): all tensor memory of a kernel is of CTA pairs, or "
+            "none of it"
+        )
+    bill().pairs = bool(unwrap(pair))
+    return tensor_tile(spec, pieces, stages, pair=bool(unwrap(pair)))
 
 
 def tensor_subtile(t: Trace, tile: tensor_tile, rows: int, cols: int, row: int, col: int) -> tensor_tile:
@@ -207,7 +243,7 @@ def tensor_subtile(t: Trace, tile: tensor_tile, rows: int, cols: int, row: int, 
             f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} cuts its pieces of "
             f"{', '.join(map(str, split(tile.spec.cols)))} columns"
         )
-    return tile._view(cols, tuple(t.call(piece.slice, first, n) for piece, first, n in cuts))
+    return tile.view(cols, tuple(t.call(piece.slice, first, n) for piece, first, n in cuts))
 
 
 def load_tensor_memory(t: Trace, src: tensor_tile) -> Traced:

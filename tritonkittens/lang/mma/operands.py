@@ -122,7 +122,8 @@ def check(name: str, a: Traced, b: Traced, acc: Traced) -> None:
 
 
 def _check_accumulator(name: str, a: Traced, b: Traced, acc: Traced) -> None:
-    want = [extents(a)[0], extents(b)[1]]
+    # the pair's CTAs have half of B's columns each
+    want = [extents(a)[0], extents(b)[1] * (2 if isinstance(acc, tensor_tile) and acc.pair else 1)]
     if extents(acc) != want:
         raise TileError(
             f"{name}: A is {describe(a)}, B is {describe(b)} (as M×K and K×N): the accumulator must be "

@@ -31,7 +31,7 @@ def explained(T: lcf, fitted: lcf, arch: int) -> str:
 
 
 def _ring(T: lcf, placed: Placement, arch: int, is_fitted: bool) -> list[str]:
-    stage = ", ".join(f"{n} {tile!r}" for n, tile in T._plan.ring)
+    stage = ", ".join(f"{n} {tile!r}" for n, tile in T.stored(arch).ring)
     why = "given" if T.stages is not None else f"as many as fit beside the other tiles, at most {MANY_STAGES}"
     if is_fitted:
         first = T.placement(arch)
@@ -69,6 +69,9 @@ def _tensor_memory(T: lcf, arch: int) -> list[str]:
         f"  an MMA warp issues the products; {slots} tile{'s' if slots > 1 else ''} of tensor memory for each "
         f"accumulator ({why})"
     ]
+    if T.pairs(arch):
+        halved = ", ".join(T._plan.multicast)
+        lines.append(f"  CTA pairs: one MMA multiplies 128 rows of each CTA; each loads half the columns of {halved}")
     half = [n for n, tile in T._plan.accumulators if tile.rows % FULL_RATE_ROWS]
     if half:
         lines.append(
@@ -106,7 +109,7 @@ def _clusters(T: lcf, placed: Placement, arch: int) -> list[str]:
             f"  each consumer lets the one ahead end a long task first, {placed.stages - 1} iterations before its own "
             "end; those hide its results"
         )
-    if T.cluster > 1:
+    if T.cluster > 1 and not T.pairs(arch):
         lines.append(f"  clusters of {T.cluster} blocks load {', '.join(T._plan.multicast) or 'nothing'} together")
     if T.sharers > 1:
         what = "parts" if T._plan.merged else "sums"

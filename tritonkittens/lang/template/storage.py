@@ -39,7 +39,7 @@ def template_memory(t: Trace, T: Traced) -> Traced:
     """All shared and tensor memory of the template, and room for its barriers, which `open_memory` makes, as one
     record."""
     T = unwrap(T)
-    plan, placed = T._plan, T.placement(t.arch)
+    plan, placed = T.stored(t.arch), T.placement(t.arch)
     fields: dict[str, Any] = {}
 
     def rings(what: str, tiles: Any, number: int, of: str) -> struct:
@@ -64,7 +64,11 @@ def template_memory(t: Trace, T: Traced) -> Traced:
     for name, group in fields.items():
         for n, tile in group.fields.items():
             tile._set_name(t.builder, f"{name}.{n}")  # what `inspect` calls the buffer
-    fields |= _shared_by(T.cluster, plan, fields)
+    if T.pairs(t.arch):
+        rings = fields["input"].fields
+        fields["input"] = struct(**{n: ring.of_pair(T.pair_part(n, t.arch)) for n, ring in rings.items()})
+    else:
+        fields |= _shared_by(T.cluster, plan, fields)
     found = _pipelines(t, T) | _other_memory(t, T)
     for name, field in found.items():
         field._set_name(t.builder, name.removesuffix("_pipeline"))
@@ -77,14 +81,16 @@ def _pipelines(t: Trace, T: Traced) -> dict[str, Traced]:
     plan, stages, team = T._plan, T.placement(t.arch).stages, T.team * WARPS
     found: dict[str, Any] = {}
     # arrivals that free a stage, the task tiles of a consumer, and those of the block: with an MMA warp its commits
-    readers = (team, WARPS, T.consumers * WARPS) if not T.has_mma_warp(t.arch) else (1, 1, 1)
+    readers = (team * T.cluster, WARPS, T.consumers * WARPS)
     if T.has_mma_warp(t.arch):
-        found["accumulator_pipeline"] = new_pipeline(t, T.accumulator_slots, 1, team)
+        pairs = T.pairs(t.arch)
+        readers = (1 if pairs else T.cluster, 1, 1)
+        found["accumulator_pipeline"] = new_pipeline(t, T.accumulator_slots, 1, team * (2 if pairs else 1))
     if plan.output:
         found["output_pipeline"] = new_pipeline(t, T.output_stages, team, 1)
-    found["input_pipeline"] = new_pipeline(t, stages, 1, readers[0] * T.cluster)
+    found["input_pipeline"] = new_pipeline(t, stages, 1, readers[0])
     if plan.lagged:
-        found["lagged_pipeline"] = new_pipeline(t, stages, 1, readers[0] * T.cluster)
+        found["lagged_pipeline"] = new_pipeline(t, stages, 1, readers[0])
     if plan.task and plan.per == "consumer":
         found["task_pipeline"] = new_pipeline(t, T.consumers, 1, readers[1])
     for group in block_tasks(plan):
@@ -120,7 +126,7 @@ def _accumulators(t: Trace, T: Traced) -> dict[str, Traced]:
     if not T.has_mma_warp(t.arch):
         return {}
     found = {
-        f"accumulator_{n}_{c}": t.call(tensor_allocator, tensor_home(s), T.accumulator_slots)
+        f"accumulator_{n}_{c}": t.call(tensor_allocator, tensor_home(s), T.accumulator_slots, T.pairs(t.arch))
         for n, s in T._plan.accumulators
         for c in range(T.team)
     }

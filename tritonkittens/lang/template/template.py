@@ -12,6 +12,7 @@ import functools
 import hashlib
 import inspect
 import itertools
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import triton.language as tl
@@ -37,6 +38,7 @@ from tritonkittens.lang.template.extensions import EXTENSIONS
 from tritonkittens.lang.template.hook_table import check_hooks, hooks_of, reference
 from tritonkittens.lang.template.kernel import _template_kernel
 from tritonkittens.lang.template.layout import layout
+from tritonkittens.lang.template.pair import pair_parts
 from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.template.smem_plan import ALIGNMENT, Placement, place
 from tritonkittens.lang.template.storage import tensor_home
@@ -299,7 +301,7 @@ class lcf(Configuration, Interned):
             task = self.consumers * CUTTING if self.received and chip_of(arch).tcgen05 else 0
             numbers = BYTES if self.dynamic else 0
             self._placements[arch] = place(
-                self._plan,
+                self.stored(arch),
                 self.consumers,
                 self.blocks_per_sm,
                 self.stages,
@@ -353,6 +355,26 @@ class lcf(Configuration, Interned):
         """Does a warp of its own run `compute` on an architecture? It does where products accumulate in tensor memory,
         so that they run beside the previous task's epilogue."""
         return chip_of(arch).tcgen05 and bool(self._plan.accumulators) and not self._stores
+
+    def pairs(self, arch: int) -> bool:
+        """Do the CTAs of a cluster multiply as a pair on an architecture? They do where two share a tile of B, each
+        loads half of its columns, and each has 128 rows of every accumulator."""
+        return self.has_mma_warp(arch) and self.cluster == 2 and bool(self._pair_parts)
+
+    @functools.cached_property
+    def _pair_parts(self) -> dict[str, tuple[str, TileType]]:
+        return pair_parts(self._plan)
+
+    def stored(self, arch: int) -> layout:
+        """The layout of what a CTA has in memory on an architecture: of a pair's tile of B its half."""
+        if not self.pairs(arch):
+            return self._plan
+        halves = {name: half for name, (part, half) in self._pair_parts.items() if part != "own"}
+        return replace(self._plan, input=dict(self._plan.input) | halves)
+
+    def pair_part(self, name: str, arch: int) -> str | None:
+        """What a CTA of a pair has of input tile `name` (`shared.pair`); None without pairs."""
+        return self._pair_parts[name][0] if self.pairs(arch) else None
 
     @property
     def accumulator_slots(self) -> int:

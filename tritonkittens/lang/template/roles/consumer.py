@@ -249,9 +249,13 @@ def computed_sums(mine, memory, turn, CONSUMER: tl.constexpr, T: tl.constexpr):
 @triton.jit
 def release_sums(memory, turn, CONSUMER: tl.constexpr, T: tl.constexpr):
     """This consumer has read its accumulators: the MMA warp may overwrite them."""
+    PAIRS: tl.constexpr = facts(T).pairs
     sums, _ = accumulator_slot(turn, CONSUMER, T)
     ptx_tcgen05.fence_before_thread_sync()
-    arrive(memory.accumulator_pipeline.empty[sums], per="warp", fenced=True)
+    if PAIRS:  # its MMA warp is in the CTA of even rank
+        arrive(memory.accumulator_pipeline.empty[sums], per="warp", cta=0, scope="cta", fenced=True)
+    else:
+        arrive(memory.accumulator_pipeline.empty[sums], per="warp", fenced=True)
 
 
 @triton.jit

@@ -85,6 +85,13 @@ def _release_stage(t: Trace, memory: Traced, slot: Traced, T: Traced) -> Traced:
 
 
 @op
+def _pass_sums(t: Trace, memory: Traced, slot: Traced, T: Traced) -> Traced:
+    """Hand the accumulators to the consumers, of both CTAs of a pair, once all products are complete."""
+    full = t.call(memory.accumulator_pipeline.full.__getitem__, slot)
+    t.call(mma_commit, full, 0b11 if unwrap(T).pairs(t.arch) else None)
+
+
+@op
 def _await_task_tiles(t: Trace, contexts: Traced, memory: Traced, turn: Traced) -> Traced:
     """Wait for the task tiles of all consumers."""
     plan = unwrap(contexts.c0.config)._plan
@@ -144,19 +151,13 @@ def _multiply(contexts, memory, states, slot, phases, tile, T: tl.constexpr):
 
 
 @triton.jit
-def mma_warp(G, A, memory, T: tl.constexpr):
-    """Run the MMA role of template `T`: the hooks that multiply, task after task.
-
-    `G`: the tensors of the call. `A`: its numbers. `memory`: shared and tensor memory and pipelines of the thread
-    block.
-    """
+def _multiply_all(ctx, A, memory, T: tl.constexpr):
+    """Issue the products of all tasks of the CTA, or of its pair."""
     PIPELINED: tl.constexpr = facts(T).pipelined
     SLOTS: tl.constexpr = facts(T).accumulators
     slot = 0
     phases = 0
     turn = 0
-    open_cluster(T)
-    ctx = new_context(G, A, T)
     index, tile = first_tile(ctx, A, memory, T)
     while tile.is_valid:
         contexts = _contexts(extended(ctx, tile), memory, turn)
@@ -171,7 +172,25 @@ def mma_warp(G, A, memory, T: tl.constexpr):
         else:
             slot, phases = _multiply(contexts, memory, states, slot, phases, tile, T)
         _release_task_tiles(contexts, memory, PIPELINED)
-        mma_commit(memory.accumulator_pipeline.full[sums])
+        _pass_sums(memory, sums, T)
         index, tile = following_tile(ctx, A, memory, index, tile, turn, T)
         turn += 1
+
+
+@triton.jit
+def mma_warp(G, A, memory, T: tl.constexpr):
+    """Run the MMA role of template `T`: the hooks that multiply, task after task. Of a pair, the CTA of even rank
+    issues the products of both.
+
+    `G`: the tensors of the call. `A`: its numbers. `memory`: shared and tensor memory and pipelines of the thread
+    block.
+    """
+    PAIRS: tl.constexpr = facts(T).pairs
+    open_cluster(T)
+    ctx = new_context(G, A, T)
+    if PAIRS:
+        if ctx.rank == 0:
+            _multiply_all(ctx, A, memory, T)
+    else:
+        _multiply_all(ctx, A, memory, T)
     cluster_opened(T)
