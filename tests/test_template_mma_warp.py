@@ -156,7 +156,13 @@ CASES = [
     (Products, dict(consumers=3, pingpong=True)),
     slow(Products, dict(doubled=True, cols=256)),
     slow(Products, dict(schedule=tk.Dynamic())),
-    (Products, dict(consumers=2, cluster=2)),
+    slow(Products, dict(consumers=2, cluster=2)),
+    (Products, dict(cluster=2, cols=64)),
+    slow(Products, dict(consumers=2, cluster=2, cols=64)),
+    slow(Products, dict(cluster=2, cols=64, doubled=True)),
+    slow(Products, dict(cluster=2, cols=64, pingpong=True, consumers=2)),
+    slow(Pipelined, dict(cluster=2, cols=64, stages=2)),
+    (Lagging, dict(cluster=2, cols=64, stages=3)),
     slow(Products, dict(schedule=tk.OnePerBlock())),
     slow(Products, dict(stages=1)),
     slow(Pipelined, dict(stages=2)),
@@ -215,6 +221,25 @@ def test_accumulators_beyond_tensor_memory_are_refused_with_the_bill():
         gemm(consumers=3, tile_k=32, epilogue_n=32).compile(x, x, x, arch="sm_100a")
 
 
+def test_when_two_ctas_are_a_pair():
+    def pairs(**knobs):
+        return Products(**(dict(cluster=2, cols=64) | knobs)).pairs(100)
+
+    assert pairs() and pairs(consumers=2) and pairs(schedule=tk.SplitK(2))
+    # 64 rows of a CTA; which axis of B is the depth is not known; no power of two; a task's A; four CTAs
+    for knobs in (
+        dict(rows=64),
+        dict(depth=64),
+        dict(cols=96),
+        dict(task_tiles=True),
+        dict(cluster=4),
+        dict(cluster=1),
+    ):
+        assert not pairs(**knobs), knobs
+    assert not Products(cluster=2, cols=64).pairs(90)
+    assert "CTA pairs: one MMA multiplies 128 rows of each CTA" in Products(cluster=2, cols=64).explain("sm_100a")
+
+
 # ---------------------------------------------------------------- machine code
 
 
@@ -230,6 +255,23 @@ def test_the_main_loop_is_products_waits_and_commits(arch, consumers):
     assert report.spill_instructions == 0 and "HMMA" not in report.mma
     if consumers == 1:
         assert loop.roles == ("mma_warp",) and not report.role("consumer").mma
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", slow("sm_103a")])
+@pytest.mark.parametrize(("a_stored_km", "b_stored_nk"), [(False, True), (True, False)])
+def test_the_machine_code_of_a_pair(arch, a_stored_km, b_stored_nk):
+    x = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    kernel = gemm(cluster=2, a_stored_km=a_stored_km, b_stored_nk=b_stored_nk)
+    compiled = kernel.compile(x, x, x, arch=arch)
+    report, ptx = inspect(compiled), compiled.asm["ptx"]
+    (loop,) = report.loops
+    assert loop.mma == {"UTCHMMA": 4} and set(loop.counts) <= {"SYNCS", "UTCBAR"} and report.spill_instructions == 0
+    # every tcgen05 instruction and load is of the pair
+    assert "cta_group::1" not in ptx and ptx.count("tcgen05.alloc.cta_group::2") == 1
+    loads = [line for line in ptx.splitlines() if "cp.async.bulk.tensor" in line and "mbarrier" in line]
+    assert loads and all("cta_group::2" in line and "multicast" not in line for line in loads)
+    # half the columns of B in each CTA leave room for two more stages
+    assert kernel.placement(100).stages == gemm().placement(100).stages + 2
 
 
 # ---------------------------------------------------------------- wrong use

@@ -108,7 +108,7 @@ def test_cost_is_the_slowest_unit_and_what_nothing_hides():
 def test_rates_of_a_known_device():
     assert H200.tensor_flops(16) * 1.83 / 1.7 == pytest.approx(989.4e12, rel=0.01)  # the data sheet's, at its clock
     assert H200.tensor_flops(8) == 2 * H200.tensor_flops(16) == 4 * H200.tensor_flops(32)
-    assert H200.l2_bytes_per_second == costs.L2_BYTES * 132 * H200.clock_hz
+    assert H200.l2_bytes_per_second == H200.chip.l2_bytes * 132 * H200.clock_hz
     assert H200.seconds(1.7e9) == 1
     assert tune.Device.named("b200").tensor_flops(4) == 4 * tune.Device.named("B200").tensor_flops(16)
     # the simulator's figures and these are of the same units

@@ -254,6 +254,8 @@ def _in_tensor_memory(problem: Problem) -> Iterator[Config]:
     the sums of a task are stored while the next task's products run."""
     for config in _least_padding(problem, _tensor_memory_tiles(problem.kind)):
         yield config
+        if config.consumers == 1 and config.tile_n >= 128 and config.tiles(problem)[0] >= 2:
+            yield _with(config, cluster=2)  # a pair of CTAs
         iterations = -(-problem.k // config.k_of(itemsize_of(problem.dtype)))
         if config.tile_n <= SUMMED_COLS and iterations >= 2 * LEAST_PART:  # whose parts are summed in registers
             yield from _split(problem, config, 1)

@@ -234,7 +234,7 @@ def work(problem: Problem, config: Config, device: tune.Device) -> Work:
         delivered=busy * shared * i.tile_k * i.size / NEIGHBOURS,
         bytes_per_stage=i.bytes_per_stage / crowd,
         cluster_split=float(config.sharers > 1),
-        multicasts=float(config.cluster > 1) * i.tile_k * i.size / CACHE_LINE,
+        multicasts=float(config.cluster > 1 and not device.chip.tcgen05) * i.tile_k * i.size / CACHE_LINE,
         hbm=problem.batch * (problem.m + problem.n) * problem.k * i.size + area * i.out,
         tasks=r.tasks,
         results=i.rows * config.result_cols * i.out,

@@ -93,7 +93,13 @@ class PtxCopies(PtxMemory):
                 write(operation, place, data(operation))
 
             operation = self.start_signalling(
-                kind, signalled, nbytes, effect, unit="TMA", cost=tma_cycles(nbytes), latency=TMA_LATENCY
+                kind,
+                signalled,
+                nbytes,
+                effect,
+                unit="TMA",
+                cost=tma_cycles(nbytes, self.machine.simulation.program.arch),
+                latency=TMA_LATENCY,
             )
             if barrier is None:
                 self.role.bulk_open.append(operation)

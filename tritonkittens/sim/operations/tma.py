@@ -159,7 +159,14 @@ def start_load(
             machine.barriers.deliver(operation, barrier, phase, bytes_per_barrier, issuers(barrier.address))
 
     operation = machine.start(
-        kind, role, op, effect, unit="TMA", cost=tma_cycles(target.map.total), latency=TMA_LATENCY, rank=rank
+        kind,
+        role,
+        op,
+        effect,
+        unit="TMA",
+        cost=tma_cycles(target.map.total, role.machine.simulation.program.arch),
+        latency=TMA_LATENCY,
+        rank=rank,
     )
     operation.leads = leads
     phases = [machine.barriers.promise(operation, b) for b in barriers]
@@ -274,7 +281,7 @@ def start_bulk(
         op,
         lambda operation: data.append(read(operation)),
         unit="TMA",
-        cost=tma_cycles(nbytes),
+        cost=tma_cycles(nbytes, role.machine.simulation.program.arch),
         latency=TMA_LATENCY,
         rank=rank,
     )

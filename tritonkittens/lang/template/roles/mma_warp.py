@@ -151,9 +151,19 @@ def _multiply(contexts, memory, states, slot, phases, tile, T: tl.constexpr):
 
 
 @triton.jit
+def _acquire_sums(memory, turn, T: tl.constexpr):
+    """Wait until the consumers have read what the accumulators of task number `turn` held. Returns their slot."""
+    sums, parity = slot_of_task(turn, facts(T).accumulators)
+    wait(memory.accumulator_pipeline.empty[sums], parity ^ 1)
+    ptx_tcgen05.fence_after_thread_sync()
+    return sums
+
+
+@triton.jit
 def _multiply_all(ctx, A, memory, T: tl.constexpr):
     """Issue the products of all tasks of the CTA, or of its pair."""
     PIPELINED: tl.constexpr = facts(T).pipelined
+    PAIRS: tl.constexpr = facts(T).pairs
     SLOTS: tl.constexpr = facts(T).accumulators
     slot = 0
     phases = 0
@@ -161,10 +171,7 @@ def _multiply_all(ctx, A, memory, T: tl.constexpr):
     index, tile = first_tile(ctx, A, memory, T)
     while tile.is_valid:
         contexts = _contexts(extended(ctx, tile), memory, turn)
-        # the consumers have read what the accumulators held
-        sums, parity = slot_of_task(turn, SLOTS)
-        wait(memory.accumulator_pipeline.empty[sums], parity ^ 1)
-        ptx_tcgen05.fence_after_thread_sync()
+        sums = _acquire_sums(memory, turn, T)
         _await_task_tiles(contexts, memory, turn)
         states = _begin_all(contexts)
         if PIPELINED:
@@ -175,6 +182,10 @@ def _multiply_all(ctx, A, memory, T: tl.constexpr):
         _pass_sums(memory, sums, T)
         index, tile = following_tile(ctx, A, memory, index, tile, turn, T)
         turn += 1
+    if PAIRS:  # no CTA ends while the consumers of the other still arrive at its barriers
+        for _ in tl.static_range(SLOTS):
+            _acquire_sums(memory, turn, T)
+            turn += 1
 
 
 @triton.jit
