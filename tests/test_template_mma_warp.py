@@ -150,6 +150,11 @@ def run(template, lengths=LENGTHS, arch="sm_100a", blocks=2):
     assert torch.equal(tensors[2].double(), wanted.double())
 
 
+def blocks_of(template):
+    """Two, but for schedules that count the CTAs themselves."""
+    return None if template.one_tile_per_block or template.schedule.one_cta_per_task else 2
+
+
 CASES = [
     (Products, dict(consumers=2, cols=48)),
     slow(Products, dict(consumers=2, rows=64, task_tiles=True)),
@@ -164,6 +169,8 @@ CASES = [
     slow(Pipelined, dict(cluster=2, cols=64, stages=2)),
     (Lagging, dict(cluster=2, cols=64, stages=3)),
     slow(Products, dict(schedule=tk.OnePerBlock())),
+    slow(Products, dict(schedule=tk.ClusterLaunchControl())),
+    (Products, dict(schedule=tk.ClusterLaunchControl(), cluster=2, cols=64)),
     slow(Products, dict(stages=1)),
     slow(Pipelined, dict(stages=2)),
     (Pipelined, dict(consumers=2, stages=2, staggered_epilogue=True, task_tiles=True)),
@@ -175,7 +182,7 @@ CASES = [
 @pytest.mark.parametrize(("kind", "knobs"), CASES, ids=str)
 def test_sums_of_few_and_no_iterations_are_exact(kind, knobs):
     template = kind(**knobs)
-    run(template, blocks=None if template.one_tile_per_block else 2)
+    run(template, blocks=blocks_of(template))
 
 
 def test_rings_of_few_tasks():
@@ -188,8 +195,8 @@ def test_rings_of_few_tasks():
 def test_many_interleavings_are_clean_and_agree(kind, knobs, schedules):
     template = kind(**knobs)
     tensors, wanted = operands(template, (2, 0, 1, 3))
-    call = lambda: template(*tensors, blocks=None if template.one_tile_per_block else 2)  # noqa: E731
-    found = sim.explore(call, schedules=schedules, arch="sm_100a")
+    blocks = blocks_of(template)
+    found = sim.explore(lambda: template(*tensors, blocks=blocks), schedules=schedules, arch="sm_100a")
     assert not found.findings, found
     assert torch.equal(tensors[2].double(), wanted.double())
 

@@ -192,6 +192,7 @@ from tritonkittens.lang.register.warp_vote import rescale_row, warp_exceeds
 from tritonkittens.lang.schedule.cluster_split_k import ClusterSplitK
 from tritonkittens.lang.schedule.dynamic_scheduler import Dynamic
 from tritonkittens.lang.schedule.index import Knob, block_count, block_index, ceil_div, unravel
+from tritonkittens.lang.schedule.launch_control import ClusterLaunchControl
 from tritonkittens.lang.schedule.raster import (
     ColumnMajor,
     LongestFirst,
@@ -248,7 +249,8 @@ __all__ = [
     "abs", "add", "add_col", "add_row", "advance", "allocate", "apply", "ArchitectureError", "arrive", "as_fragments",
     "bank_conflicts", "bf16", "block_count", "block_diagonal", "block_index", "broadcast_col", "broadcast_row",
     "byte_operand", "byte_operand_column", "Call", "careful_wait", "cast", "cast_pairs", "ceil", "ceil_div",
-    "cluster_rank", "cluster_sync", "ClusterSplitK", "col_argmax", "col_argmin", "col_cumsum", "col_max", "col_mean",
+    "cluster_rank", "cluster_sync", "ClusterLaunchControl", "ClusterSplitK", "col_argmax", "col_argmin", "col_cumsum",
+    "col_max", "col_mean",
     "col_min", "col_norm", "col_prod", "col_sum", "col_vec", "ColumnMajor", "concat_cols", "consumer_registers",
     "consumer_release", "consumer_wait", "copy", "cos", "decrease_registers", "DeferredEpilogue", "dependency_wait",
     "dependents_launch", "div", "div_col", "div_row", "Dynamic", "eq", "eq_col", "eq_row", "erf", "Event",
