@@ -1,0 +1,133 @@
+"""Numbers of the formats of block-scaled products, from fp32 tiles: e8m0, e4m3, e5m2 and e2m1.
+
+CONVERT says how values are rounded. "arithmetic" needs no conversion instruction, so it runs on every GPU and in
+Triton's interpreter. "fp8" has those of 8-bit numbers (sm_89), "fp4" those of e2m1, too (sm_100a). All give the same
+bits: nearest even, finite values and infinities beyond the largest become it, NaN is 0x7F in 8 bits and 6.0 in e2m1
+(PTX ISA 9.7.9 `cvt`, `.satfinite`). Kernels that call these are compiled without fused multiply-adds.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tritonkittens.inline_ptx.convert import to_e2m1x2, to_e4m3, to_e5m2
+
+INFINITY = tl.constexpr(0x7F800000)  # bits of fp32
+LARGEST = tl.constexpr(3.4028234663852886e38)  # of fp32
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def amax(x):
+    """Bits of the largest magnitude along the last of three axes, as int32: of a positive NaN if there is one."""
+    return tl.reduce(tl.abs(x), 2, _larger).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def e8m0_scale(bits, EMAX: tl.constexpr, UP: tl.constexpr):
+    """(scales in e8m0 as uint8, 1 / scale in fp32) for the bits of blocks' largest magnitudes.
+
+    The largest numbers of e4m3 and e5m2 are 1.75 · 2**EMAX. With UP, a scale is the least power of two for which none
+    is exceeded; otherwise 2**(exponent of the largest magnitude - EMAX). An infinity gives 2**127, NaN gives NaN.
+    """
+    code = tl.maximum(((bits + (0x1FFFFF if UP else 0)) >> 23) - EMAX, 0)
+    special = bits >= INFINITY
+    is_nan = bits > INFINITY
+    code = tl.where(special, tl.where(is_nan, 255, 254), code)
+    # 2**-127 is denormal
+    inverse = tl.where(special, tl.where(is_nan, 0x7FC00000, 0x00400000), (254 - code) << 23)
+    return code.to(tl.uint8), inverse.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _round_to_fp8(y, MANTISSA: tl.constexpr):
+    """e4m3 (MANTISSA 3) or e5m2 (2) by integer arithmetic, as uint8."""
+    BIAS: tl.constexpr = 7 if MANTISSA == 3 else 15
+    CUT: tl.constexpr = 23 - MANTISSA  # bits of the mantissa
+    LEAST: tl.constexpr = (128 - BIAS) << 23  # bits of the least normal number
+    # a number that the least step of the format is the last bit of: adding it rounds denormal numbers
+    MAGIC: tl.constexpr = (127 + 24 - BIAS - MANTISSA) << 23
+    bits = y.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    normal = ((size + ((1 << (CUT - 1)) - 1) + ((size >> CUT) & 1)) >> CUT) - ((127 - BIAS) << MANTISSA)
+    magic = tl.full(y.shape, MAGIC, tl.int32).to(tl.float32, bitcast=True)
+    denormal = (size.to(tl.float32, bitcast=True) + magic).to(tl.int32, bitcast=True) - MAGIC
+    code = tl.minimum(tl.where(size < LEAST, denormal, normal), 0x7E if MANTISSA == 3 else 0x7B)
+    code = tl.where(size > INFINITY, 0x7F, code | ((bits >> 24) & 0x80))
+    return code.to(tl.uint8)
+
+
+@triton.jit
+def to_fp8(y, MANTISSA: tl.constexpr, CONVERT: tl.constexpr):
+    """e4m3 (MANTISSA 3) or e5m2 (2) of fp32, as uint8."""
+    if CONVERT == "arithmetic":
+        return _round_to_fp8(y, MANTISSA)
+    elif MANTISSA == 3:
+        return to_e4m3(y).to(tl.uint8, bitcast=True)
+    else:
+        return to_e5m2(y).to(tl.uint8, bitcast=True)
+
+
+@triton.jit
+def e4m3_scale(bits, factor, reciprocal, CONVERT: tl.constexpr):
+    """(scales in e4m3 as uint8, 1 / (scale · tensor scale) in fp32) for the bits of blocks' largest magnitudes.
+
+    `factor` is 1 / (6 · tensor scale), `reciprocal` is 1 / tensor scale. A scale that is zero has 0 for a reciprocal.
+    """
+    code = to_fp8(bits.to(tl.float32, bitcast=True) * factor, 3, CONVERT)
+    # its bits in an fp32 number are 2**-120 times its value
+    scale = (code.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    inverse = tl.minimum(tl.div_rn(tl.broadcast_to(reciprocal, scale.shape), scale), LARGEST)
+    inverse = tl.where(code == 0x7F, float("nan"), tl.where(code == 0, 0.0, inverse))
+    return code, inverse
+
+
+@triton.jit
+def _e2m1(y):
+    """Numbers whose low three bits are those of e2m1 without the sign, nearest even."""
+    size = tl.abs(y)
+    # The last bit of a sum is a step of e2m1: 0.5 below 2, 1 below 4, 2 above. Steps are counted from 0, 2 and 4. Each
+    # count is exact in its range, and too large outside it.
+    halves = (size + 4194304.0).to(tl.int32, bitcast=True)
+    ones = (size + 8388608.0).to(tl.int32, bitcast=True) - (0x00800000 - 2)
+    twos = (size + 16777216.0).to(tl.int32, bitcast=True) - (0x01000000 - 4)
+    return tl.minimum(tl.minimum(halves, ones), tl.minimum(twos, 0x4A800000 + 7))
+
+
+@triton.jit
+def _e2m1_stochastic(y, random):
+    """As `_e2m1`, rounded up if the fraction of a step and the byte `random`, in 1/256, make a step."""
+    n = (tl.minimum(tl.abs(y), 8.0) * 512.0).to(tl.int32)
+    n = tl.minimum(n, tl.minimum((n >> 1) + 512, (n >> 2) + 1024))
+    return tl.minimum((n + random.to(tl.int32)) >> 8, 7)
+
+
+@triton.jit
+def _pair(low, high, low_code, high_code):
+    """Bytes of two e2m1: the signs of `low` and `high`, and the codes of their magnitudes."""
+    byte = ((high.to(tl.uint32, bitcast=True) >> 31) << 3) + high_code.to(tl.uint32, bitcast=True)
+    byte = (byte << 1) | (low.to(tl.uint32, bitcast=True) >> 31)
+    return ((byte << 3) + low_code.to(tl.uint32, bitcast=True)).to(tl.uint8)
+
+
+@triton.jit
+def to_e2m1_pairs(y, random, CONVERT: tl.constexpr):
+    """e2m1 of fp32 whose last axis has two numbers, the first in the low half of a byte. `random`: a byte for each
+    number, which rounds it, or None: nearest even."""
+    low, high = tl.split(y)
+    if random is not None:
+        random_low, random_high = tl.split(random)
+        # NaN is 6: a comparison with it is false
+        nan_low, nan_high = low != low, high != high
+        low_code = tl.where(nan_low, 7, _e2m1_stochastic(tl.where(nan_low, 0.0, low), random_low))
+        high_code = tl.where(nan_high, 7, _e2m1_stochastic(tl.where(nan_high, 0.0, high), random_high))
+        return _pair(low, high, low_code, high_code)
+    elif CONVERT == "fp4":
+        return to_e2m1x2(low, high)
+    else:
+        return _pair(low, high, _e2m1(low), _e2m1(high))
