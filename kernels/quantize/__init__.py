@@ -1,13 +1,7 @@
 """Quantisers to block-scaled formats: `quantize_mxfp8`, `quantize_nvfp4`, `nvfp4_tensor_scale`, and their references in
 plain torch."""
 
-from tritonkittens.kernels.quantize.interface import (
-    Mxfp8,
-    Nvfp4,
-    nvfp4_tensor_scale,
-    quantize_mxfp8,
-    quantize_nvfp4,
-)
+from tritonkittens.kernels.quantize.interface import Mxfp8, Nvfp4, nvfp4_tensor_scale, quantize_mxfp8, quantize_nvfp4
 from tritonkittens.kernels.quantize.operators import mxfp8_operator, nvfp4_operator, tensor_scale_operator
 from tritonkittens.kernels.quantize.reference import (
     blocked_scales,

@@ -12,13 +12,7 @@ from tritonkittens.arch import chip_of
 from tritonkittens.kernels._tensors import allocator, remember, signature
 from tritonkittens.kernels.quantize.checks import check_beside, check_matrix, check_pairs, check_reachable
 from tritonkittens.kernels.quantize.config import MXFP8, NVFP4, Format, result_shapes, sides
-from tritonkittens.kernels.quantize.device.quantize import (
-    SIDE,
-    mxfp8_tiles,
-    nvfp4_tiles,
-    tensor_scale,
-    tile_amax,
-)
+from tritonkittens.kernels.quantize.device.quantize import SIDE, mxfp8_tiles, nvfp4_tiles, tensor_scale, tile_amax
 from tritonkittens.launch import device_facts
 
 TILE = SIDE.value
@@ -44,7 +38,7 @@ class Matrices:
         self.strides = view.stride()
         self.is_whole = self.rows % TILE == 0 and self.cols % TILE == 0
         self.is_wide = TILE * (abs(self.strides[1]) + abs(self.strides[2])) >= 1 << 31
-        self.grid = (-(-self.rows // TILE) * -(-self.cols // TILE), self.batch)
+        self.grid = (-(-self.cols // TILE), -(-self.rows // TILE), self.batch)
 
     def view(self, x: Tensor) -> Tensor:
         """Return `x` with three dimensions. It is a copy where leading dimensions cannot be merged."""
@@ -137,8 +131,14 @@ def _nvfp4_plan(
         return found.mT if matrices.swapped else found
 
     strides = (0, 0, 0) if random_bits is None else bytes_of(random_bits).stride()
-    constants = (random_bits is not None, hadamard is not None, layout == "blocked", conversions(x))
-    plan = Plan(nvfp4_tiles, NVFP4, x, axes, layout, strides, *constants)
+    convert = conversions(x)
+    units = [
+        8 if length % 8 == 0 and (convert != "fp4" or random_bits is not None) else 2
+        for length in (matrices.cols, matrices.rows)
+    ]
+    numbers = (*strides, matrices.cols // units[0], matrices.rows // units[1])
+    constants = (*units, random_bits is not None, hadamard is not None, layout == "blocked", convert)
+    plan = Plan(nvfp4_tiles, NVFP4, x, axes, layout, numbers, *constants)
 
     def run(x: Tensor, scale: Tensor, random_bits: Tensor | None, hadamard: Tensor | None) -> list[Tensor]:
         signs = scale if hadamard is None else hadamard.contiguous()
@@ -155,12 +155,10 @@ def run_tensor_scale(x: Tensor, axes: str, hadamard: Tensor | None) -> Tensor:
     if x.numel() == 0:
         return torch.full((), SMALLEST_SCALE, dtype=torch.float32, device=x.device)
     m = Matrices(x)
-    parts = m.grid[0] * m.batch
+    parts = m.grid[0] * m.grid[1] * m.batch
     largest = torch.empty(parts, dtype=torch.int32, device=x.device)
     found = torch.empty((), dtype=torch.float32, device=x.device)
     given = (m.view(x), largest if hadamard is None else hadamard.contiguous(), largest)
-    tile_amax[m.grid](
-        *given, m.rows, m.cols, *m.strides, *m.axes(axes), hadamard is not None, m.is_whole, m.is_wide
-    )
+    tile_amax[m.grid](*given, m.rows, m.cols, *m.strides, *m.axes(axes), hadamard is not None, m.is_whole, m.is_wide)
     tensor_scale[(1,)](largest, found, parts)
     return found

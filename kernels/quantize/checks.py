@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._tensors import check_tensor
-from tritonkittens.kernels.quantize.config import AXES, FP8, INPUTS, LAYOUTS, SCALINGS, sides
+from tritonkittens.kernels.quantize.config import AXES, FP8, INPUTS, LAYOUTS, LINES, SCALINGS, sides
 
 BITS = (torch.int32, torch.uint32)
 SIGNS = (torch.int8, torch.int32, *INPUTS)
-MOST_MATRICES = 65535  # a dimension of a grid
+MOST = 65535  # programs along the second and third dimension of a grid
 
 
 def _check_option(name: str, option: str, value: object, allowed: Sequence[object]) -> None:
@@ -50,10 +50,13 @@ def check_matrix(name: str, x: Tensor) -> None:
 
 
 def check_reachable(name: str, x: Tensor) -> None:
-    """Raise ValueError for a tensor that no kernel reaches, or for more matrices than a grid has room for."""
+    """Raise ValueError for a tensor that no kernel reaches, or that needs a larger grid than there is."""
     check_tensor(name, "x", x, INPUTS, "x", x)
-    if (count := x.shape[:-2].numel()) > MOST_MATRICES:
-        raise ValueError(f"{name}: x has shape {tuple(x.shape)}, {count} matrices; there may be {MOST_MATRICES}")
+    matrices, rows = x.shape[:-2].numel(), max(x.shape[-2:])
+    if matrices > MOST or rows > MOST * LINES:
+        raise ValueError(
+            f"{name}: x has shape {tuple(x.shape)}; there may be {MOST} matrices, of {MOST * LINES} rows and columns"
+        )
 
 
 def check_pairs(x: Tensor, axes: str) -> None:

@@ -156,9 +156,9 @@ def _transformed(x: Tensor, signs: Tensor | None) -> Tensor:
 def _nvfp4(x: Tensor, random: Tensor | None, scale: Tensor, signs: Tensor | None) -> Quantised:
     blocks = _transformed(x, signs)
     reciprocal = 1 / scale.reshape(())
-    scales = _to_fp8(blocks.abs().amax(-1) * (reciprocal / 6), torch.float8_e4m3fn)
+    scales = _to_fp8(blocks.abs().amax(-1) * (reciprocal * (1 / 6)), torch.float8_e4m3fn)
     known = scales.float()
-    inverse = (reciprocal / known).clamp(max=torch.finfo(torch.float32).max)
+    inverse = (reciprocal * (1 / known)).clamp(max=torch.finfo(torch.float32).max)
     inverse = torch.where(known == 0, 0, torch.where(known.isnan(), torch.nan, inverse))
     bytes_of = None if random is None else _blocks(random, 16)
     codes = _lines(_to_e2m1(blocks * inverse.unsqueeze(-1), bytes_of), x.shape[-1])
@@ -193,12 +193,7 @@ def nvfp4_tensor_scale_torch(x: Tensor, *, axes: str = "rows", hadamard: Tensor 
 
 
 def dequantize_nvfp4(
-    values: Tensor,
-    scales: Tensor,
-    tensor_scale: Tensor,
-    *,
-    layout: str = "blocked",
-    dtype: torch.dtype = torch.float32,
+    values: Tensor, scales: Tensor, tensor_scale: Tensor, *, layout: str = "blocked", dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """Return values · scales · tensor scale, (…, lines, length), in `dtype`, fp32 or fp64.
 

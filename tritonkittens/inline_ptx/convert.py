@@ -34,6 +34,11 @@ def widen8_asm(mnemonic: str) -> str:
     return f"{{ .reg .b16 low, high; mov.b32 {{low, high}}, $2; {mnemonic} $0, low; {mnemonic} $1, high; }}"
 
 
+def widen16_asm(mnemonic: str) -> str:
+    """The packed bf16 pair $2 into two float32 ($0, $1), whose upper halves are those bits."""
+    return f"{mnemonic} $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+
+
 def narrow4_asm(mnemonic: str) -> str:
     """Four bytes ($0), each holding e2m1 of one element of $1..$4 in its low and of $5..$8 in its high four bits."""
     steps = " ".join(f"{mnemonic} b{i}, ${5 + i}, ${1 + i};" for i in range(4))
@@ -84,6 +89,7 @@ FORMS: dict[str, tuple[Callable[[str], str], str, int]] = {
     "narrow8_f32": (lambda m: narrow8_asm(m, "f32"), "=r,f,f,f,f", 4),
     "narrow8_f16": (lambda m: narrow8_asm(m, "f16"), "=r,r,r", 4),
     "narrow4": (narrow4_asm, "=r,f,f,f,f,f,f,f,f", 4),
+    "widen16": (widen16_asm, "=f,=f,r", 2),
     "widen8": (widen8_asm, "=r,=r,r", 4),
     "widen4": (widen4_asm, "=r,=r,=r,=r,r", 4),
     "stochastic16": (stochastic16_asm, "=r,f,f,r,r", 2),
@@ -213,6 +219,12 @@ def e5m2_to_f16(x, relu: tl.constexpr = False):
     """fp8 e5m2 to float16 (exact). sm_89+. PTX ISA 9.7.9 `cvt.rn.f16x2.e5m2x2`."""
     mnemonic: tl.constexpr = _variant("cvt.rn{}.f16x2.e5m2x2", "relu", relu, (False, True))
     return _convert("widen8", mnemonic, (x,), ("fp8e5",), tl.float16, 89)
+
+
+@triton.jit
+def bf16_to_f32(x):
+    """bfloat16 to float32 (exact), two at a time, in two instructions. sm_80+. PTX ISA 9.7.8 `shl`, `and`."""
+    return _convert("widen16", "shl.b32", (x,), ("bf16",), tl.float32, 80)
 
 
 @triton.jit

@@ -11,10 +11,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonkittens.inline_ptx.convert import to_e2m1x2, to_e4m3, to_e5m2
+from tritonkittens.inline_ptx.bits import funnel_shift_left
+from tritonkittens.inline_ptx.convert import bf16_to_f32, to_e2m1x2, to_e4m3, to_e5m2
+from tritonkittens.inline_ptx.math import rcp
 
 INFINITY = tl.constexpr(0x7F800000)  # bits of fp32
 LARGEST = tl.constexpr(3.4028234663852886e38)  # of fp32
+
+
+@triton.jit
+def to_fp32(x, CONVERT: tl.constexpr):
+    """x in fp32."""
+    if x.dtype == tl.bfloat16 and CONVERT != "arithmetic":
+        return bf16_to_f32(x)
+    else:
+        return x.to(tl.float32)
 
 
 @triton.jit
@@ -25,7 +36,7 @@ def _larger(a, b):
 @triton.jit
 def amax(x):
     """Bits of the largest magnitude along the last of three axes, as int32: of a positive NaN if there is one."""
-    return tl.reduce(tl.abs(x), 2, _larger).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.reduce(tl.abs(x), 2, _larger).to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
@@ -74,6 +85,16 @@ def to_fp8(y, MANTISSA: tl.constexpr, CONVERT: tl.constexpr):
 
 
 @triton.jit
+def _reciprocal(x, CONVERT: tl.constexpr):
+    """1 / x of normal fp32 numbers, rounded to nearest even."""
+    if CONVERT == "arithmetic":
+        return tl.div_rn(tl.full(x.shape, 1.0, tl.float32), x)
+    else:  # what a division does, without its checks
+        guess = rcp(x)
+        return tl.fma(guess, tl.fma(-x, guess, 1.0), guess)
+
+
+@triton.jit
 def e4m3_scale(bits, factor, reciprocal, CONVERT: tl.constexpr):
     """(scales in e4m3 as uint8, 1 / (scale · tensor scale) in fp32) for the bits of blocks' largest magnitudes.
 
@@ -82,7 +103,7 @@ def e4m3_scale(bits, factor, reciprocal, CONVERT: tl.constexpr):
     code = to_fp8(bits.to(tl.float32, bitcast=True) * factor, 3, CONVERT)
     # its bits in an fp32 number are 2**-120 times its value
     scale = (code.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
-    inverse = tl.minimum(tl.div_rn(tl.broadcast_to(reciprocal, scale.shape), scale), LARGEST)
+    inverse = tl.minimum(reciprocal * _reciprocal(scale, CONVERT), LARGEST)
     inverse = tl.where(code == 0x7F, float("nan"), tl.where(code == 0, 0.0, inverse))
     return code, inverse
 
@@ -91,43 +112,62 @@ def e4m3_scale(bits, factor, reciprocal, CONVERT: tl.constexpr):
 def _e2m1(y):
     """Numbers whose low three bits are those of e2m1 without the sign, nearest even."""
     size = tl.abs(y)
-    # The last bit of a sum is a step of e2m1: 0.5 below 2, 1 below 4, 2 above. Steps are counted from 0, 2 and 4. Each
-    # count is exact in its range, and too large outside it.
-    halves = (size + 4194304.0).to(tl.int32, bitcast=True)
-    ones = (size + 8388608.0).to(tl.int32, bitcast=True) - (0x00800000 - 2)
-    twos = (size + 16777216.0).to(tl.int32, bitcast=True) - (0x01000000 - 4)
-    return tl.minimum(tl.minimum(halves, ones), tl.minimum(twos, 0x4A800000 + 7))
+    # The bits of e2m1 count steps of 0.5 up to 2, from there on of 1 up to 4, then of 2: the least of three lines. A
+    # number from 2**23 on has whole steps only, so each sum, which is rounded once, counts the nearest.
+    halves = tl.fma(size, 2.0, 8388608.0).to(tl.int32, bitcast=True)
+    ones = (size + 8388610.0).to(tl.int32, bitcast=True)
+    twos = tl.fma(size, 0.5, 8388612.0).to(tl.int32, bitcast=True)
+    return tl.minimum(tl.minimum(halves, ones), tl.minimum(twos, 0x4B000007))
 
 
 @triton.jit
 def _e2m1_stochastic(y, random):
     """As `_e2m1`, rounded up if the fraction of a step and the byte `random`, in 1/256, make a step."""
-    n = (tl.minimum(tl.abs(y), 8.0) * 512.0).to(tl.int32)
+    n = (tl.minimum(tl.abs(y), 8.0) * 512.0).to(tl.int32)  # of NaN: of 8
     n = tl.minimum(n, tl.minimum((n >> 1) + 512, (n >> 2) + 1024))
     return tl.minimum((n + random.to(tl.int32)) >> 8, 7)
 
 
 @triton.jit
-def _pair(low, high, low_code, high_code):
-    """Bytes of two e2m1: the signs of `low` and `high`, and the codes of their magnitudes."""
-    byte = ((high.to(tl.uint32, bitcast=True) >> 31) << 3) + high_code.to(tl.uint32, bitcast=True)
-    byte = (byte << 1) | (low.to(tl.uint32, bitcast=True) >> 31)
-    return ((byte << 3) + low_code.to(tl.uint32, bitcast=True)).to(tl.uint8)
+def _eight(x):
+    """The numbers with each index of the last axis, which has eight."""
+    even, odd = tl.split(tl.reshape(x, (x.shape[0], x.shape[1], 2, 2, 2)))
+    x04, x26 = tl.split(even)
+    x15, x37 = tl.split(odd)
+    x0, x4 = tl.split(x04)
+    x1, x5 = tl.split(x15)
+    x2, x6 = tl.split(x26)
+    x3, x7 = tl.split(x37)
+    return x0, x1, x2, x3, x4, x5, x6, x7
 
 
 @triton.jit
-def to_e2m1_pairs(y, random, CONVERT: tl.constexpr):
-    """e2m1 of fp32 whose last axis has two numbers, the first in the low half of a byte. `random`: a byte for each
-    number, which rounds it, or None: nearest even."""
-    low, high = tl.split(y)
+def _append(word, y, code, CONVERT: tl.constexpr):
+    """`word`, shifted by four bits, and e2m1 with the sign of y and the low three bits of `code`, whose next bits are
+    zero. Their high bits leave the word, or stay in its high byte."""
+    bits = y.to(tl.uint32, bitcast=True)
+    word = ((word << 1) | (bits >> 31)) if CONVERT == "arithmetic" else funnel_shift_left(word, bits, 1)
+    return (word << 3) + code.to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def to_e2m1_words(y, random, CONVERT: tl.constexpr):
+    """e2m1 of fp32, (n, words, 8), as words of uint32, the first number in the lowest four bits. `random`: a byte for
+    each number, which rounds it, or None: nearest even."""
     if random is not None:
-        random_low, random_high = tl.split(random)
-        # NaN is 6: a comparison with it is false
-        nan_low, nan_high = low != low, high != high
-        low_code = tl.where(nan_low, 7, _e2m1_stochastic(tl.where(nan_low, 0.0, low), random_low))
-        high_code = tl.where(nan_high, 7, _e2m1_stochastic(tl.where(nan_high, 0.0, high), random_high))
-        return _pair(low, high, low_code, high_code)
-    elif CONVERT == "fp4":
-        return to_e2m1x2(low, high)
+        code = _e2m1_stochastic(y, random)
     else:
-        return _pair(low, high, _e2m1(low), _e2m1(high))
+        code = _e2m1(y)
+    ys, codes = _eight(y), _eight(code)
+    word = tl.zeros(ys[0].shape, tl.uint32)
+    for i in tl.static_range(8):
+        word = _append(word, ys[7 - i], codes[7 - i], CONVERT)
+    # what the high bits of `_e2m1` left: 0x4B000000 of the last two
+    return word if random is not None else word - 0xFB000000
+
+
+@triton.jit
+def to_e2m1_pairs(y):
+    """e2m1 of fp32, (n, pairs, 2), nearest even, as bytes, the first number in the low four bits. sm_100a."""
+    low, high = tl.split(y)
+    return to_e2m1x2(low, high)

@@ -16,54 +16,61 @@ from tritonkittens.kernels.quantize.device.formats import (
     e4m3_scale,
     e8m0_scale,
     to_e2m1_pairs,
+    to_e2m1_words,
     to_fp8,
+    to_fp32,
 )
 from tritonkittens.launch import plain_kernel
 
 SIDE = tl.constexpr(128)  # of a tile: as many lines as a block of scales has
 COLUMNS = tl.constexpr(2)  # neighbouring columns of a thread that has blocks of columns
-MX, NV = tl.constexpr(32), tl.constexpr(16)  # numbers that share a scale
 
 
 # ---------------------------------------------------------------- tiles
 
 
 @triton.jit
-def _place(WIDE: tl.constexpr):
+def _load(x, m0, k0, m, k, WHOLE: tl.constexpr):
+    """The numbers of x in rows m0 + m and columns k0 + k, zero beyond the edges. `x`: base, strides and extents of a
+    matrix."""
+    place = x.base + (m0.to(tl.int64) * x.stride_m + k0.to(tl.int64) * x.stride_k) + (m * x.stride_m + k * x.stride_k)
+    if WHOLE:
+        return tl.load(place)
+    else:
+        return tl.load(place, mask=(m0 + m < x.M) & (k0 + k < x.K), other=0)
+
+
+@triton.jit
+def _range(COUNT: tl.constexpr, WIDE: tl.constexpr):
     """Numbers of rows or columns in a tile, in the integers that its offsets need."""
-    return tl.arange(0, SIDE).to(tl.int64) if WIDE else tl.arange(0, SIDE)
+    return tl.arange(0, COUNT).to(tl.int64) if WIDE else tl.arange(0, COUNT)
 
 
 @triton.jit
 def load_rows(x, m0, k0, WHOLE: tl.constexpr, WIDE: tl.constexpr):
-    """The tile of x from row m0 and column k0, zero beyond the edges. `x`: base, strides and extents of a matrix."""
-    m, k = _place(WIDE)[:, None], _place(WIDE)[None, :]
-    place = x.base + (m0.to(tl.int64) * x.stride_m + k0.to(tl.int64) * x.stride_k) + (m * x.stride_m + k * x.stride_k)
-    if WHOLE:
-        return tl.load(place)
-    return tl.load(place, mask=(m0 + m < x.M) & (k0 + k < x.K), other=0)
+    """The tile of x from row m0 and column k0, (SIDE rows, SIDE / 16, 16 columns)."""
+    # The first axis is in a thread's registers: 16 columns in several loads of 16 bytes.
+    ONCE: tl.constexpr = 128 // x.base.dtype.element_ty.primitive_bitwidth
+    i, m = _range(16 // ONCE, WIDE)[:, None, None, None], _range(SIDE, WIDE)[None, :, None, None]
+    b, j = _range(SIDE // 16, WIDE)[None, None, :, None], _range(ONCE, WIDE)[None, None, None, :]
+    found = _load(x, m0, k0, m, b * 16 + i * ONCE + j, WHOLE)
+    return tl.reshape(tl.permute(found, (1, 2, 0, 3)), (SIDE, SIDE // 16, 16))
 
 
 @triton.jit
 def load_columns(x, m0, k0, WHOLE: tl.constexpr, WIDE: tl.constexpr):
     """As `load_rows`, transposed: (SIDE columns, SIDE / 32, 32 rows)."""
-    r = tl.arange(0, 32).to(tl.int64) if WIDE else tl.arange(0, 32)
-    m = (tl.arange(0, SIDE // 32)[None, :] * 32 + r[:, None])[:, :, None]
-    k = tl.max_contiguous(_place(WIDE), COLUMNS)[None, None, :]
-    place = x.base + (m0.to(tl.int64) * x.stride_m + k0.to(tl.int64) * x.stride_k) + (m * x.stride_m + k * x.stride_k)
-    if WHOLE:
-        found = tl.load(place)
-    else:
-        found = tl.load(place, mask=(m0 + m < x.M) & (k0 + k < x.K), other=0)
-    return tl.permute(found, (2, 1, 0))
+    # The first axis is in a thread's registers: 32 rows of the columns that it loads at once.
+    i, b = _range(32, WIDE)[:, None, None], _range(SIDE // 32, WIDE)[None, :, None]
+    k = tl.max_contiguous(_range(SIDE, WIDE), COLUMNS)[None, None, :]
+    return tl.permute(_load(x, m0, k0, b * 32 + i, k, WHOLE), (2, 1, 0))
 
 
 @triton.jit
-def store_values(Q, values, line, first, lines, length, WHOLE: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Store bytes (SIDE, N) from a line and a byte in it on. `lines`, `length`: of the matrix. A thread stores AT_ONCE
-    neighbouring bytes."""
-    i = tl.arange(0, SIDE)[:, None]
-    j = tl.max_contiguous(tl.arange(0, values.shape[1]), AT_ONCE)[None, :]
+def store_values(Q, values, line, first, lines, length, WHOLE: tl.constexpr):
+    """Store bytes (SIDE, N) from a line and a byte in it on. `lines`, `length`: of the matrix. A thread stores 16
+    neighbouring bytes, which is why it loads 16 numbers of a row."""
+    i, j = tl.arange(0, SIDE)[:, None], tl.arange(0, values.shape[1])[None, :]
     place = Q + (line.to(tl.int64) * length + first) + (i * length + j)
     if WHOLE:
         tl.store(place, values)
@@ -91,27 +98,21 @@ def store_scales(S, scales, line, first, lines, across, BLOCKED: tl.constexpr, W
         tl.store(S + (line.to(tl.int64) * across + first) + (i * across + j), scales, mask=inside)
 
 
-@triton.jit
-def _tile_of_program(K):
-    """(first row, first column) of this program's tile. Grid: tiles, those of a row first; matrices."""
-    across = tl.cdiv(K, SIDE)
-    return tl.program_id(0) // across * SIDE, tl.program_id(0) % across * SIDE
-
-
-@triton.jit
-def _blocks(y, SIZE: tl.constexpr):
-    """A tile in fp32 as (SIDE, blocks, SIZE)."""
-    return tl.reshape(y.to(tl.float32), (SIDE, SIDE // SIZE, SIZE))
-
-
 # ---------------------------------------------------------------- MXFP8
 
 
 @triton.jit
-def _mxfp8(y, MANTISSA: tl.constexpr, UP: tl.constexpr, CONVERT: tl.constexpr):
-    """(values, scales) of blocks (SIDE, blocks, 32), as bytes (SIDE, SIDE) and (SIDE, blocks)."""
-    scales, inverse = e8m0_scale(amax(y), 8 if MANTISSA == 3 else 15, UP)
-    return to_fp8(tl.reshape(y * inverse[:, :, None], (SIDE, SIDE)), MANTISSA, CONVERT), scales
+def _scaled(x, inverse, CONVERT: tl.constexpr):
+    """Blocks (SIDE, blocks, size) in fp32, times a number for each."""
+    return to_fp32(x, CONVERT) * inverse[:, :, None]
+
+
+@triton.jit
+def _mxfp8(x, MANTISSA: tl.constexpr, UP: tl.constexpr, CONVERT: tl.constexpr):
+    """(values, scales) of a tile, as bytes (SIDE, SIDE) and (SIDE, SIDE / 32)."""
+    x = tl.reshape(x, (SIDE, SIDE // 32, 32))
+    scales, inverse = e8m0_scale(amax(x), 8 if MANTISSA == 3 else 15, UP)
+    return to_fp8(tl.reshape(_scaled(x, inverse, CONVERT), (SIDE, SIDE)), MANTISSA, CONVERT), scales
 
 
 @plain_kernel(num_warps=8, enable_fp_fusion=False)
@@ -121,34 +122,34 @@ def mxfp8_tiles(
     ROWS: tl.constexpr, COLS: tl.constexpr, MANTISSA: tl.constexpr, UP: tl.constexpr, BLOCKED: tl.constexpr,
     CONVERT: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Q, S: values and scales of the rows of X; QT, ST: of its columns, transposed. Grid: tiles of a matrix, matrices.
+    """Q, S: values and scales of the rows of X; QT, ST: of its columns, transposed. Grid: tiles of a row,
+    tiles of a column, matrices.
 
     x_batch, s_batch, st_batch: elements from matrix to matrix of X and of the scales. WHOLE: M and K are multiples of
     SIDE. WIDE: offsets in a tile of X need 64 bits.
     """
-    m0, k0 = _tile_of_program(K)
-    b = tl.program_id(1).to(tl.int64)
+    k0, m0 = tl.program_id(0) * SIDE, tl.program_id(1) * SIDE
+    b = tl.program_id(2).to(tl.int64)
     x = tk.struct(base=X + b * x_batch, stride_m=x_row, stride_k=x_column, M=M, K=K)
     values = b * M * K
     if ROWS:
-        found, scales = _mxfp8(_blocks(load_rows(x, m0, k0, WHOLE, WIDE), MX), MANTISSA, UP, CONVERT)
-        store_values(Q + values, found, m0, k0, M, K, WHOLE, 16)
-        store_scales(S + b * s_batch, scales, m0, k0 // MX, M, tl.cdiv(K, MX), BLOCKED, WHOLE)
+        found, scales = _mxfp8(load_rows(x, m0, k0, WHOLE, WIDE), MANTISSA, UP, CONVERT)
+        store_values(Q + values, found, m0, k0, M, K, WHOLE)
+        store_scales(S + b * s_batch, scales, m0, k0 // 32, M, tl.cdiv(K, 32), BLOCKED, WHOLE)
     if COLS:
-        found, scales = _mxfp8(_blocks(load_columns(x, m0, k0, WHOLE, WIDE), MX), MANTISSA, UP, CONVERT)
-        store_values(QT + values, found, k0, m0, K, M, WHOLE, 16)
-        store_scales(ST + b * st_batch, scales, k0, m0 // MX, K, tl.cdiv(M, MX), BLOCKED, WHOLE)
+        found, scales = _mxfp8(load_columns(x, m0, k0, WHOLE, WIDE), MANTISSA, UP, CONVERT)
+        store_values(QT + values, found, k0, m0, K, M, WHOLE)
+        store_scales(ST + b * st_batch, scales, k0, m0 // 32, K, tl.cdiv(M, 32), BLOCKED, WHOLE)
 
 
 # ---------------------------------------------------------------- NVFP4
 
 
 @triton.jit
-def hadamard(y, signs):
-    """Blocks of 16 along the last axis of (SIDE, blocks, 16), times signs, times the Hadamard matrix of 16, times 1/4.
-
-    Sums are in fp32: of neighbours, then of numbers two, four and eight places apart.
-    """
+def hadamard(x, signs):
+    """A tile in blocks of 16 along its last axis, (SIDE, SIDE / 16, 16), times signs, times the Hadamard matrix of 16,
+    times 1/4, in fp32. Sums are of neighbours first, then of numbers two, four and eight places apart."""
+    y = tl.reshape(x, (SIDE, SIDE // 16, 16)).to(tl.float32)
     y = y * (tl.load(signs + tl.arange(0, 16)).to(tl.float32) * 0.25)[None, None, :]
     y = tl.reshape(y, (SIDE, SIDE // 16, 2, 2, 2, 2))
     for _ in tl.static_range(4):
@@ -158,47 +159,66 @@ def hadamard(y, signs):
 
 
 @triton.jit
-def _nvfp4(y, random, signs, reciprocal, TRANSFORM: tl.constexpr, CONVERT: tl.constexpr):
-    """(values, scales) of blocks (SIDE, blocks, 16), as bytes (SIDE, SIDE / 2) and (SIDE, blocks)."""
-    if TRANSFORM:
-        y = hadamard(y, signs)
-    scales, inverse = e4m3_scale(amax(y), tl.div_rn(reciprocal, 6.0), reciprocal, CONVERT)
-    y = tl.reshape(y * inverse[:, :, None], (SIDE, SIDE // 2, 2))
+def _nvfp4(x, random, signs, reciprocal, TRANSFORM: tl.constexpr, CONVERT: tl.constexpr):
+    """(values, scales) of a tile, as words (SIDE, SIDE / 8), or bytes (SIDE, SIDE / 2), and as bytes
+    (SIDE, SIDE / 16)."""
+    x = hadamard(x, signs) if TRANSFORM else tl.reshape(x, (SIDE, SIDE // 16, 16))
+    scales, inverse = e4m3_scale(amax(x), reciprocal * 0.16666667163372040, reciprocal, CONVERT)
+    y = _scaled(x, inverse, CONVERT)
     if random is not None:
-        random = tl.reshape(random, (SIDE, SIDE // 2, 2))
-    return to_e2m1_pairs(y, random, CONVERT), scales
+        values = to_e2m1_words(tl.reshape(y, (SIDE, SIDE // 8, 8)), tl.reshape(random, (SIDE, SIDE // 8, 8)), CONVERT)
+    elif CONVERT == "fp4":
+        values = to_e2m1_pairs(tl.reshape(y, (SIDE, SIDE // 2, 2)))
+    else:
+        values = to_e2m1_words(tl.reshape(y, (SIDE, SIDE // 8, 8)), None, CONVERT)
+    return values, scales
+
+
+@triton.jit
+def _store_pairs(Q, values, line, first, lines, units, UNIT: tl.constexpr, WHOLE: tl.constexpr):
+    """Store e2m1, words (SIDE, SIDE / 8) or bytes (SIDE, SIDE / 2), from a line and a number in it on. A line of the
+    matrix has `units` elements of UNIT numbers each, 8 or 2; it has no whole words where UNIT is 2."""
+    if UNIT == 8:
+        words = Q.to(tl.pointer_type(tl.uint32), bitcast=True)
+        store_values(words, values, line, first // 8, lines, units, WHOLE)
+    else:
+        if values.dtype == tl.uint32:
+            values = (values[:, :, None] >> (tl.arange(0, 4) * 8).to(tl.uint32)[None, None, :]).to(tl.uint8)
+        store_values(Q, tl.reshape(values, (SIDE, SIDE // 2)), line, first // 2, lines, units, WHOLE)
 
 
 @plain_kernel(num_warps=8, enable_fp_fusion=False)
 @triton.jit
 def nvfp4_tiles(
     X, T, random_bytes, signs, Q, S, QT, ST,
-    M, K, x_batch, x_row, x_column, r_batch, r_row, r_column, s_batch, st_batch,
-    ROWS: tl.constexpr, COLS: tl.constexpr, STOCHASTIC: tl.constexpr, TRANSFORM: tl.constexpr, BLOCKED: tl.constexpr,
-    CONVERT: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
+    M, K, x_batch, x_row, x_column, r_batch, r_row, r_column, row_units, column_units, s_batch, st_batch,
+    ROWS: tl.constexpr, COLS: tl.constexpr, ROW_UNIT: tl.constexpr, COLUMN_UNIT: tl.constexpr,
+    STOCHASTIC: tl.constexpr, TRANSFORM: tl.constexpr, BLOCKED: tl.constexpr, CONVERT: tl.constexpr,
+    WHOLE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """As `mxfp8_tiles`. T: the tensor scale. random_bytes: with STOCHASTIC, a byte for each element of X. signs: with
-    TRANSFORM, 16 numbers."""
-    m0, k0 = _tile_of_program(K)
-    b = tl.program_id(1).to(tl.int64)
+    TRANSFORM, 16 numbers. row_units, ROW_UNIT and those of columns: `_store_pairs`."""
+    k0, m0 = tl.program_id(0) * SIDE, tl.program_id(1) * SIDE
+    b = tl.program_id(2).to(tl.int64)
     x = tk.struct(base=X + b * x_batch, stride_m=x_row, stride_k=x_column, M=M, K=K)
-    reciprocal = tl.div_rn(1.0, tl.load(T))
     r = tk.struct(base=random_bytes + b * r_batch, stride_m=r_row, stride_k=r_column, M=M, K=K)
+    reciprocal = tl.div_rn(1.0, tl.load(T))
+    values = b * M * (K // 2)
     random = None
     if ROWS:
         if STOCHASTIC:
             random = load_rows(r, m0, k0, WHOLE, WIDE)
-        y = _blocks(load_rows(x, m0, k0, WHOLE, WIDE), NV)
-        found, scales = _nvfp4(y, random, signs, reciprocal, TRANSFORM, CONVERT)
-        store_values(Q + b * M * (K // 2), found, m0, k0 // 2, M, K // 2, WHOLE, 8)
-        store_scales(S + b * s_batch, scales, m0, k0 // NV, M, tl.cdiv(K, NV), BLOCKED, WHOLE)
+        tile = load_rows(x, m0, k0, WHOLE, WIDE)
+        found, scales = _nvfp4(tile, random, signs, reciprocal, TRANSFORM, CONVERT)
+        _store_pairs(Q + values, found, m0, k0, M, row_units, ROW_UNIT, WHOLE)
+        store_scales(S + b * s_batch, scales, m0, k0 // 16, M, tl.cdiv(K, 16), BLOCKED, WHOLE)
     if COLS:
         if STOCHASTIC:
             random = load_columns(r, m0, k0, WHOLE, WIDE)
-        y = _blocks(load_columns(x, m0, k0, WHOLE, WIDE), NV)
-        found, scales = _nvfp4(y, random, signs, reciprocal, TRANSFORM, CONVERT)
-        store_values(QT + b * K * (M // 2), found, k0, m0 // 2, K, M // 2, WHOLE, 16)
-        store_scales(ST + b * st_batch, scales, k0, m0 // NV, K, tl.cdiv(M, NV), BLOCKED, WHOLE)
+        tile = load_columns(x, m0, k0, WHOLE, WIDE)
+        found, scales = _nvfp4(tile, random, signs, reciprocal, TRANSFORM, CONVERT)
+        _store_pairs(QT + b * K * (M // 2), found, k0, m0, K, column_units, COLUMN_UNIT, WHOLE)
+        store_scales(ST + b * st_batch, scales, k0, m0 // 16, K, tl.cdiv(M, 16), BLOCKED, WHOLE)
 
 
 # ---------------------------------------------------------------- the scale of a tensor
@@ -214,18 +234,17 @@ def tile_amax(
 ):  # fmt: skip
     """P: bits of the largest magnitude of each tile, with TRANSFORM of its transformed rows or columns. Grid: tiles of
     a matrix, matrices."""
-    m0, k0 = _tile_of_program(K)
-    x = tk.struct(base=X + tl.program_id(1).to(tl.int64) * x_batch, stride_m=x_row, stride_k=x_column, M=M, K=K)
+    k0, m0 = tl.program_id(0) * SIDE, tl.program_id(1) * SIDE
+    x = tk.struct(base=X + tl.program_id(2).to(tl.int64) * x_batch, stride_m=x_row, stride_k=x_column, M=M, K=K)
     largest = 0
     if ROWS or not TRANSFORM:
-        y = _blocks(load_rows(x, m0, k0, WHOLE, WIDE), NV)
-        if TRANSFORM:
-            y = hadamard(y, signs)
-        largest = tl.max(amax(y))
+        tile = load_rows(x, m0, k0, WHOLE, WIDE)
+        largest = tl.max(amax(hadamard(tile, signs) if TRANSFORM else tile))
     if COLS and TRANSFORM:
-        y = hadamard(_blocks(load_columns(x, m0, k0, WHOLE, WIDE), NV), signs)
-        largest = tl.maximum(largest, tl.max(amax(y)))
-    tl.store(P + (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)), largest)
+        tile = load_columns(x, m0, k0, WHOLE, WIDE)
+        largest = tl.maximum(largest, tl.max(amax(hadamard(tile, signs))))
+    place = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(P + place, largest)
 
 
 @plain_kernel(num_warps=8, enable_fp_fusion=False)
