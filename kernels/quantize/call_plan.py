@@ -89,7 +89,7 @@ class Plan:
         )  # fmt: skip
 
 
-_plans: dict[tuple[Hashable, ...], Callable[..., Any]] = {}
+_plans: dict[Hashable, Any] = {}  # by what is known of a call
 
 
 def run_mxfp8(x: Tensor, dtype: torch.dtype, axes: str, scaling: str, layout: str) -> list[Tensor]:
@@ -101,7 +101,8 @@ def run_mxfp8(x: Tensor, dtype: torch.dtype, axes: str, scaling: str, layout: st
         check_reachable("quantize_mxfp8", x)
         mantissa = 3 if dtype == torch.float8_e4m3fn else 2
         constants = (mantissa, scaling == "up", layout == "blocked", conversions(x))
-        plan = remember(_plans, key, Plan(mxfp8_tiles, MXFP8[dtype], x, axes, layout, (), *constants))
+        plan = Plan(mxfp8_tiles, MXFP8[dtype], x, axes, layout, (), *constants)
+        remember(_plans, key, plan)
     return plan(x)
 
 

@@ -111,8 +111,8 @@ def quantize_nvfp4(
     args = (x, tensor_scale, axes, layout, random_bits, hadamard)
     found = run_nvfp4(*args) if is_plain(x, tensor_scale, random_bits, hadamard) else call("quantize_nvfp4", *args)
     if len(found) == 2:
-        return Nvfp4(*found, tensor_scale)
-    return Nvfp4(*found[:2], tensor_scale), Nvfp4(*found[2:], tensor_scale)
+        return Nvfp4(found[0], found[1], tensor_scale)
+    return Nvfp4(found[0], found[1], tensor_scale), Nvfp4(found[2], found[3], tensor_scale)
 
 
 def nvfp4_tensor_scale(x: Tensor, *, axes: str = "rows", hadamard: Tensor | None = None) -> Tensor:

@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 
 from ._asm import builtin, require, unwrap
-from ._glue import unsigned
-from ._meaning import Instruction, Machine, Register, meaning
+from ._meaning import Instruction, Machine, Register, meaning, unsigned
 from ._traced import Semantic, Traced
 
 
