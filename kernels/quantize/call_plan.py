@@ -8,21 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.arch import chip_of
 from tritonkittens.kernels._tensors import allocator, remember, signature
 from tritonkittens.kernels.quantize.checks import check_beside, check_matrix, check_pairs, check_reachable
 from tritonkittens.kernels.quantize.config import MXFP8, NVFP4, Format, result_shapes, sides
 from tritonkittens.kernels.quantize.device.quantize import SIDE, mxfp8_tiles, nvfp4_tiles, tensor_scale, tile_amax
-from tritonkittens.launch import device_facts
 
 TILE = SIDE.value
+CONVERT = "fastest"  # the conversions of the kernels (`device.formats`); tests set it to "arithmetic"
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
-
-
-def conversions(x: Tensor) -> str:
-    """Return how the GPU of `x` rounds to narrow formats, as `device.formats` names it."""
-    chip = chip_of(device_facts(x.device).capability)
-    return "fp4" if chip.e2m1 else "fp8" if chip.e4m3 else "arithmetic"
 
 
 class Matrices:
@@ -100,7 +93,7 @@ def run_mxfp8(x: Tensor, dtype: torch.dtype, axes: str, scaling: str, layout: st
         check_matrix("quantize_mxfp8", x)
         check_reachable("quantize_mxfp8", x)
         mantissa = 3 if dtype == torch.float8_e4m3fn else 2
-        constants = (mantissa, scaling == "up", layout == "blocked", conversions(x))
+        constants = (mantissa, scaling == "up", layout == "blocked", CONVERT)
         plan = Plan(mxfp8_tiles, MXFP8[dtype], x, axes, layout, (), *constants)
         remember(_plans, key, plan)
     return plan(x)
@@ -123,7 +116,7 @@ def _nvfp4_plan(
     check_matrix("quantize_nvfp4", x)
     check_reachable("quantize_nvfp4", x)
     check_pairs(x, axes)
-    check_beside(x, scale, random_bits, hadamard)
+    check_beside("quantize_nvfp4", x, scale, random_bits, hadamard)
     matrices = Matrices(x)
 
     def bytes_of(random_bits: Tensor) -> Tensor:
@@ -132,13 +125,9 @@ def _nvfp4_plan(
         return found.mT if matrices.swapped else found
 
     strides = (0, 0, 0) if random_bits is None else bytes_of(random_bits).stride()
-    convert = conversions(x)
-    units = [
-        8 if length % 8 == 0 and (convert != "fp4" or random_bits is not None) else 2
-        for length in (matrices.cols, matrices.rows)
-    ]
+    units = [8 if length % 8 == 0 else 2 for length in (matrices.cols, matrices.rows)]
     numbers = (*strides, matrices.cols // units[0], matrices.rows // units[1])
-    constants = (*units, random_bits is not None, hadamard is not None, layout == "blocked", convert)
+    constants = (*units, random_bits is not None, hadamard is not None, layout == "blocked", CONVERT)
     plan = Plan(nvfp4_tiles, NVFP4, x, axes, layout, numbers, *constants)
 
     def run(x: Tensor, scale: Tensor, random_bits: Tensor | None, hadamard: Tensor | None) -> list[Tensor]:
@@ -152,7 +141,7 @@ def run_tensor_scale(x: Tensor, axes: str, hadamard: Tensor | None) -> Tensor:
     """`nvfp4_tensor_scale` of plain tensors."""
     check_matrix("nvfp4_tensor_scale", x)
     check_reachable("nvfp4_tensor_scale", x)
-    check_beside(x, None, None, hadamard)
+    check_beside("nvfp4_tensor_scale", x, None, None, hadamard)
     if x.numel() == 0:
         return torch.full((), SMALLEST_SCALE, dtype=torch.float32, device=x.device)
     m = Matrices(x)

@@ -69,8 +69,10 @@ def check_pairs(x: Tensor, axes: str) -> None:
             )
 
 
-def check_beside(x: Tensor, tensor_scale: Tensor | None, random_bits: Tensor | None, hadamard: Tensor | None) -> None:
-    """Raise TypeError or ValueError for operands of `quantize_nvfp4` beside x."""
+def check_beside(
+    name: str, x: Tensor, tensor_scale: Tensor | None, random_bits: Tensor | None, hadamard: Tensor | None
+) -> None:
+    """Raise TypeError or ValueError for operands beside x."""
     words = (*x.shape[:-1], -(-x.shape[-1] // 4))
     for argument, given, dtypes, shapes, wanted in (
         ("tensor_scale", tensor_scale, (torch.float32,), ((), (1,)), "one number"),
@@ -80,12 +82,10 @@ def check_beside(x: Tensor, tensor_scale: Tensor | None, random_bits: Tensor | N
         if given is None:
             continue
         if given.dtype not in dtypes:
-            raise TypeError(
-                f"quantize_nvfp4: {argument} has dtype {given.dtype}; it must be {' or '.join(map(str, dtypes))}"
-            )
+            raise TypeError(f"{name}: {argument} has dtype {given.dtype}; it must be {' or '.join(map(str, dtypes))}")
         if tuple(given.shape) not in shapes:
-            raise ValueError(f"quantize_nvfp4: {argument} has shape {tuple(given.shape)}; it must be {wanted}")
+            raise ValueError(f"{name}: {argument} has shape {tuple(given.shape)}; it must be {wanted}")
         if given.device != x.device:
             raise ValueError(
-                f"quantize_nvfp4: {argument} is on {given.device}, x on {x.device}; all tensors must be on one device"
+                f"{name}: {argument} is on {given.device}, x on {x.device}; all tensors must be on one device"
             )

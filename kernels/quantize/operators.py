@@ -41,7 +41,7 @@ def _(
 ) -> list[Tensor]:
     check_matrix("quantize_nvfp4", x)
     check_pairs(x, axes)
-    check_beside(x, tensor_scale, random_bits, hadamard)
+    check_beside("quantize_nvfp4", x, tensor_scale, random_bits, hadamard)
     return [x.new_empty(shape, dtype=kind) for shape, kind in result_shapes(x, NVFP4, axes, layout)]
 
 

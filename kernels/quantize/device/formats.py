@@ -1,9 +1,9 @@
 """Numbers of the formats of block-scaled products, from fp32 tiles: e8m0, e4m3, e5m2 and e2m1.
 
-CONVERT says how values are rounded. "arithmetic" needs no conversion instruction, so it runs on every GPU and in
-Triton's interpreter. "fp8" has those of 8-bit numbers (sm_89), "fp4" those of e2m1, too (sm_100a). All give the same
-bits: nearest even, finite values and infinities beyond the largest become it, NaN is 0x7F in 8 bits and 6.0 in e2m1
-(PTX ISA 9.7.9 `cvt`, `.satfinite`). Kernels that call these are compiled without fused multiply-adds.
+CONVERT says how values are rounded (`conversions`). "arithmetic" needs no conversion instruction, so it runs on every
+GPU and in Triton's interpreter. "fp8" has those of 8-bit numbers (sm_89), "fp4" those of e2m1, too (sm_100a). All give
+the same bits: nearest even, beyond the largest value that value, also for infinities, and for NaN 0x7F in 8 bits and
+6.0 in e2m1 (PTX ISA 9.7.9 `cvt`, `.satfinite`). Kernels that call these are compiled without fused multiply-adds.
 """
 
 from __future__ import annotations
@@ -12,17 +12,29 @@ import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx.bits import funnel_shift_left
-from tritonkittens.inline_ptx.convert import bf16_to_f32, to_e2m1x2, to_e4m3, to_e5m2
+from tritonkittens.inline_ptx.convert import bf16_to_f32, to_e2m1x8, to_e4m3, to_e5m2
 from tritonkittens.inline_ptx.math import rcp
+from tritonkittens.lang.core.backend import Trace, Traced, op
+from tritonkittens.lang.core.constants import unwrap
 
 INFINITY = tl.constexpr(0x7F800000)  # bits of fp32
 LARGEST = tl.constexpr(3.4028234663852886e38)  # of fp32
 
 
+@op
+def conversions(t: Trace, wanted: Traced) -> Traced:
+    """constexpr: the CONVERT of this kernel's target, or "arithmetic" where that is `wanted`."""
+    if t.interpreted or unwrap(wanted) == "arithmetic" or not t.chip.e4m3:
+        return tl.constexpr("arithmetic")
+    return tl.constexpr("fp4" if t.chip.e2m1 else "fp8")
+
+
 @triton.jit
 def to_fp32(x, CONVERT: tl.constexpr):
     """x in fp32."""
-    if x.dtype == tl.bfloat16 and CONVERT != "arithmetic":
+    if x.dtype == tl.bfloat16 and CONVERT == "arithmetic":  # the interpreter's own conversion loses denormal numbers
+        return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    elif x.dtype == tl.bfloat16:
         return bf16_to_f32(x)
     else:
         return x.to(tl.float32)
@@ -34,8 +46,9 @@ def _larger(a, b):
 
 
 @triton.jit
-def amax(x):
+def amax(x, CONVERT: tl.constexpr):
     """Bits of the largest magnitude along the last of three axes, as int32: of a positive NaN if there is one."""
+    x = to_fp32(x, CONVERT) if CONVERT == "arithmetic" else x  # 16-bit instructions take two numbers
     return tl.reduce(tl.abs(x), 2, _larger).to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
@@ -154,20 +167,14 @@ def _append(word, y, code, CONVERT: tl.constexpr):
 def to_e2m1_words(y, random, CONVERT: tl.constexpr):
     """e2m1 of fp32, (n, words, 8), as words of uint32, the first number in the lowest four bits. `random`: a byte for
     each number, which rounds it, or None: nearest even."""
-    if random is not None:
-        code = _e2m1_stochastic(y, random)
+    ys = _eight(y)
+    if CONVERT == "fp4" and random is None:
+        word = to_e2m1x8(ys)
     else:
-        code = _e2m1(y)
-    ys, codes = _eight(y), _eight(code)
-    word = tl.zeros(ys[0].shape, tl.uint32)
-    for i in tl.static_range(8):
-        word = _append(word, ys[7 - i], codes[7 - i], CONVERT)
-    # what the high bits of `_e2m1` left: 0x4B000000 of the last two
-    return word if random is not None else word - 0xFB000000
-
-
-@triton.jit
-def to_e2m1_pairs(y):
-    """e2m1 of fp32, (n, pairs, 2), nearest even, as bytes, the first number in the low four bits. sm_100a."""
-    low, high = tl.split(y)
-    return to_e2m1x2(low, high)
+        codes = _eight(_e2m1(y) if random is None else _e2m1_stochastic(y, random))
+        word = tl.zeros(ys[0].shape, tl.uint32)
+        for i in tl.static_range(8):
+            word = _append(word, ys[7 - i], codes[7 - i], CONVERT)
+        if random is None:
+            word -= 0xFB000000  # what the high bits of `_e2m1` left: 0x4B000000 of the last two
+    return word

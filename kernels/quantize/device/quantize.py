@@ -13,9 +13,9 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.kernels.quantize.device.formats import (
     amax,
+    conversions,
     e4m3_scale,
     e8m0_scale,
-    to_e2m1_pairs,
     to_e2m1_words,
     to_fp8,
     to_fp32,
@@ -104,14 +104,14 @@ def store_scales(S, scales, line, first, lines, across, BLOCKED: tl.constexpr, W
 @triton.jit
 def _scaled(x, inverse, CONVERT: tl.constexpr):
     """Blocks (SIDE, blocks, size) in fp32, times a number for each."""
-    return to_fp32(x, CONVERT) * inverse[:, :, None]
+    return inverse[:, :, None] * to_fp32(x, CONVERT)  # of two NaN, a CPU takes the first; that of a GPU has no sign
 
 
 @triton.jit
 def _mxfp8(x, MANTISSA: tl.constexpr, UP: tl.constexpr, CONVERT: tl.constexpr):
     """(values, scales) of a tile, as bytes (SIDE, SIDE) and (SIDE, SIDE / 32)."""
     x = tl.reshape(x, (SIDE, SIDE // 32, 32))
-    scales, inverse = e8m0_scale(amax(x), 8 if MANTISSA == 3 else 15, UP)
+    scales, inverse = e8m0_scale(amax(x, CONVERT), 8 if MANTISSA == 3 else 15, UP)
     return to_fp8(tl.reshape(_scaled(x, inverse, CONVERT), (SIDE, SIDE)), MANTISSA, CONVERT), scales
 
 
@@ -132,12 +132,13 @@ def mxfp8_tiles(
     b = tl.program_id(2).to(tl.int64)
     x = tk.struct(base=X + b * x_batch, stride_m=x_row, stride_k=x_column, M=M, K=K)
     values = b * M * K
+    how: tl.constexpr = conversions(CONVERT)
     if ROWS:
-        found, scales = _mxfp8(load_rows(x, m0, k0, WHOLE, WIDE), MANTISSA, UP, CONVERT)
+        found, scales = _mxfp8(load_rows(x, m0, k0, WHOLE, WIDE), MANTISSA, UP, how)
         store_values(Q + values, found, m0, k0, M, K, WHOLE)
         store_scales(S + b * s_batch, scales, m0, k0 // 32, M, tl.cdiv(K, 32), BLOCKED, WHOLE)
     if COLS:
-        found, scales = _mxfp8(load_columns(x, m0, k0, WHOLE, WIDE), MANTISSA, UP, CONVERT)
+        found, scales = _mxfp8(load_columns(x, m0, k0, WHOLE, WIDE), MANTISSA, UP, how)
         store_values(QT + values, found, k0, m0, K, M, WHOLE)
         store_scales(ST + b * st_batch, scales, k0, m0 // 32, K, tl.cdiv(M, 32), BLOCKED, WHOLE)
 
@@ -146,10 +147,10 @@ def mxfp8_tiles(
 
 
 @triton.jit
-def hadamard(x, signs):
+def hadamard(x, signs, CONVERT: tl.constexpr):
     """A tile in blocks of 16 along its last axis, (SIDE, SIDE / 16, 16), times signs, times the Hadamard matrix of 16,
     times 1/4, in fp32. Sums are of neighbours first, then of numbers two, four and eight places apart."""
-    y = tl.reshape(x, (SIDE, SIDE // 16, 16)).to(tl.float32)
+    y = to_fp32(tl.reshape(x, (SIDE, SIDE // 16, 16)), CONVERT)
     y = y * (tl.load(signs + tl.arange(0, 16)).to(tl.float32) * 0.25)[None, None, :]
     y = tl.reshape(y, (SIDE, SIDE // 16, 2, 2, 2, 2))
     for _ in tl.static_range(4):
@@ -160,31 +161,24 @@ def hadamard(x, signs):
 
 @triton.jit
 def _nvfp4(x, random, signs, reciprocal, TRANSFORM: tl.constexpr, CONVERT: tl.constexpr):
-    """(values, scales) of a tile, as words (SIDE, SIDE / 8), or bytes (SIDE, SIDE / 2), and as bytes
-    (SIDE, SIDE / 16)."""
-    x = hadamard(x, signs) if TRANSFORM else tl.reshape(x, (SIDE, SIDE // 16, 16))
-    scales, inverse = e4m3_scale(amax(x), reciprocal * 0.16666667163372040, reciprocal, CONVERT)
+    """(values, scales) of a tile, as words (SIDE, SIDE / 8) and as bytes (SIDE, SIDE / 16)."""
+    x = hadamard(x, signs, CONVERT) if TRANSFORM else tl.reshape(x, (SIDE, SIDE // 16, 16))
+    scales, inverse = e4m3_scale(amax(x, CONVERT), reciprocal * 0.16666667163372040, reciprocal, CONVERT)
     y = _scaled(x, inverse, CONVERT)
     if random is not None:
-        values = to_e2m1_words(tl.reshape(y, (SIDE, SIDE // 8, 8)), tl.reshape(random, (SIDE, SIDE // 8, 8)), CONVERT)
-    elif CONVERT == "fp4":
-        values = to_e2m1_pairs(tl.reshape(y, (SIDE, SIDE // 2, 2)))
-    else:
-        values = to_e2m1_words(tl.reshape(y, (SIDE, SIDE // 8, 8)), None, CONVERT)
-    return values, scales
+        random = tl.reshape(random, (SIDE, SIDE // 8, 8))
+    return to_e2m1_words(tl.reshape(y, (SIDE, SIDE // 8, 8)), random, CONVERT), scales
 
 
 @triton.jit
-def _store_pairs(Q, values, line, first, lines, units, UNIT: tl.constexpr, WHOLE: tl.constexpr):
-    """Store e2m1, words (SIDE, SIDE / 8) or bytes (SIDE, SIDE / 2), from a line and a number in it on. A line of the
-    matrix has `units` elements of UNIT numbers each, 8 or 2; it has no whole words where UNIT is 2."""
+def _store_words(Q, words, line, first, lines, units, UNIT: tl.constexpr, WHOLE: tl.constexpr):
+    """Store e2m1, (SIDE, SIDE / 8) words, from a line and a number in it on. A line of the matrix has `units` elements
+    of UNIT numbers each: words of 8, or bytes of 2 where words do not fill it."""
     if UNIT == 8:
-        words = Q.to(tl.pointer_type(tl.uint32), bitcast=True)
-        store_values(words, values, line, first // 8, lines, units, WHOLE)
+        store_values(Q.to(tl.pointer_type(tl.uint32), bitcast=True), words, line, first // 8, lines, units, WHOLE)
     else:
-        if values.dtype == tl.uint32:
-            values = (values[:, :, None] >> (tl.arange(0, 4) * 8).to(tl.uint32)[None, None, :]).to(tl.uint8)
-        store_values(Q, tl.reshape(values, (SIDE, SIDE // 2)), line, first // 2, lines, units, WHOLE)
+        found = (words[:, :, None] >> (tl.arange(0, 4) * 8).to(tl.uint32)[None, None, :]).to(tl.uint8)
+        store_values(Q, tl.reshape(found, (SIDE, SIDE // 2)), line, first // 2, lines, units, WHOLE)
 
 
 @plain_kernel(num_warps=8, enable_fp_fusion=False)
@@ -197,11 +191,12 @@ def nvfp4_tiles(
     WHOLE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """As `mxfp8_tiles`. T: the tensor scale. random_bytes: with STOCHASTIC, a byte for each element of X. signs: with
-    TRANSFORM, 16 numbers. row_units, ROW_UNIT and those of columns: `_store_pairs`."""
+    TRANSFORM, 16 numbers. row_units, ROW_UNIT and those of columns: `_store_words`."""
     k0, m0 = tl.program_id(0) * SIDE, tl.program_id(1) * SIDE
     b = tl.program_id(2).to(tl.int64)
     x = tk.struct(base=X + b * x_batch, stride_m=x_row, stride_k=x_column, M=M, K=K)
     r = tk.struct(base=random_bytes + b * r_batch, stride_m=r_row, stride_k=r_column, M=M, K=K)
+    how: tl.constexpr = conversions(CONVERT)
     reciprocal = tl.div_rn(1.0, tl.load(T))
     values = b * M * (K // 2)
     random = None
@@ -209,15 +204,15 @@ def nvfp4_tiles(
         if STOCHASTIC:
             random = load_rows(r, m0, k0, WHOLE, WIDE)
         tile = load_rows(x, m0, k0, WHOLE, WIDE)
-        found, scales = _nvfp4(tile, random, signs, reciprocal, TRANSFORM, CONVERT)
-        _store_pairs(Q + values, found, m0, k0, M, row_units, ROW_UNIT, WHOLE)
+        found, scales = _nvfp4(tile, random, signs, reciprocal, TRANSFORM, how)
+        _store_words(Q + values, found, m0, k0, M, row_units, ROW_UNIT, WHOLE)
         store_scales(S + b * s_batch, scales, m0, k0 // 16, M, tl.cdiv(K, 16), BLOCKED, WHOLE)
     if COLS:
         if STOCHASTIC:
             random = load_columns(r, m0, k0, WHOLE, WIDE)
         tile = load_columns(x, m0, k0, WHOLE, WIDE)
-        found, scales = _nvfp4(tile, random, signs, reciprocal, TRANSFORM, CONVERT)
-        _store_pairs(QT + b * K * (M // 2), found, k0, m0, K, column_units, COLUMN_UNIT, WHOLE)
+        found, scales = _nvfp4(tile, random, signs, reciprocal, TRANSFORM, how)
+        _store_words(QT + b * K * (M // 2), found, k0, m0, K, column_units, COLUMN_UNIT, WHOLE)
         store_scales(ST + b * st_batch, scales, k0, m0 // 16, K, tl.cdiv(M, 16), BLOCKED, WHOLE)
 
 
@@ -236,13 +231,14 @@ def tile_amax(
     a matrix, matrices."""
     k0, m0 = tl.program_id(0) * SIDE, tl.program_id(1) * SIDE
     x = tk.struct(base=X + tl.program_id(2).to(tl.int64) * x_batch, stride_m=x_row, stride_k=x_column, M=M, K=K)
+    how: tl.constexpr = conversions("fastest")
     largest = 0
     if ROWS or not TRANSFORM:
         tile = load_rows(x, m0, k0, WHOLE, WIDE)
-        largest = tl.max(amax(hadamard(tile, signs) if TRANSFORM else tile))
+        largest = tl.max(amax(hadamard(tile, signs, how) if TRANSFORM else tile, how))
     if COLS and TRANSFORM:
         tile = load_columns(x, m0, k0, WHOLE, WIDE)
-        largest = tl.maximum(largest, tl.max(amax(hadamard(tile, signs))))
+        largest = tl.maximum(largest, tl.max(amax(hadamard(tile, signs, how), how)))
     place = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
     tl.store(P + place, largest)
 
