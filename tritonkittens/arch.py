@@ -71,6 +71,11 @@ class Chip:
         return self.capability >= 89
 
     @property
+    def e2m1(self) -> bool:
+        """Conversions of the 4-bit float e2m1, and of the scales e8m0."""
+        return self.capability in (100, 103, 120)
+
+    @property
     def shared_per_multiprocessor(self) -> int:
         """Bytes of shared memory of an SM, including the system's share."""
         return self.shared_per_block + SHARED_RESERVED
