@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tcgen05_mma,
     tcgen05_mma_barrier_count,
 )
+from triton.experimental.gluon.language.nvidia.hopper import cluster as gluon_cluster
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -509,6 +510,52 @@ def passed_on(X, Y, BUG: gl.constexpr):
     cluster.wait()
 
 
+HALVES = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [1, 4], [1, 0], [[0, 1]]))
+COPIES = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [1, 4], [1, 0], [[0, 0]]))
+
+
+@gluon.jit
+def half_tile():
+    """A tile of which each CTA holds half the columns, and the columns."""
+    tile = gl.allocate_shared_memory(gl.int32, [1, 256], gl.SwizzledSharedLayout(1, 1, 1, [1, 0], [[0, 1]]))
+    gl.barrier(cluster=True)
+    return tile, gl.arange(0, 256, gl.SliceLayout(0, HALVES))[None, :]
+
+
+@gluon.jit
+def gathered(X, Y, BUG: gl.constexpr):
+    """Y[rank] = X[1 - rank]: each CTA gathers from the neighbour's half of a tile."""
+    tile, column = half_tile()
+    for i in range(2):
+        tile.store(gl.load(X + i * 256 + column))  # reports: stored_while_gathered
+        gluon_cluster.barrier(relaxed=BUG == "gathered_too_early")
+        gl.store(Y + i * 256 + column, tile.gather(column ^ 128, axis=1))  # reports: gathered_too_early
+        gluon_cluster.barrier(relaxed=BUG == "stored_while_gathered")
+
+
+@gluon.jit
+def scattered(X, Y, BUG: gl.constexpr):
+    """Y[rank] = X[1 - rank]: each CTA scatters into the neighbour's half of a tile."""
+    tile, column = half_tile()
+    for i in range(2):
+        tile.scatter(gl.load(X + i * 256 + column), column ^ 128, axis=1)  # reports: scattered_too_early
+        gluon_cluster.barrier(relaxed=BUG == "loaded_too_early")
+        gl.store(Y + i * 256 + column, tile.load(HALVES))  # reports: loaded_too_early
+        gluon_cluster.barrier(relaxed=BUG == "scattered_too_early")
+
+
+@gluon.jit
+def read_whole(X, Y, BUG: gl.constexpr):
+    """Y[rank] = X[1 - rank]: the threads of each CTA load both halves of a tile."""
+    tile, column = half_tile()
+    for i in range(2):
+        tile.store(gl.load(X + i * 256 + column))  # reports: stored_while_read
+        gluon_cluster.barrier(relaxed=BUG == "read_too_early")
+        y = tile.load(COPIES)  # reports: read_too_early
+        gl.store(Y + i * 256 + (gl.arange(0, 256, gl.SliceLayout(0, COPIES))[None, :] ^ 128), y)
+        gluon_cluster.barrier(relaxed=BUG == "stored_while_read")
+
+
 def neighbour_inputs(rounds: int) -> Any:
     def make(rng: Any) -> Any:
         x, y = integers(rng, rounds, 2, 128, dtype=torch.int32), empty(rounds, 2, 128, dtype=torch.int32)
@@ -540,3 +587,9 @@ fault("signal_of_one_cta", "deadlock", signalled, signalled_inputs)
 fault("fence_of_one_cta", "missing-fence", passed_on, neighbour_inputs(1))
 fault("neighbour_ended", "out-of-bounds", last_loads, loads_inputs, options=dict(cluster_size=2))
 fault("copied_into_a_slot_in_use", "race", remote_copies, neighbour_inputs(1), also=("barrier-life",))
+fault("gathered_too_early", "race", gathered, neighbour_inputs(2))
+fault("stored_while_gathered", "race", gathered, neighbour_inputs(2))
+fault("scattered_too_early", "race", scattered, neighbour_inputs(2))
+fault("loaded_too_early", "race", scattered, neighbour_inputs(2))
+fault("read_too_early", "race", read_whole, neighbour_inputs(2))
+fault("stored_while_read", "race", read_whole, neighbour_inputs(2))

@@ -175,6 +175,16 @@ def owners(text: str, shape: tuple[int, ...], warps: int) -> np.ndarray:
 
 
 @functools.cache
+def held(text: str, shape: tuple[int, ...], warps: int) -> np.ndarray:
+    """Return whether a CTA's threads hold a flat element: (CTAs, elements)."""
+    ctas = 1 << len(bases(text, "tensor", shape).inputs.get("block", []))
+    out: np.ndarray = np.zeros((ctas, int(np.prod(shape))), bool)
+    for rank, own in enumerate(registers(text, shape, warps).reshape(ctas, -1)):
+        out[rank, own] = True
+    return out
+
+
+@functools.cache
 def shared_offsets(text: str, shape: tuple[int, ...], nbytes: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the byte offset of every element of a tile in shared memory, in the tile's shape, and the offsets of
     further copies.
