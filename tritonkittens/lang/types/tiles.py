@@ -404,6 +404,9 @@ class sv(TileType):
         return self.length * itemsize(self.dtype)
 
 
+TENSOR_ROWS = (64, 128)  # of a tile of tensor memory
+
+
 @dataclass(frozen=True, repr=False)
 class tt(TileType):
     """Tensor-memory tile (Blackwell) of 64 or 128 rows, which are lanes, and `cols` columns.
@@ -423,7 +426,7 @@ class tt(TileType):
 
     def check(self) -> None:
         _element_type(self, self.dtype)
-        if self.rows not in (64, 128):
+        if self.rows not in TENSOR_ROWS:
             raise TileError(f"{self!r}: {self.rows} rows; tensor memory holds tiles of 64 or 128 rows (lanes)")
         _positive_multiple(f"{self!r}: cols", self.cols, 16, "a tensor-memory tile covers whole 16-column pieces")
         if self.columns > TENSOR_COLUMNS:
