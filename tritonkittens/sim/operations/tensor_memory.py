@@ -12,7 +12,7 @@ import numpy as np
 from tritonkittens.arch import chip_of
 
 from ..agents import Async, Role, Wait
-from ..clocks import ASYNC
+from ..clocks import ASYNC, GENERIC
 from ..costs import TCGEN05_LATENCY, tcgen05_cycles
 from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES, free_ranks
 from ..numbers import decode, encode, round_to
@@ -65,6 +65,7 @@ def tmem_load(role: Role, op: Op, source: View, *token: Any) -> Any:
     machine = role.machine
     if not written(role, source):
         # compilers may read an unwritten accumulator speculatively; only the use of its value is a bug
+        machine.touch(role, source, False, GENERIC, op)
         nothing = Poison(op, f"reads {source.name}, parts of which were never written")
         return nothing if len(op.results) == 1 else (nothing,) * len(op.results)
     values = machine.load(role, source, op)
