@@ -294,6 +294,7 @@ class Role:
             own = slice(rank * roles, (rank + 1) * roles)
             fenced[own] = clock.fenced[own]
             clock.fenced = fenced
+        self.advance(rank)  # its later accesses need another fence
 
     def meet(self) -> None:
         """Execute a barrier of the cluster by all CTAs of the role."""
