@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from .clocks import Clock, World, joined
+from .clocks import Clock, World, joined, proxied
 from .report import Place
 from .ttgir import Block, Op
 from .values import Poison
@@ -295,6 +295,13 @@ class Role:
             fenced[own] = clock.fenced[own]
             clock.fenced = fenced
         self.advance(rank)  # its later accesses need another fence
+
+    def fence_global_proxy(self, rank: int, single: bool) -> None:
+        """Execute fence.proxy.async of global memory by all threads in CTA `rank`, or by a `single` one: TMA now sees
+        what they know.
+        """
+        known, _ = self.published(single)
+        self.clocks[rank].world = joined(self.clocks[rank].world, proxied(known))
 
     def meet(self) -> None:
         """Execute a barrier of the cluster by all CTAs of the role."""
