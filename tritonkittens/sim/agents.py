@@ -164,14 +164,8 @@ class Role:
         environment: list[Any],
         block: Block,
     ):
-        self.machine, self.rank, self.index, self.name, self.warps, self.start_warp = (
-            machine,
-            rank,
-            index,
-            name,
-            warps,
-            start_warp,
-        )
+        self.machine, self.rank, self.index, self.name = machine, rank, index, name
+        self.warps, self.start_warp = warps, start_warp
         self.environment, self.block, self.at = environment, block, 0
         self.ranks: range = (
             range(len(machine.ctas)) if machine.simulation.program.num_ctas > 1 else range(rank, rank + 1)

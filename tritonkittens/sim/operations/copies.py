@@ -11,7 +11,7 @@ import numpy as np
 
 from ..agents import Async, Role, Wait, poisoned
 from ..clocks import GENERIC
-from ..costs import GLOBAL_LATENCY, global_cycles
+from ..costs import GLOBAL_LATENCY, Duration, global_cycles
 from ..numbers import encode
 from ..ttgir import Op
 from ..values import Poison, View
@@ -58,7 +58,12 @@ def async_copy(role: Role, op: Op, pointers: np.ndarray, target: View, *rest: An
 
     role.copy_open.append(
         machine.start(
-            "cp.async", role, op, effect, unit="cp.async", cost=global_cycles(target.map.total), latency=GLOBAL_LATENCY
+            "cp.async",
+            role,
+            op,
+            effect,
+            unit="cp.async",
+            duration=Duration(global_cycles(target.map.total), GLOBAL_LATENCY),
         )
     )
 

@@ -11,7 +11,7 @@ from tritonkittens.inline_ptx._meaning import PtxFault
 from .. import tensormaps
 from ..agents import Async, Role, Wait
 from ..clocks import ASYNC, GENERIC
-from ..costs import TMA_LATENCY, tma_cycles
+from ..costs import tma_duration
 from ..layouts import SHARED_STRIDE
 from ..values import AddressMap, Spans, TensorMap, View
 from .ptx_memory import WORD, PtxMemory, combined
@@ -93,7 +93,7 @@ class PtxCopies(PtxMemory):
                 write(operation, place, data(operation))
 
             operation = self.start_signalling(
-                kind, signalled, nbytes, effect, unit="TMA", cost=tma_cycles(nbytes), latency=TMA_LATENCY
+                kind, signalled, nbytes, effect, unit="TMA", duration=tma_duration(nbytes)
             )
             if barrier is None:
                 self.role.bulk_open.append(operation)

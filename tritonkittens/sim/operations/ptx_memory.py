@@ -11,7 +11,7 @@ from tritonkittens.inline_ptx._meaning import NoMeaning, PtxFault
 
 from ..agents import Async, Role
 from ..clocks import GENERIC, TENSOR_THREADS, Clock
-from ..costs import TMA_LATENCY
+from ..costs import TMA_LATENCY, Duration
 from ..global_order import SCOPES
 from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES
 from ..numbers import decode, encode, round_to
@@ -304,7 +304,7 @@ class PtxMemory(PtxThreads):
             data.size,
             lambda operation: self.put(operation, GENERIC, "shared", flat, data),
             unit="st.async",
-            latency=TMA_LATENCY / 2,
+            duration=Duration(0, TMA_LATENCY / 2),
         )
 
 

@@ -10,7 +10,7 @@ from tritonkittens.inline_ptx._meaning import NoMeaning, PtxFault
 
 from ..agents import Role, Wait
 from ..clocks import Clock
-from ..costs import CLOCK_GHZ
+from ..costs import CLOCK_GHZ, Duration
 from ..ttgir import Op
 from .control import dependency_wait, launch_dependents
 from .ptx_threads import PtxThreads, ThenWait
@@ -160,7 +160,12 @@ class PtxBarrier:
             )
         # the timer completes last: a timeout expires only when nothing else can happen
         timer = machine.start(
-            "timer", role, op, lambda operation: None, unit=f"timer of {role.name}", latency=limit_ns * CLOCK_GHZ
+            "timer",
+            role,
+            op,
+            lambda operation: None,
+            unit=f"timer of {role.name}",
+            duration=Duration(0, limit_ns * CLOCK_GHZ),
         )
         timer.gate = lambda: machine.idle_but_for(timer)
 

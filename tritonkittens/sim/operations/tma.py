@@ -13,7 +13,7 @@ from tritonkittens.inline_ptx.tensormap import ELEMENT_TYPES
 
 from ..agents import Async, Role, Wait
 from ..clocks import ASYNC
-from ..costs import TMA_LATENCY, tma_cycles
+from ..costs import tma_duration
 from ..global_order import GPU, WEAK
 from ..layouts import SHARED_STRIDE, free_ranks
 from ..numbers import decode, encode, round_to
@@ -158,9 +158,7 @@ def start_load(
         for barrier, phase in zip(barriers, phases):
             machine.barriers.deliver(operation, barrier, phase, bytes_per_barrier, issuers(barrier.address))
 
-    operation = machine.start(
-        kind, role, op, effect, unit="TMA", cost=tma_cycles(target.map.total), latency=TMA_LATENCY, rank=rank
-    )
+    operation = machine.start(kind, role, op, effect, unit="TMA", duration=tma_duration(target.map.total), rank=rank)
     operation.leads = leads
     phases = [machine.barriers.promise(operation, b) for b in barriers]
 
@@ -274,8 +272,7 @@ def start_bulk(
         op,
         lambda operation: data.append(read(operation)),
         unit="TMA",
-        cost=tma_cycles(nbytes),
-        latency=TMA_LATENCY,
+        duration=tma_duration(nbytes),
         rank=rank,
     )
 
