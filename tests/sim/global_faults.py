@@ -21,7 +21,11 @@ def fault(kind: str, kernel: Any, inputs: Any, *names: str, **more: Any) -> None
 
 
 def counters(*shape: int) -> torch.Tensor:
-    return torch.zeros(*shape, dtype=torch.int32)
+    return torch.zeros(*shape, dtype=torch.int32, device="cpu")
+
+
+def zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=torch.float32, device="cpu")
 
 
 # ---------------------------------------------------------------- parts of a sum, added by the last CTA to arrive
@@ -157,7 +161,7 @@ def sums(X, Y, Lock, BUG: tl.constexpr):
 
 def sums_inputs(rng: Any) -> Any:
     rows = int(rng.integers(2, 9))
-    x, y = integers(rng, rows, 256), torch.zeros(256)
+    x, y = integers(rng, rows, 256), zeros(256)
     lock = counters(1)
     return (rows,), (x, y, lock), [y], [x.sum(0)]
 
@@ -333,7 +337,7 @@ def added(X, Y, T: tl.constexpr, BUG: tl.constexpr):
 
 def added_inputs(rng: Any) -> Any:
     tiles = int(rng.integers(2, 5))
-    x, y = integers(rng, 16 * tiles, 32), torch.zeros(16, 32)
+    x, y = integers(rng, 16 * tiles, 32), zeros(16, 32)
     tile = tk.st(tk.fp32, 16, 32)
     return (tiles,), (tk.gl(x), tk.gl(y, tile), tile), [y], [x.reshape(tiles, 16, 32).sum(0)]
 

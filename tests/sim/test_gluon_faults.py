@@ -109,7 +109,8 @@ def one_stage(a_desc, b_desc, out, steps, waits: gl.constexpr, loads_past_end: g
 
 
 def product_of_one_stage(waits, loads_past_end, schedule):
-    a, b, out = torch.randn(128, 192).half(), torch.randn(192, 64).half(), poison(torch.empty(128, 64))
+    a, b = torch.randn(128, 192).half(), torch.randn(192, 64).half()
+    out = poison(torch.empty(128, 64, dtype=torch.float32, device="cpu"))
     descriptors = [
         TensorDescriptor.from_tensor(t, block, gl.NVMMASharedLayout.get_default_for(block, gl.float16))
         for t, block in ((a, [128, 64]), (b, [64, 64]))
