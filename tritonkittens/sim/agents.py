@@ -203,6 +203,8 @@ class Role:
         # bool for each thread: the threads in this part of a divided role (`divergence`); None is all
         self.mask: Any = None
         self.meets: Block | None = None  # where a part of a divided role ends
+        self.parts: list[Role] = []  # of this role, while it is divided
+        self.drifts = False  # whether a part goes on past its end, up to an operation of whole roles
         # for global memory: barriers of the role's threads so far, and the epoch of the last one
         self.barriers = 0
         self.synced = 0
