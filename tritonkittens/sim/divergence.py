@@ -271,7 +271,7 @@ def drift(simulation: Simulation, machine: Machine) -> bool:
                 part.drifts = True
                 if part.done:
                     part.done, part.meets = False, None
-                    machine.roles.append(part)
+            machine.roles += [part for part in role.parts if part not in machine.roles]
             return True
         if not role.parts and role.op.name == "ttng.wait_barrier":
             waiting = [rank for rank in role.ranks if _waits(role, role.op, rank)]
