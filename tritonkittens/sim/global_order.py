@@ -27,6 +27,7 @@ from .agents import Async, Role
 from .clocks import Clock, Past, Proxied, World, joined
 from .report import Finding, Place
 from .ttgir import Op
+from .values import Spans
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -180,8 +181,7 @@ class GlobalOrder:
     def access(
         self,
         agent: Role | Async,
-        starts: np.ndarray,
-        nbytes: int,
+        spans: Spans,
         write: bool,
         op: Op,
         *,
@@ -190,13 +190,13 @@ class GlobalOrder:
         owners: np.ndarray | None = None,
         words: np.ndarray | None = None,
     ) -> None:
-        """Record an access of pieces of `nbytes` at the addresses `starts`, and report the races with earlier ones and
-        missing fences of proxies.
+        """Record an access of `spans`, and report the races with earlier ones and missing fences of proxies.
 
         `scope`: of a strong access, else WEAK. `single`: by the first thread of the role alone. `owners`: the thread
         of each piece.
         `words`: what is going to be written there. Two writes of the same words do no harm.
         """
+        starts, nbytes = spans.starts, spans.nbytes
         if not starts.size or not nbytes:
             return
         self.touched = True

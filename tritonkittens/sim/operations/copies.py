@@ -14,7 +14,7 @@ from ..clocks import GENERIC
 from ..costs import GLOBAL_LATENCY, Duration, global_cycles
 from ..numbers import encode
 from ..ttgir import Op
-from ..values import Poison, View
+from ..values import Poison, Spans, View
 from .global_memory import check_address, element_of, outside
 from .registry import effect
 
@@ -51,7 +51,7 @@ def async_copy(role: Role, op: Op, pointers: np.ndarray, target: View, *rest: An
         found, bad = machine.simulation.memory.gather(addresses[on], element.nbytes)
         if bad is not None:
             outside(role, op, bad, element.nbytes, "cp.async")
-        machine.simulation.global_order.access(operation, addresses[on], element.nbytes, False, op)
+        machine.simulation.global_order.access(operation, Spans(addresses[on], element.nbytes), False, op)
         words[on] = found
         machine.touch(operation, target, True, GENERIC, op)
         machine.write(target, words.reshape(shape))

@@ -89,7 +89,7 @@ class PtxCopies(PtxMemory):
             def effect(operation: Async, place: int = place) -> None:
                 if loads:
                     order = self.machine.simulation.global_order
-                    order.access(operation, np.array([source[1]]), nbytes, False, self.op)
+                    order.access(operation, Spans(np.array([source[1]]), nbytes), False, self.op)
                 write(operation, place, data(operation))
 
             operation = self.start_signalling(

@@ -152,7 +152,7 @@ def start_load(
 
     def effect(operation: Async) -> None:
         data = early if early is not None else words()
-        machine.simulation.global_order.access(operation, source.starts, source.nbytes, False, op)
+        machine.simulation.global_order.access(operation, source, False, op)
         machine.touch(operation, target, True, ASYNC, op)
         machine.write(target, data.reshape(target.map.shape))
         for barrier, phase in zip(barriers, phases):
@@ -279,7 +279,7 @@ def start_bulk(
     def write(operation: Async) -> None:
         put(data.pop())
         scope = GPU if kind.startswith("TMA reduce") else WEAK
-        machine.simulation.global_order.access(operation, target.starts, target.nbytes, True, op, scope=scope)
+        machine.simulation.global_order.access(operation, target, True, op, scope=scope)
 
     role.bulk_open.append(machine.follow(reads, "writes", write))
 
