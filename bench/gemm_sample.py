@@ -109,7 +109,7 @@ def tried(shape: Shape, best: int, share: int) -> list[Config]:
     def seconds(config: Config) -> float:
         return cost(problem, config, device).total
 
-    ranked = sorted(candidates(problem), key=seconds)
+    ranked = sorted(candidates(problem, device), key=seconds)
     found, least = ranked[:best], seconds(ranked[0])
     for config in pool() if share else ():
         parts = config.splits if config.schedule in SPLIT else 1

@@ -68,11 +68,11 @@ class Gemm(tk.lcf):
     @triton.jit
     def finish(ctx, state, epilogue):
         row = ctx.row * ctx.config.team + ctx.consumer
-        sub_tiles = tk.split_cols(tk.load(tk.mma_wait(state.acc)), ctx.config.epilogue_n)
+        sub_tiles = tk.split_cols(tk.mma_wait(state.acc), ctx.config.epilogue_n)
         for i in tl.static_range(len(sub_tiles)):
             half = tk.subtile(epilogue.C, ctx.config.tile_m, ctx.config.epilogue_n, i % 2, 0)
             tk.store_read_wait(1)  # the sub-tile before the last has left
-            tk.store(half, sub_tiles[i])
+            tk.store(half, tk.load(sub_tiles[i]))
             tk.fence_async()  # TMA sees what registers wrote
             tk.store_async(ctx.globals.C, half, (row, ctx.col * len(sub_tiles) + i))
 

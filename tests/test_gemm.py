@@ -252,7 +252,7 @@ def test_candidates_fit_where_a_residual_comes_with_an_activation(activation, sc
         plan = described(
             a, b.T, activation=activation, residual=empty(512, 512, dtype=FP32), out_dtype=FP32, **vectors, **scaling
         )
-        for config in candidates(plan.problem):
+        for config in candidates(plan.problem, H200):
             assert plan._template(config, torch.device("cpu")).placement(90).stages >= 1
 
 
@@ -380,7 +380,7 @@ def test_what_clusters_load_of_a_tile_in_pieces(arch, copies):
     and 16 lie for themselves: both load 64 and 16 of the first two, and one the last."""
     x = torch.empty(512, 512, dtype=BF16, device="meta")
     ptx = Gemm(consumers=1, tile_n=176, cluster=2, b_stored_nk=True).compile(x, x, x, arch=arch).asm["ptx"]
-    assert ptx.count("multicast::cluster") == copies
+    assert sum("cp.async.bulk" in line and "multicast::cluster" in line for line in ptx.splitlines()) == copies
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_candidates_fit_and_cost_something(call):
         del call["residual"]
     with sim.device("sm_90a"):
         plan = described(**call)
-        found = candidates(plan.problem)
+        found = candidates(plan.problem, H200)
         assert found and len(set(found)) == len(found)
         for config in found:
             template = plan._template(config, torch.device("cpu"))
@@ -483,7 +483,7 @@ def test_what_is_chosen_for_blackwell_fits_in_tensor_memory(m, n, k, epilogue, a
 
 def test_three_consumers_have_no_room_for_their_sums_in_tensor_memory():
     it = problem(m=4104, n=4104, k=4104, b="nk")
-    tall = [config for config in candidates(it) if config.consumers == 3 and config.tile_n > 170]
+    tall = [config for config in candidates(it, H200) if config.consumers == 3 and config.tile_n > 170]
     assert tall and all(
         cost(it, config, B200).total == math.inf and cost(it, config, H200).total < 1 for config in tall
     )
@@ -507,7 +507,7 @@ def test_more_work_costs_no_less(m, n, k, more, epilogue, dtype):
     # rows that begin inside a cache line cost more than a few elements
     m, n, k, more = (128 * -(-x // 128) for x in (m, n, k, more))
     before = problem(m=m, n=n, k=k, b="nk", epilogue=epilogue, dtype=dtype)
-    for config in (*candidates(before), Config(schedule="stream_k")):
+    for config in (*candidates(before, H200), Config(schedule="stream_k")):
         known, order = cost(before, config, H200).total, config.ordering(before, H200.l2_bytes)
         for extent in ("m", "n", "k", "batch"):
             after = before._replace(**{extent: getattr(before, extent) + more})
@@ -522,7 +522,7 @@ def test_the_model_prefers_what_it_should():
 
     def best(**extents):
         it = problem(b="nk", **extents)
-        return min(candidates(it), key=lambda config: cost(it, config, H200).total)
+        return min(candidates(it, H200), key=lambda config: cost(it, config, H200).total)
 
     large = best(m=8192, n=8192, k=8192)
     rows, cols = large.tile
@@ -562,20 +562,20 @@ def test_the_model_knows_what_rows_cost_that_begin_inside_a_line_or_a_sector(sto
 @pytest.mark.parametrize("m, n, k", [(3000, 5000, 2008), (5000, 5000, 5000), (2504, 8200, 4104), (4104, 12344, 1000)])
 def test_blocks_share_operands_whose_rows_begin_inside_a_sector(m, n, k, stored):
     it = problem(m=m, n=n, k=k, **stored)
-    assert min(candidates(it), key=lambda config: cost(it, config, H200).total).cluster > 1
+    assert min(candidates(it, H200), key=lambda config: cost(it, config, H200).total).cluster > 1
 
 
 @pytest.mark.parametrize("m, n, k", [(8192, 8192, 8192), (10240, 6144, 5120), (16384, 5120, 8192), (5120, 25600, 8192)])
 def test_consumers_of_products_at_the_power_limit_share_tiles(m, n, k):
     it = problem(m=m, n=n, k=k, b="nk")
-    assert not min(candidates(it), key=lambda config: cost(it, config, H200).total).pingpong
+    assert not min(candidates(it, H200), key=lambda config: cost(it, config, H200).total).pingpong
 
 
 def test_every_kind_of_operand_has_candidates():
     with sim.device("sm_90a"):
         for dtype in (BF16, FP16, E4M3, E5M2):
             plan = described(empty(64, 64, dtype=dtype), empty(64, 64, dtype=dtype).T)
-            assert family.choose(plan.problem, device=tune.Device.named("H200")) in candidates(plan.problem)
+            assert family.choose(plan.problem, device=tune.Device.named("H200")) in candidates(plan.problem, H200)
 
 
 def test_the_choice_explains_itself():
@@ -585,7 +585,7 @@ def test_the_choice_explains_itself():
     assert (
         report.config == chosen.__dict__
         and report.rows[0].config == report.config
-        and len(report.rows) == len(candidates(it))
+        and len(report.rows) == len(candidates(it, H200))
     )
     assert (
         f"tile_n={chosen.tile_n}" in str(report)

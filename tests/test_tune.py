@@ -48,7 +48,7 @@ TILES = range(1, 33)
 MEASURED = 12 + 6 + 3 * ROUNDS + 2 * FINAL_ROUNDS  # calls of a race of twelve
 
 
-def candidates(problem):
+def candidates(problem, device):
     return [Config(tile) for tile in TILES]
 
 
@@ -108,7 +108,7 @@ def test_cost_is_the_slowest_unit_and_what_nothing_hides():
 def test_rates_of_a_known_device():
     assert H200.tensor_flops(16) * 1.83 / 1.7 == pytest.approx(989.4e12, rel=0.01)  # the data sheet's, at its clock
     assert H200.tensor_flops(8) == 2 * H200.tensor_flops(16) == 4 * H200.tensor_flops(32)
-    assert H200.l2_bytes_per_second == costs.L2_BYTES * 132 * H200.clock_hz
+    assert H200.l2_bytes_per_second == H200.chip.l2_bytes * 132 * H200.clock_hz
     assert H200.seconds(1.7e9) == 1
     assert tune.Device.named("b200").tensor_flops(4) == 4 * tune.Device.named("B200").tensor_flops(16)
     # the simulator's figures and these are of the same units
@@ -701,10 +701,10 @@ def test_explanation_of_a_prediction():
 def test_mistakes_in_a_family_are_named():
     with pytest.raises(ValueError, match=r"match=…'k'….*Problem has the fields m, n, dtype"):
         tune.Family("fake", Config, candidates, cost, problem_type=Problem, match=("k",))
-    none = tune.Family("fake", Config, lambda problem: [], cost, problem_type=Problem)
+    none = tune.Family("fake", Config, lambda problem, device: [], cost, problem_type=Problem)
     with pytest.raises(ValueError, match="no configuration can solve Problem"):
         none.choose(Problem(64, 64), device=H200)
-    misfit = tune.Family("fake", Config, lambda problem: [Config(31)], cost, problem_type=Problem)
+    misfit = tune.Family("fake", Config, lambda problem, device: [Config(31)], cost, problem_type=Problem)
     with pytest.raises(ValueError, match="NVIDIA H200 can run none of the 1 configurations"):
         misfit.choose(Problem(64, 64), device=H200)
     with pytest.raises(TypeError, match="Problem.dtype=torch.bfloat16: fields are None, bool, int"):
@@ -782,7 +782,10 @@ def test_shipped_tables_are_of_registered_families(monkeypatch):
         for entry in table.entries.values():
             found = known[entry.family]
             problem = found.problem_type(**{name: tuner._tuples(value) for name, value in entry.problem.items()})
-            assert found._config(entry.config, found._options(problem), problem) is not None, (table.path.name, entry)
+            assert found._config(entry.config, found._options((H200, problem)), problem) is not None, (
+                table.path.name,
+                entry,
+            )
 
 
 def test_what_is_known_to_be_measured():

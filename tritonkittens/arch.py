@@ -37,6 +37,7 @@ class Chip:
         warps: the most resident warps of an SM.
         blocks: the most resident CTAs of an SM.
         tensor_flops: dense 16-bit FLOP of an SM's tensor cores per clock; 0 where the cost model does not know it.
+        l2_bytes: bytes of L2 that a clock brings to an SM, in the models of time.
         narrowest: the fewest operand bits down to which half the bits double `tensor_flops`.
         tma: TMA, bulk copies, clusters and setmaxnreg, which explicit tiles need together.
         wgmma, tcgen05, tcgen05_int8, tcgen05_load_max: the instructions of that name.
@@ -50,6 +51,8 @@ class Chip:
     warps: int = 64
     blocks: int = 32
     tensor_flops: float = 0.0
+    # 12 TB/s of an H100 ("GPUs Go Brrr", hazyresearch.stanford.edu, 2024) shared by 132 SMs at 1.7 GHz
+    l2_bytes: float = 53.0
     narrowest: int = 16
     tma: bool = False
     wgmma: bool = False
@@ -68,6 +71,11 @@ class Chip:
         return self.capability >= 89
 
     @property
+    def e2m1(self) -> bool:
+        """Conversions of the 4-bit float e2m1, and of the scales e8m0."""
+        return self.capability in (100, 103, 120)
+
+    @property
     def shared_per_multiprocessor(self) -> int:
         """Bytes of shared memory of an SM, including the system's share."""
         return self.shared_per_block + SHARED_RESERVED
@@ -84,6 +92,8 @@ _BLACKWELL = Chip(
     227 * KIB,
     148,
     tensor_flops=8192.0,
+    # an assumption, not a measurement: two sectors of 32 bytes, what an SM's L1 takes from the crossbar a clock
+    l2_bytes=64.0,
     narrowest=4,
     tma=True,
     tcgen05=True,

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import tritonkittens.lang as tk
+from tritonkittens import tune
 from tritonkittens.arch import CHIPS, GPUS
 from tritonkittens.kernels.gemm.config import MAX_SPLITS, UNSPLIT, Config, Problem, itemsize_of
 from tritonkittens.kernels.gemm.device.epilogue import transposed_bytes
@@ -27,6 +28,7 @@ TALL = tuple(range(96, 193, 16))  # those of tiles of three consumers
 TALLEST = tuple(range(112, 209, 16))  # and of two with 128 rows each
 FEW_ROWS = 64  # of A: its columns become those of the tile
 LEAST_PART = 4  # iterations of a part of a task
+SUMMED_COLS = 128  # columns of parts of tasks whose sums a thread adds in registers, one row each
 WASTE = 1.6  # padding of C beside the least of any tile
 
 
@@ -225,11 +227,17 @@ def _large(kind: Problem) -> tuple[Config, ...]:
     return tuple(c for c in found if fits(kind, c) and (kind.epilogue != "tile" or c.stages_sub_tiles(residual=True)))
 
 
+def candidates(problem: Problem, device: tune.Device) -> tuple[Config, ...]:
+    """Return the configurations that are worth a prediction for a problem on a device."""
+    return _candidates(problem, device.chip.tcgen05)
+
+
 @functools.lru_cache(maxsize=4096)
-def candidates(problem: Problem) -> tuple[Config, ...]:
-    """Return the configurations that are worth a prediction for a problem."""
+def _candidates(problem: Problem, tensor_memory: bool) -> tuple[Config, ...]:
     if problem.scales:
         return tuple(_block_scaled(problem))
+    if tensor_memory:
+        return tuple(_in_tensor_memory(problem))
     found, kind = [], problem.kind
     for config in _least_padding(problem, _tiles(kind, problem.m <= FEW_ROWS)):
         if problem.batch * math.prod(config.tiles(problem)) > MULTIPROCESSORS:
@@ -239,6 +247,34 @@ def candidates(problem: Problem) -> tuple[Config, ...]:
     if problem.batch * problem.m * problem.n >= MULTIPROCESSORS * 128 * 256:
         found += _large(kind)
     return tuple(c for c in dict.fromkeys(found) if _fits(kind, c))
+
+
+def _in_tensor_memory(problem: Problem) -> Iterator[Config]:
+    """Yield the configurations whose sums lie in tensor memory. One MMA takes 128 rows and a power of two of columns;
+    the sums of a task are stored while the next task's products run."""
+    for config in _least_padding(problem, _tensor_memory_tiles(problem.kind)):
+        yield config
+        if config.consumers == 1 and config.tile_n >= 128 and config.tiles(problem)[0] >= 2:
+            yield _with(config, cluster=2)  # a pair of CTAs
+        iterations = -(-problem.k // config.k_of(itemsize_of(problem.dtype)))
+        if config.tile_n <= SUMMED_COLS and iterations >= 2 * LEAST_PART:  # whose parts are summed in registers
+            yield from _split(problem, config, 1)
+
+
+@functools.lru_cache(maxsize=256)
+def _tensor_memory_tiles(kind: Problem) -> tuple[Config, ...]:
+    """Return a configuration for every size of tile with sums in tensor memory."""
+    line, sub_tile = SWIZZLE_LINE // itemsize_of(kind.dtype), SUB_TILE // itemsize_of(kind.out)
+    found = []
+    for swap in (False, True):
+        for consumers, most in ((1, 256), (2, 128)):
+            for cols in (n for n in (32, 64, 128, 192, 256) if n <= most):
+                c = Config(tile_m=128, tile_n=cols, consumers=consumers, swap_ab=swap)
+                staged = replace(c, epilogue_n=sub_tile) if cols % (2 * sub_tile) == 0 and cols > 2 * sub_tile else c
+                found += [staged, replace(staged, tile_k=2 * line)] if cols <= 64 else [staged]
+    return tuple(
+        c for c in found if _can_store(kind, c) and 2 * stage_bytes(kind, c) + epilogue_bytes(kind, c) <= limit(c)
+    )
 
 
 def _block_scaled(problem: Problem) -> Iterator[Config]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import tritonkittens.lang as tk
@@ -62,6 +62,10 @@ class Constants:
 
 
 CONSTANTS = Constants()
+# Not measured: an MMA warp issues the products of tensor memory without the consumers, at the tensor cores' rate
+TENSOR_MEMORY = replace(
+    CONSTANTS, mma_share=1.0, instruction=0.0, one_consumer=0.0, two_consumers=0.0, three_consumers=0.0, sub_tile=0.0
+)
 
 
 class Work(NamedTuple):
@@ -177,11 +181,13 @@ def _iteration(kind: Problem, config: Config, device: tune.Device) -> _Iteration
     size, tile_k = itemsize_of(kind.dtype), config.k_of(itemsize_of(kind.dtype))
     rows = config.tile_m * config.team
     pieces = _pieces(kind, config)
-    instructions = rows // 64 * (tile_k * size // INSTRUCTION_BYTES)
-    # one wgmma reads its 64 rows of A and all of B, 128 bytes a cycle; on sm_90 it multiplies for n / 2 cycles
+    # one instruction multiplies 64 rows (wgmma), or 128 (tcgen05.mma, at half the rate 64)
+    unit = 128 if device.chip.tcgen05 else 64
+    instructions = -(-rows // unit) * (tile_k * size // INSTRUCTION_BYTES)
+    # it reads its rows of A and all of B, 128 bytes a cycle; a wgmma on sm_90 multiplies for n / 2 cycles
     rate = device.tensor_flops(8 * size) / device.multiprocessors / device.clock_hz
-    flop = 2 * 64 * (INSTRUCTION_BYTES // size)
-    mma = instructions * sum(max(n * flop / rate, (64 + n) * INSTRUCTION_BYTES / 128) for n in pieces)
+    flop = 2 * unit * (INSTRUCTION_BYTES // size)
+    mma = instructions * sum(max(n * flop / rate, (unit + n) * INSTRUCTION_BYTES / 128) for n in pieces)
     consumers = 0 if config.pingpong else config.consumers
     return _Iteration(
         mma,
@@ -228,12 +234,12 @@ def work(problem: Problem, config: Config, device: tune.Device) -> Work:
         delivered=busy * shared * i.tile_k * i.size / NEIGHBOURS,
         bytes_per_stage=i.bytes_per_stage / crowd,
         cluster_split=float(config.sharers > 1),
-        multicasts=float(config.cluster > 1) * i.tile_k * i.size / CACHE_LINE,
+        multicasts=float(config.cluster > 1 and not device.chip.tcgen05) * i.tile_k * i.size / CACHE_LINE,
         hbm=problem.batch * (problem.m + problem.n) * problem.k * i.size + area * i.out,
         tasks=r.tasks,
         results=i.rows * config.result_cols * i.out,
         sub_tiles=r.tasks * i.sub_tiles,
-        hides=float(config.pingpong or crowd > 1.5 or i.defers),
+        hides=float(config.pingpong or crowd > 1.5 or i.defers or _alternates(config, device)),
         split_tasks=r.split_tasks,
         parts=r.parts,
         partial=i.rows * i.columns * 4,
@@ -280,7 +286,13 @@ def predict(w: Work, k: Constants, device: tune.Device) -> tune.Cost:
 
 
 def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
-    """Return what the model says of a configuration; infinite where its accumulators exceed tensor memory."""
-    if device.chip.tcgen05 and config.consumers * config.tile_n > TENSOR_COLUMNS:
+    """Return what the model says of a configuration; infinite where its accumulators exceed tensor memory. With tensor
+    memory nothing of the model has been measured."""
+    if device.chip.tcgen05 and config.consumers * config.tile_n * config.blocks_per_sm > TENSOR_COLUMNS:
         return tune.Cost(tensor=math.inf)
-    return predict(work(problem, config, device), CONSTANTS, device)
+    return predict(work(problem, config, device), TENSOR_MEMORY if device.chip.tcgen05 else CONSTANTS, device)
+
+
+def _alternates(config: Config, device: tune.Device) -> bool:
+    """Whether the next task's products go to other tensor memory than the sums that are being stored."""
+    return device.chip.tcgen05 and 2 * config.consumers * config.tile_n * config.blocks_per_sm <= TENSOR_COLUMNS

@@ -25,6 +25,7 @@ from tests.cases_gemm import (
     short,
 )
 from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, relative_error, slow, some_slow
+from tritonkittens import tune
 from tritonkittens.kernels.gemm import Config, family, gemm, gemm_torch
 from tritonkittens.kernels.gemm.candidates import candidates
 
@@ -531,7 +532,7 @@ def test_every_candidate_is_right(rng, name, share):
         if problem.b == "nk"
         else randn(*batch, problem.k, problem.n, dtype=dtype)
     )
-    every = candidates(problem)[share::SHARES]
+    every = candidates(problem, tune.Device.of())[share::SHARES]
     configs = on_gpu_or_simulated(every, [every[i] for i in rng.permutation(len(every))[:1]])
     for config in configs:
         print(config)

@@ -18,6 +18,7 @@ import tritonkittens.lang as tk
 from tests import cases_cluster
 from tests.util import poison, relative_error
 from tritonkittens import sim
+from tritonkittens.arch import chip_of
 from tritonkittens.kernels.attention import Config as AttentionConfig
 from tritonkittens.kernels.attention import attention
 from tritonkittens.kernels.gemm import Config, gemm, gemm_torch
@@ -113,7 +114,7 @@ def test_copies_products_and_waits_of_a_gemm(recorded):
         "consumer0",
         "consumer1",
     }
-    assert sum(s.busy[1] - s.busy[0] for s in loads) == pytest.approx((a_bytes + b_bytes) / costs.L2_BYTES)
+    assert sum(s.busy[1] - s.busy[0] for s in loads) == pytest.approx((a_bytes + b_bytes) / chip_of(90).l2_bytes)
     assert all(s.end - s.start == pytest.approx(s.busy[1] - s.busy[0] + costs.TMA_LATENCY) for s in loads)
     waits = [s for s in spans if s.kind == "wait"]
     assert {"barrier", "phase", "parity", "for"} <= set(

@@ -34,9 +34,20 @@ def widen8_asm(mnemonic: str) -> str:
     return f"{{ .reg .b16 low, high; mov.b32 {{low, high}}, $2; {mnemonic} $0, low; {mnemonic} $1, high; }}"
 
 
+def widen16_asm(mnemonic: str) -> str:
+    """The packed bf16 pair $2 into two float32 ($0, $1), whose upper halves are those bits."""
+    return f"{mnemonic} $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+
+
 def narrow4_asm(mnemonic: str) -> str:
     """Four bytes ($0), each holding e2m1 of one element of $1..$4 in its low and of $5..$8 in its high four bits."""
     steps = " ".join(f"{mnemonic} b{i}, ${5 + i}, ${1 + i};" for i in range(4))
+    return f"{{ .reg .b8 b0, b1, b2, b3; {steps} mov.b32 $0, {{b0, b1, b2, b3}}; }}"
+
+
+def narrow4_word_asm(mnemonic: str) -> str:
+    """A word ($0) of eight e2m1, of $1 to $8 from the lowest four bits on."""
+    steps = " ".join(f"{mnemonic} b{i}, ${2 * i + 2}, ${2 * i + 1};" for i in range(4))
     return f"{{ .reg .b8 b0, b1, b2, b3; {steps} mov.b32 $0, {{b0, b1, b2, b3}}; }}"
 
 
@@ -84,6 +95,8 @@ FORMS: dict[str, tuple[Callable[[str], str], str, int]] = {
     "narrow8_f32": (lambda m: narrow8_asm(m, "f32"), "=r,f,f,f,f", 4),
     "narrow8_f16": (lambda m: narrow8_asm(m, "f16"), "=r,r,r", 4),
     "narrow4": (narrow4_asm, "=r,f,f,f,f,f,f,f,f", 4),
+    "narrow4_word": (narrow4_word_asm, "=r,f,f,f,f,f,f,f,f", 1),
+    "widen16": (widen16_asm, "=f,=f,r", 2),
     "widen8": (widen8_asm, "=r,=r,r", 4),
     "widen4": (widen4_asm, "=r,=r,=r,=r,r", 4),
     "stochastic16": (stochastic16_asm, "=r,f,f,r,r", 2),
@@ -216,6 +229,12 @@ def e5m2_to_f16(x, relu: tl.constexpr = False):
 
 
 @triton.jit
+def bf16_to_f32(x):
+    """bfloat16 to float32 (exact), two at a time, in two instructions. sm_80+. PTX ISA 9.7.8 `shl`, `and`."""
+    return _convert("widen16", "shl.b32", (x,), ("bf16",), tl.float32, 80)
+
+
+@triton.jit
 def to_e2m1x2(low, high, relu: tl.constexpr = False):
     """Two float32 tiles to one uint8 tile of fp4 e2m1 pairs (`low` in bits 0-3), nearest even, finite values beyond ±6
     become ±6.
@@ -224,6 +243,17 @@ def to_e2m1x2(low, high, relu: tl.constexpr = False):
     """
     mnemonic: tl.constexpr = _variant("cvt.rn.satfinite{}.e2m1x2.f32", "relu", relu, (False, True))
     return _convert("narrow4", mnemonic, (low, high), ("fp32", "fp32"), tl.uint8, None, (100, 103, 120))
+
+
+@triton.jit
+def to_e2m1x8(xs):
+    """Eight float32 tiles to one uint32 tile of fp4 e2m1 (`xs[0]` in bits 0-3), nearest even, finite values beyond ±6
+    become ±6.
+
+    sm_100a, sm_103a, sm_120a. PTX ISA 9.7.9 `cvt.rn.satfinite.e2m1x2.f32`.
+    """
+    mnemonic: tl.constexpr = "cvt.rn.satfinite.e2m1x2.f32"
+    return _convert("narrow4_word", mnemonic, xs, ("fp32",) * 8, tl.uint32, None, (100, 103, 120))
 
 
 @triton.jit

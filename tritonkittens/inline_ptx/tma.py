@@ -48,6 +48,10 @@ CLUSTER_REDUCTIONS = {
 _PRIORITIES = ("evict_first", "evict_last", "evict_normal", "evict_unchanged")
 
 
+# the barrier operand in the even CTA of a pair: the shared windows of a cluster's CTAs follow each other by rank
+EVEN_CTA = ".reg .b32 even; and.b32 even, $2, 0xfeffffff; "
+
+
 @constexpr_function
 def coordinate_list(first: int, rank: int) -> str:
     """ "{$3, $4}": the operands of `rank` coordinates, from operand `first` on."""
@@ -63,16 +67,18 @@ def mask_text(operand: int) -> str:
 
 
 @constexpr_function
-def load_text(rank: int, multicast: bool, hinted: bool, issuer: str, sm: int) -> str:
+def load_text(rank: int, multicast: bool, hinted: bool, issuer: str, sm: int, pair: bool = False) -> str:
     """Operands: destination, tensor map, barrier, coordinates, then the mask and the policy where given."""
     mnemonic = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-    mnemonic += (".multicast::cluster" if multicast else "") + (".L2::cache_hint" if hinted else "")
+    mnemonic += (".multicast::cluster" if multicast else "") + (".cta_group::2" if pair else "")
+    mnemonic += ".L2::cache_hint" if hinted else ""
     operands = (
-        f"[$0], [$1, {coordinate_list(3, rank)}], [$2]"
+        f"[$0], [$1, {coordinate_list(3, rank)}], [{'even' if pair else '$2'}]"
         + (", ctas" if multicast else "")
         + (f", ${3 + rank + multicast}" if hinted else "")
     )
-    return issued(f"{mnemonic} {operands};", issuer, sm, mask_text(3 + rank) if multicast else "")
+    declarations = (mask_text(3 + rank) if multicast else "") + (EVEN_CTA if pair else "")
+    return issued(f"{mnemonic} {operands};", issuer, sm, declarations)
 
 
 @constexpr_function
@@ -182,7 +188,14 @@ def policy_text(priority: str, fraction: float) -> str:
 
 @triton.jit
 def load_tensor(
-    destination, tensor_map, coordinates, bar, multicast=None, cache_hint=None, issuer: tl.constexpr = "warp"
+    destination,
+    tensor_map,
+    coordinates,
+    bar,
+    multicast=None,
+    cache_hint=None,
+    issuer: tl.constexpr = "warp",
+    pair: tl.constexpr = False,
 ):
     """`cp.async.bulk.tensor` global -> shared: the box at `coordinates` (elements outside the tensor are filled),
     counted on `bar` in bytes.
@@ -190,11 +203,12 @@ def load_tensor(
     The fastest coordinate times the element size must be a multiple of 16 bytes (otherwise: an illegal instruction;
     seen on the H200). The whole box counts, its filled part too. `multicast` (i32, one bit a CTA of the cluster) writes
     the same box to the same place in each of those CTAs and counts on the barrier at the same place there. `cache_hint`
-    is a u64 of `create_policy`. One thread issues a copy. sm_90. PTX ISA "cp.async.bulk.tensor".
+    is a u64 of `create_policy`. `pair` counts on the barrier at the same place in the CTA of even rank of the pair
+    (sm_100). One thread issues a copy. sm_90. PTX ISA "cp.async.bulk.tensor".
     """
-    require("cp.async.bulk.tensor", 90)
+    require("cp.async.bulk.tensor with .cta_group", 100) if pair else require("cp.async.bulk.tensor", 90)
     asm(
-        load_text(len(coordinates), multicast is not None, cache_hint is not None, issuer, arch()),
+        load_text(len(coordinates), multicast is not None, cache_hint is not None, issuer, arch(), pair),
         ("r", "l", "r", "r", "r", "l"),
         [destination, tensor_map, bar, coordinates, multicast, cache_hint],
     )
@@ -450,7 +464,7 @@ _HINT = "{hint:L2::cache_hint}?"
 
 
 @meaning(
-    f"cp.async.bulk.tensor.{_RANK}.{{to:shared::cluster|shared::cta}}.global.{{mode:tile}}?.mbarrier::complete_tx::bytes.{{multicast:multicast::cluster}}?.{_HINT}",
+    f"cp.async.bulk.tensor.{_RANK}.{{to:shared::cluster|shared::cta}}.global.{{mode:tile}}?.mbarrier::complete_tx::bytes.{{multicast:multicast::cluster}}?.{{pair:cta_group::2}}?.{_HINT}",
     destinations=0,
 )
 def _load_tensor(t: Machine, i: Instruction, shared: Register, place: Register, bar: Register, *rest: Register) -> None:

@@ -59,6 +59,7 @@ from tritonkittens.lang.mma.mma import (
     mma_wait,
     mma_zero,
 )
+from tritonkittens.lang.mma.tcgen05 import mma_commit
 from tritonkittens.lang.register.broadcast import (
     add_col,
     add_row,
@@ -191,6 +192,7 @@ from tritonkittens.lang.register.warp_vote import rescale_row, warp_exceeds
 from tritonkittens.lang.schedule.cluster_split_k import ClusterSplitK
 from tritonkittens.lang.schedule.dynamic_scheduler import Dynamic
 from tritonkittens.lang.schedule.index import Knob, block_count, block_index, ceil_div, unravel
+from tritonkittens.lang.schedule.launch_control import ClusterLaunchControl
 from tritonkittens.lang.schedule.raster import (
     ColumnMajor,
     LongestFirst,
@@ -247,7 +249,8 @@ __all__ = [
     "abs", "add", "add_col", "add_row", "advance", "allocate", "apply", "ArchitectureError", "arrive", "as_fragments",
     "bank_conflicts", "bf16", "block_count", "block_diagonal", "block_index", "broadcast_col", "broadcast_row",
     "byte_operand", "byte_operand_column", "Call", "careful_wait", "cast", "cast_pairs", "ceil", "ceil_div",
-    "cluster_rank", "cluster_sync", "ClusterSplitK", "col_argmax", "col_argmin", "col_cumsum", "col_max", "col_mean",
+    "cluster_rank", "cluster_sync", "ClusterLaunchControl", "ClusterSplitK", "col_argmax", "col_argmin", "col_cumsum",
+    "col_max", "col_mean",
     "col_min", "col_norm", "col_prod", "col_sum", "col_vec", "ColumnMajor", "concat_cols", "consumer_registers",
     "consumer_release", "consumer_wait", "copy", "cos", "decrease_registers", "DeferredEpilogue", "dependency_wait",
     "dependents_launch", "div", "div_col", "div_row", "Dynamic", "eq", "eq_col", "eq_row", "erf", "Event",
@@ -260,9 +263,10 @@ __all__ = [
     "load_into", "load_max", "load_scalar", "log", "log2", "longest_first", "LongestFirst", "lower_fill", "lt",
     "lt_col", "lt_row", "make_causal", "make_causal_t", "map", "mark", "mark_initialized", "mask", "max", "max_col",
     "max_row", "maximum", "min", "min_col", "min_row", "minimum", "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB",
-    "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_retire", "mma_wait", "mma_zero", "mul", "mul_col", "mul_row",
-    "named_arrive", "named_sync", "ne", "ne_col", "ne_row", "neg", "neg_infty", "one", "OnePerBlock", "opaque_zero",
-    "Order", "Persistent", "pin", "pipeline", "pipeline_state", "pointer_to", "pos_infty", "prefetch", "print",
+    "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_commit", "mma_retire", "mma_wait", "mma_zero", "mul", "mul_col",
+    "mul_row", "named_arrive", "named_sync", "ne", "ne_col", "ne_row", "neg", "neg_infty", "one", "OnePerBlock",
+    "opaque_zero", "Order", "Persistent", "pin", "pipeline", "pipeline_state", "pointer_to", "pos_infty", "prefetch",
+    "print",
     "prod", "producer_acquire", "producer_commit", "producer_registers", "reciprocal", "reduce_acquire",
     "reduce_commit", "reduce_wait", "ReduceStoreWarp", "release", "relu", "rescale_row", "right_fill", "row_argmax",
     "row_argmin", "row_cumsum", "row_max", "row_mean", "row_min", "row_norm", "row_prod", "row_sum",

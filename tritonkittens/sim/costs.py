@@ -28,6 +28,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tritonkittens.arch import chip_of
+
 from .layouts import bases, registers
 from .shared_access import access_cost, tensor_and_memory
 from .ttgir import MemDesc, Op, Tensor, Type
@@ -45,10 +47,8 @@ TENSOR_MEMORY_LATENCY = 30.0
 SHUFFLE_LATENCY = 23.0  # one round of shfl and the operation after it
 BARRIER = 20.0  # bar.sync, a fence, or one try_wait that succeeds
 # bytes a cycle, of one multiprocessor
-# 12 TB/s of L2 ("GPUs Go Brrr", hazyresearch.stanford.edu, 2024) shared by 132 at 1.7 GHz. For TMA: its tiles are taken
-# to be in L2, as all
-L2_BYTES = 53.0
-#                  but the first load of each tile is in a GEMM or attention whose blocks share them
+# `Chip.l2_bytes`: for TMA. Its tiles are taken to be in L2, as all but the first load of each tile is in a GEMM or
+# attention whose blocks share them
 # 4.8 TB/s (H200 data sheet) shared by 132 at 1.7 GHz: loads and stores of threads, which mostly stream
 HBM_BYTES = 21.4
 SHARED_BYTES = 128.0  # 32 banks of 4 bytes
@@ -186,8 +186,9 @@ class Unit:
         return finish
 
 
-def tma_duration(nbytes: int) -> Duration:
-    return Duration(nbytes / L2_BYTES, TMA_LATENCY)
+def tma_duration(nbytes: int, arch: int) -> Duration:
+    """Cycles of a TMA copy on a chip, by its compute capability."""
+    return Duration(nbytes / chip_of(arch).l2_bytes, TMA_LATENCY)
 
 
 def global_cycles(nbytes: int) -> float:
@@ -200,8 +201,9 @@ def wgmma_cycles(m: int, n: int, k: int, bits: int) -> float:
 
 
 def tcgen05_cycles(m: int, n: int, k: int, bits: int) -> float:
-    """Cycles of a tcgen05.mma: twice the rate with 8 bits, four times with 4."""
-    return m * n * k / (TCGEN05_RATE * 16 / max(bits, 4))
+    """Cycles of a tcgen05.mma: twice the rate with 8 bits, four times with 4. 64 rows take as long as 128 (PTX ISA,
+    "tcgen05.mma": layout of 64 rows in 128 lanes)."""
+    return max(m, 128) * n * k / (TCGEN05_RATE * 16 / max(bits, 4))
 
 
 def elements(kind: Any) -> int:

@@ -74,8 +74,8 @@ class Device:
       and sm_103 (2.25 PFLOP/s over 148 at 1.85 GHz); twice that with 8 bits, four times with 4 (sm_100 on), half with
       tf32;
     - shared memory: 128 bytes (32 banks of 4);
-    - L2 53 bytes, arithmetic 128 float results, special functions 16: the simulator's numbers, with their sources in
-      `tritonkittens.sim.costs`.
+    - L2 53 bytes (64 on sm_100 and sm_103), arithmetic 128 float results, special functions 16: the simulator's
+      numbers, with their sources in `tritonkittens.sim.costs` and `tritonkittens.arch`.
 
     `launch_seconds`, from the end of one kernel to the start of the next in its stream, is assumed. It separates
     configurations of two kernels from those of one.
@@ -223,6 +223,7 @@ def _device(
     everywhere = multiprocessors * clock
     return Device(
         name, capability, multiprocessors, l2_bytes, shared_per_block, clock, hbm,
-        l2_bytes_per_second=costs.L2_BYTES * everywhere, shared_bytes_per_second=costs.SHARED_BYTES * everywhere,
+        l2_bytes_per_second=chip_of(capability).l2_bytes * everywhere,
+        shared_bytes_per_second=costs.SHARED_BYTES * everywhere,
         alu_per_second=costs.FMA_RESULTS * everywhere, special_per_second=costs.SPECIAL_RESULTS * everywhere,
     )  # fmt: skip

@@ -127,13 +127,20 @@ class _Choice(Generic[C]):
     where: str = ""  # the table or store of the entry
 
 
+def _device_of(identity: int | Facts | Device) -> Device:
+    """The rates of a device, by its index or facts."""
+    if isinstance(identity, Device):
+        return identity
+    return Device.from_facts(identity if isinstance(identity, Facts) else device_facts(identity))
+
+
 class Family(Generic[P, C]):
     """A family of kernels of one purpose. Each of its problems has a best configuration.
 
     Args:
         name: its name on the command line.
         config_type: a frozen dataclass (or NamedTuple) of plain values: None, bool, int, float, str, tuples of these.
-        candidates: returns the configurations that can solve a problem.
+        candidates: returns the configurations that can solve a problem on a device.
         cost: returns the model's prediction for a problem, a configuration and a device.
         problem_type: like `config_type`; small and hashable, because a choice looks it up.
         match: the problem's fields that must be equal for a winner to apply to another problem (dtype, layouts).
@@ -149,7 +156,7 @@ class Family(Generic[P, C]):
         self,
         name: str,
         config_type: type[C],
-        candidates: Callable[[P], Sequence[C]],
+        candidates: Callable[[P, Device], Sequence[C]],
         cost: Callable[[P, C, Device], Cost],
         *,
         problem_type: type[P],
@@ -230,7 +237,7 @@ class Family(Generic[P, C]):
                 "simulated device"
             )
         with _deciding:
-            options = self._options(problem)
+            options = self._options(key)
             return self._remember(
                 key, self._measured(key, options, self._neighbour(key, options), measure, tries, compile_all)
             ).config
@@ -244,7 +251,7 @@ class Family(Generic[P, C]):
         that ships with the package."""
         key = (self._identity(device), problem)
         with _deciding:
-            known = self._choices.get(key) or self._looked_up(key, self._options(problem), problem)
+            known = self._choices.get(key) or self._looked_up(key, self._options(key), problem)
         return known is not None and known.entry is not None
 
     def explain(self, problem: P, device: int | torch.device | Device | None = None) -> Report:
@@ -255,7 +262,7 @@ class Family(Generic[P, C]):
         with _deciding:
             in_memory = key in self._choices
             choice = self._choice(key, None)
-            options = self._options(problem)
+            options = self._options(key)
             neighbour = None if choice.entry else self._neighbour(key, options)
             trials = {problem_key(t.config): t for t in (choice.entry.tried if choice.entry else ())}
             rows = []
@@ -315,7 +322,7 @@ class Family(Generic[P, C]):
             # another thread was first, or nothing is left to measure
             if known is not None and (key in self._settled or not possible):
                 return self._remember(key, known, settled or key in self._settled)
-            options = self._options(key[1])
+            options = self._options(key)
             choice = self._looked_up(key, options, key[1])
             if choice is None:
                 neighbour = self._neighbour(key, options)
@@ -329,10 +336,10 @@ class Family(Generic[P, C]):
         (self._settled if settled else self._guessed)[key] = choice.config
         return choice
 
-    def _options(self, problem: P) -> dict[C, None]:
-        options = dict.fromkeys(self._candidates(problem))
+    def _options(self, key: tuple[Any, P]) -> dict[C, None]:
+        options = dict.fromkeys(self._candidates(key[1], _device_of(key[0])))
         if not options:
-            raise ValueError(f"{self.name}: no configuration can solve {problem}")
+            raise ValueError(f"{self.name}: no configuration can solve {key[1]}")
         return options
 
     def _config(self, values: dict[str, Any], options: dict[C, None], problem: P) -> C | None:
@@ -384,12 +391,7 @@ class Family(Generic[P, C]):
         self, key: tuple[Any, P], options: Mapping[C, None], neighbour: _Neighbour[C] | None
     ) -> list[tuple[C, Cost, float]]:
         """Return candidates, their costs, and the seconds of their ranking, the best first."""
-        device = (
-            key[0]
-            if isinstance(key[0], Device)
-            else Device.from_facts(key[0] if isinstance(key[0], Facts) else device_facts(key[0]))
-        )
-        found = []
+        device, found = _device_of(key[0]), []
         for config in options:
             cost = self._cost(key[1], config, device)
             found.append(

@@ -275,8 +275,7 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
 
     @triton.jit
     def finish(ctx, state, epilogue):
-        sums = tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32)
-        store_result(ctx, (sums,), epilogue, ctx.row * ctx.config.team + ctx.consumer)
+        store_result(ctx, (tk.mma_wait(state.acc),), epilogue, ctx.row * ctx.config.team + ctx.consumer)
 
     @triton.jit
     def defer_results(ctx, state, epilogue):

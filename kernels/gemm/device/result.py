@@ -56,8 +56,9 @@ def load_residual(ctx, epilogue, row):
 
 @triton.jit
 def store_result(ctx, sums, epilogue, row):
-    """Apply the epilogue to a consumer's `sums`, a tuple of fp32 tiles side by side, and store the results.
+    """Apply the epilogue to a consumer's `sums`, a tuple of tiles side by side, and store the results.
 
+    Tiles in tensor memory are loaded as they are needed.
     `row`: of C, in tiles of a consumer's rows.
     """
     if ctx.config.epilogue_n is None:
@@ -75,7 +76,8 @@ def _store_whole(ctx, sums, epilogue, row):
             if PARTS == 1
             else tk.subtile(epilogue.C, ctx.config.tile_m, ctx.config.result_cols // PARTS, 0, part)
         )
-        tile = finish_tile(ctx, sums[part], ctx.config.epilogue, epilogue, home, row, ctx.result_col, part, PARTS)
+        tile = tk.cast(tk.load(sums[part]), tk.fp32)
+        tile = finish_tile(ctx, tile, ctx.config.epilogue, epilogue, home, row, ctx.result_col, part, PARTS)
         tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
     tk.fence_async()
     tk.store_async(
@@ -104,9 +106,8 @@ def _store_subtiles(ctx, sums, epilogue, row):
         home = _subtile_home(epilogue, subtile)
         if RESIDUAL and subtile > 1:
             tk.wait(epilogue.reload_full, subtile % 2)
-        tile = finish_tile(
-            ctx, subtiles[subtile], ctx.config.epilogue, epilogue, home, row, ctx.result_col, subtile, SUBTILES
-        )
+        tile = tk.cast(tk.load(subtiles[subtile]), tk.fp32)
+        tile = finish_tile(ctx, tile, ctx.config.epilogue, epilogue, home, row, ctx.result_col, subtile, SUBTILES)
         if RESIDUAL:
             if subtile > 0 and subtile + 1 < SUBTILES:
                 reload_residual(ctx, epilogue, row, subtile + 1, 1)

@@ -23,7 +23,7 @@ from .descriptors import (
     shared_descriptor,
 )
 from .ordering import commit, fence_after_thread_sync, fence_before_thread_sync
-from .products import OPERAND_BITS, Product, mma
+from .products import OPERAND_BITS, OTHER_TENSOR, Product, mma
 from .transfers import SHAPES, ld, st, transfer_asm, transfer_cells, wait_ld, wait_st
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "EXPANSIONS",
     "KINDS",
     "OPERAND_BITS",
+    "OTHER_TENSOR",
     "SHAPES",
     "SWIZZLES",
     "Copy",

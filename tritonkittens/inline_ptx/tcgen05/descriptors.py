@@ -38,11 +38,13 @@ def instruction_descriptor(
     negate_a: bool = False,
     negate_b: bool = False,
     saturate: bool = False,
+    ctas: int = 1,
 ) -> int:
     """int: the 32-bit instruction descriptor of a dense `mma` (PTX ISA 9.7.16.4.2). Works on the host and in kernels.
 
-    kind "f16", "tf32", "f8f6f4" or "i8"; m 64 or 128; n a multiple of 8 (m=64) or 16 (m=128) up to 256; a, b PTX
-    operand types ("bf16", "e4m3", …; b default a), d the accumulator type; trans: the operand is MN-major. Errors:
+    kind "f16", "tf32", "f8f6f4" or "i8"; m 64 or 128; n a multiple of 8 (m=64) or 16 (m=128) up to 256. For a pair of
+    CTAs (ctas=2), m is 128 or 256, and n a multiple of 32. a, b PTX operand types ("bf16", "e4m3", …; b default a), d
+    the accumulator type; trans: the operand is MN-major. Errors:
     ValueError that states the rule.
     """
     b = a if b is None else b
@@ -61,11 +63,12 @@ def instruction_descriptor(
             f"accumulators {', '.join(accumulators)}{' (bf16: f32 only)' if kind == 'f16' else ''}"
         )
     integer = kind == "i8"
-    allowed = [size for size in range(8, 257, 8) if size % (16 if m == 128 or (integer and size > 32) else 8) == 0]
-    if m not in (64, 128) or n not in allowed:
+    step = 32 if ctas == 2 else 16 if m == 128 else 8
+    allowed = [size for size in range(step, 257, step) if size % (16 if integer and size > 32 else 8) == 0]
+    if m not in (64 * ctas, 128 * ctas) or n not in allowed:
         raise ValueError(
-            f"{given}: m is 64 or 128, n a multiple of {16 if m == 128 else 8} up to "
-            f"256{' (above 32: of 16)' if integer else ''}"
+            f"{given}: m is {64 * ctas} or {128 * ctas}, n a multiple of {step} up to "
+            f"256{' (above 32: of 16)' if integer and step == 8 else ''}"
         )
     if (integer and (negate_a or negate_b)) or (saturate and not integer):
         raise ValueError(f"{given}: only floating-point operands are negated and only integers saturate")
@@ -126,7 +129,7 @@ def decode_descriptor(descriptor: int) -> MatrixDescriptor:
     return MatrixDescriptor.decode(descriptor, modes[descriptor >> 61])
 
 
-def decode_instruction(descriptor: int, kind: str) -> dict[str, Any]:
+def decode_instruction(descriptor: int, kind: str, ctas: int = 1) -> dict[str, Any]:
     """The fields of `instruction_descriptor`'s 32 bits, by its parameters' names. Errors: PtxFault for an invalid
     one.
     """
@@ -151,7 +154,7 @@ def decode_instruction(descriptor: int, kind: str) -> dict[str, Any]:
         saturate=bool(descriptor >> 3 & 1),
     )
     try:
-        again = instruction_descriptor(**fields)
+        again = instruction_descriptor(**fields, ctas=ctas)
     except ValueError as error:
         raise PtxFault(str(error)) from None
     if again != descriptor:

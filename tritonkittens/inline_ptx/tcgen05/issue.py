@@ -7,6 +7,7 @@ import numpy as np
 import triton.language as tl
 
 from .._asm import arch, asm, builtin, issued, require, unwrap
+from .._meaning import Instruction
 from .._traced import Semantic, Traced
 
 TARGETS = tl.constexpr((100, 103))  # sm_100a and sm_103a
@@ -15,6 +16,18 @@ TARGETS = tl.constexpr((100, 103))  # sm_100a and sm_103a
 # [*addresses.shape, nbytes], write(space, addresses, data) takes such.
 Read: TypeAlias = Callable[[str, np.ndarray, int], np.ndarray]
 Write: TypeAlias = Callable[[str, np.ndarray, np.ndarray], None]
+
+
+def cta_group(ctas: Traced) -> str:
+    """The qualifier of an instruction for one CTA or a pair. Raises ValueError for another number."""
+    if unwrap(ctas) not in (1, 2):
+        raise ValueError(f"tcgen05 with ctas={unwrap(ctas)!r}: 1, or 2 for a pair of CTAs")
+    return f"cta_group::{unwrap(ctas)}"
+
+
+def ctas_of(instruction: Instruction) -> int:
+    """How many CTAs an instruction is for, by its field `group`."""
+    return int((instruction.fields["group"] or "")[-1])
 
 
 @builtin

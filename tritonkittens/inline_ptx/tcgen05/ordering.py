@@ -3,24 +3,33 @@
 import triton
 import triton.language as tl
 
+from .._asm import builtin, unwrap
 from .._meaning import Instruction, Machine, Register, lanes, meaning
 from .._tile_operands import pass_through
-from .issue import TARGETS, issue
+from .._traced import Semantic, Traced
+from .issue import TARGETS, cta_group, issue
+
+
+@builtin
+def _commit_template(multicast: Traced, ctas: Traced, _semantic: Semantic = None) -> Traced:
+    head = f"tcgen05.commit.{cta_group(ctas)}.mbarrier::arrive::one.shared::cluster"
+    return tl.constexpr(f"{head}.multicast::cluster.b64 [$0], mask;" if unwrap(multicast) else f"{head}.b64 [$0];")
 
 
 @triton.jit
-def commit(barrier, multicast=None, issuer: tl.constexpr = "warp"):
+def commit(barrier, multicast=None, issuer: tl.constexpr = "warp", ctas: tl.constexpr = 1):
     """Arrives once at the mbarrier (shared address or descriptor) when this thread's earlier mma, cp and shift are
     done. Their thread must be the issuer.
 
-    multicast: 16-bit mask of CTAs of the cluster; the barriers at the same offset receive one arrival each. PTX ISA
+    multicast: 16-bit mask of CTAs of the cluster; the barriers at the same offset receive one arrival each. ctas: as in
+    `mma`. PTX ISA
     9.7.16.12.1 `tcgen05.commit.mbarrier::arrive::one`.
     """
     if multicast is None:
-        issue("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [$0];", (barrier,), ("r",), issuer)
+        issue(_commit_template(False, ctas), (barrier,), ("r",), issuer)
     else:
         issue(
-            "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [$0], mask;",
+            _commit_template(True, ctas),
             (barrier, multicast),
             ("r", "r"),
             issuer,
@@ -47,7 +56,7 @@ def fence_after_thread_sync():
 
 
 @meaning(
-    "tcgen05.commit.cta_group::1.mbarrier::arrive::one.{space:shared::cluster}?.{multicast:multicast::cluster}?.b64",
+    "tcgen05.commit.{group:cta_group::1|cta_group::2}.mbarrier::arrive::one.{space:shared::cluster}?.{multicast:multicast::cluster}?.b64",
     destinations=0,
 )
 def _commit_meaning(t: Machine, i: Instruction, barriers: Register, masks: Register = None) -> None:

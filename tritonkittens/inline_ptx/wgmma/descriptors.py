@@ -91,6 +91,7 @@ class Operand(NamedTuple):
     rows: int
     element_bytes: int
     swizzle: int
+    strides: tuple[int, int]  # leading and stride byte offsets
 
     def offset(self, step: int) -> int:
         """Bytes from the first element to K step `step`."""
@@ -141,8 +142,9 @@ def shared_operand(tile: Traced, k_axis: int) -> Operand:
             f"wgmma operand {kind} {shape}: K={shape[k_axis]} must be a multiple of {32 // size} (32 bytes)"
         )
     rows = allocated[1 - contiguous]
-    constant = descriptor_constant(*operand_strides(rows, allocated[contiguous], size, swizzle, k_major), swizzle)
-    return Operand(constant, shape[1 - k_axis], shape[k_axis], kind, k_major, rows, size, swizzle)
+    strides = operand_strides(rows, allocated[contiguous], size, swizzle, k_major)
+    constant = descriptor_constant(*strides, swizzle)
+    return Operand(constant, shape[1 - k_axis], shape[k_axis], kind, k_major, rows, size, swizzle, strides)
 
 
 @builtin

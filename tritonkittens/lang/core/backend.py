@@ -18,6 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import triton.language as tl
 from triton import knobs
+from triton._C.libtriton import ir
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.experimental.gluon.language._layouts import DistributedLayout
@@ -41,6 +42,7 @@ from tritonkittens.lang.core import interpreter as _interpreter
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import ArchitectureError, TileError
 from tritonkittens.lang.core.mistakes import plain_error
+from tritonkittens.lang.core.resources import bill
 from tritonkittens.launch.ahead import tracing
 
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "tma",
 ]
 
+PAIRS = "ttng.two-ctas"  # Triton's attribute of a module whose tcgen05 instructions are of CTA pairs
 P = ParamSpec("P")
 R = TypeVar("R")
 Callee: TypeAlias = Callable[..., Traced] | str  # the argument of `Trace.call`
@@ -117,9 +120,13 @@ class ExplicitSource(GluonASTSource):
         """Trace the kernel. Raises the error of `mistakes.plain_error`."""
         try:
             with tracing():
-                return super().make_ir(*args, **kwargs)
+                module = super().make_ir(*args, **kwargs)
         except Exception as error:
             raised = error if knobs.compilation.front_end_debugging else plain_error(error)
+        else:
+            if bill().pairs:  # Triton then allocates tensor memory for both CTAs (cta_group::2)
+                module.set_attr(PAIRS, ir.builder(module.context).get_bool_attr(True))
+            return module
         raise raised
 
     def hash(self) -> str:

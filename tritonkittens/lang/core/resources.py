@@ -23,6 +23,7 @@ class Bill:
     arch: int
     shared: list[tuple[str, int]] = field(default_factory=list)
     tmem: list[tuple[str, int]] = field(default_factory=list)
+    pairs: bool | None = None  # whether tensor memory is of CTA pairs; None before there is any
     copied: int = 0
     stored: int = 0  # copies of TMA stores
     released: int = 0  # pipeline stages that a template's hooks release

@@ -55,10 +55,12 @@ def _place_of(rank, NBYTES: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
 
 
 @triton.jit
-def _issue(map, destination, bar, coordinates, mask, POLICY: tl.constexpr, thread):
+def _issue(map, destination, bar, coordinates, mask, POLICY: tl.constexpr, thread, PAIR: tl.constexpr):
     if thread == 0:
         hint = None if POLICY is None else ptx_tma.create_policy(POLICY)
-        ptx_tma.load_tensor(destination, map, coordinates, bar, multicast=mask, cache_hint=hint, issuer="thread")
+        ptx_tma.load_tensor(
+            destination, map, coordinates, bar, multicast=mask, cache_hint=hint, issuer="thread", pair=PAIR
+        )
 
 
 @triton.jit
@@ -127,12 +129,14 @@ class _Issue:
         mask: the blocks of the cluster that receive them, a bit each; None for this block.
         policy: the L2 policy of the lines, or None.
         thread: the thread's number in its role; number 0 issues. None: one thread of the CTA's first warp issues.
+        pair: they complete on the semaphore of the pair's CTA of even rank.
     """
 
     arrived: semaphore
     mask: Traced
     policy: Traced
     thread: Traced
+    pair: bool = False
 
 
 def load_slice(
@@ -225,7 +229,7 @@ def load_by_address(
         stored = StoredPiece(tall, width, swizzle, itemsize(dst.dtype))
         source = _parameter(t, src, order[id(m)])
         thread = None if dst.alone and unwrap(mask) is None else role_thread(t)
-        _boxes(t, _Issue(arrived, mask, policy, thread), stored, address, place, source)
+        _boxes(t, _Issue(arrived, mask, policy, thread, dst.pair is not None), stored, address, place, source)
 
 
 def _parameter(t: Trace, src: Traced, number: int) -> Traced:
@@ -248,7 +252,8 @@ def _boxes(t: Trace, issue: _Issue, stored: StoredPiece, address: Traced, place:
             t.call(_issue_alone, source, destination, issue.arrived, coordinates, policy)
             continue
         into = tl.constexpr(None) if unwrap(issue.mask) is None else t.scalar(issue.mask)
-        t.call(_issue, source, destination, issue.arrived, coordinates, into, policy, issue.thread)
+        pair = tl.constexpr(issue.pair)
+        t.call(_issue, source, destination, issue.arrived, coordinates, into, policy, issue.thread, pair)
 
 
 def _copies(t: Trace, stored: StoredPiece, place: list[Traced]) -> Iterator[tuple[int, Traced]]:

@@ -36,9 +36,10 @@ class shared_type(type_of_members):
         loaders: int = 1,
         together: bool = False,
         alone: bool = False,
+        pair: str | None = None,
     ):
         self.spec, self.axes, self.stages, self.members, self.whole = spec, axes, stages, pieces, whole
-        self.loaders, self.together, self.alone = loaders, together, alone
+        self.loaders, self.together, self.alone, self.pair = loaders, together, alone, pair
 
     def __repr__(self) -> str:
         return f"shared {self.spec!r}" + (f" × {self.stages}" if self.stages is not None else "")
@@ -46,6 +47,7 @@ class shared_type(type_of_members):
     def mangle(self) -> str:
         return (
             f"M{self.spec.mangle()}_{self.axes}_{self.stages}_{self.whole}_{self.loaders}_{self.together}_{self.alone}_"
+            + f"{self.pair}_"
             + self._mangled_members()
             + "M"
         )
@@ -53,7 +55,7 @@ class shared_type(type_of_members):
     def _unflatten_ir(self, handles: list[Any], cursor: int) -> tuple[shared, int]:
         pieces, cursor = self._members_from(handles, cursor)
         return shared(
-            self.spec, self.axes, self.stages, pieces, self.whole, self.loaders, self.together, self.alone
+            self.spec, self.axes, self.stages, pieces, self.whole, self.loaders, self.together, self.alone, self.pair
         ), cursor
 
 
@@ -73,6 +75,9 @@ class shared(base_value):
             give their addresses, with the extents of `st.unit`.
         alone: one thread issues the copies into the tile, and the compiler adds no barriers for them. Nothing reads
             or writes the tile before the copies complete.
+        pair: of an operand of a CTA pair's products. "own": this CTA's rows of A. "rows" or "cols": this CTA's half of
+            a tile that the pair shares, by its rank. Copies complete on the semaphore of the pair's even CTA. None:
+            another tile.
     """
 
     def __init__(
@@ -85,9 +90,10 @@ class shared(base_value):
         loaders: int = 1,
         together: bool = False,
         alone: bool = False,
+        pair: str | None = None,
     ):
         self.spec, self.axes, self.stages, self.pieces, self.whole = spec, axes, stages, pieces, whole
-        self.loaders, self.together, self.alone = loaders, together, alone
+        self.loaders, self.together, self.alone, self.pair = loaders, together, alone, pair
 
     @property
     def type(self) -> shared_type:
@@ -100,6 +106,7 @@ class shared(base_value):
             self.loaders,
             self.together,
             self.alone,
+            self.pair,
         )
 
     @property
@@ -165,6 +172,7 @@ class shared(base_value):
             loaders=self.loaders,
             together=self.together,
             alone=self.alone,
+            pair=self.pair,
         )
         return shared(**(kept | changes))
 
@@ -173,6 +181,10 @@ class shared(base_value):
         its own tile.
         """
         return self._with(loaders=blocks)
+
+    def of_pair(self, part: str) -> shared:
+        """Return the same memory as an operand of a CTA pair's products; `part` as in `pair`."""
+        return self._with(pair=part)
 
     def loaded_alone(self) -> shared:
         """Return the same memory with `alone` set: one thread issues its copies."""
@@ -200,9 +212,9 @@ class shared(base_value):
         """Return the same memory with rows and columns exchanged."""
         down, across = len(self.axes[0]), len(self.axes[1])
         order = [self.pieces[i * across + j] for j in range(across) for i in range(down)]
-        view = shared(
-            self.spec, (self.axes[1], self.axes[0]), self.stages, tuple(order), self.whole, together=self.together
-        )
+        axes, exchanged = (self.axes[1], self.axes[0]), {"rows": "cols", "cols": "rows"}
+        pair = exchanged.get(self.pair or "", self.pair)
+        view = shared(self.spec, axes, self.stages, tuple(order), self.whole, together=self.together, pair=pair)
         return view.map(lambda p: t.call(p.permute, (1, 0)), axes=view.axes)
 
 
@@ -352,7 +364,7 @@ def _view(t: Trace, tile: shared, rows: int, cols: int, row: int, col: int) -> s
     whole = tile.whole and all(_keeps_atoms(piece, r, c) for piece, _, r, _, c in cuts)
     views = [_part(t, _part(t, piece, row0, r, 0), col0, c, 1) for piece, row0, r, col0, c in cuts]
     axes = (tuple(r for *_, r in down), tuple(c for *_, c in across))
-    return shared(tile.spec, axes, None, tuple(views), whole, alone=tile.alone)
+    return shared(tile.spec, axes, None, tuple(views), whole, alone=tile.alone, pair=tile.pair)
 
 
 def _part(t: Trace, piece: Traced, begin: int, extent: int, axis: int) -> Traced:

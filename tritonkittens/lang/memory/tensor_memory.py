@@ -7,6 +7,7 @@ from typing import Any
 import triton.language as tl
 
 from tritonkittens.lang.core.backend import (
+    Semantic,
     TensorMemoryLayout,
     Trace,
     Traced,
@@ -23,31 +24,77 @@ from tritonkittens.lang.types.tiles import split, tt
 
 
 class tensor_tile_type(type_of_members):
-    """The type of a `tensor_tile`: the tile type and the types of its pieces."""
+    """The type of a `tensor_tile`: its attributes, with the types of its pieces and of `counts`."""
 
-    def __init__(self, spec: tt, pieces: tuple[base_type, ...]):
-        self.spec, self.members = spec, pieces
+    def __init__(
+        self,
+        spec: tt,
+        pieces: tuple[base_type, ...],
+        stages: int | None,
+        counts: base_type | None,
+        complete: bool,
+        pair: bool,
+    ):
+        self.spec, self.stages, self.counted = spec, stages, counts is not None
+        self.complete, self.pair = complete, pair
+        self.members = pieces if counts is None else (*pieces, counts)
 
     def __repr__(self) -> str:
         return repr(self.spec)
 
     def mangle(self) -> str:
-        return f"T{self.spec.mangle()}_" + self._mangled_members() + "T"
+        of = f"{self.spec.mangle()}_{self.stages}_{self.counted}_{self.complete}_{self.pair}_"
+        return f"T{of}" + self._mangled_members() + "T"
 
     def _unflatten_ir(self, handles: list[Any], cursor: int) -> tuple[tensor_tile, int]:
-        pieces, cursor = self._members_from(handles, cursor)
-        return tensor_tile(self.spec, pieces), cursor
+        found, cursor = self._members_from(handles, cursor)
+        pieces, counts = (found[:-1], found[-1]) if self.counted else (found, None)
+        return tensor_tile(self.spec, pieces, self.stages, counts, self.complete, self.pair), cursor
 
 
 class tensor_tile(base_value):
-    """A tile in tensor memory, stored as power-of-two column pieces. `tensor_allocator` makes it."""
+    """A tile in tensor memory, or a ring of `stages` tiles, stored as power-of-two column pieces. `tensor_allocator`
+    makes it.
 
-    def __init__(self, spec: tt, pieces: tuple[Traced, ...]):
-        self.spec, self.pieces = spec, pieces
+    Args:
+        spec: the tile type (`tt`).
+        pieces: Gluon's descriptors of tensor memory.
+        stages: the stages of a ring; None for one tile.
+        counts: of an accumulator whose products a template completes (see `is_completed_by_template`), whether its
+            values count. The next product adds to them, or overwrites what does not count.
+        complete: the template has waited for its products.
+        pair: the tile is the accumulator of a CTA pair's products; this CTA has its half of the rows.
+    """
+
+    def __init__(
+        self,
+        spec: tt,
+        pieces: tuple[Traced, ...],
+        stages: int | None = None,
+        counts: Traced | None = None,
+        complete: bool = False,
+        pair: bool = False,
+    ):
+        self.spec, self.pieces, self.stages, self.counts = spec, pieces, stages, counts
+        self.complete, self.pair = complete, pair
 
     @property
     def type(self) -> tensor_tile_type:
-        return tensor_tile_type(self.spec, tuple(p.type for p in self.pieces))
+        counts = None if self.counts is None else self.counts.type
+        pieces = tuple(p.type for p in self.pieces)
+        return tensor_tile_type(self.spec, pieces, self.stages, counts, self.complete, self.pair)
+
+    def _with(self, **changes: Any) -> tensor_tile:
+        """Return a copy with some attributes changed."""
+        kept = dict(
+            spec=self.spec,
+            pieces=self.pieces,
+            stages=self.stages,
+            counts=self.counts,
+            complete=self.complete,
+            pair=self.pair,
+        )
+        return tensor_tile(**(kept | changes))
 
     @property
     def dtype(self) -> tl.dtype:
@@ -62,17 +109,53 @@ class tensor_tile(base_value):
         return ((self.spec.rows,), split(self.spec.cols))
 
     @property
+    def is_completed_by_template(self) -> bool:
+        """Whether a template completes the products into this tile: `mma_*` neither waits for them nor signals."""
+        return self.counts is not None
+
+    @property
     def __asm_operand__(self) -> Traced:
         return self.pieces[0] if len(self.pieces) == 1 else self.pieces
 
+    def counting(self, counts: Traced) -> tensor_tile:
+        """Return the same memory with another `counts`."""
+        return self._with(counts=counts)
+
+    def completed(self) -> tensor_tile:
+        """Return the same memory for threads to read: the template has waited for its products."""
+        return self._with(counts=None, complete=True)
+
+    def view(self, cols: int, pieces: tuple[Traced, ...]) -> tensor_tile:
+        """Return a view of some columns."""
+        return self._with(spec=tt(self.dtype, self.spec.rows, cols), pieces=pieces)
+
     def fill(self, t: Trace, value: Traced) -> tensor_tile:
-        """Set every element to `value`."""
+        """Set every element to `value`. Zeros of an accumulator that a template completes take no store: its values no
+        longer count."""
+        if self.is_completed_by_template and unwrap(value) == 0:
+            return self.counting(t.scalar(False))
+        _check_access(t, self, "fill")
         for p in self.pieces:
             t.call(p.store, t.full(tuple(p.shape), value, self.dtype, t.call(p.get_reg_layout)))
         return self
 
+    def split_cols(self, t: Trace, cols: int | None) -> tuple[tensor_tile, ...]:
+        """Return views of `cols` columns each, or one for each piece."""
+        if cols is None:
+            return tuple(self.view(c, (p,)) for c, p in zip(split(self.spec.cols), self.pieces, strict=True))
+        return tuple(tensor_subtile(t, self, self.spec.rows, cols, 0, i) for i in range(self.spec.cols // cols))
+
+    def __getitem__(self, slot: Traced, _semantic: Semantic = None, _generator: Any = None) -> tensor_tile:
+        t = Trace(_semantic, _generator)
+        if self.stages is None:
+            raise TileError(f"{self.spec!r}: this is one tile, not a ring; subtile() makes views")
+        index = unwrap(slot)
+        if isinstance(index, int) and not 0 <= index < self.stages:
+            raise TileError(f"slot {index} of a ring of {self.stages} stages")
+        return self._with(pieces=tuple(t.call(p.index, slot) for p in self.pieces), stages=None)
+
     def _flatten_ir(self, handles: list[Any]) -> None:
-        for p in self.pieces:
+        for p in (*self.pieces, *(() if self.counts is None else (self.counts,))):
             p._flatten_ir(handles)
 
     def _set_name(self, builder: Any, name: str) -> None:
@@ -80,22 +163,64 @@ class tensor_tile(base_value):
             p._set_name(builder, f"{name}.{i}")
 
 
-@op
-def tensor_allocator(t: Trace, spec: Traced) -> Traced:
-    """Allocate a tile of tensor memory for the kernel's lifetime.
+def _check_access(t: Trace, tile: tensor_tile, what: str) -> None:
+    """Raise `TileError` for threads that cannot access a tile of tensor memory, and for a ring."""
+    if tile.stages is not None:
+        raise TileError(f"{what} of a ring of {tile.spec!r}: take a slot first, ring[slot]")
+    if tile.is_completed_by_template:
+        raise TileError(
+            f"{what} of {tile.spec!r}: on chips with tensor memory one warp runs the hooks that multiply into the "
+            "layout's `accumulators`, and products are in flight; only `finish` reads them. A sum that `compute` reads "
+            "is a register tile: begin it with tk.zero(tk.rt(…)), and declare no accumulator"
+        )
+    if t.num_warps % 4:
+        raise TileError(
+            f"{what} of {tile.spec!r} by {t.num_warps} warp(s): a warp reaches a quarter of the lanes only; tensor "
+            "memory is accessed by whole warpgroups"
+        )
 
-    `spec` is a `tt` type. Raises `TileError` for another type or chip, or with the itemised bill beyond 512 columns.
+
+@op
+def tensor_allocator(t: Trace, spec: Traced, stages: Traced = None, pair: Traced = False) -> Traced:
+    """Allocate a tile of tensor memory, or a ring of them, for the kernel's lifetime.
+
+    Args:
+        spec: a `tt` type.
+        stages: the stages of a ring, a compile-time integer; None for one tile.
+        pair: the accumulator of products of a CTA pair (`cluster_size=` at launch, an even number): 128 rows in each of
+            the two. All tensor memory of a kernel is of pairs, or none.
+
+    Returns:
+        A tile. `ring[stage]` is one stage of a ring; the stage may be an int32 scalar.
+
+    Raises:
+        TileError: for another type or chip, or with the itemised bill beyond 512 columns.
+
     Source: PTX ISA, tcgen05.alloc.
     """
-    spec = unwrap(spec)
+    spec, stages = unwrap(spec), unwrap(stages)
     if not isinstance(spec, tt):
         raise TileError(f"tensor_allocator({spec!r}): tensor memory holds tt types")
+    if stages is not None and (not isinstance(stages, int) or stages < 1):
+        raise TileError(f"tensor_allocator({spec!r}, stages={stages!r}): a ring has at least one stage")
+    if unwrap(pair) and spec.rows != 128:
+        raise TileError(f"tensor_allocator({spec!r}, pair=True): each CTA of a pair has 128 rows")
     t.require_explicit("tensor_allocator")
     t.require("tensor memory (tcgen05)", "tcgen05")
-    bill().charge_tmem(repr(spec), spec.columns)
+    number = 1 if stages is None else stages
+    bill().charge_tmem(repr(spec) + (f" × {stages} stages" if stages is not None else ""), spec.columns * number)
+    lead = [] if stages is None else [stages]
     shapes = [[spec.rows, c] for c in split(spec.cols)]
-    pieces = tuple(t.call(allocate_tensor_memory, spec.dtype, s, TensorMemoryLayout(s, col_stride=1)) for s in shapes)
-    return tensor_tile(spec, pieces)
+    pieces = tuple(
+        t.call(allocate_tensor_memory, spec.dtype, lead + s, TensorMemoryLayout(s, col_stride=1)) for s in shapes
+    )
+    if bill().pairs not in (None, bool(unwrap(pair))):
+        raise TileError(
+            f"tensor_allocator({spec!r}, pair={bool(unwrap(pair))}): all tensor memory of a kernel is of CTA pairs, or "
+            "none of it"
+        )
+    bill().pairs = bool(unwrap(pair))
+    return tensor_tile(spec, pieces, stages, pair=bool(unwrap(pair)))
 
 
 def tensor_subtile(t: Trace, tile: tensor_tile, rows: int, cols: int, row: int, col: int) -> tensor_tile:
@@ -118,18 +243,18 @@ def tensor_subtile(t: Trace, tile: tensor_tile, rows: int, cols: int, row: int, 
             f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} cuts its pieces of "
             f"{', '.join(map(str, split(tile.spec.cols)))} columns"
         )
-    return tensor_tile(
-        tt(tile.spec.dtype, rows, cols), tuple(t.call(piece.slice, first, n) for piece, first, n in cuts)
-    )
+    return tile.view(cols, tuple(t.call(piece.slice, first, n) for piece, first, n in cuts))
 
 
 def load_tensor_memory(t: Trace, src: tensor_tile) -> Traced:
     """Load registers from tensor memory (tcgen05.ld and its wait)."""
+    _check_access(t, src, "load")
     return assemble(src.axes, [t.call(p.load) for p in src.pieces])
 
 
 def store_tensor_memory(t: Trace, dst: tensor_tile, value: Traced) -> None:
     """Store registers to tensor memory (tcgen05.st and its wait)."""
+    _check_access(t, dst, "store")
     if axes_of(value) != dst.axes:
         raise TileError(f"store of a tile of shape {list(shape_of(value))} to {dst.spec!r}: shapes differ")
     for d, v in zip(dst.pieces, pieces_of(value), strict=True):
@@ -146,5 +271,6 @@ def load_max(t: Trace, src: Traced) -> Traced:
     """
     if not isinstance(src, tensor_tile) or len(src.pieces) != 1:
         raise TileError("load_max: needs a tensor-memory tile whose columns are a power of two")
+    _check_access(t, src, "load_max")
     t.require("tcgen05.ld.red", "tcgen05_load_max")
     return tl.tuple(list(t.call(src.pieces[0].load_max)))

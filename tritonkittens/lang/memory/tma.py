@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from tritonkittens.arch import WARP
+from tritonkittens.inline_ptx import cluster as ptx_cluster
 from tritonkittens.inline_ptx import memory as ptx_memory
 from tritonkittens.lang.core.backend import Trace, Traced, async_copy, gl, hopper, op, tma
 from tritonkittens.lang.core.constants import BULK, unwrap
@@ -35,6 +36,7 @@ from tritonkittens.lang.types.tiles import TileType, split, st
 from tritonkittens.lang.types.varlen import check_sequence, dimensions, ragged_place, split_sequence
 
 LINE = 128  # bytes of an L2 line
+HALVED_AXIS = {"rows": -2, "cols": -1}  # by `shared.pair`
 CP_ASYNC = 4  # bytes: smallest copy of cp.async
 POLICIES = ("evict_first", "evict_last", "evict_normal")
 # dtypes of TMA reductions to global memory. PTX ISA, cp.reduce.async.bulk.tensor; integers by their signed tensor-map
@@ -266,12 +268,21 @@ def load_async(
         check_global(src, "load_async")
         place = _coordinates(t, src, coord, "load_async")
         return load_slice(t, dst, src, place, _maps_of_parts(src, dst), arrived, cache_policy)
+    if dst.pair in HALVED_AXIS:
+        coord = _half_of_pair(t, coord, HALVED_AXIS[dst.pair])
     copies = _tma_copies(t, src, dst, coord, "load_async")
-    if dst.together or dst.alone or unwrap(multicast) is not None:
+    if dst.together or dst.alone or dst.pair or unwrap(multicast) is not None:
         return load_by_address(t, dst, src, copies, _extents(dst), arrived, multicast, cache_policy)
     for m, place, view in copies:
         t.call(tma.async_load, m, place, arrived.barrier(t), view, cache_policy=policy)
     return None
+
+
+def _half_of_pair(t: Trace, coord: Traced, axis: int) -> Traced:
+    """Return the coordinates of this CTA's half of a tile that a pair shares, in halves along `axis`."""
+    places = list(coord)
+    places[axis] = t.method(t.method(t.scalar(places[axis]), "__mul__", 2), "__add__", t.call(ptx_cluster.ctarank))
+    return tl.tuple(places)
 
 
 def _check_multicast(dst: shared, multicast: Traced) -> None:

@@ -30,10 +30,15 @@ from tritonkittens.lang.sync.semaphores import semaphore
 
 
 def _product(
-    t: Trace, name: str, a: Traced, b: Traced, acc: Traced, transposed: tuple[bool, bool], add: bool = True
+    t: Trace, name: str, a: Traced, b: Traced, acc: Traced, transposed: tuple[bool, bool], add: Traced = True
 ) -> Product:
     """Return the product of checked operands. `add`: the values in `acc` count."""
-    a, b, acc = unwrap(a), unwrap(b), unwrap(acc)
+    a, b, acc, add = unwrap(a), unwrap(b), unwrap(acc), unwrap(add)
+    if not isinstance(add, bool) and not isinstance(acc, tensor_tile):
+        raise TileError(
+            f"{name}(accumulate={add!r}): only a product into tensor memory may decide at run time whether it adds; "
+            "otherwise accumulate is True or False"
+        )
     check_places(name, a, acc, transposed)
     if isinstance(a, packed_bytes) and (transposed[0] or isinstance(acc, tensor_tile)):
         raise TileError(
@@ -46,7 +51,7 @@ def _product(
     return Product(name, m_by_k, k_by_n, acc, a, b, transposed, add)
 
 
-def _compute(t: Trace, product: Product, wait: bool, arrived: semaphore | None = None) -> Traced:
+def _compute(t: Trace, product: Product, wait: bool, arrived: tuple[semaphore, ...] = ()) -> Traced:
     """Compute a product on the unit that its accumulator selects."""
     if not t.explicit:
         return registers.dot(t, product)
@@ -58,22 +63,43 @@ def _compute(t: Trace, product: Product, wait: bool, arrived: semaphore | None =
     return registers.mma_sync(t, product)
 
 
+def _semaphores(name: str, arrived: Traced, acc: Traced) -> tuple[semaphore, ...]:
+    """Return the semaphores on which a product completes."""
+    if arrived is None or unwrap(arrived) is None:
+        return ()
+    if not isinstance(acc, tensor_tile):
+        raise TileError(
+            f"{name}(arrived=…): only a product into tensor memory completes on a semaphore; use wait=False "
+            "and mma_wait"
+        )
+    found = tuple(arrived) if isinstance(arrived, (tuple, list, tl.tuple)) else (arrived,)
+    if not all(isinstance(bar, semaphore) for bar in found):
+        raise TileError(f"{name}(arrived=…): takes a semaphore, or a tuple of semaphores")
+    return found
+
+
 def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Callable[..., Traced], Callable[..., Traced]]:
     a, b = "KM" if transposed[0] else "MK", "NK" if transposed[1] else "KN"
     shapes = f"A is {a[0]}×{a[1]}, B is {b[0]}×{b[1]}"
 
-    def mma(t: Trace, a: Traced, b: Traced, acc: Traced, wait: Traced = True, arrived: Traced = None) -> Traced:
-        if arrived is not None and unwrap(arrived) is not None and not isinstance(acc, tensor_tile):
-            raise TileError(
-                f"mma_{suffix}(arrived=…): only a product into tensor memory completes on a semaphore; use wait=False "
-                "and mma_wait"
-            )
-        product = _product(t, f"mma_{suffix}", a, b, acc, transposed)
-        return _compute(t, product, unwrap(wait), arrived if isinstance(arrived, semaphore) else None)
+    def mma(
+        t: Trace,
+        a: Traced,
+        b: Traced,
+        acc: Traced,
+        wait: Traced = True,
+        arrived: Traced = None,
+        accumulate: Traced = True,
+    ) -> Traced:
+        name = f"mma_{suffix}"
+        semaphores = _semaphores(name, arrived, acc)
+        return _compute(t, _product(t, name, a, b, acc, transposed, accumulate), unwrap(wait), semaphores)
 
-    def mm(t: Trace, a: Traced, b: Traced, wait: Traced = True, into: Traced = None) -> Traced:
-        product = _product(t, f"mm_{suffix}", a, b, into, transposed, add=unwrap(into) is None)
-        return _compute(t, product, unwrap(wait))
+    def mm(t: Trace, a: Traced, b: Traced, wait: Traced = True, into: Traced = None, arrived: Traced = None) -> Traced:
+        name = f"mm_{suffix}"
+        semaphores = _semaphores(name, arrived, into)
+        product = _product(t, name, a, b, into, transposed, add=unwrap(into) is None)
+        return _compute(t, product, unwrap(wait), semaphores)
 
     mma.__name__ = mma.__qualname__ = f"mma_{suffix}"
     mma.__doc__ = (
@@ -82,7 +108,10 @@ def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Callable[..., T
         "    b: a shared tile; `tl.dot` and mma.sync also read registers.\n"
         "    acc: the accumulator, a register tile or a tile of tensor memory. The module says which dtypes fit.\n"
         "    wait: False leaves a wgmma product in flight; the result goes to `mma_wait`.\n"
-        "    arrived: the semaphore on which a product into tensor memory completes, instead of a wait.\n\n"
+        "    arrived: the semaphore (or a tuple of them) on which a product into tensor memory completes, instead of a "
+        "wait.\n"
+        "    accumulate: False: the product overwrites `acc`, values and NaN included. For a product into tensor "
+        "memory also a truth value of the run time.\n\n"
         "Returns:\n    The new accumulator; do not use `acc` afterwards. Synchronous units ignore `wait`.\n\n"
         "Raises:\n    TileError: for shapes, dtypes or memories that do not fit.\n\n"
         f"Example::\n\n    acc = tk.mma_{suffix}(a, b, acc)"
@@ -92,7 +121,8 @@ def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Callable[..., T
         f"Compute the product of two tiles ({shapes}; the result is M×N).\n\n"
         f"Args:\n    a: as in `mma_{suffix}`.\n    b: as in `mma_{suffix}`.\n"
         f"    wait: as in `mma_{suffix}`.\n"
-        "    into: an accumulator that the product overwrites, values and NaN included; new registers without one.\n\n"
+        "    into: an accumulator that the product overwrites, values and NaN included; new registers without one.\n"
+        f"    arrived: as in `mma_{suffix}`, for `into` in tensor memory.\n\n"
         "Returns:\n    A register tile of the accumulation dtype, or `into` with the product; do not use the old "
         "`into` afterwards.\n\n"
         "Raises:\n    TileError: for shapes, dtypes or memories that do not fit."
@@ -106,6 +136,11 @@ mma_AtB, mm_AtB = _family("AtB", (True, False))
 mma_AtBt, mm_AtBt = _family("AtBt", (True, True))
 
 
+def _is_unfinished(tile: Traced) -> bool:
+    """Whether products into a tile may be in flight that this role waits for."""
+    return isinstance(tile, tensor_tile) and not tile.is_completed_by_template and not tile.complete
+
+
 @op
 def mma_wait(t: Trace, *products: Traced, leave: Traced = ()) -> Traced:
     """Wait for products in flight and return their tiles.
@@ -117,10 +152,11 @@ def mma_wait(t: Trace, *products: Traced, leave: Traced = ()) -> Traced:
     Returns:
         One tile, or a tuple of tiles for several products.
 
-    For a product into tensor memory, the role waits for all its products there. Source: PTX ISA, wgmma.wait_group,
+    For a product into tensor memory, the role waits for all its products there; those into the accumulators of a
+    template are left to the template. Source: PTX ISA, wgmma.wait_group,
     tcgen05.commit.
     """
-    if any(isinstance(p, tensor_tile) for p in products):
+    if any(_is_unfinished(p) for p in products):
         tcgen05.finish(t)
     waiting = [p for p in products if isinstance(p, pending)]
     later = [p for p in (leave if isinstance(leave, (tuple, list, tl.tuple)) else (leave,)) if isinstance(p, pending)]
@@ -190,7 +226,7 @@ def mma_retire(t: Trace, acc: Traced) -> Traced:
     memory. For tensor memory, the wait includes the newest product.
     Raises `TileError` where the newest product reads A from registers. Source: PTX ISA, wgmma.wait_group.
     """
-    if isinstance(acc, tensor_tile):
+    if _is_unfinished(acc):
         tcgen05.finish(t)
     if not isinstance(acc, pending):
         return acc

@@ -32,7 +32,7 @@ class Product:
         a_stored: A before its transposition.
         b_stored: B before its transposition.
         transposed: whether A and B were transposed.
-        add: False: the values in `acc` do not count.
+        add: False: the values in `acc` do not count; for tensor memory also a truth value of the run time.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Product:
     a_stored: Traced
     b_stored: Traced
     transposed: tuple[bool, bool]
-    add: bool
+    add: Traced
 
 
 def axes(x: Traced) -> tuple[tuple[int, ...], ...]:
@@ -122,7 +122,8 @@ def check(name: str, a: Traced, b: Traced, acc: Traced) -> None:
 
 
 def _check_accumulator(name: str, a: Traced, b: Traced, acc: Traced) -> None:
-    want = [extents(a)[0], extents(b)[1]]
+    # the pair's CTAs have half of B's columns each
+    want = [extents(a)[0], extents(b)[1] * (2 if isinstance(acc, tensor_tile) and acc.pair else 1)]
     if extents(acc) != want:
         raise TileError(
             f"{name}: A is {describe(a)}, B is {describe(b)} (as M×K and K×N): the accumulator must be "

@@ -419,7 +419,7 @@ def split_cols(t: Trace, x: Traced, cols: Traced = None) -> Traced:
     """Split a tile by columns.
 
     Args:
-        x: a register tile (rows × cols).
+        x: a register tile (rows × cols), or a tile of tensor memory, of which the results are views.
         cols: the columns of each result, a compile-time integer. None splits at the power-of-two pieces (one result
             for a plain tile).
 
@@ -429,6 +429,8 @@ def split_cols(t: Trace, x: Traced, cols: Traced = None) -> Traced:
     Raises:
         TileError: where `cols` does not divide a piece's columns into a power of two of tiles.
     """
+    if hasattr(x, "split_cols"):
+        return x.split_cols(t, unwrap(cols))
     axes, cols = axes_of(x), unwrap(cols)
     pieces, across = pieces_of(x), len(axes[1])
     if cols is None:

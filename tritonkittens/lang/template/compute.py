@@ -3,14 +3,21 @@ stages."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 from typing import Any
+
+import triton.language as tl
 
 from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.core.resources import bill
+from tritonkittens.lang.memory.tensor_memory import tensor_tile
 from tritonkittens.lang.mma.pending import pending
+from tritonkittens.lang.mma.tcgen05 import mma_commit
+from tritonkittens.lang.register.construction import zero
 from tritonkittens.lang.sync.semaphores import arrive, wait
 from tritonkittens.lang.template.storage import BLOCK_TASK
 
@@ -27,6 +34,11 @@ def counted(t: Trace, hook: Traced, key: str, counters: tuple[str, ...], *args: 
             account.by_hook[name] = added
         found.append(account.by_hook[name])
     return result, found
+
+
+def in_mma_warp(t: Trace, ctx: Traced) -> bool:
+    """Does the MMA warp run this hook? Its releases wait for the products that read the tiles."""
+    return bool(unwrap(ctx.config).has_mma_warp(t.arch))
 
 
 @op
@@ -47,7 +59,10 @@ def release_block_task(t: Trace, ctx: Traced, computed_last: Traced = False) -> 
             and "group" in ctx.fields[group].fields
             and not bill().by_hook.get(f"{group}_released {last}", 0)
         ):
-            t.call(arrive, ctx.fields[group].empty, per="warp", fenced=hooks_read_no_shared())
+            if in_mma_warp(t, ctx):
+                t.call(mma_commit, ctx.fields[group].empty)
+            else:
+                t.call(arrive, ctx.fields[group].empty, per="warp", fenced=hooks_read_no_shared())
 
 
 @op
@@ -55,6 +70,45 @@ def call_start(t: Trace, ctx: Traced) -> Traced:
     """The state that a consumer begins a task with."""
     hook = getattr(type(unwrap(ctx.config)), "start", None)
     return struct() if hook is None else _state(t, ctx, "start", t.call(hook, ctx), None)
+
+
+@op
+def begin_sums(t: Trace, ctx: Traced) -> Traced:
+    """The state that the MMA warp begins a task with, for one consumer: accumulators in tensor memory only."""
+    cls = type(unwrap(ctx.config))
+    state = t.call(call_start, ctx)
+    for name, value in state.fields.items():
+        if not isinstance(value, tensor_tile) or not value.is_completed_by_template:
+            raise TileError(
+                f"{cls.__name__}.start returns state.{name}, {value.type!r}; on sm_{t.arch} one warp runs the products "
+                "of a template with `accumulators`, so its state is made of ctx.accumulators only (tk.zero, "
+                "tk.mma_zero). A state in registers needs accumulators in registers: tk.zero(tk.rt(…)), none in the "
+                "layout"
+            ).of(getattr(cls, "start", None))
+    return state
+
+
+@op
+def readable(t: Trace, state: Traced) -> Traced:
+    """The state with accumulators that threads may read."""
+    return struct(**{n: tile.completed() for n, tile in state.fields.items()})
+
+
+@op
+def fill_zeros(t: Trace, state: Traced) -> Traced:
+    """Write zeros to the accumulators of a readable state."""
+    for tile in state.fields.values():
+        t.call(zero, tile)
+
+
+@op
+def uses_previous(t: Trace, T: Traced) -> Traced:
+    """Does hook `compute` use its argument `previous`? Then a stage is released one iteration later."""
+    compute = type(unwrap(T)).compute
+    name = list(inspect.signature(compute.fn).parameters)[-1]
+    nodes = ast.walk(ast.parse(compute.src))
+    used = any(isinstance(node, ast.Name) and node.id == name for node in nodes)
+    return tl.constexpr(unwrap(T).pipelined and (used or hasattr(type(unwrap(T)), "compute_first")))
 
 
 @op
@@ -90,6 +144,12 @@ def _hook(what: str) -> Any:
         added = tuple(counter for extension in config.extensions for counter in extension.counters)
         wanted = (*lagged, *added, *(f"{group}_released" for group in BLOCK_TASK))
         new, counts = counted(t, hook, f"{what}: {hook.cache_key}", wanted, ctx, state, *inputs)
+        if config.has_mma_warp(t.arch) and bill().reads_shared > read_before:
+            raise TileError(
+                f"{type(config).__name__}.{what} reads shared memory; on sm_{t.arch} one warp runs the products of a "
+                "template with `accumulators`, and only tensor cores read its input. Keep the sums in registers "
+                "(tk.zero(tk.rt(…)), no accumulators in the layout)"
+            ).of(hook)
         found = dict(zip(wanted, counts, strict=True))
         if lagged:
             _check_lagged(config, what, found["released"], found["awaited"])
@@ -166,7 +226,7 @@ def release(t: Trace, ctx: Traced, tiles: Traced) -> Traced:
     account, group = bill(), unwrap(tiles.fields.get("group"))
     if group is not None:
         setattr(account, f"{group}_released", getattr(account, f"{group}_released") + 1)
-        t.call(arrive, tiles.empty, per="warp")
+        t.call(mma_commit, tiles.empty) if in_mma_warp(t, ctx) else t.call(arrive, tiles.empty, per="warp")
         return
     account.released += 1
     t.call(_release, tiles.empty, ctx.config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
 from tritonkittens.lang.core.backend import Trace, Traced, op
@@ -10,6 +11,7 @@ from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.register.compiler_hints import opaque_zero
 from tritonkittens.lang.schedule.tile_scheduler import extra
 from tritonkittens.lang.sync.cluster import cluster_rank
+from tritonkittens.lang.template.facts import facts
 from tritonkittens.lang.template.storage import block_task_tiles, block_tasks, in_slot
 
 
@@ -32,7 +34,7 @@ def new_context(t: Trace, G: Traced, A: Traced, T: Traced) -> Traced:
             )
         )
     rank = t.call(cluster_rank) if unwrap(T).cluster > 1 else tl.constexpr(0)
-    names = ("partials", "counters") if unwrap(T).splits else ("counters",) if unwrap(T).dynamic else ()
+    names = ("partials", "counters") if unwrap(T).splits else ("counters",) if unwrap(T).schedule.counters else ()
     split = dict(zip(names, extra(T, A), strict=False))
     if unwrap(T).sharers > 1:
         split["part"] = t.call(cluster_rank)
@@ -74,6 +76,32 @@ def addressed_anew(t: Trace, ctx: Traced, memory: Traced) -> Traced:
     )
 
 
+@triton.jit
+def accumulator_slot(turn, CONSUMER: tl.constexpr, T: tl.constexpr):
+    """(slot, parity of its round) of the accumulators of a consumer's task number `turn`. With `pingpong` each consumer
+    has a slot; the MMA warp counts the tasks of all as those of consumer 0 of one team."""
+    TEAMS: tl.constexpr = facts(T).teams
+    SLOTS: tl.constexpr = facts(T).accumulators
+    nth = turn * TEAMS + CONSUMER if TEAMS > 1 else turn
+    return slot_of_task(nth, SLOTS)
+
+
+@triton.jit
+def slot_of_task(nth, SLOTS: tl.constexpr):
+    """(slot, parity of its round) of the accumulators of the CTA's task number `nth`."""
+    return nth % SLOTS, (nth // SLOTS) & 1
+
+
+def accumulators_in(t: Trace, memory: Traced, T: Traced, consumer: int, slot: Traced) -> struct:
+    """The accumulators in a slot of tensor memory, of one of the consumers that share a task; their values do not
+    count yet."""
+    found = {}
+    for n, _ in T._plan.accumulators:
+        ring = memory.fields[f"accumulator_{n}_{consumer}"]
+        found[n] = t.call(ring.__getitem__, slot).counting(t.scalar(False))
+    return struct(**found)
+
+
 @op
 def of_consumer(t: Trace, ctx: Traced, memory: Traced, consumer: Traced, turn: Traced) -> Traced:
     """The context of one consumer in its CTA's task number `turn`: its number among those that share the task, its
@@ -89,14 +117,17 @@ def of_consumer(t: Trace, ctx: Traced, memory: Traced, consumer: Traced, turn: T
     if plan.per == "consumer":
         tiles["task"] = struct(**in_slot(t, memory.task, c))
     tiles |= block_task_tiles(t, memory, plan, 0, t.method(turn, "__and__", 1))
-    place_of = {n: memory.fields.get(f"accumulator_{n}_{c}", tl.constexpr(s)) for n, s in plan.accumulators}
+    if config.has_mma_warp(t.arch):
+        accumulators = accumulators_in(t, memory, config, c % config.team, t.call(accumulator_slot, turn, c, config)[0])
+    else:
+        accumulators = struct(**{n: tl.constexpr(s) for n, s in plan.accumulators})
     return struct(
         **{
             **ctx.fields,
             "consumer": tl.constexpr(c % config.team),
             "block_consumer": tl.constexpr(c),
             **tiles,
-            "accumulators": struct(**place_of),
+            "accumulators": accumulators,
         }
     )
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tritonkittens.arch import TENSOR_COLUMNS
 from tritonkittens.lang.template.smem_plan import MANY_STAGES, Placement
+
+FULL_RATE_ROWS = 128  # of a product into tensor memory
 
 if TYPE_CHECKING:
     from tritonkittens.lang.template.template import lcf
@@ -18,6 +21,7 @@ def explained(T: lcf, fitted: lcf, arch: int) -> str:
         [
             f"{type(T).__name__} on sm_{arch}",
             *_ring(T, placed, arch, fitted is not T),
+            *_tensor_memory(T, arch),
             *_registers(T),
             *_tasks(T),
             *(line for extension in T.extensions for line in extension.explained_lines(fitted, arch)),
@@ -27,7 +31,7 @@ def explained(T: lcf, fitted: lcf, arch: int) -> str:
 
 
 def _ring(T: lcf, placed: Placement, arch: int, is_fitted: bool) -> list[str]:
-    stage = ", ".join(f"{n} {tile!r}" for n, tile in T._plan.ring)
+    stage = ", ".join(f"{n} {tile!r}" for n, tile in T.stored(arch).ring)
     why = "given" if T.stages is not None else f"as many as fit beside the other tiles, at most {MANY_STAGES}"
     if is_fitted:
         first = T.placement(arch)
@@ -47,6 +51,32 @@ def _ring(T: lcf, placed: Placement, arch: int, is_fitted: bool) -> list[str]:
         )
         tiles = ", ".join(f"{n} {tile!r}" for n, tile in T._plan.epilogue)
         lines.append(f"  epilogue tiles {place}: {tiles} for each of {T.consumers} consumers")
+    return lines
+
+
+def _tensor_memory(T: lcf, arch: int) -> list[str]:
+    if not T.has_mma_warp(arch):
+        return []
+    slots = T.accumulator_slots
+    why = (
+        "one for each consumer"
+        if T.pingpong
+        else "a task's sums are stored while the next task's products run"
+        if slots > 1
+        else f"two do not fit into {TENSOR_COLUMNS} columns, so products wait until the sums have been read"
+    )
+    lines = [
+        f"  an MMA warp issues the products; {slots} tile{'s' if slots > 1 else ''} of tensor memory for each "
+        f"accumulator ({why})"
+    ]
+    if T.pairs(arch):
+        halved = ", ".join(T._plan.multicast)
+        lines.append(f"  CTA pairs: one MMA multiplies 128 rows of each CTA; each loads half the columns of {halved}")
+    half = [n for n, tile in T._plan.accumulators if tile.rows % FULL_RATE_ROWS]
+    if half:
+        lines.append(
+            f"  products of {', '.join(half)} run at half the rate of the tensor cores: one needs {FULL_RATE_ROWS} rows"
+        )
     return lines
 
 
@@ -79,7 +109,7 @@ def _clusters(T: lcf, placed: Placement, arch: int) -> list[str]:
             f"  each consumer lets the one ahead end a long task first, {placed.stages - 1} iterations before its own "
             "end; those hide its results"
         )
-    if T.cluster > 1:
+    if T.cluster > 1 and not T.pairs(arch):
         lines.append(f"  clusters of {T.cluster} blocks load {', '.join(T._plan.multicast) or 'nothing'} together")
     if T.sharers > 1:
         what = "parts" if T._plan.merged else "sums"

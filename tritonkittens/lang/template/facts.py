@@ -21,11 +21,17 @@ def facts(t: Trace, T: Traced) -> Traced:
     - `teams` of consumers, each of which has tasks of its own;
     - `early_stages`: filled before the roles begin, because nothing must be waited for;
     - `own_task`: has each consumer task tiles of its own? `any_task`: are there task tiles at all?
+    - `mma_warp`: does a warp of its own run the hooks that multiply? `accumulators`: how many of each there are then;
+      `pairs`: does it issue them for a pair of CTAs?
     - `broadcasts_first`: is the CTA's first work tile broadcast to the roles before they begin?
     """
     T = unwrap(T)
     placed, plan = T.placement(t.arch), T._plan
-    early = 0 if T.dynamic else min(EARLY_STAGES, placed.safe_stages, placed.stages - bool(plan.epilogue_loads))
+    early = (
+        0
+        if T.dynamic or T.pairs(t.arch)
+        else min(EARLY_STAGES, placed.safe_stages, placed.stages - bool(plan.epilogue_loads))
+    )
     own_task = bool(plan.task) and plan.per == "consumer"
     found = dict(
         stages=placed.stages,
@@ -41,6 +47,9 @@ def facts(t: Trace, T: Traced) -> Traced:
         lagged=bool(plan.lagged),
         dynamic=T.dynamic,
         staggers=T.staggers(t.arch),
+        mma_warp=T.has_mma_warp(t.arch),
+        pairs=T.pairs(t.arch),
+        accumulators=T.accumulator_slots,
         broadcasts_first=early > 0 and T.broadcast_tile,
     )
     return struct(**{name: tl.constexpr(value) for name, value in found.items()})

@@ -26,6 +26,7 @@ from tritonkittens.lang.template.extension import at
 from tritonkittens.lang.template.facts import facts
 from tritonkittens.lang.template.next_tile import computed_first_tile
 from tritonkittens.lang.template.roles.consumer import consumer
+from tritonkittens.lang.template.roles.mma_warp import mma_warp
 from tritonkittens.lang.template.roles.producer import lagged_producer, load_early, producer
 from tritonkittens.lang.template.roles.storer import bystander, storer
 from tritonkittens.lang.template.storage import open_memory, template_memory
@@ -38,6 +39,8 @@ def _run_roles(t: Trace, G: Traced, A: Traced, memory: Traced, T: Traced) -> Tra
     config, shared = unwrap(T), (G, A, memory, T)
     roles: list[tuple[Any, tuple[Any, ...]]] = [(consumer, (tl.constexpr(c), *shared)) for c in range(config.consumers)]
     roles.append((producer, shared))
+    if config.has_mma_warp(t.arch):
+        roles.append((mma_warp, shared))
     if config.lagged_producer:
         roles.append((lagged_producer, shared))
     if config._plan.output:
@@ -49,7 +52,7 @@ def _run_roles(t: Trace, G: Traced, A: Traced, memory: Traced, T: Traced) -> Tra
     ]
     warps = [*(WARPS,) * config.consumers, *(1,) * (len(roles) - config.consumers)]
     if config.cluster_size > 1:
-        for idle in split(config.idle_warps):  # a role has a power of two of warps
+        for idle in split(-sum(warps) % WARPS):  # a role has a power of two of warps
             roles.append((bystander, (T,)))
             warps.append(idle)
     registers = config.registers()

@@ -35,11 +35,21 @@ def _checked_load(t: Trace, config: lcf, what: str, consumer: int | None, expect
 def _fill(t: Trace, ctx: Traced, what: str, memory: Traced, group: str, slot: Traced) -> None:
     """Announce the bytes of a group's tiles in a slot and call the hook that loads them."""
     config = unwrap(ctx.config)
-    expected = nbytes(getattr(config._plan, group))
+    expected = nbytes(getattr(config.stored(t.arch), group))
     bar = t.call(memory.fields[f"{group}_pipeline"].full.__getitem__, slot)
-    t.call(expect, bar, expected)
+    if group == "input" and config.pairs(t.arch):
+        t.call(_expect_of_pair, ctx.rank, bar, tl.constexpr(2 * expected))
+    else:
+        t.call(expect, bar, expected)
     tiles = struct(**in_slot(t, memory.fields[group], slot), full=bar)
     _checked_load(t, config, what, None, expected, ctx, tiles)
+
+
+@triton.jit
+def _expect_of_pair(rank, bar, BYTES: tl.constexpr):
+    """The copies of both CTAs of a pair complete in the one of even rank."""
+    if rank == 0:
+        expect(bar, BYTES)
 
 
 @op

@@ -18,7 +18,7 @@ from tritonkittens.lang.schedule.dynamic_scheduler import tile_broadcast_memory
 from tritonkittens.lang.sync.semaphores import make_semaphores, new_semaphores, publish, semaphore
 from tritonkittens.lang.template.pipeline_state import phase_before
 from tritonkittens.lang.template.smem_plan import EXCHANGE_SLOTS
-from tritonkittens.lang.types.tiles import tt
+from tritonkittens.lang.types.tiles import rt, tt
 
 BLOCK_TASK = ("task", "late_task")  # tiles that all consumers of a task share, in the order in which they need them
 
@@ -39,7 +39,7 @@ def template_memory(t: Trace, T: Traced) -> Traced:
     """All shared and tensor memory of the template, and room for its barriers, which `open_memory` makes, as one
     record."""
     T = unwrap(T)
-    plan, placed = T._plan, T.placement(t.arch)
+    plan, placed = T.stored(t.arch), T.placement(t.arch)
     fields: dict[str, Any] = {}
 
     def rings(what: str, tiles: Any, number: int, of: str) -> struct:
@@ -64,7 +64,11 @@ def template_memory(t: Trace, T: Traced) -> Traced:
     for name, group in fields.items():
         for n, tile in group.fields.items():
             tile._set_name(t.builder, f"{name}.{n}")  # what `inspect` calls the buffer
-    fields |= _shared_by(T.cluster, plan, fields)
+    if T.pairs(t.arch):
+        rings = fields["input"].fields
+        fields["input"] = struct(**{n: ring.of_pair(T.pair_part(n, t.arch)) for n, ring in rings.items()})
+    else:
+        fields |= _shared_by(T.cluster, plan, fields)
     found = _pipelines(t, T) | _other_memory(t, T)
     for name, field in found.items():
         field._set_name(t.builder, name.removesuffix("_pipeline"))
@@ -76,15 +80,21 @@ def _pipelines(t: Trace, T: Traced) -> dict[str, Traced]:
     tiles NAME."""
     plan, stages, team = T._plan, T.placement(t.arch).stages, T.team * WARPS
     found: dict[str, Any] = {}
+    # arrivals that free a stage, the task tiles of a consumer, and those of the block: with an MMA warp its commits
+    readers = (team * T.cluster, WARPS, T.consumers * WARPS)
+    if T.has_mma_warp(t.arch):
+        pairs = T.pairs(t.arch)
+        readers = (1 if pairs else T.cluster, 1, 1)
+        found["accumulator_pipeline"] = new_pipeline(t, T.accumulator_slots, 1, team * (2 if pairs else 1))
     if plan.output:
         found["output_pipeline"] = new_pipeline(t, T.output_stages, team, 1)
-    found["input_pipeline"] = new_pipeline(t, stages, 1, team * T.cluster)
+    found["input_pipeline"] = new_pipeline(t, stages, 1, readers[0])
     if plan.lagged:
-        found["lagged_pipeline"] = new_pipeline(t, stages, 1, team * T.cluster)
+        found["lagged_pipeline"] = new_pipeline(t, stages, 1, readers[0])
     if plan.task and plan.per == "consumer":
-        found["task_pipeline"] = new_pipeline(t, T.consumers, 1, WARPS)
+        found["task_pipeline"] = new_pipeline(t, T.consumers, 1, readers[1])
     for group in block_tasks(plan):
-        found[f"{group}_pipeline"] = new_pipeline(t, 1, 1, T.consumers * WARPS)
+        found[f"{group}_pipeline"] = new_pipeline(t, 1, 1, readers[2])
     if plan.epilogue_loads:
         found["epilogue_pipeline"] = new_pipeline(t, T.consumers, 1, WARPS)
     if plan.epilogue_reloads:
@@ -106,14 +116,19 @@ def _other_memory(t: Trace, T: Traced) -> dict[str, Traced]:
     return found
 
 
+def tensor_home(tile: rt) -> tt:
+    """The tile of tensor memory for an accumulator. It adds in fp32 where wgmma would in fp16."""
+    return tt(tl.float32 if tile.dtype == tl.float16 else tile.dtype, tile.rows, tile.cols)
+
+
 def _accumulators(t: Trace, T: Traced) -> dict[str, Traced]:
-    """Accumulators in tensor memory, on chips that have it."""
-    if not t.chip.tcgen05:
+    """The accumulators of the consumers that share a task, rings in tensor memory, where an MMA warp fills them."""
+    if not T.has_mma_warp(t.arch):
         return {}
     found = {
-        f"accumulator_{n}_{c}": t.call(tensor_allocator, tt(s.dtype, s.rows, s.cols))
+        f"accumulator_{n}_{c}": t.call(tensor_allocator, tensor_home(s), T.accumulator_slots, T.pairs(t.arch))
         for n, s in T._plan.accumulators
-        for c in range(T.consumers)
+        for c in range(T.team)
     }
     for name, field in found.items():
         field._set_name(t.builder, name)

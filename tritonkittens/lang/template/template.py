@@ -12,11 +12,12 @@ import functools
 import hashlib
 import inspect
 import itertools
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import triton.language as tl
 
-from tritonkittens.arch import REGISTERS, capability_of, chip_of
+from tritonkittens.arch import CHIPS, REGISTERS, TENSOR_COLUMNS, capability_of, chip_of
 from tritonkittens.lang.core.backend import JITFunction, library_hash
 from tritonkittens.lang.core.configuration import Configuration
 from tritonkittens.lang.core.constants import GROUP
@@ -37,8 +38,10 @@ from tritonkittens.lang.template.extensions import EXTENSIONS
 from tritonkittens.lang.template.hook_table import check_hooks, hooks_of, reference
 from tritonkittens.lang.template.kernel import _template_kernel
 from tritonkittens.lang.template.layout import layout
+from tritonkittens.lang.template.pair import pair_parts
 from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.template.smem_plan import ALIGNMENT, Placement, place
+from tritonkittens.lang.template.storage import tensor_home
 from tritonkittens.lang.types.tiles import TileType, rt
 from tritonkittens.launch import simulated_facts
 
@@ -140,9 +143,9 @@ class lcf(Configuration, Interned):
 
     def _share_registers(self) -> None:
         """How many warps a CTA has, and how its registers are shared between the roles."""
-        busy = 1 + self.lagged_producer + int(bool(self._plan.output)) + self.reducers
+        mma_warp = any(self.has_mma_warp(arch) for arch in CHIPS)
+        busy = 1 + self.lagged_producer + int(bool(self._plan.output)) + self.reducers + mma_warp
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
-        self.idle_warps = 4 * self._helpers - busy
         threads = (self.consumers + self._helpers) * GROUP
         share = self.launch_registers = REGISTERS // (self.blocks_per_sm * threads) // 8 * 8  # of a thread
         self._pool = threads * share  # what the block starts with: setmaxnreg only moves registers inside it
@@ -292,12 +295,13 @@ class lcf(Configuration, Interned):
                 or plan.epilogue_loads
                 or plan.epilogue_reloads
                 or plan.deferred_results
+                or self.has_mma_warp(arch)
             )
             # Where accumulators lie in tensor memory, the compiler cuts their columns through shared memory
             task = self.consumers * CUTTING if self.received and chip_of(arch).tcgen05 else 0
             numbers = BYTES if self.dynamic else 0
             self._placements[arch] = place(
-                self._plan,
+                self.stored(arch),
                 self.consumers,
                 self.blocks_per_sm,
                 self.stages,
@@ -344,7 +348,42 @@ class lcf(Configuration, Interned):
         results, or take turns anyway."""
         placed = self.placement(arch)
         apart = placed.over_ring is None and placed.over_scratch is None
-        return self.staggered_epilogue and self.pipelined and self.team > 1 and not self.dynamic and apart
+        together = self.staggered_epilogue and self.pipelined and self.team > 1 and not self.has_mma_warp(arch)
+        return together and not self.dynamic and apart
+
+    def has_mma_warp(self, arch: int) -> bool:
+        """Does a warp of its own run `compute` on an architecture? It does where products accumulate in tensor memory,
+        so that they run beside the previous task's epilogue."""
+        return chip_of(arch).tcgen05 and bool(self._plan.accumulators) and not self._stores
+
+    def pairs(self, arch: int) -> bool:
+        """Do the CTAs of a cluster multiply as a pair on an architecture? They do where two share a tile of B, each
+        loads half of its columns, and each has 128 rows of every accumulator."""
+        return self.has_mma_warp(arch) and self.cluster == 2 and bool(self._pair_parts)
+
+    @functools.cached_property
+    def _pair_parts(self) -> dict[str, tuple[str, TileType]]:
+        return pair_parts(self._plan)
+
+    def stored(self, arch: int) -> layout:
+        """The layout of what a CTA has in memory on an architecture: of a pair's tile of B its half."""
+        if not self.pairs(arch):
+            return self._plan
+        halves = {name: half for name, (part, half) in self._pair_parts.items() if part != "own"}
+        return replace(self._plan, input=dict(self._plan.input) | halves)
+
+    def pair_part(self, name: str, arch: int) -> str | None:
+        """What a CTA of a pair has of input tile `name` (`shared.pair`); None without pairs."""
+        return self._pair_parts[name][0] if self.pairs(arch) else None
+
+    @property
+    def accumulator_slots(self) -> int:
+        """Tiles of each accumulator in tensor memory: the sums of a task are read from one while the next task's
+        products go to the other, where there is room for two. With `pingpong` each consumer has one."""
+        if self.pingpong:
+            return self.consumers
+        columns = self.team * sum(tensor_home(s).columns for _, s in self._plan.accumulators)
+        return 2 if 2 * columns <= TENSOR_COLUMNS // self.blocks_per_sm else 1
 
     def registers(self) -> tuple[int, ...]:
         """Registers a thread of each role, consumers first, where they are reallocated; else all have the same."""

@@ -93,7 +93,12 @@ class PtxCopies(PtxMemory):
                 write(operation, place, data(operation))
 
             operation = self.start_signalling(
-                kind, signalled, nbytes, effect, unit="TMA", duration=tma_duration(nbytes)
+                kind,
+                signalled,
+                nbytes,
+                effect,
+                unit="TMA",
+                duration=tma_duration(nbytes, self.machine.simulation.program.arch),
             )
             if barrier is None:
                 self.role.bulk_open.append(operation)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tritonkittens.inline_ptx import tcgen05
 from tritonkittens.inline_ptx._meaning import NoMeaning, PtxFault
 
 from ..agents import Async, Role
@@ -75,7 +76,8 @@ class PtxMemory(PtxThreads):
                 where = f"lane {bad >> 16 & 0xFFFF}, column {bad & 0xFFFF} of tensor memory"
                 self.machine.stop("out-of-bounds", f"{what} of {nbytes} bytes at {where}", self.role, self.op)
             self._allocated(column, nbytes, what)
-            return space, (self.rank << 24) + lane * TENSOR_LANE_BYTES + column * 4
+            ranks = self.rank + (flat // tcgen05.OTHER_TENSOR)
+            return space, (ranks << 24) + lane * TENSOR_LANE_BYTES + column * 4
         if space == "generic":
             window = flat < len(self.machine.ctas) * SHARED_STRIDE
             if window.any() and not window.all():

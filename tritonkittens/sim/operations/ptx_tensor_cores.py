@@ -12,7 +12,7 @@ from tritonkittens.inline_ptx._meaning import PtxFault
 
 from ..agents import Async, Wait
 from ..clocks import ASYNC
-from ..costs import TCGEN05_LATENCY, WGMMA_LATENCY, Duration
+from ..costs import TCGEN05_LATENCY, WGMMA_LATENCY, Duration, tcgen05_cycles
 from ..layouts import LANES, TENSOR_LANE_BYTES
 from ..values import Allocation
 from .ptx_memory import TENSOR_COLUMNS, PtxMemory
@@ -21,7 +21,9 @@ from .ptx_memory import TENSOR_COLUMNS, PtxMemory
 class PtxTensorCores(PtxMemory):
     """Work of the tensor cores that threads start, and their allocations of tensor memory."""
 
-    def _issue(self, queue: str, kind: str, effect: Callable[[Async], None], latency: float = 0.0) -> Async:
+    def _issue(
+        self, queue: str, kind: str, effect: Callable[[Async], None], latency: float = 0.0, cost: float = 0.0
+    ) -> Async:
         """Start work of the CTA's tensor core, in order after the role's earlier work in the same queue."""
         return self.machine.start(
             kind,
@@ -30,7 +32,7 @@ class PtxTensorCores(PtxMemory):
             effect,
             queue=(queue, self.role.components[self.rank]),
             unit=f"tensor core {self.rank}",
-            duration=Duration(0, latency),
+            duration=Duration(cost, latency),
             rank=self.rank,
         )
 
@@ -138,8 +140,20 @@ class PtxTensorCores(PtxMemory):
 
             operation.run(read, write)
 
-        kind = "tcgen05.mma" if isinstance(operation, tcgen05.Product) else "tcgen05.cp"
-        self._issue("tcgen05", kind, effect, TCGEN05_LATENCY)
+        if not isinstance(operation, tcgen05.Product):
+            self._issue("tcgen05", "tcgen05.cp", effect, TCGEN05_LATENCY)
+            return
+        if operation.ctas == 2 and (self.rank % 2 or self.rank + 1 >= len(self.machine.ctas)):
+            where = f"in CTA {self.rank} of a cluster of {len(self.machine.ctas)}"
+            self.machine.stop(
+                "illegal",
+                f"tcgen05.mma.cta_group::2 {where}: the CTA of even rank issues it for a pair",
+                self.role,
+                self.op,
+            )
+        (m, n), bits = operation.d.shape, tcgen05.OPERAND_BITS[operation.types[0]]
+        cost = tcgen05_cycles(m // operation.ctas, n, 256 // bits, bits)
+        self._issue("tcgen05", "tcgen05.mma", effect, TCGEN05_LATENCY, cost)
 
     def _window(self, space: str, addresses: np.ndarray) -> np.ndarray:
         """Return addresses relative to the start of the CTA's own shared memory, as in descriptors."""

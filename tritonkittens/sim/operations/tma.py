@@ -158,7 +158,8 @@ def start_load(
         for barrier, phase in zip(barriers, phases):
             machine.barriers.deliver(operation, barrier, phase, bytes_per_barrier, issuers(barrier.address))
 
-    operation = machine.start(kind, role, op, effect, unit="TMA", duration=tma_duration(target.map.total), rank=rank)
+    duration = tma_duration(target.map.total, machine.simulation.program.arch)
+    operation = machine.start(kind, role, op, effect, unit="TMA", duration=duration, rank=rank)
     operation.leads = leads
     phases = [machine.barriers.promise(operation, b) for b in barriers]
 
@@ -272,7 +273,7 @@ def start_bulk(
         op,
         lambda operation: data.append(read(operation)),
         unit="TMA",
-        duration=tma_duration(nbytes),
+        duration=tma_duration(nbytes, machine.simulation.program.arch),
         rank=rank,
     )
 

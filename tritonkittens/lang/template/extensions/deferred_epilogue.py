@@ -180,9 +180,11 @@ def _task_ends(carried, ctx, ended, state, memory, CONSUMER: tl.constexpr, turn,
     """What the iterations of a short task have not stored leaves before the task's own results are computed."""
     T: tl.constexpr = ctx.config
     before = of_consumer(extended(ctx, carried.done), memory, CONSUMER, turn)
-    for j in range(tl.maximum(tile.count, facts(T).stages - 1), _until(T)):
+    MMA_WARP: tl.constexpr = facts(T).mma_warp
+    done = 0 if MMA_WARP else tile.count  # iterations that this consumer has run
+    for j in range(tl.maximum(done, facts(T).stages - 1), _until(T)):
         _store_at(before, carried.results, memory, j, carried.pending, T)
-    if tile.count <= _until(T):
+    if done <= _until(T):
         _prefetch(ended, memory)
     results, pending = _defer(ended, state, memory, turn)
     return _record(results, tile, pending)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tritonkittens.inline_ptx import tcgen05 as ptx_tcgen05
 from tritonkittens.lang.memory.tma import fence_async, store_read_wait
 from tritonkittens.lang.register.construction import scheduling_barrier
 from tritonkittens.lang.schedule.tile_scheduler import depends_on, next_index, tile_after
@@ -12,11 +13,14 @@ from tritonkittens.lang.sync.semaphores import arrive, wait
 from tritonkittens.lang.template.cluster import cluster_opened, open_cluster
 from tritonkittens.lang.template.compute import (
     await_block_task,
+    begin_sums,
     call_compute,
     call_compute_first,
     call_compute_last,
     call_load_params,
     call_start,
+    fill_zeros,
+    readable,
     release_before,
     release_block_task,
     release_own_task,
@@ -24,6 +28,7 @@ from tritonkittens.lang.template.compute import (
 )
 from tritonkittens.lang.template.consumer_barriers import await_previous, call_next, open_turns
 from tritonkittens.lang.template.contexts import (
+    accumulator_slot,
     addressed_anew,
     after_input,
     at_iteration,
@@ -218,6 +223,42 @@ def plain_task(
 
 
 @triton.jit
+def begin_task(mine, memory, turn, CONSUMER: tl.constexpr, T: tl.constexpr):
+    """(context, state) with which a consumer begins to compute a task."""
+    OWN_TASK: tl.constexpr = facts(T).own_task
+    if OWN_TASK:
+        wait(memory.task_pipeline.full[CONSUMER], turn & 1)
+    await_block_task(mine.task)
+    mine = call_load_params(mine)
+    return mine, call_start(mine)
+
+
+@triton.jit
+def computed_sums(mine, memory, turn, CONSUMER: tl.constexpr, T: tl.constexpr):
+    """The state that the MMA warp has computed of a task, once its products are complete. Without an iteration it is
+    zeros, which this consumer writes."""
+    sums, parity = accumulator_slot(turn, CONSUMER, T)
+    state = readable(begin_sums(mine))
+    wait(memory.accumulator_pipeline.full[sums], parity)
+    ptx_tcgen05.fence_after_thread_sync()
+    if mine.count == 0:
+        fill_zeros(state)
+    return state
+
+
+@triton.jit
+def release_sums(memory, turn, CONSUMER: tl.constexpr, T: tl.constexpr):
+    """This consumer has read its accumulators: the MMA warp may overwrite them."""
+    PAIRS: tl.constexpr = facts(T).pairs
+    sums, _ = accumulator_slot(turn, CONSUMER, T)
+    ptx_tcgen05.fence_before_thread_sync()
+    if PAIRS:  # its MMA warp is in the CTA of even rank
+        arrive(memory.accumulator_pipeline.empty[sums], per="warp", cta=0, scope="cta", fenced=True)
+    else:
+        arrive(memory.accumulator_pipeline.empty[sums], per="warp", fenced=True)
+
+
+@triton.jit
 def consumer(CONSUMER: tl.constexpr, G, A, memory, T: tl.constexpr):
     """Run consumer number `CONSUMER` of template `T`: the hooks that compute, task after task.
 
@@ -226,7 +267,7 @@ def consumer(CONSUMER: tl.constexpr, G, A, memory, T: tl.constexpr):
     STAGES: tl.constexpr = facts(T).stages
     OVER_RING: tl.constexpr = facts(T).over_ring
     PIPELINED: tl.constexpr = facts(T).pipelined
-    OWN_TASK: tl.constexpr = facts(T).own_task
+    MMA_WARP: tl.constexpr = facts(T).mma_warp
     TEAMS: tl.constexpr = facts(T).teams
     DYNAMIC: tl.constexpr = facts(T).dynamic
     slot = 0
@@ -247,18 +288,21 @@ def consumer(CONSUMER: tl.constexpr, G, A, memory, T: tl.constexpr):
         mine = of_consumer(extended(ctx, tile), memory, CONSUMER, turn)
         if OVER_RING:
             slot = 0
-        if OWN_TASK:
-            wait(memory.task_pipeline.full[CONSUMER], turn & 1)
-        await_block_task(mine.task)
-        mine = call_load_params(mine)
-        state = call_start(mine)
+        if MMA_WARP:
+            mine = call_load_params(without(mine, "task", "late_task"))
+        else:
+            mine, state = begin_task(mine, memory, turn, CONSUMER, T)
         following = index if DYNAMIC else next_index(ctx, A, index, tile)
         # a parity tells a stage's last two phases apart: nobody looks at one before the consumer of the previous work
         # tile has seen its own
-        if TEAMS > 1:
+        if TEAMS > 1 and not MMA_WARP:
             if turn > 0 or CONSUMER > 0:
                 await_previous(CONSUMER)
-        if PIPELINED:
+        if MMA_WARP:
+            release_epilogue(memory, CONSUMER, T)
+            after = tile if DYNAMIC else tile_after(ctx, A, tile, following)
+            state = computed_sums(mine, memory, turn, CONSUMER, T)
+        elif PIPELINED:
             state, slot, phases, after = pipelined_task(
                 ctx, A, mine, memory, state, slot, phases, turn, following, tile, carried, CONSUMER, T
             )
@@ -269,6 +313,8 @@ def consumer(CONSUMER: tl.constexpr, G, A, memory, T: tl.constexpr):
         carried = end_task(
             carried, ctx, without(mine, "task", "late_task"), state, memory, turn, phases, tile, after.is_valid
         )
+        if MMA_WARP:
+            release_sums(memory, turn, CONSUMER, T)
         index, tile = received_tile(ctx, A, memory, turn) if DYNAMIC else (following, after)
         turn += 1
         if TEAMS > 1:
