@@ -8,7 +8,7 @@ operation that completes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -301,14 +301,26 @@ class Machine:
         message = f"{view.name} is read{who}, but parts of this {kind} memory were never written"
         self.report("uninitialized", message, role, op, "reads it", (allocated,), buffer=view.name)
 
-    def load(self, agent: Role | Async, view: View, op: Op, proxy: str = GENERIC) -> np.ndarray:
-        """Return the values of a view, after checks."""
-        self.touch(agent, view, False, proxy, op)
+    def load(
+        self,
+        agent: Role | Async,
+        view: View,
+        op: Op,
+        proxy: str = GENERIC,
+        parts: Sequence[tuple[int | None, View]] = (),
+    ) -> np.ndarray:
+        """Return the values of a view, after checks. `parts`: what each CTA reads, unless that is its own memory."""
+        for rank, part in parts or [(None, view)]:
+            self.touch(agent, part, False, proxy, op, by=rank)
         self.check_written(agent, view, op)
         return decode(view.type.element.name, self.read(view))
 
-    def store(self, agent: Role | Async, view: View, values: np.ndarray, op: Op, proxy: str = GENERIC) -> None:
-        self.touch(agent, view, True, proxy, op)
+    def store(
+        self, role: Role, view: View, values: np.ndarray, op: Op, parts: Sequence[tuple[int | None, View]] = ()
+    ) -> None:
+        """Write values of threads. `parts`: what each CTA writes, unless that is its own memory."""
+        for rank, part in parts or [(None, view)]:
+            self.touch(role, part, True, GENERIC, op, by=rank)
         self.write(view, np.broadcast_to(encode(view.type.element.name, np.asarray(values)), view.map.shape))
 
     # ---- asynchronous operations
