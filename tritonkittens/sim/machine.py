@@ -17,7 +17,7 @@ from .agents import Async, Role, needs_wait
 from .barriers import Barriers
 from .clocks import ASYNC, GENERIC, TENSOR_THREADS, Access, Clock
 from .cluster_barrier import ClusterBarrier
-from .costs import Unit
+from .costs import AT_ONCE, Duration, Unit
 from .layouts import LANES, SHARED_MASK, TENSOR_LANE_BYTES
 from .memory import Bytes
 from .numbers import decode, encode
@@ -334,12 +334,11 @@ class Machine:
         *,
         queue: Any = None,
         unit: str = "",
-        cost: float = 0.0,
-        latency: float = 0.0,
+        duration: Duration = AT_ONCE,
         rank: int | None = None,
     ) -> Async:
         """Start an operation of all CTAs of the role, or of `rank`. Operations of one `queue` complete in order.
-        `unit`, `cost` and `latency` give the modelled time, in cycles.
+        `unit` and `duration` give the modelled time.
         """
         self.version += kind != "timer"
         after = self.queues.get(queue) if queue is not None else None
@@ -363,11 +362,11 @@ class Machine:
         engine = (operation.unit, role.rank)
         begin = max(role.time, self.units.get(engine, 0.0))
         operation.started = begin
-        operation.finish = begin + cost + latency
-        self.units[engine] = begin + cost
+        self.units[engine] = begin + duration.cycles
+        operation.finish = begin + duration.cycles + duration.latency
         self.flying.append(operation)
         if self.simulation.recorder is not None:
-            self.simulation.recorder.issued(self, operation, cost)
+            self.simulation.recorder.issued(self, operation, duration.cycles)
         return operation
 
     def tensor_access(self, role: Role, op: Op, what: str, rank: int) -> Async:
