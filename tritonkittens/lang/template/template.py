@@ -38,6 +38,7 @@ from tritonkittens.lang.template.extensions import EXTENSIONS
 from tritonkittens.lang.template.hook_table import check_hooks, hooks_of, reference
 from tritonkittens.lang.template.kernel import _template_kernel
 from tritonkittens.lang.template.layout import layout
+from tritonkittens.lang.template.layout import layout as Layout  # a method of templates has this name
 from tritonkittens.lang.template.pair import pair_parts
 from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.template.smem_plan import ALIGNMENT, Placement, place
@@ -366,7 +367,7 @@ class lcf(Configuration, Interned):
     def _pair_parts(self) -> dict[str, tuple[str, TileType]]:
         return pair_parts(self._plan)
 
-    def stored(self, arch: int) -> layout:
+    def stored(self, arch: int) -> Layout:
         """The layout of what a CTA has in memory on an architecture: of a pair's tile of B its half."""
         if not self.pairs(arch):
             return self._plan
