@@ -404,6 +404,28 @@ class sv(TileType):
         return self.length * itemsize(self.dtype)
 
 
+@dataclass(frozen=True, repr=False)
+class by_rows(TileType):
+    """For `tk.gl`: TMA moves single rows of the shared tile type `tile`, selected by number (`load_rows_async`)."""
+
+    tile: st
+
+    def __repr__(self) -> str:
+        return f"by_rows({self.tile!r})"
+
+    def check(self) -> None:
+        if not isinstance(self.tile, st):
+            raise TileError(f"by_rows({self.tile!r}): takes a shared tile type (st)")
+
+    @property
+    def dtype(self) -> tl.dtype:
+        return self.tile.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.tile.shape
+
+
 TENSOR_ROWS = (64, 128)  # of a tile of tensor memory
 
 
