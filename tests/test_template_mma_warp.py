@@ -284,6 +284,26 @@ def test_the_machine_code_of_a_pair(arch, a_stored_km, b_stored_nk):
 # ---------------------------------------------------------------- wrong use
 
 
+@tk.kernel
+@triton.jit
+def pair_alone(X):
+    tk.store(X, tk.load(tk.zero(tk.tensor_allocator(tk.tt(tk.fp32, 128, 64), pair=True))), (0, 0))
+
+
+def test_a_pair_needs_a_cluster_of_an_even_number():
+    x = tk.gl(torch.empty(128, 64))
+    with refused("pair_alone(cluster_size=1): tensor memory of CTA pairs (pair=True) needs an even number of blocks"):
+        pair_alone.compile(x, arch="sm_100a")
+    assert "cta_group::2" in pair_alone.compile(x, arch="sm_100a", cluster_size=2).asm["ptx"]
+
+
+def test_what_sm_120_lacks_is_said():
+    x = torch.empty(512, 512, dtype=torch.bfloat16, device="meta")
+    text = "compiled for sm_120. Kernels of register tiles (@triton.jit with tk operations) run on every GPU"
+    with refused(text, tk.ArchitectureError):
+        gemm().compile(x, x, x, arch="sm_120a")
+
+
 class Counting(Products):
     """Its state is not only accumulators."""
 
