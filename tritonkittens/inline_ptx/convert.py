@@ -51,6 +51,40 @@ def narrow4_word_asm(mnemonic: str) -> str:
     return f"{{ .reg .b8 b0, b1, b2, b3; {steps} mov.b32 $0, {{b0, b1, b2, b3}}; }}"
 
 
+def halves4_word_asm(_: str) -> str:
+    """`narrow4_word_asm` by arithmetic on packed float16.
+
+    A product with 513 · 2**-23 puts 1.0 near the least normal float16, so both formats have their denormal numbers at
+    the same place, and each tie of e2m1 is a tie of float16 that rounds to the same side. What the conversion to
+    float16 leaves is never a tie, so the rest needs no exact factor. The bits of e2m1 count steps of 0.5 up to 2, from
+    there on of 1 up to 4, then of 2 up to 6: with y = 2044/2048 · 2**14 h, they are
+    min(2 y + 1, y + 3, 7) - sat(3 - y / 2), whose sums are rounded to whole numbers by the 1024 that is added.
+    """
+    pairs = range(4)  # elements i and i + 4 in a register
+    lines = [
+        "{ .reg .f32 low, high; .reg .b32 h<4>, k<4>, size, a, b, c, even, odd;",
+        ".reg .b32 c2, c1, ch, one, three, seven, end;",
+        "mov.b32 c2, 0x77fc77fc; mov.b32 c1, 0x73fc73fc; mov.b32 ch, 0xeffceffc;",
+        "mov.b32 one, 0x64016401; mov.b32 three, 0x64036403; mov.b32 seven, 0x64076407; mov.b32 end, 0x42004200;",
+    ]
+    for i in pairs:
+        lines += [
+            f"mul.rn.f32 low, ${i + 1}, 0f38804000; mul.rn.f32 high, ${i + 5}, 0f38804000;",
+            f"cvt.rn.f16x2.f32 h{i}, high, low; abs.f16x2 size, h{i};",
+            "fma.rn.f16x2 a, size, c2, one; fma.rn.f16x2 b, size, c1, three;",
+            "min.f16x2 a, a, b; min.f16x2 a, a, seven;",
+            f"fma.rn.sat.f16x2 c, size, ch, end; sub.rn.f16x2 k{i}, a, c;",
+        ]
+    lines += [
+        "mad.lo.u32 a, k3, 16, k2; mad.lo.u32 a, a, 16, k1; mad.lo.u32 a, a, 16, k0; "
+        f"sub.u32 a, a, {0x64006400 * 0x1111 & 0xFFFFFFFF:#x};",
+        # bytes of signs: of the even elements, and of the odd ones
+        "prmt.b32 even, h0, h2, 0xfbd9; prmt.b32 odd, h1, h3, 0xfbd9;",
+        "lop3.b32 even, even, odd, 0x0f0f0f0f, 0xe4; lop3.b32 $0, even, 0x88888888, a, 0xea; }",
+    ]
+    return " ".join(lines)
+
+
 def widen4_asm(mnemonic: str) -> str:
     """The four bytes of $4 into float16: low halves to the packed pairs $0, $1, high halves to $2, $3."""
     steps = " ".join(f"{mnemonic} w{i}, b{i};" for i in range(4))
@@ -96,6 +130,7 @@ FORMS: dict[str, tuple[Callable[[str], str], str, int]] = {
     "narrow8_f16": (lambda m: narrow8_asm(m, "f16"), "=r,r,r", 4),
     "narrow4": (narrow4_asm, "=r,f,f,f,f,f,f,f,f", 4),
     "narrow4_word": (narrow4_word_asm, "=r,f,f,f,f,f,f,f,f", 1),
+    "halves4_word": (halves4_word_asm, "=r,f,f,f,f,f,f,f,f", 1),
     "widen16": (widen16_asm, "=f,=f,r", 2),
     "widen8": (widen8_asm, "=r,=r,r", 4),
     "widen4": (widen4_asm, "=r,=r,=r,=r,r", 4),
@@ -254,6 +289,12 @@ def to_e2m1x8(xs):
     """
     mnemonic: tl.constexpr = "cvt.rn.satfinite.e2m1x2.f32"
     return _convert("narrow4_word", mnemonic, xs, ("fp32",) * 8, tl.uint32, None, (100, 103, 120))
+
+
+@triton.jit
+def to_e2m1x8_by_halves(xs):
+    """As `to_e2m1x8`, with the same bits, by arithmetic on packed float16. sm_80+."""
+    return _convert("halves4_word", "cvt.rn.f16x2.f32", xs, ("fp32",) * 8, tl.uint32, 80)
 
 
 @triton.jit

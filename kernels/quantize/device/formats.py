@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx.bits import funnel_shift_left
-from tritonkittens.inline_ptx.convert import bf16_to_f32, to_e2m1x8, to_e4m3, to_e5m2
+from tritonkittens.inline_ptx.convert import bf16_to_f32, to_e2m1x8, to_e2m1x8_by_halves, to_e4m3, to_e5m2
 from tritonkittens.inline_ptx.math import rcp
 from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
@@ -170,6 +170,8 @@ def to_e2m1_words(y, random, CONVERT: tl.constexpr):
     ys = _eight(y)
     if CONVERT == "fp4" and random is None:
         word = to_e2m1x8(ys)
+    elif CONVERT == "fp8" and random is None:
+        word = to_e2m1x8_by_halves(ys)
     else:
         codes = _eight(_e2m1(y) if random is None else _e2m1_stochastic(y, random))
         word = tl.zeros(ys[0].shape, tl.uint32)
