@@ -46,10 +46,19 @@ def _larger(a, b):
 
 
 @triton.jit
+def _smaller(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def amax(x, CONVERT: tl.constexpr):
     """Bits of the largest magnitude along the last of three axes, as int32: of a positive NaN if there is one."""
     x = to_fp32(x, CONVERT) if CONVERT == "arithmetic" else x  # 16-bit instructions take two numbers
-    return tl.reduce(tl.abs(x), 2, _larger).to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    if x.dtype == tl.float32:
+        largest = tl.reduce(tl.abs(x), 2, _larger)
+    else:  # there, abs is an instruction of its own
+        largest = _larger(tl.reduce(x, 2, _larger), -tl.reduce(x, 2, _smaller))
+    return largest.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit

@@ -1,8 +1,9 @@
 """The kernels of the quantisers.
 
 A program quantises a tile of SIDE rows and SIDE columns along its rows, its columns or both. It loads the tile once for
-each, the second time from L1. For rows, a thread has 16 columns of a row. For columns, it has 32 rows of two columns,
-so that a block's maximum and the packing of its values stay in a thread's registers, and values are stored transposed.
+each, the second time from L1. For rows, a thread has 16 columns of a row. For columns, it has a block of rows of two or
+four columns, so that a block's maximum and the packing of its values stay in a thread's registers, and values are
+stored transposed.
 """
 
 from __future__ import annotations
@@ -23,21 +24,25 @@ from tritonkittens.kernels.quantize.device.formats import (
 from tritonkittens.launch import plain_kernel
 
 SIDE = tl.constexpr(128)  # of a tile: as many lines as a block of scales has
-COLUMNS = tl.constexpr(2)  # neighbouring columns of a thread that has blocks of columns
+NUMBERS = tl.constexpr(64)  # of a thread
 
 
 # ---------------------------------------------------------------- tiles
 
 
 @triton.jit
-def _load(x, m0, k0, m, k, WHOLE: tl.constexpr):
+def _load(x, m0, k0, m, k, i, RIGHT: tl.constexpr, WHOLE: tl.constexpr):
     """The numbers of x in rows m0 + m and columns k0 + k, zero beyond the edges. `x`: base, strides and extents of a
-    matrix."""
+    matrix. `i`, numbers that are the same in all threads, is added to k if RIGHT, otherwise to m: a 64-bit
+    multiply-add for each address."""
     place = x.base + (m0.to(tl.int64) * x.stride_m + k0.to(tl.int64) * x.stride_k) + (m * x.stride_m + k * x.stride_k)
+    place += i.to(tl.int64) * tl.cast(x.stride_k if RIGHT else x.stride_m, tl.int64)
     if WHOLE:
         return tl.load(place)
+    elif RIGHT:
+        return tl.load(place, mask=(m0 + m < x.M) & (k0 + k + i < x.K), other=0)
     else:
-        return tl.load(place, mask=(m0 + m < x.M) & (k0 + k < x.K), other=0)
+        return tl.load(place, mask=(m0 + m + i < x.M) & (k0 + k < x.K), other=0)
 
 
 @triton.jit
@@ -51,19 +56,19 @@ def load_rows(x, m0, k0, WHOLE: tl.constexpr, WIDE: tl.constexpr):
     """The tile of x from row m0 and column k0, (SIDE rows, SIDE / 16, 16 columns)."""
     # The first axis is in a thread's registers: 16 columns in several loads of 16 bytes.
     ONCE: tl.constexpr = 128 // x.base.dtype.element_ty.primitive_bitwidth
-    i, m = _range(16 // ONCE, WIDE)[:, None, None, None], _range(SIDE, WIDE)[None, :, None, None]
+    i, m = tl.arange(0, 16 // ONCE)[:, None, None, None], _range(SIDE, WIDE)[None, :, None, None]
     b, j = _range(SIDE // 16, WIDE)[None, None, :, None], _range(ONCE, WIDE)[None, None, None, :]
-    found = _load(x, m0, k0, m, b * 16 + i * ONCE + j, WHOLE)
+    found = _load(x, m0, k0, m, b * 16 + j, i * ONCE, True, WHOLE)
     return tl.reshape(tl.permute(found, (1, 2, 0, 3)), (SIDE, SIDE // 16, 16))
 
 
 @triton.jit
-def load_columns(x, m0, k0, WHOLE: tl.constexpr, WIDE: tl.constexpr):
-    """As `load_rows`, transposed: (SIDE columns, SIDE / 32, 32 rows)."""
-    # The first axis is in a thread's registers: 32 rows of the columns that it loads at once.
-    i, b = _range(32, WIDE)[:, None, None], _range(SIDE // 32, WIDE)[None, :, None]
-    k = tl.max_contiguous(_range(SIDE, WIDE), COLUMNS)[None, None, :]
-    return tl.permute(_load(x, m0, k0, b * 32 + i, k, WHOLE), (2, 1, 0))
+def load_columns(x, m0, k0, BLOCK: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr):
+    """As `load_rows`, transposed: (SIDE columns, SIDE / BLOCK, BLOCK rows)."""
+    # The first axis is in a thread's registers: a block of rows of the columns that it loads at once.
+    i, b = tl.arange(0, BLOCK)[:, None, None], _range(SIDE // BLOCK, WIDE)[None, :, None]
+    k = tl.max_contiguous(_range(SIDE, WIDE), NUMBERS // BLOCK)[None, None, :]
+    return tl.permute(_load(x, m0, k0, b * BLOCK, k, i, False, WHOLE), (2, 1, 0))
 
 
 @triton.jit
@@ -138,7 +143,7 @@ def mxfp8_tiles(
         store_values(Q + values, found, m0, k0, M, K, WHOLE)
         store_scales(S + b * s_batch, scales, m0, k0 // 32, M, tl.cdiv(K, 32), BLOCKED, WHOLE)
     if COLS:
-        found, scales = _mxfp8(load_columns(x, m0, k0, WHOLE, WIDE), MANTISSA, UP, how)
+        found, scales = _mxfp8(load_columns(x, m0, k0, 32, WHOLE, WIDE), MANTISSA, UP, how)
         store_values(QT + values, found, k0, m0, K, M, WHOLE)
         store_scales(ST + b * st_batch, scales, k0, m0 // 32, K, tl.cdiv(M, 32), BLOCKED, WHOLE)
 
@@ -209,8 +214,8 @@ def nvfp4_tiles(
         store_scales(S + b * s_batch, scales, m0, k0 // 16, M, tl.cdiv(K, 16), BLOCKED, WHOLE)
     if COLS:
         if STOCHASTIC:
-            random = load_columns(r, m0, k0, WHOLE, WIDE)
-        tile = load_columns(x, m0, k0, WHOLE, WIDE)
+            random = load_columns(r, m0, k0, 16, WHOLE, WIDE)
+        tile = load_columns(x, m0, k0, 16, WHOLE, WIDE)
         found, scales = _nvfp4(tile, random, signs, reciprocal, TRANSFORM, how)
         _store_words(QT + b * K * (M // 2), found, k0, m0, K, column_units, COLUMN_UNIT, WHOLE)
         store_scales(ST + b * st_batch, scales, k0, m0 // 16, K, tl.cdiv(M, 16), BLOCKED, WHOLE)
@@ -237,7 +242,7 @@ def tile_amax(
         tile = load_rows(x, m0, k0, WHOLE, WIDE)
         largest = tl.max(amax(hadamard(tile, signs, how) if TRANSFORM else tile, how))
     if COLS and TRANSFORM:
-        tile = load_columns(x, m0, k0, WHOLE, WIDE)
+        tile = load_columns(x, m0, k0, 16, WHOLE, WIDE)
         largest = tl.maximum(largest, tl.max(amax(hadamard(tile, signs, how), how)))
     place = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
     tl.store(P + place, largest)
