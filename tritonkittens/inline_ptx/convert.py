@@ -51,7 +51,11 @@ def narrow4_word_asm(mnemonic: str) -> str:
     return f"{{ .reg .b8 b0, b1, b2, b3; {steps} mov.b32 $0, {{b0, b1, b2, b3}}; }}"
 
 
-def halves4_word_asm(_: str) -> str:
+# What is added to 1024 in the halves of each pair: 4 bits apart, the float16 bits of all eight sum up to no bit of a word.
+_OFFSETS = ((0, 85), (0, 0), (92, 85), (0, 0))
+
+
+def halves4_word_asm(mnemonic: str) -> str:
     """`narrow4_word_asm` by arithmetic on packed float16.
 
     A product with 513 · 2**-23 puts 1.0 near the least normal float16, so both formats have their denormal numbers at
@@ -60,24 +64,22 @@ def halves4_word_asm(_: str) -> str:
     there on of 1 up to 4, then of 2 up to 6: with y = 2044/2048 · 2**14 h, they are
     min(2 y + 1, y + 3, 7) - sat(3 - y / 2), whose sums are rounded to whole numbers by the 1024 that is added.
     """
-    pairs = range(4)  # elements i and i + 4 in a register
     lines = [
-        "{ .reg .f32 low, high; .reg .b32 h<4>, k<4>, size, a, b, c, even, odd;",
-        ".reg .b32 c2, c1, ch, one, three, seven, end;",
-        "mov.b32 c2, 0x77fc77fc; mov.b32 c1, 0x73fc73fc; mov.b32 ch, 0xeffceffc;",
-        "mov.b32 one, 0x64016401; mov.b32 three, 0x64036403; mov.b32 seven, 0x64076407; mov.b32 end, 0x42004200;",
+        "{ .reg .f32 low, high; .reg .b32 h<4>, k<4>, size, a, b, c, even, odd, two, one, half, three, p1, p3, p7;",
+        "mov.b32 two, 0x77fc77fc; mov.b32 one, 0x73fc73fc; mov.b32 half, 0xeffceffc; mov.b32 three, 0x42004200;",
     ]
-    for i in pairs:
+    for i, (low, high) in enumerate(_OFFSETS):  # elements i and i + 4 in a register
+        offset = 0x64006400 + (high << 16) + low
         lines += [
+            *(f"mov.b32 p{n}, {offset + 0x10001 * n:#x};" for n in (1, 3, 7)),
             f"mul.rn.f32 low, ${i + 1}, 0f38804000; mul.rn.f32 high, ${i + 5}, 0f38804000;",
-            f"cvt.rn.f16x2.f32 h{i}, high, low; abs.f16x2 size, h{i};",
-            "fma.rn.f16x2 a, size, c2, one; fma.rn.f16x2 b, size, c1, three;",
-            "min.f16x2 a, a, b; min.f16x2 a, a, seven;",
-            f"fma.rn.sat.f16x2 c, size, ch, end; sub.rn.f16x2 k{i}, a, c;",
+            f"{mnemonic} h{i}, high, low; abs.f16x2 size, h{i};",
+            f"fma.rn.f16x2 a, size, two, p1; fma.rn.f16x2 b, size, one, p3;",
+            f"min.f16x2 a, a, b; min.f16x2 a, a, p7;",
+            f"fma.rn.sat.f16x2 c, size, half, three; sub.rn.f16x2 k{i}, a, c;",
         ]
     lines += [
-        "mad.lo.u32 a, k3, 16, k2; mad.lo.u32 a, a, 16, k1; mad.lo.u32 a, a, 16, k0; "
-        f"sub.u32 a, a, {0x64006400 * 0x1111 & 0xFFFFFFFF:#x};",
+        "mad.lo.u32 a, k3, 16, k2; mad.lo.u32 a, a, 16, k1; mad.lo.u32 a, a, 16, k0;",
         # bytes of signs: of the even elements, and of the odd ones
         "prmt.b32 even, h0, h2, 0xfbd9; prmt.b32 odd, h1, h3, 0xfbd9;",
         "lop3.b32 even, even, odd, 0x0f0f0f0f, 0xe4; lop3.b32 $0, even, 0x88888888, a, 0xea; }",

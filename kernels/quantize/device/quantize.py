@@ -72,10 +72,10 @@ def load_columns(x, m0, k0, BLOCK: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.c
 
 
 @triton.jit
-def store_values(Q, values, line, first, lines, length, WHOLE: tl.constexpr):
+def store_values(Q, values, line, first, lines, length, ONCE: tl.constexpr, WHOLE: tl.constexpr):
     """Store bytes (SIDE, N) from a line and a byte in it on. `lines`, `length`: of the matrix. A thread stores 16
     neighbouring bytes, which is why it loads 16 numbers of a row."""
-    i, j = tl.arange(0, SIDE)[:, None], tl.arange(0, values.shape[1])[None, :]
+    i, j = tl.arange(0, SIDE)[:, None], tl.max_contiguous(tl.arange(0, values.shape[1]), ONCE)[None, :]
     place = Q + (line.to(tl.int64) * length + first) + (i * length + j)
     if WHOLE:
         tl.store(place, values)
@@ -140,11 +140,11 @@ def mxfp8_tiles(
     how: tl.constexpr = conversions(CONVERT)
     if ROWS:
         found, scales = _mxfp8(load_rows(x, m0, k0, WHOLE, WIDE), MANTISSA, UP, how)
-        store_values(Q + values, found, m0, k0, M, K, WHOLE)
+        store_values(Q + values, found, m0, k0, M, K, 16, WHOLE)
         store_scales(S + b * s_batch, scales, m0, k0 // 32, M, tl.cdiv(K, 32), BLOCKED, WHOLE)
     if COLS:
         found, scales = _mxfp8(load_columns(x, m0, k0, 32, WHOLE, WIDE), MANTISSA, UP, how)
-        store_values(QT + values, found, k0, m0, K, M, WHOLE)
+        store_values(QT + values, found, k0, m0, K, M, 16, WHOLE)
         store_scales(ST + b * st_batch, scales, k0, m0 // 32, K, tl.cdiv(M, 32), BLOCKED, WHOLE)
 
 
@@ -176,14 +176,14 @@ def _nvfp4(x, random, signs, reciprocal, TRANSFORM: tl.constexpr, CONVERT: tl.co
 
 
 @triton.jit
-def _store_words(Q, words, line, first, lines, units, UNIT: tl.constexpr, WHOLE: tl.constexpr):
+def _store_words(Q, words, line, first, lines, units, ONCE: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr):
     """Store e2m1, (SIDE, SIDE / 8) words, from a line and a number in it on. A line of the matrix has `units` elements
     of UNIT numbers each: words of 8, or bytes of 2 where words do not fill it."""
     if UNIT == 8:
-        store_values(Q.to(tl.pointer_type(tl.uint32), bitcast=True), words, line, first // 8, lines, units, WHOLE)
+        store_values(Q.to(tl.pointer_type(tl.uint32), bitcast=True), words, line, first // 8, lines, units, ONCE, WHOLE)
     else:
         found = (words[:, :, None] >> (tl.arange(0, 4) * 8).to(tl.uint32)[None, None, :]).to(tl.uint8)
-        store_values(Q, tl.reshape(found, (SIDE, SIDE // 2)), line, first // 2, lines, units, WHOLE)
+        store_values(Q, tl.reshape(found, (SIDE, SIDE // 2)), line, first // 2, lines, units, 4 * ONCE, WHOLE)
 
 
 @plain_kernel(num_warps=8, enable_fp_fusion=False)
@@ -210,14 +210,14 @@ def nvfp4_tiles(
             random = load_rows(r, m0, k0, WHOLE, WIDE)
         tile = load_rows(x, m0, k0, WHOLE, WIDE)
         found, scales = _nvfp4(tile, random, signs, reciprocal, TRANSFORM, how)
-        _store_words(Q + values, found, m0, k0, M, row_units, ROW_UNIT, WHOLE)
+        _store_words(Q + values, found, m0, k0, M, row_units, 2, ROW_UNIT, WHOLE)
         store_scales(S + b * s_batch, scales, m0, k0 // 16, M, tl.cdiv(K, 16), BLOCKED, WHOLE)
     if COLS:
         if STOCHASTIC:
             random = load_columns(r, m0, k0, 16, WHOLE, WIDE)
         tile = load_columns(x, m0, k0, 16, WHOLE, WIDE)
         found, scales = _nvfp4(tile, random, signs, reciprocal, TRANSFORM, how)
-        _store_words(QT + b * K * (M // 2), found, k0, m0, K, column_units, COLUMN_UNIT, WHOLE)
+        _store_words(QT + b * K * (M // 2), found, k0, m0, K, column_units, 4, COLUMN_UNIT, WHOLE)
         store_scales(ST + b * st_batch, scales, k0, m0 // 16, K, tl.cdiv(M, 16), BLOCKED, WHOLE)
 
 
