@@ -51,7 +51,8 @@ def narrow4_word_asm(mnemonic: str) -> str:
     return f"{{ .reg .b8 b0, b1, b2, b3; {steps} mov.b32 $0, {{b0, b1, b2, b3}}; }}"
 
 
-# What is added to 1024 in the halves of each pair: 4 bits apart, the float16 bits of all eight sum up to no bit of a word.
+# Added to 1024 in the halves of each pair, so that the float16 bits of all eight, summed 4 bits apart, leave a word
+# zero.
 _OFFSETS = ((0, 85), (0, 0), (92, 85), (0, 0))
 
 
@@ -81,14 +82,11 @@ def halves4_word_asm(mnemonic: str) -> str:
             *(f"mov.b32 p{n}, {offset + 0x10001 * n:#x};" for n in (1, 3, 7)),
             f"mul.rn.f32 low, ${i + 1}, 0f38804000; mul.rn.f32 high, ${i + 5}, 0f38804000;",
             f"{mnemonic} h{i}, high, low; abs.f16x2 size, h{i};",
-            f"fma.rn.f16x2 a, size, two, p1; fma.rn.f16x2 b, size, one, p3;",
-            f"min.f16x2 a, a, b; min.f16x2 a, a, p7;",
+            "fma.rn.f16x2 a, size, two, p1; fma.rn.f16x2 b, size, one, p3;",
+            "min.f16x2 a, a, b; min.f16x2 a, a, p7;",
             f"fma.rn.sat.f16x2 c, size, half, three; sub.rn.f16x2 k{i}, a, c;",
         ]
-    lines += [
-        "mad.lo.u32 a, k3, 16, k2; mad.lo.u32 a, a, 16, k1; mad.lo.u32 a, a, 16, k0;",
-        _SIGNS,
-    ]
+    lines += ["mad.lo.u32 a, k3, 16, k2; mad.lo.u32 a, a, 16, k1; mad.lo.u32 a, a, 16, k0;", _SIGNS]
     return " ".join(lines)
 
 
