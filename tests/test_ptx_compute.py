@@ -160,6 +160,9 @@ def convert_kernel(X, Y, SM: tl.constexpr, ALL: tl.constexpr):
     )
     y += convert.to_tf32(x) + convert.bf16_to_f32(convert.to_bf16(x))
     y += ptx_bits.funnel_shift_left(i.to(tl.uint32), i.to(tl.uint32), 3).to(tl.float32)
+    r = i.to(tl.uint32)
+    y += convert.to_e2m1x8_by_halves((x, y, x, y, x, y, x, y)).to(tl.float32)
+    y += convert.to_e2m1x8_stochastic_by_halves((x, y, x, y, x, y, x, y), (r, r, r, r)).to(tl.float32)
     if SM >= 90:
         y += convert.to_tf32(x, "rn") + convert.to_tf32(x, "rz", relu=True)
         h = convert.e4m3_to_f16(convert.to_e4m3(x)) + convert.e4m3_to_f16(

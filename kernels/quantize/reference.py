@@ -77,7 +77,9 @@ def _mxfp8(x: Tensor, dtype: torch.dtype, scaling: str) -> Quantised:
     amax = blocks.abs().amax(-1).double()
     limit = LARGEST[dtype]
     # a power of two from 2**-127 on: of amax / limit or, for "floor", of amax / 2**(exponent of the limit)
-    fraction, exponent = torch.frexp(amax / (limit if scaling == "up" else limit / 1.75))
+    # a tensor divides exactly: on a GPU, torch multiplies by the inverse of a number
+    divisor = torch.full_like(amax, limit if scaling == "up" else limit / 1.75)
+    fraction, exponent = torch.frexp(amax / divisor)
     exponent = exponent - 1 + (fraction > 0.5) if scaling == "up" else exponent - 1
     exponent = torch.where(amax == 0, -127, exponent.clamp(-127, 127))
     exponent = torch.where(amax.isinf(), 127, exponent)
@@ -189,7 +191,7 @@ def nvfp4_tensor_scale_torch(x: Tensor, *, axes: str = "rows", hadamard: Tensor 
     if x.numel() == 0:
         return torch.full((), smallest, device=x.device)
     amax = torch.stack([_transformed(side, hadamard).abs().amax() for side in wanted]).amax()
-    return (amax / 2688).clamp(min=smallest)
+    return (amax.double() / 2688).float().clamp(min=smallest)
 
 
 def dequantize_nvfp4(

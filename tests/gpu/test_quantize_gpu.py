@@ -48,35 +48,32 @@ def conversions(request, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "shape, dtype, axes, scaling, layout",
-    crossed(SHAPES, [E4M3, E5M2], AXES, ["up", "floor"], ["blocked", "plain"]),
+    "kind, shape, dtype, axes, scaling, layout",
+    crossed([BF16, FP16, FP32], SHAPES, [E4M3, E5M2], AXES, ["up", "floor"], ["blocked", "plain"]),
     ids=str,
 )
-def test_mxfp8(monkeypatch, shape, dtype, axes, scaling, layout):
+def test_mxfp8(monkeypatch, kind, shape, dtype, axes, scaling, layout):
     poisoned(monkeypatch)
-    for kind in (BF16, FP16, FP32):
-        check_mxfp8(quantize_mxfp8, spread(shape, kind), dtype=dtype, axes=axes, scaling=scaling, layout=layout)
+    check_mxfp8(quantize_mxfp8, spread(shape, kind), dtype=dtype, axes=axes, scaling=scaling, layout=layout)
 
 
 @pytest.mark.parametrize(
-    "shape, axes, layout, stochastic, transformed",
-    crossed(SHAPES, AXES, ["blocked", "plain"], [False, True], [None, torch.int8, BF16]),
+    "kind, shape, axes, layout, stochastic, transformed",
+    crossed([BF16, FP32, FP16], SHAPES, AXES, ["blocked", "plain"], [False, True], [None, torch.int8, BF16]),
     ids=str,
 )
-def test_nvfp4(monkeypatch, shape, axes, layout, stochastic, transformed):
+def test_nvfp4(monkeypatch, kind, shape, axes, layout, stochastic, transformed):
     poisoned(monkeypatch)
-    shape = tuple(n + n % 2 for n in shape)
-    for kind in (BF16, FP16, FP32):
-        x = spread(shape, kind)
-        given = dict(axes=axes, layout=layout)
-        if stochastic:
-            given["random_bits"] = random_bits(x)
-        if transformed:
-            given["hadamard"] = signs(transformed)
-        check_nvfp4(quantize_nvfp4, x, None, **given)
+    x = spread(tuple(n + n % 2 for n in shape), kind)
+    given = dict(axes=axes, layout=layout)
+    if stochastic:
+        given["random_bits"] = random_bits(x)
+    if transformed:
+        given["hadamard"] = signs(transformed)
+    check_nvfp4(quantize_nvfp4, x, None, **given)
 
 
-@pytest.mark.parametrize("kind", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("kind", [BF16, slow(FP32)], ids=str)
 def test_mxfp8_of_any_bits(conversions, kind):
     """Denormal numbers, infinities and NaN; every bf16."""
     x = any_bits((130, 160), kind)
@@ -88,7 +85,7 @@ def test_mxfp8_of_any_bits(conversions, kind):
     check_mxfp8(quantize_mxfp8, x, axes="both")
 
 
-@pytest.mark.parametrize("kind", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("kind", [BF16, slow(FP32)], ids=str)
 @pytest.mark.parametrize("stochastic", [False, True])
 def test_nvfp4_of_any_bits(conversions, kind, stochastic):
     x = any_bits((130, 160), kind)
@@ -219,7 +216,7 @@ def test_the_hadamard_transform_is_one():
     "view",
     [
         lambda x: x.mT,
-        lambda x: x[1:, 3:131],
+        slow(lambda x: x[1:, 3:131]),
         slow(lambda x: x[:, ::2]),
         slow(lambda x: x[::3].mT),
         slow(lambda x: x[:1].expand(36, 288)),
@@ -258,7 +255,7 @@ def test_scales_in_blocks():
     assert_same_bits(plain_scales(blocked, 300, 7), plain)
 
 
-@pytest.mark.parametrize("kind", [BF16, FP16, FP32], ids=str)
+@pytest.mark.parametrize("kind", [BF16, slow(FP16), slow(FP32)], ids=str)
 def test_the_tensor_scale(kind):
     many = on_gpu_or_simulated((5000, 4100), (400, 300))
     for shape in ((1, 1), (3, 130, 70), many):

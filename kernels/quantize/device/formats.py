@@ -11,8 +11,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonkittens.inline_ptx.bits import funnel_shift_left
-from tritonkittens.inline_ptx.convert import bf16_to_f32, to_e2m1x8, to_e4m3, to_e5m2
+from tritonkittens.inline_ptx.convert import (
+    bf16_to_f32,
+    to_e2m1x8,
+    to_e2m1x8_by_halves,
+    to_e2m1x8_stochastic_by_halves,
+    to_e4m3,
+    to_e5m2,
+)
 from tritonkittens.inline_ptx.math import rcp
 from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
@@ -46,10 +52,19 @@ def _larger(a, b):
 
 
 @triton.jit
+def _smaller(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def amax(x, CONVERT: tl.constexpr):
     """Bits of the largest magnitude along the last of three axes, as int32: of a positive NaN if there is one."""
     x = to_fp32(x, CONVERT) if CONVERT == "arithmetic" else x  # 16-bit instructions take two numbers
-    return tl.reduce(tl.abs(x), 2, _larger).to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    if x.dtype == tl.float32:
+        largest = tl.reduce(tl.abs(x), 2, _larger)
+    else:  # there, abs is an instruction of its own
+        largest = _larger(tl.reduce(x, 2, _larger), -tl.reduce(x, 2, _smaller))
+    return largest.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
@@ -155,12 +170,10 @@ def _eight(x):
 
 
 @triton.jit
-def _append(word, y, code, CONVERT: tl.constexpr):
+def _append(word, y, code):
     """`word`, shifted by four bits, and e2m1 with the sign of y and the low three bits of `code`, whose next bits are
     zero. Their high bits leave the word, or stay in its high byte."""
-    bits = y.to(tl.uint32, bitcast=True)
-    word = ((word << 1) | (bits >> 31)) if CONVERT == "arithmetic" else funnel_shift_left(word, bits, 1)
-    return (word << 3) + code.to(tl.uint32, bitcast=True)
+    return (((word << 1) | (y.to(tl.uint32, bitcast=True) >> 31)) << 3) + code.to(tl.uint32, bitcast=True)
 
 
 @triton.jit
@@ -168,13 +181,17 @@ def to_e2m1_words(y, random, CONVERT: tl.constexpr):
     """e2m1 of fp32, (n, words, 8), as words of uint32, the first number in the lowest four bits. `random`: a byte for
     each number, which rounds it, or None: nearest even."""
     ys = _eight(y)
-    if CONVERT == "fp4" and random is None:
-        word = to_e2m1x8(ys)
-    else:
+    if CONVERT == "arithmetic":
         codes = _eight(_e2m1(y) if random is None else _e2m1_stochastic(y, random))
         word = tl.zeros(ys[0].shape, tl.uint32)
         for i in tl.static_range(8):
-            word = _append(word, ys[7 - i], codes[7 - i], CONVERT)
+            word = _append(word, ys[7 - i], codes[7 - i])
         if random is None:
             word -= 0xFB000000  # what the high bits of `_e2m1` left: 0x4B000000 of the last two
+    elif random is not None:
+        r = _eight(random.to(tl.uint32))
+        pairs = (r[0] | r[4] << 16, r[1] | r[5] << 16, r[2] | r[6] << 16, r[3] | r[7] << 16)
+        word = to_e2m1x8_stochastic_by_halves(ys, pairs)
+    else:
+        word = to_e2m1x8(ys) if CONVERT == "fp4" else to_e2m1x8_by_halves(ys)
     return word

@@ -1,8 +1,9 @@
 """The kernels of the quantisers.
 
 A program quantises a tile of SIDE rows and SIDE columns along its rows, its columns or both. It loads the tile once for
-each, the second time from L1. For rows, a thread has 16 columns of a row. For columns, it has 32 rows of two columns,
-so that a block's maximum and the packing of its values stay in a thread's registers, and values are stored transposed.
+each, the second time from L1. For rows, a thread has 16 columns of a row. For columns, it has a block of rows of two or
+four columns, so that a block's maximum and the packing of its values stay in a thread's registers, and values are
+stored transposed.
 """
 
 from __future__ import annotations
@@ -23,21 +24,25 @@ from tritonkittens.kernels.quantize.device.formats import (
 from tritonkittens.launch import plain_kernel
 
 SIDE = tl.constexpr(128)  # of a tile: as many lines as a block of scales has
-COLUMNS = tl.constexpr(2)  # neighbouring columns of a thread that has blocks of columns
+NUMBERS = tl.constexpr(64)  # of a thread
 
 
 # ---------------------------------------------------------------- tiles
 
 
 @triton.jit
-def _load(x, m0, k0, m, k, WHOLE: tl.constexpr):
+def _load(x, m0, k0, m, k, i, RIGHT: tl.constexpr, WHOLE: tl.constexpr):
     """The numbers of x in rows m0 + m and columns k0 + k, zero beyond the edges. `x`: base, strides and extents of a
-    matrix."""
+    matrix. `i`, numbers that are the same in all threads, is added to k if RIGHT, otherwise to m: a 64-bit
+    multiply-add for each address."""
     place = x.base + (m0.to(tl.int64) * x.stride_m + k0.to(tl.int64) * x.stride_k) + (m * x.stride_m + k * x.stride_k)
+    place += i.to(tl.int64) * tl.cast(x.stride_k if RIGHT else x.stride_m, tl.int64)
     if WHOLE:
         return tl.load(place)
+    elif RIGHT:
+        return tl.load(place, mask=(m0 + m < x.M) & (k0 + k + i < x.K), other=0)
     else:
-        return tl.load(place, mask=(m0 + m < x.M) & (k0 + k < x.K), other=0)
+        return tl.load(place, mask=(m0 + m + i < x.M) & (k0 + k < x.K), other=0)
 
 
 @triton.jit
@@ -51,26 +56,26 @@ def load_rows(x, m0, k0, WHOLE: tl.constexpr, WIDE: tl.constexpr):
     """The tile of x from row m0 and column k0, (SIDE rows, SIDE / 16, 16 columns)."""
     # The first axis is in a thread's registers: 16 columns in several loads of 16 bytes.
     ONCE: tl.constexpr = 128 // x.base.dtype.element_ty.primitive_bitwidth
-    i, m = _range(16 // ONCE, WIDE)[:, None, None, None], _range(SIDE, WIDE)[None, :, None, None]
+    i, m = tl.arange(0, 16 // ONCE)[:, None, None, None], _range(SIDE, WIDE)[None, :, None, None]
     b, j = _range(SIDE // 16, WIDE)[None, None, :, None], _range(ONCE, WIDE)[None, None, None, :]
-    found = _load(x, m0, k0, m, b * 16 + i * ONCE + j, WHOLE)
+    found = _load(x, m0, k0, m, b * 16 + j, i * ONCE, True, WHOLE)
     return tl.reshape(tl.permute(found, (1, 2, 0, 3)), (SIDE, SIDE // 16, 16))
 
 
 @triton.jit
-def load_columns(x, m0, k0, WHOLE: tl.constexpr, WIDE: tl.constexpr):
-    """As `load_rows`, transposed: (SIDE columns, SIDE / 32, 32 rows)."""
-    # The first axis is in a thread's registers: 32 rows of the columns that it loads at once.
-    i, b = _range(32, WIDE)[:, None, None], _range(SIDE // 32, WIDE)[None, :, None]
-    k = tl.max_contiguous(_range(SIDE, WIDE), COLUMNS)[None, None, :]
-    return tl.permute(_load(x, m0, k0, b * 32 + i, k, WHOLE), (2, 1, 0))
+def load_columns(x, m0, k0, BLOCK: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr):
+    """As `load_rows`, transposed: (SIDE columns, SIDE / BLOCK, BLOCK rows)."""
+    # The first axis is in a thread's registers: a block of rows of the columns that it loads at once.
+    i, b = tl.arange(0, BLOCK)[:, None, None], _range(SIDE // BLOCK, WIDE)[None, :, None]
+    k = tl.max_contiguous(_range(SIDE, WIDE), NUMBERS // BLOCK)[None, None, :]
+    return tl.permute(_load(x, m0, k0, b * BLOCK, k, i, False, WHOLE), (2, 1, 0))
 
 
 @triton.jit
-def store_values(Q, values, line, first, lines, length, WHOLE: tl.constexpr):
+def store_values(Q, values, line, first, lines, length, ONCE: tl.constexpr, WHOLE: tl.constexpr):
     """Store bytes (SIDE, N) from a line and a byte in it on. `lines`, `length`: of the matrix. A thread stores 16
     neighbouring bytes, which is why it loads 16 numbers of a row."""
-    i, j = tl.arange(0, SIDE)[:, None], tl.arange(0, values.shape[1])[None, :]
+    i, j = tl.arange(0, SIDE)[:, None], tl.max_contiguous(tl.arange(0, values.shape[1]), ONCE)[None, :]
     place = Q + (line.to(tl.int64) * length + first) + (i * length + j)
     if WHOLE:
         tl.store(place, values)
@@ -135,11 +140,11 @@ def mxfp8_tiles(
     how: tl.constexpr = conversions(CONVERT)
     if ROWS:
         found, scales = _mxfp8(load_rows(x, m0, k0, WHOLE, WIDE), MANTISSA, UP, how)
-        store_values(Q + values, found, m0, k0, M, K, WHOLE)
+        store_values(Q + values, found, m0, k0, M, K, 16, WHOLE)
         store_scales(S + b * s_batch, scales, m0, k0 // 32, M, tl.cdiv(K, 32), BLOCKED, WHOLE)
     if COLS:
-        found, scales = _mxfp8(load_columns(x, m0, k0, WHOLE, WIDE), MANTISSA, UP, how)
-        store_values(QT + values, found, k0, m0, K, M, WHOLE)
+        found, scales = _mxfp8(load_columns(x, m0, k0, 32, WHOLE, WIDE), MANTISSA, UP, how)
+        store_values(QT + values, found, k0, m0, K, M, 16, WHOLE)
         store_scales(ST + b * st_batch, scales, k0, m0 // 32, K, tl.cdiv(M, 32), BLOCKED, WHOLE)
 
 
@@ -171,14 +176,14 @@ def _nvfp4(x, random, signs, reciprocal, TRANSFORM: tl.constexpr, CONVERT: tl.co
 
 
 @triton.jit
-def _store_words(Q, words, line, first, lines, units, UNIT: tl.constexpr, WHOLE: tl.constexpr):
+def _store_words(Q, words, line, first, lines, units, ONCE: tl.constexpr, UNIT: tl.constexpr, WHOLE: tl.constexpr):
     """Store e2m1, (SIDE, SIDE / 8) words, from a line and a number in it on. A line of the matrix has `units` elements
     of UNIT numbers each: words of 8, or bytes of 2 where words do not fill it."""
     if UNIT == 8:
-        store_values(Q.to(tl.pointer_type(tl.uint32), bitcast=True), words, line, first // 8, lines, units, WHOLE)
+        store_values(Q.to(tl.pointer_type(tl.uint32), bitcast=True), words, line, first // 8, lines, units, ONCE, WHOLE)
     else:
         found = (words[:, :, None] >> (tl.arange(0, 4) * 8).to(tl.uint32)[None, None, :]).to(tl.uint8)
-        store_values(Q, tl.reshape(found, (SIDE, SIDE // 2)), line, first // 2, lines, units, WHOLE)
+        store_values(Q, tl.reshape(found, (SIDE, SIDE // 2)), line, first // 2, lines, units, 4 * ONCE, WHOLE)
 
 
 @plain_kernel(num_warps=8, enable_fp_fusion=False)
@@ -205,14 +210,14 @@ def nvfp4_tiles(
             random = load_rows(r, m0, k0, WHOLE, WIDE)
         tile = load_rows(x, m0, k0, WHOLE, WIDE)
         found, scales = _nvfp4(tile, random, signs, reciprocal, TRANSFORM, how)
-        _store_words(Q + values, found, m0, k0, M, row_units, ROW_UNIT, WHOLE)
+        _store_words(Q + values, found, m0, k0, M, row_units, 2, ROW_UNIT, WHOLE)
         store_scales(S + b * s_batch, scales, m0, k0 // 16, M, tl.cdiv(K, 16), BLOCKED, WHOLE)
     if COLS:
         if STOCHASTIC:
-            random = load_columns(r, m0, k0, WHOLE, WIDE)
-        tile = load_columns(x, m0, k0, WHOLE, WIDE)
+            random = load_columns(r, m0, k0, 16, WHOLE, WIDE)
+        tile = load_columns(x, m0, k0, 16, WHOLE, WIDE)
         found, scales = _nvfp4(tile, random, signs, reciprocal, TRANSFORM, how)
-        _store_words(QT + b * K * (M // 2), found, k0, m0, K, column_units, COLUMN_UNIT, WHOLE)
+        _store_words(QT + b * K * (M // 2), found, k0, m0, K, column_units, 4, COLUMN_UNIT, WHOLE)
         store_scales(ST + b * st_batch, scales, k0, m0 // 16, K, tl.cdiv(M, 16), BLOCKED, WHOLE)
 
 
@@ -237,7 +242,7 @@ def tile_amax(
         tile = load_rows(x, m0, k0, WHOLE, WIDE)
         largest = tl.max(amax(hadamard(tile, signs, how) if TRANSFORM else tile, how))
     if COLS and TRANSFORM:
-        tile = load_columns(x, m0, k0, WHOLE, WIDE)
+        tile = load_columns(x, m0, k0, 16, WHOLE, WIDE)
         largest = tl.maximum(largest, tl.max(amax(hadamard(tile, signs, how), how)))
     place = (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + tl.program_id(0)
     tl.store(P + place, largest)
