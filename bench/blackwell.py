@@ -19,8 +19,12 @@ import triton
 import tritonkittens.lang as tk
 from bench.harness import RESULTS
 from tritonkittens import sim
+from tritonkittens.arch import GPUS
 from tritonkittens.inspect import _sass, _tools
+from tritonkittens.kernels.attention import attention
 from tritonkittens.kernels.gemm.device.gemm import Gemm
+from tritonkittens.launch import Device
+from tritonkittens.launch.recorder import recorded
 from tritonkittens.sim.timeline import Timeline
 
 ARCH = "sm_100a"
@@ -43,7 +47,20 @@ def gemm(**knobs: Any) -> bytes:
     return cubin
 
 
-KERNELS: dict[str, Callable[[], bytes]] = {"gemm": gemm, "gemm, CTA pairs": lambda: gemm(cluster=2)}
+def attention_forward(dim: int) -> bytes:
+    """The cubin of the attention forward without a mask."""
+    q, k, v = (torch.empty(1, 16, 4096, dim, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    (launch,) = recorded(lambda: attention(q, k, v), Device.of_gpu(GPUS["B200"]))
+    cubin: bytes = launch.compile(ARCH).asm["cubin"]
+    return cubin
+
+
+KERNELS: dict[str, Callable[[], bytes]] = {
+    "gemm": gemm,
+    "gemm, CTA pairs": lambda: gemm(cluster=2),
+    "attention forward, D 128": lambda: attention_forward(128),
+    "attention forward, D 64": lambda: attention_forward(64),
+}
 
 
 def loops(cubin: bytes) -> Iterator[dict[str, int]]:
