@@ -54,12 +54,13 @@ def quantize_mxfp8(
         axes: "rows" for blocks along K, "cols" for blocks along M, "both" for both in one pass. Values of columns are
             transposed, (…, K, M), as a product along M reads them.
         scaling: "up" for the least scale with which no value saturates (as PTX `cvt.rp.satfinite.ue8m0x2` of the
-            largest magnitude / 448, TransformerEngine, torchao's RCEIL). "floor" for OCP's, with which a value may.
+            largest magnitude of a block / the largest value of `dtype`, TransformerEngine, torchao's RCEIL). "floor"
+            for OCP's, with which a value may.
         layout: of the scales. "blocked" as tcgen05 and `torch._scaled_mm` read them, padded by zeros to 128 lines and 4
             scales. "plain" for (…, M, ⌈K/32⌉).
 
     Returns `Mxfp8(values, scales)`, for "both" a pair of them. Blocked scales are (…, ⌈M/128⌉, ⌈K/128⌉, 32, 16): scale
-    j of line i of a block is at [i mod 32, 4 · (i div 32) + j].
+    j of line i of 128 lines × 4 scales is at [i mod 32, 4 · (i div 32) + j]. A line is a row, or for "cols" a column.
 
     Values are rounded to nearest even. A block of zeros has scale 2**-127. A block with an infinity has scale 2**127,
     and its infinities become the largest value. A block with NaN has scale NaN (0xFF) and NaN values. No gradient.

@@ -219,14 +219,14 @@ def tensor_allocator(t: Trace, spec: Traced, stages: Traced = None, pair: Traced
     Args:
         spec: a `tt` type.
         stages: the stages of a ring, a compile-time integer; None for one tile.
-        pair: the accumulator of products of a CTA pair (`cluster_size=` at launch, an even number): 128 rows in each of
-            the two. All tensor memory of a kernel is of pairs, or none.
+        pair: the tile is an accumulator of a CTA pair, 128 rows in each CTA. Launch with an even `cluster_size`. Either
+            all tensor memory of a kernel is of pairs, or none.
 
     Returns:
         A tile. `ring[stage]` is one stage of a ring; the stage may be an int32 scalar.
 
     Raises:
-        TileError: for another type or chip, or with the itemised bill beyond 512 columns.
+        TileError: for another type or chip, or for more than 512 columns; the error lists all allocations.
 
     Source: PTX ISA, tcgen05.alloc.
     """

@@ -130,12 +130,13 @@ def _commit(t: Trace, sem: semaphore, ctas: Traced) -> None:
 
 @op
 def mma_commit(t: Trace, sem: Traced, ctas: Traced = None) -> None:
-    """Make a semaphore receive one arrival when all products into tensor memory that this role has issued so far are
-    complete. The role does not wait.
+    """Arrive once at a semaphore when all products into tensor memory that this role has issued so far are complete.
+    The role does not wait.
 
     Args:
         sem: one semaphore.
-        ctas: a 16-bit mask of CTAs of the cluster, whose semaphores at the same place receive the arrival instead.
+        ctas: the CTAs of the cluster whose semaphores at the same place receive the arrival, a bit for each rank; None
+            for this CTA. Of a pair, the CTA of even rank issues products and commits.
 
     Raises:
         TileError: for anything but one semaphore; ArchitectureError for a chip without tensor memory.

@@ -1,8 +1,8 @@
 """Cluster launch control (Blackwell): the hardware hands out the tasks of CTAs that have not started.
 
-A launch has a CTA (cluster) for each task. A running one asks for the number of one that has not started, which then
-never starts, and computes its task. The producer asks, and broadcasts the number to the other roles as with `Dynamic`.
-In a cluster the CTA of rank 0 asks, and the answer arrives in all.
+A launch has a CTA (cluster) for each task. A running CTA cancels one that has not started, and computes its task. The
+producer asks for the cancelled CTA's number, and broadcasts it to the other roles as with `Dynamic`. In a cluster the
+CTA of rank 0 asks, and the answer arrives in all.
 Source: PTX ISA, clusterlaunchcontrol; CUTLASS, "Blackwell Cluster Launch Control".
 """
 
@@ -27,11 +27,11 @@ from tritonkittens.lang.types.tiles import sv
 
 @dataclass(frozen=True)
 class ClusterLaunchControl(Schedule):
-    """A CTA (cluster) for every task, of which as many run as fit; each takes over tasks of those that have not
-    started. On sm_100a and sm_103a.
+    """A CTA (cluster) for every task, of which as many run as fit. A running CTA cancels one that has not started, and
+    computes its task. On sm_100a and sm_103a. The template needs method `tasks`.
 
     It fits tasks of unequal length, and GPUs that other kernels share: tasks go to the CTAs that are free. A task's
-    epilogue overlaps with the next task's loads. The CTA and the time of a task change from run to run.
+    epilogue overlaps with the next task's loads. Which CTA computes a task, and when, varies between runs.
     """
 
     dynamic: ClassVar[bool] = True

@@ -14,8 +14,8 @@ def pair_parts(plan: layout) -> dict[str, tuple[str, TileType]]:
     """For each input tile of a layout, what a CTA of a pair has of it: ("own", the tile), or ("rows" or "cols", half of
     the tile) where the CTAs load it together. Empty where they cannot be a pair.
 
-    The products have as many columns as the accumulators. They are that axis of a shared tile, B, whose other axis is
-    the depth: where both have the same extent, which is which is not known here.
+    The products have as many columns, N, as the accumulators. B is the shared tile with one axis of N. If B is square,
+    the function cannot tell N from K, and the CTAs are no pair.
     """
     sums = [tile for _, tile in plan.accumulators]
     cols = {tile.cols for tile in sums}

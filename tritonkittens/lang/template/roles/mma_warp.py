@@ -1,7 +1,8 @@
 """The MMA role, on chips with tensor memory: one warp that runs the hooks which multiply into the accumulators.
 
-It waits for pipeline stages and issues the products of all consumers of a task; their completion releases the stages,
-and at the end of a task hands the accumulators to the consumers, which finish the task while this warp is in the next.
+It waits for pipeline stages and issues the products of all consumers of a task. When products complete, they release
+their stage. When the last products of a task complete, its consumers may read the accumulators, and finish the task
+while this warp is in the next.
 Source: PTX ISA, tcgen05.commit; CUTLASS, `sm100_gemm_tma_warpspecialized`.
 """
 
@@ -85,8 +86,8 @@ def _release_stage(t: Trace, memory: Traced, slot: Traced, T: Traced) -> Traced:
 
 
 @op
-def _pass_sums(t: Trace, memory: Traced, slot: Traced, T: Traced) -> Traced:
-    """Hand the accumulators to the consumers, of both CTAs of a pair, once all products are complete."""
+def _commit_accumulators(t: Trace, memory: Traced, slot: Traced, T: Traced) -> Traced:
+    """Signal the consumers, of both CTAs of a pair, when all products into the accumulators are complete."""
     full = t.call(memory.accumulator_pipeline.full.__getitem__, slot)
     t.call(mma_commit, full, 0b11 if unwrap(T).pairs(t.arch) else None)
 
@@ -151,7 +152,7 @@ def _multiply(contexts, memory, states, slot, phases, tile, T: tl.constexpr):
 
 
 @triton.jit
-def _acquire_sums(memory, turn, T: tl.constexpr):
+def _acquire_accumulators(memory, turn, T: tl.constexpr):
     """Wait until the consumers have read what the accumulators of task number `turn` held. Returns their slot."""
     sums, parity = slot_of_task(turn, facts(T).accumulators)
     wait(memory.accumulator_pipeline.empty[sums], parity ^ 1)
@@ -171,7 +172,7 @@ def _multiply_all(ctx, A, memory, T: tl.constexpr):
     index, tile = first_tile(ctx, A, memory, T)
     while tile.is_valid:
         contexts = _contexts(extended(ctx, tile), memory, turn)
-        sums = _acquire_sums(memory, turn, T)
+        sums = _acquire_accumulators(memory, turn, T)
         _await_task_tiles(contexts, memory, turn)
         states = _begin_all(contexts)
         if PIPELINED:
@@ -179,18 +180,19 @@ def _multiply_all(ctx, A, memory, T: tl.constexpr):
         else:
             slot, phases = _multiply(contexts, memory, states, slot, phases, tile, T)
         _release_task_tiles(contexts, memory, PIPELINED)
-        _pass_sums(memory, sums, T)
+        _commit_accumulators(memory, sums, T)
         index, tile = following_tile(ctx, A, memory, index, tile, turn, T)
         turn += 1
     if PAIRS:  # no CTA ends while the consumers of the other still arrive at its barriers
         for _ in tl.static_range(SLOTS):
-            _acquire_sums(memory, turn, T)
+            _acquire_accumulators(memory, turn, T)
             turn += 1
 
 
 @triton.jit
 def _follow(ctx, A, memory, T: tl.constexpr):
-    """Receive the tasks of a CTA whose products the other of its pair issues: its producer waits for all roles."""
+    """Walk over the tasks of the odd CTA of a pair, which issues no products: its producer waits until every role has
+    received a task."""
     turn = 0
     index, tile = first_tile(ctx, A, memory, T)
     while tile.is_valid:
