@@ -48,9 +48,7 @@ class BlockScaledGemm(Gemm):
         tensors = list(plan.globals)
         first = 3 + bool(self.epilogue.residual)  # A, B, C and the residual are in front
         return replace(
-            plan,
-            globals=dict((*tensors[:first], *scales.items(), *tensors[first:])),
-            input=dict(plan.input) | scales,
+            plan, globals=dict((*tensors[:first], *scales.items(), *tensors[first:])), input=dict(plan.input) | scales
         )
 
     @property

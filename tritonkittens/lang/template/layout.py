@@ -104,8 +104,8 @@ class layout:
             tensors.append((name, tuple(tile for _, tile in _named("globals", [(name, t) for t in tiles], MOVED))))
         self._set("globals", tuple(tensors))
         for name in TILES:
-            kinds = MOVED if name in ("input", "lagged") else (st, sv)
-            tiles = _named(name, getattr(self, name), kinds)
+            held = MOVED if name in ("input", "lagged") else (st, sv)
+            tiles = _named(name, getattr(self, name), held)
             if taken := [n for n, _ in tiles if n in RESERVED]:
                 raise TileError(f"layout({name}={{{taken[0]!r}: …}}): the name is taken by {RESERVED[taken[0]]}")
             self._set(name, tiles)
