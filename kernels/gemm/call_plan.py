@@ -52,7 +52,6 @@ from tritonkittens.kernels.gemm.device.unaligned import Unaligned, oriented, tak
 from tritonkittens.kernels.gemm.device.unaligned_tiles import Tiles, chosen
 from tritonkittens.kernels.gemm.epilogue import Applied, Function, names_of, steps_of
 from tritonkittens.kernels.gemm.microscaling import FP4, as_bytes, as_tiles, name_of_scales
-from tritonkittens.kernels.gemm.microscaling import check_chip as check_block_scaling
 from tritonkittens.kernels.gemm.reference import BLOCK, checked_activation, epilogue
 from tritonkittens.kernels.gemm.templates import template_of
 from tritonkittens.launch import capability, device_facts, l2_bytes, multiprocessor_count
@@ -183,8 +182,6 @@ def _plan(
         return functools.partial(_of_nothing, dtype=dtype, activation=activation)
     if config is None and accumulate == "fp32" and takes(a, b, operands[2], dtype, out):
         return unaligned_plan(a, b, operands, activation, dtype, places, out)
-    if "micro" in places.values():
-        check_block_scaling(a.device)
     product = CallPlan(a, b, operands, activation, dtype, places, config, accumulate)
     return product.straight(a, b, operands, out) or product
 
@@ -526,7 +523,7 @@ class CallPlan:
             if self.places[name] == "block":
                 out.append(as_addressable(x.T))
             elif self.places[name] == "micro":
-                out.append(as_tiles(x, a if name == "scale_a" else b.mT, self.batched))
+                out.append(as_tiles(x, a if name == "scale_a" else b.mT, self.batch))
             elif self.places[name] == "tile":
                 tile = self._like_result(x)
                 out.append(tile.mT if config.swap_ab else tile)

@@ -13,7 +13,7 @@ from tritonkittens.kernels.gemm.microscaling import FP4, SCALES, are_microscaled
 from tritonkittens.kernels.gemm.reference import BLOCK, checked_activation
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-OPERANDS = (torch.bfloat16, torch.float16, *FP8, FP4)
+OPERANDS = (torch.bfloat16, torch.float16, *FP8)  # and FP4, with scales
 RESULTS = (torch.bfloat16, torch.float16, torch.float32, *FP8)
 VECTORS = (torch.bfloat16, torch.float16, torch.float32)
 Operands = tuple[Tensor | None, ...]  # bias, gate, residual, scale_a, scale_b, and those of a user's function
@@ -78,7 +78,7 @@ def check(
     bias, gate, residual, scale_a, scale_b = operands[:5]
     check_kinds(a, b, operands, out)
     for name, x in (("a", a), ("b", b)):
-        check_tensor("gemm", name, x, OPERANDS, "a", a)
+        check_tensor("gemm", name, x, (*OPERANDS, FP4), "a", a)
     if a.dtype != b.dtype and not (a.dtype in FP8 and b.dtype in FP8):
         raise TypeError(f"gemm: a has dtype {a.dtype}, b {b.dtype}; they must be equal (fp8 kinds may mix)")
     shape, dtype = result_shape(a, b), result_dtype(a, out_dtype)

@@ -43,14 +43,15 @@ def blocks_of(x: Tensor, scale: Tensor) -> tuple[int, ...]:
 
 
 def check_scales(a: Tensor, b: Tensor, scale_a: Tensor | None, scale_b: Tensor | None) -> None:
-    """Raise TypeError or ValueError for scales that do not fit the operands a (…, M, K) and b (…, K, N)."""
+    """Raise TypeError or ValueError for scales that do not fit the operands a (…, M, K) and b (…, K, N),
+    `ArchitectureError` for a device without block-scaled products."""
     if scale_a is None or scale_b is None or scale_a.dtype != scale_b.dtype:
         have = [None if s is None else s.dtype for s in (scale_a, scale_b)]
         raise TypeError(
             f"gemm: scale_a is {have[0]}, scale_b is {have[1]}; scales of blocks along K come together, both "
             f"{' or both '.join(map(str, SCALES))}"
         )
-    if (a.dtype == FP4, scale_a.dtype) not in NUMBERS:
+    if a.dtype not in (E4M3, E5M2, FP4) or (a.dtype == FP4, scale_a.dtype) not in NUMBERS:
         raise TypeError(
             f"gemm: a has dtype {a.dtype}, scale_a {scale_a.dtype}; scales of {E4M3} are for {FP4} (NVFP4), those of "
             f"{E8M0} for {E4M3}, {E5M2} (MXFP8) and {FP4} (MXFP4)"
@@ -63,21 +64,27 @@ def check_scales(a: Tensor, b: Tensor, scale_a: Tensor | None, scale_b: Tensor |
                 f"gemm: {name} is {tuple(scale.shape)} with strides {scale.stride()}; it must be contiguous, in blocks "
                 f"of {LINES}×{ACROSS} scales: {known[0]} for {tuple(x.shape)} with K last, or flat, {known[-1]}"
             )
+    _check_chip(a.device)
 
 
-def check_chip(device: torch.device) -> None:
-    """Raise `ArchitectureError` for a device without block-scaled products."""
+def _check_chip(device: torch.device) -> None:
     major, minor = capability(device.index if device.type == "cuda" else None)
     require_feature(
         f"gemm with scales of {' or '.join(map(str, SCALES))} (tcgen05, block_scale)", "tcgen05", 10 * major + minor
     )
 
 
-def as_tiles(scale: Tensor, x: Tensor, batched: bool) -> Tensor:
-    """The scales of an operand (…, lines, K) as kernels read them, a view: (batch, blocks of lines, blocks of K, 2,
-    256), without the batch where there is none."""
-    *batch, down, across = blocks_of(x, scale)
-    return scale.view(*((math.prod(batch),) if batched else ()), down, across, *BLOCK_SHAPES[1])
+def as_tiles(scale: Tensor, x: Tensor, batch: tuple[int, ...]) -> Tensor:
+    """The scales of an operand (…, lines, K) as kernels read them: (1 or B, blocks of lines, blocks of K, 2, 256) of a
+    product with leading dimensions, without the first for a single one. A copy only where some of several of them are
+    broadcast."""
+    *own, down, across = blocks_of(x, scale)
+    tiles = scale.view(torch.uint8).view(*own, down, across, *BLOCK_SHAPES[1])
+    if batch and math.prod(own) == 1:
+        tiles = tiles.reshape(1, *tiles.shape[-4:])
+    elif batch:
+        tiles = tiles.expand(*batch, *tiles.shape[-4:]).reshape(-1, *tiles.shape[-4:])
+    return tiles.view(scale.dtype)
 
 
 def plain_scales(scale: Tensor, x: Tensor) -> Tensor:

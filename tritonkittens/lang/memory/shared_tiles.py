@@ -470,6 +470,8 @@ def load_shared(t: Trace, src: shared, layout: str, like: Traced, fenced: bool =
     bill().reads_shared += not fenced
     if src.stages is not None:
         raise TileError(f"load of a ring of {src.spec!r}: take a slot first, ring[slot]")
+    if isinstance(src.spec, scale_tile):
+        raise TileError(f"load of {src.spec!r}: only products read scales")
     if src.together:
         raise TileError(f"load of {src.spec!r}: a contiguous tile is filled by TMA and read by products only")
     if like is not None and axes_of(like) != src.axes:
