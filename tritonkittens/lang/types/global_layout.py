@@ -79,9 +79,7 @@ def map_specs(tiles: tuple[st | sv, ...], rank: int, fill: str, ragged: bool = F
                 )
             specs[TensorMapSpec((1,) * (rank - len(tile.shape)) + tile.shape, 0, fill)] = None
         else:
-            raise TileError(
-                f"gl(…, {tile!r}): a global layout moves shared tiles and vectors (st, sv, scale_tile)"
-            )
+            raise TileError(f"gl(…, {tile!r}): a global layout moves shared tiles and vectors (st, sv, scale_tile)")
     return tuple(specs)
 
 
