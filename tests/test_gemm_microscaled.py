@@ -1,6 +1,7 @@
 """`gemm` of operands whose scales the tensor cores apply: MXFP8, MXFP4 and NVFP4."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -63,6 +64,12 @@ def test_formats_of_8_bits_may_mix():
 def test_batches(of_a, of_b):
     a, b = operand("mxfp8", 70, 160, of_a), operand("mxfp8", 150, 160, of_b)
     assert_product(product(a, b), a, b)
+
+
+@pytest.mark.parametrize(("cluster", "tile_n"), [(2, 256), slow(4, 128)])
+def test_clusters_load_b_together(cluster, tile_n):
+    a, b = operand("nvfp4", 300, 416), operand("nvfp4", 300, 416)
+    assert_product(product(a, b, replace(WIDE, tile_n=tile_n, cluster=cluster)), a, b)
 
 
 @pytest.mark.parametrize(

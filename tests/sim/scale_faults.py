@@ -129,9 +129,8 @@ def copied_scales(A, B, SA, SB, C, BUG: gl.constexpr):
     tcgen05_mma_scaled(a, b.permute((1, 0)), acc, scales_a, scales_b, "e4m3", "e4m3", use_acc=False)
     tcgen05_commit(done)
     if BUG == "scales_overwritten":
-        scales_a.store(
-            gl.full([128, 4], 0, SA.dtype.element_ty, scales_a.get_reg_layout())
-        )  # reports: scales_overwritten
+        zeros = gl.full([128, 4], 0, SA.dtype.element_ty, scales_a.get_reg_layout())
+        scales_a.store(zeros)  # reports: scales_overwritten
     if BUG == "scales_in_shared_overwritten":
         R: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0])
         memory_b.store(gl.full([128, 4], 0, SA.dtype.element_ty, R))  # reports: scales_in_shared_overwritten

@@ -36,13 +36,13 @@ class BlockScaledGemm(Gemm):
     b_stored_nk: bool = True
 
     def layout(self) -> tk.layout:
-        """A tile of A has the rows of one product, and B is no tile of the whole cluster."""
+        """A tile of A has the rows of one product. CTAs of a cluster load B together; each has all scales of its own."""
         plain = self.a_stored_km or not self.b_stored_nk or self.c_stored_nm
-        if plain or (self.tile_m, self.team, self.cluster) != (ROWS, 1, 1) or self.tile_n % ROWS:
+        if plain or (self.tile_m, self.team) != (ROWS, 1) or self.tile_n % ROWS:
             raise tk.TileError(
-                f"BlockScaledGemm(tile_m={self.tile_m}, tile_n={self.tile_n}, consumers={self.consumers}, "
-                f"cluster={self.cluster}): block scales need tile_m={ROWS}, tile_n that is a multiple of {ROWS}, one "
-                "consumer a task, no cluster, and K contiguous in both operands"
+                f"BlockScaledGemm(tile_m={self.tile_m}, tile_n={self.tile_n}, consumers={self.consumers}): block "
+                f"scales need tile_m={ROWS}, tile_n that is a multiple of {ROWS}, one consumer a task, and K "
+                "contiguous in both operands"
             )
         plan, scales = super().layout(), self.scale_tiles
         tensors = list(plan.globals)
