@@ -1,5 +1,7 @@
 """Block-scaled products: tiles of scales, the products that read them, alone and in templates."""
 
+import re
+
 import pytest
 import torch
 import triton
@@ -236,6 +238,41 @@ def test_the_main_loop_is_copies_of_scales_products_and_waits(kind, copies, arch
     assert set(loop.counts) <= {"SYNCS", "UTCBAR", "UTCCP"} and loop.roles == ("mma_warp",)
     assert report.spill_instructions == 0 and "HMMA" not in report.mma and f"kind::{name}" in ptx
     assert ptx.count("tcgen05.cp.cta_group::1.warpx4.32x128b") % copies == 0
+
+
+# of a descriptor: sparsity, reserved bits, negations, transpositions, and the K of fp4, 64
+ZERO = sum(1 << bit for bit in (0, 1, 2, 3, 6, 13, 14, 15, 16, 24, 25, 26, 31))
+
+
+def described(ptx):
+    """(A and B by their types, N, M, whether scales are ue8m0, scale ids of A and B) of each product, from the bits of
+    its descriptor: PTX ISA, tables "Instruction descriptor format for .kind::mxf8f6f4" and "… for .kind::mxf4 and …".
+    """
+    constants = dict(re.findall(r"mov\.b32 \t(%r\d+), (-?\d+);", ptx))
+    found = []
+    for register in re.findall(r"block_scale\S* \[[^\]]*\], %rd\d+, %rd\d+, (%r\d+),", ptx):
+        bits = int(constants[register]) & 0xFFFFFFFF
+        assert bits & ZERO == 0
+        types = bits >> 7 & 7, bits >> 10 & 7
+        n, m, ue8m0 = (bits >> 17 & 63) << 3, (bits >> 27 & 3) << 7, bits >> 23 & 1
+        found.append((types, n, m, ue8m0, (bits >> 29 & 3, bits >> 4 & 3)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "types", "ue8m0", "ids"),
+    [
+        ("mxfp8", (0, 0), 1, (0, 1, 2, 3)),  # a scale for K of 32
+        slow("mxfp8 e5m2", (1, 1), 1, (0, 1, 2, 3)),
+        slow("mxfp4", (1, 1), 1, (0, 2, 0, 2)),  # two for K of 64
+        ("nvfp4", (1, 1), 0, (0, 0, 0, 0)),  # four, all of a column
+    ],
+)
+def test_the_descriptors_of_the_instruction(kind, types, ue8m0, ids):
+    """Four steps of K read the scales of one copied block, or of a block each."""
+    a, b = operand(kind, 128, 256), operand(kind, 256, 256)
+    ptx = product.compile(*arguments(a, b, types_of(kind, 256)), arch="sm_100a").asm["ptx"]
+    assert described(ptx) == [(types, 256, 128, ue8m0, (i, i)) for i in ids]
 
 
 # ---------------------------------------------------------------- wrong use
