@@ -71,6 +71,11 @@ class Chip:
         return self.capability >= 89
 
     @property
+    def e2m1(self) -> bool:
+        """Conversions of the 4-bit float e2m1, and of the scales e8m0."""
+        return self.capability in (100, 103, 120)
+
+    @property
     def shared_per_multiprocessor(self) -> int:
         """Bytes of shared memory of an SM, including the system's share."""
         return self.shared_per_block + SHARED_RESERVED
@@ -139,9 +144,11 @@ def names_of_chips_with(feature: str) -> str:
 def require_feature(what: str, feature: str, capability: int) -> None:
     """Raise `ArchitectureError` where the chip of a compute capability lacks a feature (a field of `Chip`) that `what`
     needs."""
-    if not getattr(chip_of(capability), feature):
+    chip = chip_of(capability)
+    if not getattr(chip, feature):
+        instead = "" if chip.tma else ". Kernels of register tiles (@triton.jit with tk operations) run on every GPU"
         raise ArchitectureError(
-            f"{what} needs {names_of_chips_with(feature)}; this kernel is compiled for sm_{capability}"
+            f"{what} needs {names_of_chips_with(feature)}; this kernel is compiled for sm_{capability}{instead}"
         )
 
 

@@ -24,7 +24,7 @@ import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -139,6 +139,16 @@ class Cost:
 FREE = Cost(0.0)
 
 
+class Duration(NamedTuple):
+    """Cycles of an asynchronous operation: those that it occupies its unit, and those after them until it completes."""
+
+    cycles: float = 0.0
+    latency: float = 0.0
+
+
+AT_ONCE, CLC_DURATION = Duration(), Duration(0.0, 700.0)
+
+
 class Unit:
     """A unit that roles share, first come first served. It keeps its busy intervals. Work fills free time in pieces,
     as warps interleave.
@@ -176,9 +186,9 @@ class Unit:
         return finish
 
 
-def tma_cycles(nbytes: int, arch: int) -> float:
+def tma_duration(nbytes: int, arch: int) -> Duration:
     """Cycles of a TMA copy on a chip, by its compute capability."""
-    return nbytes / chip_of(arch).l2_bytes
+    return Duration(nbytes / chip_of(arch).l2_bytes, TMA_LATENCY)
 
 
 def global_cycles(nbytes: int) -> float:

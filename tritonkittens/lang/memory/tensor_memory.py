@@ -86,7 +86,7 @@ class tensor_tile(base_value):
 
     def _with(self, **changes: Any) -> tensor_tile:
         """Return a copy with some attributes changed."""
-        kept = dict(
+        kept: dict[str, Any] = dict(
             spec=self.spec,
             pieces=self.pieces,
             stages=self.stages,

@@ -405,6 +405,31 @@ class sv(TileType):
 
 
 @dataclass(frozen=True, repr=False)
+class by_rows(TileType):
+    """For `tk.gl`: TMA moves single rows of the shared tile type `tile`, selected by number (`load_rows_async`)."""
+
+    tile: st
+
+    def __repr__(self) -> str:
+        return f"by_rows({self.tile!r})"
+
+    def check(self) -> None:
+        if not isinstance(self.tile, st):
+            raise TileError(f"by_rows({self.tile!r}): takes a shared tile type (st)")
+
+    @property
+    def dtype(self) -> tl.dtype:
+        return self.tile.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.tile.shape
+
+
+TENSOR_ROWS = (64, 128)  # of a tile of tensor memory
+
+
+@dataclass(frozen=True, repr=False)
 class tt(TileType):
     """Tensor-memory tile (Blackwell) of 64 or 128 rows, which are lanes, and `cols` columns.
 
@@ -423,7 +448,7 @@ class tt(TileType):
 
     def check(self) -> None:
         _element_type(self, self.dtype)
-        if self.rows not in (64, 128):
+        if self.rows not in TENSOR_ROWS:
             raise TileError(f"{self!r}: {self.rows} rows; tensor memory holds tiles of 64 or 128 rows (lanes)")
         _positive_multiple(f"{self!r}: cols", self.cols, 16, "a tensor-memory tile covers whole 16-column pieces")
         if self.columns > TENSOR_COLUMNS:
