@@ -17,6 +17,7 @@ from tritonkittens.kernels.gemm.candidates import candidates, fits
 from tritonkittens.kernels.gemm.choice import family
 from tritonkittens.kernels.gemm.device.block_scaled import BlockScaledGemm
 from tritonkittens.kernels.gemm.microscaling import plain_scales
+from tritonkittens.kernels.quantize import dequantize_mxfp8, dequantize_nvfp4, quantize_mxfp8, quantize_nvfp4
 from tritonkittens.lang import ArchitectureError, TileError
 
 SMALL = Config(tile_m=128, tile_n=128, consumers=1, stages=2)
@@ -164,6 +165,21 @@ def test_many_interleavings_are_clean_and_agree(config, schedules):
     found = sim.explore(lambda: gemm(a.values, b.values.T, **given), schedules=schedules, arch="sm_100a")
     assert not found.findings, found
     assert_product(out, a, b)
+
+
+def test_what_the_quantisers_give_is_what_gemm_takes():
+    x, w = torch.randn(2, 140, 200).bfloat16(), torch.randn(130, 200).bfloat16()
+    with sim.device("sm_100a"):
+        a, b = quantize_mxfp8(x, dtype=E5M2), quantize_mxfp8(w)
+        got = gemm(a.values, b.values.T, scale_a=a.scales, scale_b=b.scales, out_dtype=torch.float32, config=SMALL)
+        wanted = gemm_torch(a.values, b.values.T, scale_a=a.scales, scale_b=b.scales)
+        c, d = quantize_nvfp4(x), quantize_nvfp4(w)
+        scale = c.tensor_scale * d.tensor_scale
+        near = gemm(c.values, d.values.T, scale_a=c.scales, scale_b=d.scales, gate=scale, config=SMALL)
+    exact = dequantize_mxfp8(*a, dtype=torch.float64) @ dequantize_mxfp8(*b, dtype=torch.float64).T
+    assert torch.equal(wanted, exact) and (got.double() - exact).norm() < 1e-3 * exact.norm()
+    exact = dequantize_nvfp4(*c, dtype=torch.float64) @ dequantize_nvfp4(*d, dtype=torch.float64).T
+    assert (near.double() - exact).norm() < 4e-3 * exact.norm()
 
 
 # ---------------------------------------------------------------- as torch sees it
