@@ -19,9 +19,13 @@ import triton
 import tritonkittens.lang as tk
 from bench.harness import RESULTS
 from tritonkittens import sim
+from tritonkittens.arch import GPUS
 from tritonkittens.inspect import _sass, _tools
+from tritonkittens.kernels.attention import attention
 from tritonkittens.kernels.gemm.device.block_scaled import BlockScaledGemm
 from tritonkittens.kernels.gemm.device.gemm import Gemm
+from tritonkittens.launch import Device
+from tritonkittens.launch.recorder import recorded
 from tritonkittens.sim.timeline import Timeline
 
 ARCH = "sm_100a"
@@ -54,11 +58,21 @@ def block_scaled(dtype: torch.dtype, scales: torch.dtype, numbers: int, **knobs:
     return cubin
 
 
+def attention_forward(dim: int) -> bytes:
+    """The cubin of the attention forward without a mask."""
+    q, k, v = (torch.empty(1, 16, 4096, dim, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    (launch,) = recorded(lambda: attention(q, k, v), Device.of_gpu(GPUS["B200"]))
+    cubin: bytes = launch.compile(ARCH).asm["cubin"]
+    return cubin
+
+
 KERNELS: dict[str, Callable[[], bytes]] = {
     "gemm": gemm,
     "gemm, CTA pairs": lambda: gemm(cluster=2),
     "gemm, MXFP8": lambda: block_scaled(torch.float8_e4m3fn, torch.float8_e8m0fnu, 32),
     "gemm, NVFP4": lambda: block_scaled(torch.float4_e2m1fn_x2, torch.float8_e4m3fn, 16, tile_n=256, epilogue_n=64),
+    "attention forward, D 128": lambda: attention_forward(128),
+    "attention forward, D 64": lambda: attention_forward(64),
 }
 
 

@@ -66,6 +66,11 @@ class Chip:
         return self.capability >= 90
 
     @property
+    def f32x2(self) -> bool:
+        """Arithmetic on two fp32 numbers an instruction: every chip from sm_100 on."""
+        return self.capability >= 100
+
+    @property
     def e4m3(self) -> bool:
         """Conversions of the 8-bit float e4m3: every chip from sm_89 on."""
         return self.capability >= 89

@@ -189,7 +189,7 @@ def nvfp4_tensor_scale_torch(x: Tensor, *, axes: str = "rows", hadamard: Tensor 
     wanted = [x.mT if transposed else x for side, transposed in zip(sides(axes), (False, True), strict=True) if side]
     smallest = torch.finfo(torch.float32).tiny
     if x.numel() == 0:
-        return torch.full((), smallest, device=x.device)
+        return torch.full((), smallest, dtype=torch.float32, device=x.device)
     amax = torch.stack([_transformed(side, hadamard).abs().amax() for side in wanted]).amax()
     return (amax.double() / 2688).float().clamp(min=smallest)
 

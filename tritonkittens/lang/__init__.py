@@ -34,7 +34,7 @@ from tritonkittens.lang.memory.shared_tiles import (
     subtile,
     subvector,
 )
-from tritonkittens.lang.memory.tensor_memory import load_max, tensor_allocator
+from tritonkittens.lang.memory.tensor_memory import load_max, reinterpret, tensor_allocator
 from tritonkittens.lang.memory.tma import (
     fence_async,
     load_async,
@@ -275,8 +275,9 @@ __all__ = [
     "opaque_zero", "Order", "Persistent", "pin", "pipeline", "pipeline_state", "pointer_to", "pos_infty", "prefetch",
     "print",
     "prod", "producer_acquire", "producer_commit", "producer_registers", "reciprocal", "reduce_acquire",
-    "reduce_commit", "reduce_wait", "ReduceStoreWarp", "release", "relu", "rescale_row", "right_fill", "row_argmax",
-    "row_argmin", "row_cumsum", "row_max", "row_mean", "row_min", "row_norm", "row_prod", "row_sum",
+    "reduce_commit", "reduce_wait", "ReduceStoreWarp", "reinterpret", "release", "relu", "rescale_row",
+    "right_fill", "row_argmax", "row_argmin", "row_cumsum", "row_max", "row_mean", "row_min", "row_norm", "row_prod",
+    "row_sum",
     "row_sum_by_quad", "row_topk", "row_vec", "RowMajor", "rsqrt", "rt", "rv", "scale_tile", "scatter_rows", "Schedule",
     "scheduling_barrier", "semaphores", "sequence", "shape", "sigmoid", "silu", "sin", "sliding_window",
     "softmax_step", "specialize", "split_cols", "SplitK", "SplitRest", "SplitTail", "SplitTask", "sqrt", "st",
