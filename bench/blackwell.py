@@ -22,6 +22,7 @@ from tritonkittens import sim
 from tritonkittens.arch import GPUS
 from tritonkittens.inspect import _sass, _tools
 from tritonkittens.kernels.attention import attention
+from tritonkittens.kernels.gemm.device.block_scaled import BlockScaledGemm
 from tritonkittens.kernels.gemm.device.gemm import Gemm
 from tritonkittens.launch import Device
 from tritonkittens.launch.recorder import recorded
@@ -47,6 +48,16 @@ def gemm(**knobs: Any) -> bytes:
     return cubin
 
 
+def block_scaled(dtype: torch.dtype, scales: torch.dtype, numbers: int, **knobs: Any) -> bytes:
+    """The cubin of a GEMM of 4096 with a scale for so many numbers of K."""
+    k = 4096 // (2 if dtype == torch.float4_e2m1fn_x2 else 1)
+    x, c = (torch.empty(4096, n, dtype=t, device="meta") for n, t in ((k, dtype), (4096, torch.bfloat16)))
+    s = torch.empty(32, 1024 // numbers, 2, 256, dtype=scales, device="meta")
+    template = BlockScaledGemm(dtype=tk.from_torch(dtype), scale_dtype=tk.from_torch(scales), **knobs)
+    cubin: bytes = template.compile(x, x, c, s, s, arch=ARCH).asm["cubin"]
+    return cubin
+
+
 def attention_forward(dim: int) -> bytes:
     """The cubin of the attention forward without a mask."""
     q, k, v = (torch.empty(1, 16, 4096, dim, dtype=torch.bfloat16, device="meta") for _ in range(3))
@@ -58,6 +69,8 @@ def attention_forward(dim: int) -> bytes:
 KERNELS: dict[str, Callable[[], bytes]] = {
     "gemm": gemm,
     "gemm, CTA pairs": lambda: gemm(cluster=2),
+    "gemm, MXFP8": lambda: block_scaled(torch.float8_e4m3fn, torch.float8_e8m0fnu, 32),
+    "gemm, NVFP4": lambda: block_scaled(torch.float4_e2m1fn_x2, torch.float8_e4m3fn, 16, tile_n=256, epilogue_n=64),
     "attention forward, D 128": lambda: attention_forward(128),
     "attention forward, D 64": lambda: attention_forward(64),
 }

@@ -102,6 +102,7 @@ def _gemm(
     rank = len(shape)
     # a shard of columns or of K may begin inside a block that shares a scale
     has_blocks = scale_b is not None and scale_b.ndim == 2 and tuple(scale_b.shape) not in ((1, 1), (1, shape[-1]))
+    micro = scale_b is not None and scale_b.dtype != torch.float32  # in blocks of their own order
 
     def dims(x: Any) -> Dims | None:
         return None if x is None else _aligned(x.shape, shape)
@@ -113,13 +114,13 @@ def _gemm(
         None,
         dims(gate),
         dims(residual),
-        None if scale_a is None else _aligned(scale_a.shape[:1], shape[:-1]),
-        () if has_blocks else dims(scale_b),
+        None if scale_a is None else () if micro else _aligned(scale_a.shape[:1], shape[:-1]),
+        () if has_blocks or micro else dims(scale_b),
     ]
     shared: list[tuple[object, ...]] = [(i,) for i in range(rank - has_blocks) if shape[i] > 1]
     if activation is None and not has_blocks and (out_dtype is None or out_dtype.itemsize > 1):
         shared.append(("k",))
-    return _shardings(operands, [range(rank)], shared, added=(2, 5))
+    return _shardings(operands, [range(rank)], () if micro else shared, added=(2, 5))
 
 
 def _attention(name: str) -> Callable[..., list[Sharding]]:

@@ -283,7 +283,7 @@ AT_A_ROW = (
 WHOLE = "takes a shared tile whose extents are powers of two, and no view at constant indices"
 TILES = {
     "stages": "allocate(st(bf16, 64, 64), stages=0): a ring has at least one stage",
-    "register type": "allocate(rt(bf16, 64, 64)): shared memory holds st and sv types",
+    "register type": "allocate(rt(bf16, 64, 64)): shared memory holds st, sv and scale_tile types",
     "slot": "slot 2 of a ring of 2 stages",
     "no ring": "st(bf16, 64, 64): this is one tile, not a ring; subtile() makes views",
     "view outside": VIEW.format(32, 64, 2, 0),
@@ -565,8 +565,8 @@ def test_nan_fill_needs_floating_point():
         ),
         (
             lambda: tk.gl(meta(64, 64), tk.rt(tk.bf16, 64, 64)),
-            "gl(…, rt(bf16, 64, 64)): a global layout moves shared tiles and vectors (st, sv), and single rows "
-            "of a matrix (by_rows)",
+            "gl(…, rt(bf16, 64, 64)): a global layout moves shared tiles and vectors (st, sv, scale_tile), and single "
+            "rows of a matrix (by_rows)",
         ),
         (
             lambda: tk.gl(meta(64, 64), fill="one"),

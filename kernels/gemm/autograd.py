@@ -39,6 +39,7 @@ from tritonkittens.kernels.gemm.checks import (
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.device.unaligned import takes
 from tritonkittens.kernels.gemm.epilogue import Epilogue
+from tritonkittens.kernels.gemm.microscaling import FP4
 from tritonkittens.kernels.gemm.reference import activated, activation_gradient, gemm_torch
 
 
@@ -80,9 +81,10 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None) -> None:
     a, b, bias, activation, gate, residual, scale_a, scale_b, out_dtype, config, _ = inputs
-    if a.dtype in FP8 and (a.requires_grad or b.requires_grad):
+    if a.dtype in (*FP8, FP4) and (a.requires_grad or b.requires_grad):
         raise TypeError(
-            f"gemm of {a.dtype} has no gradient: the operands of an 8-bit product are results of a quantisation"
+            f"gemm of {a.dtype} has no gradient: the operands of {'a 4' if a.dtype == FP4 else 'an 8'}-bit product are "
+            "results of a quantisation"
         )
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if scale is not None and scale.requires_grad:
@@ -168,7 +170,7 @@ def _vmap(operator: Any, dims: tuple[int | None, ...], size: int, *args: Any) ->
     products with scales of blocks, are products of their own."""
     a, b, _, _, gate, residual, *scales = args[:8]
     matrices = dims[:2] != (None, None) and all(dim is None for name, dim in enumerate(dims) if name not in (0, 1, 5))
-    blocks = any(scale is not None and scale.ndim == 2 for scale in scales)
+    blocks = any(scale is not None and (scale.ndim == 2 or scale.dtype != torch.float32) for scale in scales)
     if not matrices or blocks or (gate is not None and gate.ndim > 1 and (gate.ndim > 2 or gate.numel() > 1)):
         return vmap_by_loop(operator, dims, size, *args)
     rank = max(x.ndim - (dim is not None) for x, dim in zip((a, b), dims))

@@ -34,8 +34,6 @@ from tritonkittens.kernels._dispatch import (
 from tritonkittens.kernels._tensors import addressable, allocator, padded_empty, remember, signature, storable
 from tritonkittens.kernels.gemm.checks import (
     FP8,
-    OPERANDS,
-    RESULTS,
     Operands,
     check,
     check_accumulation,
@@ -48,14 +46,14 @@ from tritonkittens.kernels.gemm.checks import (
 )
 from tritonkittens.kernels.gemm.choice import family
 from tritonkittens.kernels.gemm.config import UNSPLIT, Config, Problem
-from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
-from tritonkittens.kernels.gemm.device.epilogue import Steps
 from tritonkittens.kernels.gemm.device.gemm import Gemm
 from tritonkittens.kernels.gemm.device.packed import Packed
 from tritonkittens.kernels.gemm.device.unaligned import Unaligned, oriented, takes
 from tritonkittens.kernels.gemm.device.unaligned_tiles import Tiles, chosen
 from tritonkittens.kernels.gemm.epilogue import Applied, Function, names_of, steps_of
+from tritonkittens.kernels.gemm.microscaling import FP4, as_bytes, as_tiles, name_of_scales
 from tritonkittens.kernels.gemm.reference import BLOCK, checked_activation, epilogue
+from tritonkittens.kernels.gemm.templates import template_of
 from tritonkittens.launch import capability, device_facts, l2_bytes, multiprocessor_count
 from tritonkittens.launch.ahead import begin
 from tritonkittens.launch.recorder import recorded
@@ -302,11 +300,11 @@ class CallPlan:
         self.flat = (
             b.ndim == 2
             and a.ndim > 2
-            and not {"tile", "row"} & {p for n, p in places.items() if n != "residual"}
+            and not {"tile", "row", "micro"} & {p for n, p in places.items() if n != "residual"}
             and a.is_contiguous()
         )
         self.batched = bool(self.batch) and not self.flat
-        self.depth_last = a.dtype in FP8
+        self.depth_last = a.dtype in (*FP8, FP4)
         a, b = self._shaped(a, b)
         self.a_order, self.transposes_a, copies_a = _as_stored(a, "mk", self.depth_last)
         self.b_order, self.transposes_b, copies_b = _as_stored(b, "kn", self.depth_last)
@@ -314,13 +312,12 @@ class CallPlan:
         rows, cols = (a.shape[-2], b.shape[-1])
         kinds = set(places.values())
         read = "tile" if "tile" in kinds else "vector" if kinds & {"row", "col"} else ""
-        name = {t: tk.from_torch(t).name for t in (*OPERANDS, *RESULTS)}
-        scales = "block" if "block" in kinds else ""
+        scales = "block" if "block" in kinds else name_of_scales(operands[3]) if "micro" in kinds else ""
         # a user's function is taken to be a short one
         known = read or "vector" if isinstance(activation, Function) else activation or read
         self.problem = Problem(
-            name[a.dtype],
-            name[dtype],
+            tk.from_torch(a.dtype).name,
+            tk.from_torch(dtype).name,
             self.a_order,
             self.b_order,
             known,
@@ -334,7 +331,7 @@ class CallPlan:
         self.numbers: dict[str, Any] = activation.numbers if isinstance(activation, Function) else {}
         index = {name: i for i, name in enumerate(names_of(activation))}
         self.staged = index[self.epilogue.staged.name] if self.epilogue.staged else None
-        blocks = [(index[name], name) for name in ("scale_a", "scale_b") if places.get(name) == "block"]
+        blocks = [(index[name], name) for name in ("scale_a", "scale_b") if places.get(name) in ("block", "micro")]
         self.extras = (*blocks, *((index[x.name], x.name) for x in self.epilogue.operands))  # as kernels take them
         self.accumulate = accumulate
         self.types = dict(dtype=tk.from_torch(a.dtype), b_dtype=tk.from_torch(b.dtype), out_dtype=tk.from_torch(dtype))
@@ -350,6 +347,7 @@ class CallPlan:
 
     def _shaped(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Both as matrices, or as batches of them."""
+        a, b = as_bytes(a), as_bytes(b)
         if self.flat:
             return as_matrix(a), b
         return (_as_batch(a, self.batch), _as_batch(b, self.batch)) if self.batched else (a, b)
@@ -375,11 +373,11 @@ class CallPlan:
 
     def measurement(self, a: Tensor, b: Tensor, operands: Operands) -> Callable[[Config], float]:
         """Return a function that measures the seconds of a configuration with these operands."""
-        residual = self._staged(operands)
+        residual, given = self._staged(operands), (a, b)
         a, b = self._stored(a, b)
         c = self._like_result(padded_empty(self.shape, a, self.dtype))
         return lambda config: seconds(
-            lambda: self._launch(config, a, b, c, residual, self._extras(config, operands)), c.device
+            lambda: self._launch(config, a, b, c, residual, self._extras(config, operands, *given)), c.device
         )
 
     def compile_all(self, a: Tensor, b: Tensor, operands: Operands) -> Callable[[Sequence[Config]], list[Future[Any]]]:
@@ -389,7 +387,8 @@ class CallPlan:
         c = self._like_result(padded_empty(self.shape, a, self.dtype))
 
         def launch(config: Config) -> None:
-            self._launch(config, *self._stored(a, b), c, self._staged(tuple(rest)), self._extras(config, tuple(rest)))
+            extras = self._extras(config, tuple(rest), a, b)
+            self._launch(config, *self._stored(a, b), c, self._staged(tuple(rest)), extras)
 
         def compile_all(configs: Sequence[Config]) -> list[Future[Any]]:
             found: list[Future[Any]] = []
@@ -418,7 +417,7 @@ class CallPlan:
                 *(pair[::-1] if config.swap_ab else pair),
                 c,
                 *self._staged(operands),
-                *self._extras(config, operands),
+                *self._extras(config, operands, a, b),
             )
         except (tk.TileError, ValueError):
             return None
@@ -445,14 +444,14 @@ class CallPlan:
         template = self._templates.get(config)
         if template is None:
             order = config.ordering(self.problem, l2_bytes(device.index if device.type == "cuda" else None))
-            template = self._templates[config] = _template_of(
+            template = self._templates[config] = template_of(
                 config,
                 order,
                 self.a_order,
                 self.b_order,
                 self.batched,
                 self.epilogue,
-                "block" in self.places.values(),
+                self.problem.scales,
                 self.accumulate,
                 self.copies_operands,
                 **self.types,
@@ -473,7 +472,8 @@ class CallPlan:
             return None
         config = self.chosen(a, b, operands)
         others = [*(() if self.staged is None else (self.staged,)), *(i for i, _ in self.extras)]
-        views = [*self._stored(a, b), self._like_result(home), *self._staged(operands), *self._extras(config, operands)]
+        extras = self._extras(config, operands, a, b)
+        views = [*self._stored(a, b), self._like_result(home), *self._staged(operands), *extras]
         given = [a, b, home, *(operands[i] for i in others)]
         if not all(x is not None and begin_alike(x, view) for x, view in zip(given, views, strict=True)):
             return None
@@ -501,9 +501,10 @@ class CallPlan:
             if out is not None and storable(out) and self._is_viewable(out)
             else padded_empty(self.shape, a, self.dtype)
         )
+        extras = self._extras(config, operands, a, b)
         a, b = self._stored(a, b)
         c = self._like_result(home)
-        self._launch(config, a, b, c, self._staged(operands), self._extras(config, operands))
+        self._launch(config, a, b, c, self._staged(operands), extras)
         if out is None:
             return (
                 home
@@ -512,15 +513,17 @@ class CallPlan:
             )
         return out if home is out else copied(home, out)
 
-    def _extras(self, config: Config, operands: Operands) -> list[Tensor]:
-        """The epilogue's operands in the kernel's order: vectors in one dimension, a matrix as the kernel's rows and
-        columns run."""
+    def _extras(self, config: Config, operands: Operands, a: Tensor, b: Tensor) -> list[Tensor]:
+        """The scales of `a` and `b`, and the epilogue's operands, in the kernel's order: vectors in one dimension, a
+        matrix as the kernel's rows and columns run."""
         out: list[Tensor] = []
         for i, name in self.extras:
             x = operands[i]
             assert x is not None
             if self.places[name] == "block":
                 out.append(as_addressable(x.T))
+            elif self.places[name] == "micro":
+                out.append(as_tiles(x, a if name == "scale_a" else b.mT, self.batch))
             elif self.places[name] == "tile":
                 tile = self._like_result(x)
                 out.append(tile.mT if config.swap_ab else tile)
@@ -529,59 +532,3 @@ class CallPlan:
                 in_columns = self.places[name] == ("row" if config.swap_ab else "col")
                 out.append(as_addressable(vector) if in_columns else vector)
         return out
-
-
-@functools.lru_cache(maxsize=4096)
-def _template_of(
-    config: Config,
-    order: tk.Order,
-    a_order: str,
-    b_order: str,
-    batched: bool,
-    epilogue: Steps,
-    blockwise: bool,
-    accumulate: str,
-    launch_pdl: bool,
-    **types: object,
-) -> tk.lcf:
-    """The kernel of a configuration. `launch_pdl`: the knob, for operands that copies before this kernel write."""
-    knobs = dict(
-        tile_m=config.tile_m,
-        tile_n=config.tile_n,
-        consumers=config.consumers,
-        stages=config.stages,
-        blocks_per_sm=config.blocks_per_sm,
-        cluster=config.cluster,
-        order=order,
-        epilogue_n=config.epilogue_n if config.stages_sub_tiles(epilogue.residual) else None,
-        cache_hint="evict_first" if config.streamed else None,
-        launch_pdl=launch_pdl,
-        **types,
-    )
-    if blockwise:
-        plain = config.schedule in UNSPLIT and not (config.swap_ab or config.pingpong)
-        if config.k_of(1) != BLOCK or 2 * BLOCK % config.tile_n or not plain or config.deferred_epilogue:
-            raise ValueError(
-                f"{config}: block scales need tile_k={BLOCK}, tile_n that divides {2 * BLOCK}, swap_ab=False, "
-                "pingpong=False, deferred_epilogue=False and a schedule that splits no tasks"
-            )
-        return BlockwiseGemm(epilogue=epilogue, schedule=config.scheduler(), **knobs)
-    if config.swap_ab:
-        a_order, b_order = ("km" if b_order == "kn" else "mk"), ("nk" if a_order == "mk" else "kn")
-        epilogue = epilogue.transposed()
-        knobs["dtype"], knobs["b_dtype"] = knobs["b_dtype"], knobs["dtype"]
-    itemsize = tk.to_torch(knobs["dtype"]).itemsize
-    return Gemm(
-        a_stored_km=a_order == "km",
-        b_stored_nk=b_order == "nk",
-        c_stored_nm=config.swap_ab,
-        batched=batched,
-        epilogue=epilogue,
-        pingpong=config.pingpong,
-        tile_k=config.k_of(itemsize),
-        schedule=config.scheduler(),
-        deferred_epilogue=epilogue.may_wait
-        and config.defers(epilogue.residual, tk.to_torch(knobs["out_dtype"]).itemsize),
-        accumulate=tk.fp16 if accumulate == "fp16" else tk.fp32,
-        **knobs,
-    )

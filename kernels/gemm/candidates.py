@@ -26,6 +26,12 @@ WIDTHS = tuple(range(64, 257, 16))  # columns of tiles
 SINGLE = tuple(range(32, 257, 16))  # those of tiles of one consumer
 TALL = tuple(range(96, 193, 16))  # those of tiles of three consumers
 TALLEST = tuple(range(112, 209, 16))  # and of two with 128 rows each
+# bytes of K for each scale that tensor cores apply, by the dtypes of operands and scales
+BYTES_PER_SCALE = {
+    **{(dtype, "float8_e8m0fnu"): 32 for dtype in ("fp8e4nv", "fp8e5")},
+    ("uint8", "float8_e8m0fnu"): 16,
+    ("uint8", "float8_e4m3fn"): 8,
+}
 FEW_ROWS = 64  # of A: its columns become those of the tile
 LEAST_PART = 4  # iterations of a part of a task
 SUMMED_COLS = 128  # columns of parts of tasks whose sums a thread adds in registers, one row each
@@ -63,7 +69,9 @@ def _padded(rows: int, cols: int, itemsize: int) -> int:
 def stage_bytes(problem: Problem, config: Config) -> int:
     """Return the bytes of a stage: the tiles of A and B of an iteration."""
     size, tile_k = itemsize_of(problem.dtype), config.k_of(itemsize_of(problem.dtype))
-    return _padded(config.team * config.tile_m, tile_k, size) + _padded(config.tile_n, tile_k, size)
+    rows = config.team * config.tile_m
+    scales = (rows + config.tile_n) * tile_k // BYTES_PER_SCALE.get((problem.dtype, problem.scales), math.inf)
+    return _padded(rows, tile_k, size) + _padded(config.tile_n, tile_k, size) + int(scales)
 
 
 def epilogue_bytes(problem: Problem, config: Config) -> int:
@@ -234,8 +242,10 @@ def candidates(problem: Problem, device: tune.Device) -> tuple[Config, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _candidates(problem: Problem, tensor_memory: bool) -> tuple[Config, ...]:
-    if problem.scales:
+    if problem.scales == "block":
         return tuple(_block_scaled(problem))
+    if problem.scales:
+        return tuple(_microscaled(problem))
     if tensor_memory:
         return tuple(_in_tensor_memory(problem))
     found, kind = [], problem.kind
@@ -275,6 +285,16 @@ def _tensor_memory_tiles(kind: Problem) -> tuple[Config, ...]:
     return tuple(
         c for c in found if _can_store(kind, c) and 2 * stage_bytes(kind, c) + epilogue_bytes(kind, c) <= limit(c)
     )
+
+
+def _microscaled(problem: Problem) -> Iterator[Config]:
+    """Yield the configurations of products whose scales the tensor cores apply: of 128 rows, and whole blocks of scales
+    of columns."""
+    for config in _tensor_memory_tiles(problem.kind):
+        if config.consumers == 1 and config.tile_n % BLOCK == 0 and not config.swap_ab and fits(problem, config):
+            yield config
+            if config.tile_n <= SUMMED_COLS:  # whose parts are summed in registers
+                yield from (c for c in _split(problem, config, 1) if fits(problem, c))
 
 
 def _block_scaled(problem: Problem) -> Iterator[Config]:

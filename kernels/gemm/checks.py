@@ -9,10 +9,11 @@ from tritonkittens.kernels._dispatch import check_tensors, check_written
 from tritonkittens.kernels._tensors import check_tensor
 from tritonkittens.kernels.gemm.config import UNSPLIT, Config
 from tritonkittens.kernels.gemm.epilogue import BUILT_IN, Applied, Function, names_of
+from tritonkittens.kernels.gemm.microscaling import FP4, SCALES, are_microscaled, check_scales
 from tritonkittens.kernels.gemm.reference import BLOCK, checked_activation
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-OPERANDS = (torch.bfloat16, torch.float16, *FP8)
+OPERANDS = (torch.bfloat16, torch.float16, *FP8)  # and FP4, with scales
 RESULTS = (torch.bfloat16, torch.float16, torch.float32, *FP8)
 VECTORS = (torch.bfloat16, torch.float16, torch.float32)
 Operands = tuple[Tensor | None, ...]  # bias, gate, residual, scale_a, scale_b, and those of a user's function
@@ -44,8 +45,8 @@ def check_accumulation(a: Tensor, accumulate: str, config: Config | None) -> Non
 
 
 def result_dtype(a: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype of the result: `out_dtype`, or by default that of `a`, and bf16 for fp8."""
-    return out_dtype if out_dtype is not None else torch.bfloat16 if a.dtype in FP8 else a.dtype
+    """The dtype of the result: `out_dtype`, or by default that of `a`, and bf16 for fp8 and fp4."""
+    return out_dtype if out_dtype is not None else torch.bfloat16 if a.dtype in (*FP8, FP4) else a.dtype
 
 
 def is_empty(a: Tensor, b: Tensor) -> bool:
@@ -77,7 +78,7 @@ def check(
     bias, gate, residual, scale_a, scale_b = operands[:5]
     check_kinds(a, b, operands, out)
     for name, x in (("a", a), ("b", b)):
-        check_tensor("gemm", name, x, OPERANDS, "a", a)
+        check_tensor("gemm", name, x, (*OPERANDS, FP4), "a", a)
     if a.dtype != b.dtype and not (a.dtype in FP8 and b.dtype in FP8):
         raise TypeError(f"gemm: a has dtype {a.dtype}, b {b.dtype}; they must be equal (fp8 kinds may mix)")
     shape, dtype = result_shape(a, b), result_dtype(a, out_dtype)
@@ -90,8 +91,8 @@ def check(
     for name, x, kinds in (
         ("bias", bias, VECTORS),
         ("gate", gate, VECTORS),
-        ("scale_a", scale_a, (torch.float32,)),
-        ("scale_b", scale_b, (torch.float32,)),
+        ("scale_a", scale_a, (torch.float32, *SCALES)),
+        ("scale_b", scale_b, (torch.float32, *SCALES)),
         ("residual", residual, (dtype,)),
         ("out", out, (dtype,)),
     ):
@@ -102,16 +103,23 @@ def check(
                     f"gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}, {name} is {tuple(x.shape)}; it must be "
                     f"{shape}"
                 )
+    if are_microscaled(scale_a, scale_b):
+        check_scales(a, b, scale_a, scale_b)
+    elif a.dtype == FP4:
+        raise TypeError(f"gemm: a has dtype {FP4}; its scale_a and scale_b must be {' or '.join(map(str, SCALES))}")
     if out is not None:
         check_written("gemm", out)
 
 
 def places_of(a: Tensor, b: Tensor, operands: Operands, names: tuple[str, ...] = BUILT_IN) -> dict[str, str]:
     """Where the values of each epilogue operand, of these names, lie in C: "scalar", "row", "col", "tile", or "block"
-    for block scales."""
+    for block scales, or "micro" for those that the tensor cores apply."""
     bias, gate, residual, scale_a, scale_b = operands[:5]
     shape = result_shape(a, b)
     (m, k), n = a.shape[-2:], b.shape[-1]
+    if are_microscaled(scale_a, scale_b):
+        places = places_of(a, b, (bias, gate, residual, None, None, *operands[5:]), names)
+        return places | dict(scale_a="micro", scale_b="micro")
     blocks = -(-k // BLOCK)
     rows, cols = ((m, 1),), ((n,), (1, n))
     allowed: dict[str, tuple[Tensor | None, dict[str, tuple[tuple[int, ...], ...]]]] = {

@@ -30,7 +30,8 @@ class Problem(NamedTuple):
 
     dtype, out: names of element types ("bf16"). a, b: how A and B are stored, "mk" or "km" and "kn" or "nk". epilogue:
     "" for none, "vector" for what is read along rows or columns, "tile" where a matrix is read as well, an activation's
-    name with or without them. scales: "block" for block scales, else "".
+    name with or without them. scales: "block" for block scales, the dtype of those that tensor cores apply, else "".
+    k: of fp4, in bytes.
     """
 
     dtype: str

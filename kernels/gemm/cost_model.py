@@ -239,7 +239,7 @@ def work(problem: Problem, config: Config, device: tune.Device) -> Work:
         tasks=r.tasks,
         results=i.rows * config.result_cols * i.out,
         sub_tiles=r.tasks * i.sub_tiles,
-        hides=float(config.pingpong or crowd > 1.5 or i.defers or _alternates(config, device)),
+        hides=float(config.pingpong or crowd > 1.5 or i.defers or _alternates(problem, config, device)),
         split_tasks=r.split_tasks,
         parts=r.parts,
         partial=i.rows * i.columns * 4,
@@ -247,7 +247,7 @@ def work(problem: Problem, config: Config, device: tune.Device) -> Work:
         long=min(1.0, 2 * area * problem.k / LONG_PRODUCT),
         epilogue=r.tasks * crowd * per_task,
         epilogue_of_task=per_task,
-        scales=r.iterations * crowd * i.rows * i.columns * 4 / 128 if problem.scales else 0.0,
+        scales=r.iterations * crowd * i.rows * i.columns * 4 / 128 if problem.scales == "block" else 0.0,
     )
 
 
@@ -293,6 +293,8 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
     return predict(work(problem, config, device), TENSOR_MEMORY if device.chip.tcgen05 else CONSTANTS, device)
 
 
-def _alternates(config: Config, device: tune.Device) -> bool:
-    """Whether the next task's products go to other tensor memory than the sums that are being stored."""
-    return device.chip.tcgen05 and 2 * config.consumers * config.tile_n * config.blocks_per_sm <= TENSOR_COLUMNS
+def _alternates(problem: Problem, config: Config, device: tune.Device) -> bool:
+    """Whether the next task's products go to other tensor memory than the sums that are being stored. Scales take some
+    of it."""
+    sums = 2 * config.consumers * config.tile_n * config.blocks_per_sm
+    return device.chip.tcgen05 and sums + bool(problem.scales) <= TENSOR_COLUMNS

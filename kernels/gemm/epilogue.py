@@ -140,7 +140,7 @@ def steps_of(
     present = {
         name: x
         for name, x in zip(names_of(applied), operands, strict=True)
-        if x is not None and places[name] != "block"
+        if x is not None and places[name] not in ("block", "micro")
     }
     given = {name: Operand(name, places[name], tk.from_torch(x.dtype).name) for name, x in present.items()}
     staged = None

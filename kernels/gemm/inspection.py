@@ -14,11 +14,13 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._inspection import Inspectable, launches_of
+from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.gemm.checks import FP8
 from tritonkittens.kernels.gemm.config import ORDERS, SCHEDULES, SPLIT, Config
 from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS
 from tritonkittens.kernels.gemm.epilogue import Epilogue
 from tritonkittens.kernels.gemm.interface import gemm
+from tritonkittens.kernels.gemm.microscaling import E8M0, FP4, blocks_of
 from tritonkittens.kernels.gemm.reference import BLOCK
 
 Kind = dict[str, Any]  # arguments of `_product`
@@ -46,6 +48,16 @@ def _scales(kind: str | None, m: int, n: int, k: int) -> tuple[Tensor | None, Te
     if kind is None:
         return None, None
     scale_a, scale_b = (torch.empty(shape, dtype=torch.float32, device="cpu") for shape in shapes[kind])
+    return scale_a, scale_b
+
+
+def _microscales(kind: str | None, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Scales that the tensor cores apply, where `kind` names their dtype."""
+    dtype = {"e8m0": E8M0, "e4m3": E4M3}.get(kind or "")
+    if dtype is None:
+        return None
+    blocks = (blocks_of(x, torch.empty(0, dtype=dtype, device="cpu")) for x in (a, b.mT))
+    scale_a, scale_b = (torch.empty(*n, 32, 16, dtype=dtype, device="cpu") for n in blocks)
     return scale_a, scale_b
 
 
@@ -79,10 +91,10 @@ class Product:
     """A `gemm` of uninitialised operands, and its options.
 
     Args:
-        a, b: the dimensions of the operands as they are stored: "mk" or "km", "kn" or "nk" (fp8: always "nk").
+        a, b: the dimensions of the operands as they are stored: "mk" or "km", "kn" or "nk" (fp8 and fp4: always "nk").
         b_dtype, out_dtype: None: as `dtype`, and a bf16 result for fp8.
         batch: leading dimensions.
-        scales, bias, gate: what they have values for, see `_scales` and `_vector`; None: not given.
+        scales, bias, gate: what they have values for, see `_scales`, `_microscales` and `_vector`; None: not given.
         user: the name of an epilogue in `OF_USERS`.
     """
 
@@ -106,12 +118,14 @@ class Product:
     def __call__(self, config: Config | None) -> Tensor:
         """The result with a configuration, or with the one that `gemm` chooses."""
         m, n, k, batch, dtype = self.m, self.n, self.k, self.batch, self.dtype
-        vectors = torch.bfloat16 if dtype in FP8 else dtype
+        vectors = torch.bfloat16 if dtype in (*FP8, FP4) else dtype
         result = self.out_dtype or vectors
-        scale_a, scale_b = _scales(self.scales, m, n, k)
+        a = _matrix(m, k, self.a, dtype, batch)
+        b = _matrix(k, n, self.b if dtype in HALF_TYPES else "nk", self.b_dtype or dtype, batch)
+        scale_a, scale_b = _microscales(self.scales, a, b) or _scales(self.scales, m, n, k)
         return gemm(
-            _matrix(m, k, self.a, dtype, batch),
-            _matrix(k, n, "nk" if dtype in FP8 else self.b, self.b_dtype or dtype, batch),
+            a,
+            b,
             bias=_vector(self.bias, m, n, vectors),
             gate=_vector(self.gate, m, n, vectors, batch),
             residual=torch.empty(*batch, m, n, dtype=result, device="cpu") if self.residual else None,
@@ -195,6 +209,15 @@ DTYPES: dict[str, Kind] = {
     "fp8_block_scales_epilogue_n_bias_silu": dict(tile_n=256, bias="col", activation="silu", **SUBTILES, **BY_BLOCK),
     "fp8_block_scales_residual": dict(tile_n=128, residual=True, **BY_BLOCK),
 }
+ONE_PRODUCT: Kind = dict(tile_m=128, consumers=1)
+MICROSCALED: dict[str, Kind] = {
+    "mxfp8": dict(dtype=E4M3, scales="e8m0", tile_n=128, **ONE_PRODUCT),
+    "mxfp8_mixed_bias_silu": dict(
+        dtype=E5M2, b_dtype=E4M3, scales="e8m0", bias="col", activation="silu", **SUBTILES, **ONE_PRODUCT
+    ),
+    "mxfp4": dict(dtype=FP4, k=SIDE // 2, scales="e8m0", tile_n=128, **ONE_PRODUCT),
+    "nvfp4": dict(dtype=FP4, k=SIDE // 2, scales="e4m3", **SUBTILES, **ONE_PRODUCT),
+}
 FINISHED: dict[str, Kind] = {
     **EPILOGUES,
     "epilogue_n_bias_silu_gate_residual": dict(bias="col", activation="silu", gate="col", residual=True, **SUBTILES),
@@ -240,10 +263,11 @@ PACKED: dict[str, Kind] = {
 COPIED: Kind = dict(m=3000, n=5001, k=2001, chosen=True)
 
 
-def _named(table: dict[str, Kind], prefix: str = "gemm", **options: Any) -> dict[str, Inspectable]:
+def _named(table: dict[str, Kind], prefix: str = "gemm", gpu: str = "H200", **options: Any) -> dict[str, Inspectable]:
     found: dict[str, Inspectable] = {}
     for name, kind in table.items():
-        found |= launches_of(functools.partial(_product, **options | kind), "_".join(filter(None, (prefix, name))))
+        call = functools.partial(_product, **options | kind)
+        found |= launches_of(call, "_".join(filter(None, (prefix, name))), gpu=gpu)
     return found
 
 
@@ -258,6 +282,7 @@ def _packed() -> dict[str, Inspectable]:
 
 inspectable: dict[str, Inspectable] = {
     **_named(TILES | DTYPES | FINISHED | USERS),
+    **_named(MICROSCALED, gpu="B200"),
     **_named(UNALIGNED, "gemm_unaligned", n=4095, k=4097, chosen=True),
     **_packed(),
     **launches_of(functools.partial(_product, **COPIED), "copy_rows", None, "gemm_copied", None),

@@ -39,15 +39,19 @@ def gemm(
     """Return residual + gate · activation((a·b) · scale_a · scale_b + bias), computed in one kernel.
 
     Args:
-        a, b: (…, M, K) and (…, K, N), both bf16, both fp16, or fp8 (e4m3 and e5m2 may mix). Leading dimensions
-            broadcast as in `torch.matmul`. Any strides: give a transposed matrix as a view, `w.T`.
+        a, b: (…, M, K) and (…, K, N), both bf16, both fp16, or fp8 (e4m3 and e5m2 may mix). With block scales also
+            float4_e2m1fn_x2, K/2 bytes. Leading dimensions broadcast as in `torch.matmul`. Any strides: give a
+            transposed matrix as a view, `w.T`.
         bias, gate: one number or (N,); gate also (M, 1) or the result's shape. bf16, fp16 or fp32.
         activation: None, "gelu", "gelu_tanh" or "silu".
         residual: the result's shape and dtype.
         scale_a, scale_b: fp32: one number, or M and N numbers, for a as (M,) or (M, 1), for b as (N,) or (1, N). Of two
             fp8 matrices also (M, ⌈K/128⌉) and (⌈K/128⌉, ⌈N/128⌉), for blocks of 1×128 and of 128×128.
+            float8_e8m0fnu, or float8_e4m3fn for fp4: for 32 or 16 numbers along K each, in blocks of 128×4, (…,
+            ⌈M/128⌉, blocks of K, 32, 16) and (…, ⌈N/128⌉, blocks of K, 32, 16), or flat (`quantize_mxfp8`,
+            `quantize_nvfp4`); on sm_100a and sm_103a.
         out_dtype: bf16, fp16, fp32, e4m3 or e5m2 (beyond their range: the largest finite value); None: that of a, bf16
-            for fp8.
+            for fp8 and fp4.
         out: receives the result. It may be the memory of the residual.
         config: a `Config` instead of the tuned one.
         accumulate: "fp32", or "fp16" for the sums of fp16 operands (tasks are not split; no block scales).

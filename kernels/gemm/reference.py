@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tritonkittens.kernels._dispatch import is_forward_mode
+from tritonkittens.kernels.gemm.microscaling import are_microscaled, numbers_of, plain_scales
 
 BLOCK = 128  # of K and N, for block scales
 ACTIVATIONS = (None, "gelu", "gelu_tanh", "silu")
@@ -75,6 +76,11 @@ def gemm_torch(
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """`gemm` computed in `dtype`, and not rounded; arguments as there."""
+    if are_microscaled(scale_a, scale_b):
+        assert scale_a is not None and scale_b is not None
+        a = (numbers_of(a) * plain_scales(scale_a, a)).to(dtype)
+        b = (numbers_of(b.mT) * plain_scales(scale_b, b.mT)).to(dtype).mT
+        return epilogue(a @ b, bias, activation, gate, residual)
     a, b = a.to(dtype), b.to(dtype)
     blocks = -(-a.shape[-1] // BLOCK)
     if scale_a is not None:

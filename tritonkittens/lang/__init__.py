@@ -2,8 +2,10 @@
 
 from tritonkittens.lang.core.dtypes import (
     bf16,
+    fp4e2m1x2,
     fp8e4m3,
     fp8e5m2,
+    fp8e8m0,
     fp16,
     fp32,
     from_torch,
@@ -243,6 +245,7 @@ from tritonkittens.lang.template.extensions.reduce_store_warp import reduce_acqu
 from tritonkittens.lang.template.layout import layout
 from tritonkittens.lang.template.template import lcf, lcsf
 from tritonkittens.lang.types.global_layout import extent, gl
+from tritonkittens.lang.types.scales import scale_tile
 from tritonkittens.lang.types.tiles import by_rows, col_vec, row_vec, rt, rv, st, sv, tt
 from tritonkittens.lang.types.varlen import sequence
 
@@ -257,7 +260,8 @@ __all__ = [
     "consumer_release", "consumer_wait", "copy", "cos", "decrease_registers", "DeferredEpilogue", "dependency_wait",
     "dependents_launch", "div", "div_col", "div_row", "Dynamic", "eq", "eq_col", "eq_row", "erf", "Event",
     "exchange_acquire", "exchange_commit", "exchange_release", "exchange_wait", "exp", "exp2", "exp2_col", "exp2_row",
-    "expect", "Extension", "extent", "fence_async", "field", "floor", "fma", "fp16", "fp32", "fp8e4m3", "fp8e5m2",
+    "expect", "Extension", "extent", "fence_async", "field", "floor", "fma", "fp16", "fp32", "fp4e2m1x2", "fp8e4m3",
+    "fp8e5m2", "fp8e8m0",
     "fragment_place", "from_torch", "full", "full_like", "gather_rows", "ge", "ge_col", "ge_row", "gelu", "gl", "gt",
     "gt_col", "gt_row", "hasnan", "im2col", "increase_registers", "IndexPrefetch", "int32", "int64", "int8", "iota",
     "is_initialized", "Kernel", "kernel", "KernelError", "Knob", "layout", "lcf", "lcsf", "le", "le_col", "le_row",
@@ -274,7 +278,7 @@ __all__ = [
     "reduce_commit", "reduce_wait", "ReduceStoreWarp", "reinterpret", "release", "relu", "rescale_row",
     "right_fill", "row_argmax", "row_argmin", "row_cumsum", "row_max", "row_mean", "row_min", "row_norm", "row_prod",
     "row_sum",
-    "row_sum_by_quad", "row_topk", "row_vec", "RowMajor", "rsqrt", "rt", "rv", "scatter_rows", "Schedule",
+    "row_sum_by_quad", "row_topk", "row_vec", "RowMajor", "rsqrt", "rt", "rv", "scale_tile", "scatter_rows", "Schedule",
     "scheduling_barrier", "semaphores", "sequence", "shape", "sigmoid", "silu", "sin", "sliding_window",
     "softmax_step", "specialize", "split_cols", "SplitK", "SplitRest", "SplitTail", "SplitTask", "sqrt", "st",
     "store", "store_add_async", "store_add_bytes_async", "store_async", "store_bytes_async", "store_elements",

@@ -14,6 +14,7 @@ from triton.language import constexpr
 from .tensormap import MapSpec, addressable_strides, mapped
 
 POINTER_ALIGNMENT = 16  # bytes; Triton's "tt.divisibility" of a pointer
+BYTES = {torch.float8_e8m0fnu: "u8", torch.float4_e2m1fn_x2: "u8"}  # Triton has no type of their own for these
 ALIGNED = [["tt.divisibility", POINTER_ALIGNMENT]]  # Triton's attribute of a pointer whose address is a multiple of it
 
 
@@ -206,7 +207,7 @@ def signature_of(
 def element_type(tensor: torch.Tensor, name: str) -> str:
     """Return Triton's name of a tensor's dtype, such as ``bf16``. Raises TypeError if it has none."""
     try:
-        return canonicalize_dtype(tensor.dtype)
+        return BYTES.get(tensor.dtype) or canonicalize_dtype(tensor.dtype)
     except KeyError:
         raise TypeError(f"{name}: {tensor.dtype} has no Triton type") from None
 

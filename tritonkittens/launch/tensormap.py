@@ -37,6 +37,7 @@ _RECIPE = struct.Struct(f"<9I{MAX_RANK}I")
 _TYPE_CODE = {
     torch.uint8: 0, torch.int8: 0, torch.bool: 0,
     torch.float8_e4m3fn: 0, torch.float8_e5m2: 0, torch.float8_e8m0fnu: 0,
+    torch.float4_e2m1fn_x2: 0,
     torch.uint16: 1, torch.int16: 1, torch.uint32: 2, torch.int32: 3, torch.uint64: 4, torch.int64: 5,
     torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9,
 }  # fmt: skip

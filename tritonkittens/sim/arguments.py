@@ -36,6 +36,7 @@ _ELEMENTS = {
     torch.int64: "i64",
     torch.bool: "i8",
     torch.float8_e8m0fnu: "i8",
+    torch.float4_e2m1fn_x2: "i8",
     torch.uint16: "u16",
     torch.uint32: "u32",
     torch.uint64: "u64",  # TMA reductions depend on the sign

@@ -27,9 +27,12 @@ from triton.experimental.gluon.language.nvidia import blackwell, hopper
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.blackwell import (
     TensorMemoryLayout,
+    TensorMemoryScalesLayout,
     allocate_tensor_memory,
     tcgen05_commit,
+    tcgen05_copy,
     tcgen05_mma,
+    tcgen05_mma_scaled,
 )
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import base_type, base_value
@@ -55,6 +58,7 @@ __all__ = [
     "JITFunction",
     "Semantic",
     "TensorMemoryLayout",
+    "TensorMemoryScalesLayout",
     "Trace",
     "Traced",
     "allocate_tensor_memory",
@@ -69,7 +73,9 @@ __all__ = [
     "mma_v2",
     "op",
     "tcgen05_commit",
+    "tcgen05_copy",
     "tcgen05_mma",
+    "tcgen05_mma_scaled",
     "tma",
 ]
 

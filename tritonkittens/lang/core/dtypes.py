@@ -18,6 +18,9 @@ int8 = tl.int8
 uint8 = tl.uint8
 int32 = tl.int32
 int64 = tl.int64
+# Triton has no such types: both are bytes. Of fp4 a byte holds two, the first in its low bits
+fp8e8m0 = uint8
+fp4e2m1x2 = uint8
 
 _TORCH = {
     torch.float32: fp32,
@@ -31,6 +34,7 @@ _TORCH = {
     torch.int64: int64,
 }
 _TRITON = {v: k for k, v in _TORCH.items()}
+_TORCH |= {torch.float8_e8m0fnu: fp8e8m0, torch.float4_e2m1fn_x2: fp4e2m1x2}
 ELEMENT_TYPES = tuple(_TRITON)
 FP8 = (fp8e4m3, fp8e5m2)
 _NAMES = {fp8e4m3: "fp8e4m3", fp8e5m2: "fp8e5m2"}  # where Triton's names differ from ours

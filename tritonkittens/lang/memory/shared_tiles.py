@@ -14,8 +14,10 @@ from tritonkittens.lang.core.dtypes import itemsize
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import assemble, axes_of, pieces_of, shape_of, type_of_members
 from tritonkittens.lang.core.resources import bill
+from tritonkittens.lang.memory.scales import scale_pieces
 from tritonkittens.lang.memory.tensor_memory import tensor_subtile, tensor_tile
 from tritonkittens.lang.register.construction import memory_layout, piece_layout, vector_layout
+from tritonkittens.lang.types.scales import scale_tile
 from tritonkittens.lang.types.tiles import rt, split, st, sv
 
 TMA_ALIGNMENT = 128  # bytes; alignment of shared memory for a tensor copy. PTX ISA, cp.async.bulk.tensor
@@ -238,10 +240,12 @@ def _units(spec: st) -> int:
     return spec.rows * spec.cols // math.prod(spec.unit)
 
 
-def allocate_pieces(t: Trace, spec: st | sv, stages: int | None, name: str) -> shared:
+def allocate_pieces(t: Trace, spec: st | sv | scale_tile, stages: int | None, name: str) -> shared:
     """Allocate one tile or a ring of them, and charge the kernel's shared-memory budget."""
     t.require_explicit(f"allocate({spec!r})")
     bill().charge_shared(name, spec.nbytes * (1 if stages is None else stages))
+    if isinstance(spec, scale_tile):
+        return shared(spec, tuple((n,) for n in spec.shape), stages, scale_pieces(t, spec, stages, name))
     lead = [] if stages is None else [stages]
     if isinstance(spec, sv):
         sizes = split(spec.length)
@@ -274,7 +278,7 @@ def allocate(t: Trace, spec: Traced, stages: Traced = None) -> Traced:
     """Allocate shared memory for a tile or vector, or for a ring of them. Call it before the warp roles start.
 
     Args:
-        spec: a tile or vector type (`st`, `sv`).
+        spec: a tile or vector type (`st`, `sv`, `scale_tile`).
         stages: the stages of a ring, a compile-time integer; None for one tile.
 
     Returns:
@@ -288,8 +292,8 @@ def allocate(t: Trace, spec: Traced, stages: Traced = None) -> Traced:
         a = tk.allocate(tk.st(tk.bf16, 128, 64), 4)
     """
     spec, stages = unwrap(spec), unwrap(stages)
-    if not isinstance(spec, (st, sv)):
-        raise TileError(f"allocate({spec!r}): shared memory holds st and sv types")
+    if not isinstance(spec, (st, sv, scale_tile)):
+        raise TileError(f"allocate({spec!r}): shared memory holds st, sv and scale_tile types")
     if stages is not None and (not isinstance(stages, int) or stages < 1):
         raise TileError(f"allocate({spec!r}, stages={stages!r}): a ring has at least one stage")
     return allocate_pieces(t, spec, stages, f"{spec!r}" + (f" × {stages}" if stages is not None else ""))
@@ -466,6 +470,8 @@ def load_shared(t: Trace, src: shared, layout: str, like: Traced, fenced: bool =
     bill().reads_shared += not fenced
     if src.stages is not None:
         raise TileError(f"load of a ring of {src.spec!r}: take a slot first, ring[slot]")
+    if isinstance(src.spec, scale_tile):
+        raise TileError(f"load of {src.spec!r}: only products read scales")
     if src.together:
         raise TileError(f"load of {src.spec!r}: a contiguous tile is filled by TMA and read by products only")
     if like is not None and axes_of(like) != src.axes:

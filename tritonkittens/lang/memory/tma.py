@@ -28,10 +28,12 @@ from tritonkittens.lang.memory.global_access import (
     _tile_pointers,
 )
 from tritonkittens.lang.memory.multicast import StoredPiece, load_by_address, load_slice, prefetch_boxes
+from tritonkittens.lang.memory.scales import place_of_scales
 from tritonkittens.lang.memory.shared_tiles import shared
 from tritonkittens.lang.register.construction import _column, _row, memory_layout
 from tritonkittens.lang.sync.semaphores import semaphore
 from tritonkittens.lang.types.global_layout import check_global, extents_of, is_even, rank_of, strides_of
+from tritonkittens.lang.types.scales import scale_tile
 from tritonkittens.lang.types.tiles import TileType, split, st
 from tritonkittens.lang.types.varlen import check_sequence, dimensions, ragged_place, split_sequence
 
@@ -162,6 +164,8 @@ def _tma_copies(
     if tile.stages is not None:
         raise TileError(f"{what} of a ring of {tile.spec!r}: take a slot first, ring[slot]")
     check_global(g, what)
+    if isinstance(tile.spec, scale_tile):
+        tile, coord = tile._with(pieces=tile.pieces[:1]), place_of_scales(coord)
     starts = [[sum(a[:i]) for i in range(len(a))] for a in tile.axes]
     places = _piece_places(t, g, coord, tile.shape, list(itertools.product(*starts)), what)
     return list(zip(_tma_maps(t, g, tile, what), places, tile.pieces, strict=True))

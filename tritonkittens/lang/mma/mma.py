@@ -21,7 +21,7 @@ from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import axes_of, pieces_of, shape_of
 from tritonkittens.lang.memory.tensor_memory import tensor_tile
-from tritonkittens.lang.mma import registers, tcgen05, wgmma
+from tritonkittens.lang.mma import block_scaled, registers, tcgen05, wgmma
 from tritonkittens.lang.mma.fp8_a_operand import packed_bytes
 from tritonkittens.lang.mma.operands import Product, check, check_places, describe, extents
 from tritonkittens.lang.mma.pending import pending
@@ -30,9 +30,16 @@ from tritonkittens.lang.sync.semaphores import semaphore
 
 
 def _product(
-    t: Trace, name: str, a: Traced, b: Traced, acc: Traced, transposed: tuple[bool, bool], add: Traced = True
+    t: Trace,
+    name: str,
+    a: Traced,
+    b: Traced,
+    acc: Traced,
+    transposed: tuple[bool, bool],
+    add: Traced = True,
+    scales: Traced = None,
 ) -> Product:
-    """Return the product of checked operands. `add`: the values in `acc` count."""
+    """Return the product of operands, checked where they have no scales. `add`: the values in `acc` count."""
     a, b, acc, add = unwrap(a), unwrap(b), unwrap(acc), unwrap(add)
     if not isinstance(add, bool) and not isinstance(acc, tensor_tile):
         raise TileError(
@@ -47,12 +54,17 @@ def _product(
         )
     m_by_k = t.call(transpose, a) if transposed[0] else a
     k_by_n = t.call(transpose, b) if transposed[1] else b
-    check(name, m_by_k, k_by_n, acc)
-    return Product(name, m_by_k, k_by_n, acc, a, b, transposed, add)
+    if scales is None or unwrap(scales) is None:
+        check(name, m_by_k, k_by_n, acc)
+        return Product(name, m_by_k, k_by_n, acc, a, b, transposed, add)
+    found = tuple(scales) if isinstance(scales, (tuple, list, tl.tuple)) else (scales,)
+    return Product(name, m_by_k, k_by_n, acc, a, b, transposed, add, found)
 
 
 def _compute(t: Trace, product: Product, wait: bool, arrived: tuple[semaphore, ...] = ()) -> Traced:
     """Compute a product on the unit that its accumulator selects."""
+    if product.scales:
+        return block_scaled.multiply(t, product, wait, arrived)
     if not t.explicit:
         return registers.dot(t, product)
     if isinstance(product.acc, tensor_tile):
@@ -90,15 +102,24 @@ def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Callable[..., T
         wait: Traced = True,
         arrived: Traced = None,
         accumulate: Traced = True,
+        scales: Traced = None,
     ) -> Traced:
         name = f"mma_{suffix}"
         semaphores = _semaphores(name, arrived, acc)
-        return _compute(t, _product(t, name, a, b, acc, transposed, accumulate), unwrap(wait), semaphores)
+        return _compute(t, _product(t, name, a, b, acc, transposed, accumulate, scales), unwrap(wait), semaphores)
 
-    def mm(t: Trace, a: Traced, b: Traced, wait: Traced = True, into: Traced = None, arrived: Traced = None) -> Traced:
+    def mm(
+        t: Trace,
+        a: Traced,
+        b: Traced,
+        wait: Traced = True,
+        into: Traced = None,
+        arrived: Traced = None,
+        scales: Traced = None,
+    ) -> Traced:
         name = f"mm_{suffix}"
         semaphores = _semaphores(name, arrived, into)
-        product = _product(t, name, a, b, into, transposed, add=unwrap(into) is None)
+        product = _product(t, name, a, b, into, transposed, unwrap(into) is None, scales)
         return _compute(t, product, unwrap(wait), semaphores)
 
     mma.__name__ = mma.__qualname__ = f"mma_{suffix}"
@@ -111,7 +132,10 @@ def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Callable[..., T
         "    arrived: the semaphore (or a tuple of them) on which a product into tensor memory completes, instead of a "
         "wait.\n"
         "    accumulate: False: the product overwrites `acc`, values and NaN included. For a product into tensor "
-        "memory also a truth value of the run time.\n\n"
+        "memory also a truth value of the run time.\n"
+        "    scales: the scales of A and of B, a pair of `scale_tile`s in shared memory: a block-scaled product of 128 "
+        "rows into tensor memory, whose operands are 8-bit floats, or 4-bit floats in bytes (fp4e2m1x2, mma_ABt "
+        "only).\n\n"
         "Returns:\n    The new accumulator; do not use `acc` afterwards. Synchronous units ignore `wait`.\n\n"
         "Raises:\n    TileError: for shapes, dtypes or memories that do not fit.\n\n"
         f"Example::\n\n    acc = tk.mma_{suffix}(a, b, acc)"
@@ -122,7 +146,8 @@ def _family(suffix: str, transposed: tuple[bool, bool]) -> tuple[Callable[..., T
         f"Args:\n    a: as in `mma_{suffix}`.\n    b: as in `mma_{suffix}`.\n"
         f"    wait: as in `mma_{suffix}`.\n"
         "    into: an accumulator that the product overwrites, values and NaN included; new registers without one.\n"
-        f"    arrived: as in `mma_{suffix}`, for `into` in tensor memory.\n\n"
+        f"    arrived: as in `mma_{suffix}`, for `into` in tensor memory.\n"
+        f"    scales: as in `mma_{suffix}`.\n\n"
         "Returns:\n    A register tile of the accumulation dtype, or `into` with the product; do not use the old "
         "`into` afterwards.\n\n"
         "Raises:\n    TileError: for shapes, dtypes or memories that do not fit."

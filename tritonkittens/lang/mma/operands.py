@@ -33,6 +33,7 @@ class Product:
         b_stored: B before its transposition.
         transposed: whether A and B were transposed.
         add: False: the values in `acc` do not count; for tensor memory also a truth value of the run time.
+        scales: the tiles of A's and B's scales, of a block-scaled product.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Product:
     b_stored: Traced
     transposed: tuple[bool, bool]
     add: Traced
+    scales: tuple[Traced, ...] = ()
 
 
 def axes(x: Traced) -> tuple[tuple[int, ...], ...]:

@@ -52,9 +52,15 @@ def multiply(t: Trace, product: Product, wait: bool, arrived: tuple[semaphore, .
                 use_acc=adds if k == 0 else True,
                 mbarriers=done if done and is_last else None,
             )
+    return complete(t, acc, wait and not arrived)
+
+
+def complete(t: Trace, acc: tensor_tile, wait: bool) -> tensor_tile:
+    """Return the accumulator of products that have been issued. `wait`: complete they are, unless a template completes
+    them itself."""
     if acc.is_completed_by_template:
         return acc.counting(t.scalar(True))
-    if wait and not arrived:
+    if wait:
         finish(t)
     return acc
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.template.renamed import refuse_old
+from tritonkittens.lang.types.scales import scale_tile
 from tritonkittens.lang.types.tiles import rt, rv, st, sv
 
 # Names that a hook's record of tiles uses for something else
@@ -20,6 +21,7 @@ RESERVED = {
 }
 TILES = ("input", "lagged", "task", "late_task", "scratch", "exchange", "epilogue", "output")
 PER = ("consumer", "block")
+MOVED = (st, sv, scale_tile)  # types of tiles that TMA moves
 
 
 def _named(what: str, tiles: Any, kinds: tuple[type, ...]) -> tuple[tuple[str, Any], ...]:
@@ -100,10 +102,11 @@ class layout:
         tensors = []
         for name, tiles in dict(self.globals).items():
             tiles = () if tiles is None else tiles if isinstance(tiles, tuple) else (tiles,)
-            tensors.append((name, tuple(tile for _, tile in _named("globals", [(name, t) for t in tiles], (st, sv)))))
+            tensors.append((name, tuple(tile for _, tile in _named("globals", [(name, t) for t in tiles], MOVED))))
         self._set("globals", tuple(tensors))
         for name in TILES:
-            tiles = _named(name, getattr(self, name), (st, sv))
+            held = MOVED if name in ("input", "lagged") else (st, sv)
+            tiles = _named(name, getattr(self, name), held)
             if taken := [n for n, _ in tiles if n in RESERVED]:
                 raise TileError(f"layout({name}={{{taken[0]!r}: …}}): the name is taken by {RESERVED[taken[0]]}")
             self._set(name, tiles)

@@ -43,6 +43,7 @@ from tritonkittens.lang.template.pair import pair_parts
 from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.template.smem_plan import ALIGNMENT, Placement, place
 from tritonkittens.lang.template.storage import tensor_home
+from tritonkittens.lang.types.scales import scale_tile
 from tritonkittens.lang.types.tiles import TENSOR_ROWS, TileType, rt
 from tritonkittens.launch import simulated_facts
 
@@ -385,7 +386,13 @@ class lcf(Configuration, Interned):
         if self.pingpong:
             return self.consumers
         columns = self.team * sum(tensor_home(s).columns for _, s in self._plan.accumulators)
-        return 2 if 2 * columns <= TENSOR_COLUMNS // self.blocks_per_sm else 1
+        return 2 if 2 * columns <= TENSOR_COLUMNS // self.blocks_per_sm - self._scale_columns else 1
+
+    @property
+    def _scale_columns(self) -> int:
+        """Columns of tensor memory for the scales of all stages."""
+        columns = sum(tile.columns for _, tile in self._plan.ring if isinstance(tile, scale_tile))
+        return columns and columns * self.placement(min(arch for arch, chip in CHIPS.items() if chip.tcgen05)).stages
 
     def registers(self) -> tuple[int, ...]:
         """Registers a thread of each role, consumers first, where they are reallocated; else all have the same."""

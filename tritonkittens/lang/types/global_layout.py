@@ -12,6 +12,7 @@ from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import from_torch, name_of
 from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.types.scales import scale_tile
 from tritonkittens.lang.types.tiles import by_rows, st, sv
 from tritonkittens.lang.types.tiles import split as split_extent
 from tritonkittens.launch import TensorMapSpec
@@ -76,10 +77,16 @@ def map_specs(
         elif isinstance(tile, sv):
             for n in split_extent(tile.length):
                 specs[TensorMapSpec((1,) * (rank - 1) + (n,), 0, fill)] = None
+        elif isinstance(tile, scale_tile):
+            if rank < len(tile.shape):
+                raise TileError(
+                    f"gl of {rank} dimensions with {tile!r}: scales are (…, blocks down, blocks across, 2, 256)"
+                )
+            specs[TensorMapSpec((1,) * (rank - len(tile.shape)) + tile.shape, 0, fill)] = None
         else:
             raise TileError(
-                f"gl(…, {tile!r}): a global layout moves shared tiles and vectors (st, sv), and single rows of a "
-                "matrix (by_rows)"
+                f"gl(…, {tile!r}): a global layout moves shared tiles and vectors (st, sv, scale_tile), and single "
+                "rows of a matrix (by_rows)"
             )
     return tuple(specs)
 
