@@ -70,6 +70,8 @@ class Machine:
         self.named: dict[tuple[int, int], Any] = {}
         self.words: dict[tuple[str, int], Clock] = {}  # clocks of releasing stores, by word
         self.cluster_barrier = ClusterBarrier(self)
+        self.tensor_group: int | None = None  # the cta_group of its tcgen05 instructions
+        self.last_answer: Async | None = None  # of cluster launch control, that no cluster is left
         self.time = 0.0
         self.steps = 0
         self.unanswered = 0  # steps of roles since an operation completed
@@ -398,6 +400,12 @@ class Machine:
         second.started = second.finish = first.finish
         self.flying.append(second)
         return second
+
+    def check_request(self, role: Role, op: Op) -> None:
+        """Report a request for a cluster by threads that know the last answer to be that none is left."""
+        if self.last_answer is not None and self.last_answer.awaited(role):
+            message = "clusterlaunchcontrol.try_cancel after an answer that no cluster is left: it has no meaning"
+            self.report("illegal", message, role, op)
 
     def shared_unit(self, name: str, rank: int) -> Unit:
         """Return a unit that the roles of a CTA share, for modelled time."""

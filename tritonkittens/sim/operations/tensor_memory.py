@@ -112,8 +112,8 @@ def tmem_barrier(role: Role, op: Op) -> None:
 
 
 def queue(role: Role) -> Any:
-    """Return the queue of one issuer's tcgen05 products and copies, which complete in order."""
-    return ("tcgen05", role.index)
+    """Return the queue of the tcgen05 products and copies of one thread, a role's first, which complete in order."""
+    return ("tcgen05", role.index, 32 * role.start_warp)
 
 
 def pairs(role: Role) -> bool:
@@ -147,6 +147,8 @@ def committed(role: Role, shared: tuple[View, ...]) -> list[tuple[int, int]]:
 def signal(role: Role, op: Op, operation: Async, bars: list[View], shared: tuple[View, ...] = ()) -> None:
     """tcgen05.commit, without or with .multicast::cluster."""
     machine = role.machine
+    for clock in operation.clocks.values():
+        clock.commit()
     for bar in bars:
         place = addresses(role, bar)[0] & (SHARED_STRIDE - 1)
         for issuer, rank in committed(role, shared):
@@ -303,14 +305,15 @@ def clc_try_cancel(role: Role, op: Op, result: View, bar: View) -> None:
     bytes, is reported to a barrier.
     """
     machine = role.machine
-    taken: list[Any] = []
+    machine.check_request(role, op)
     bars = [
         b for b in (machine.barriers.find(role, a, op, "try_cancel") for a in addresses(role, bar)) if b is not None
     ]
 
     def effect(operation: Async) -> None:
         program = machine.simulation.cancel_next()
-        taken.append(program)
+        if program is None:
+            machine.last_answer = operation
         words: np.ndarray = np.zeros(2, np.uint64)
         if program is not None:
             x, y, z = program
