@@ -1,6 +1,7 @@
 """Seeded faults: every mistake of `faults.py` is found, by the right kind of report and with the guilty line; the same
 kernel without it gives no report in 50 schedules and the right numbers."""
 
+import itertools
 import linecache
 import re
 
@@ -25,12 +26,13 @@ def launch(case, bug, rng, schedule):
 
 
 def names_line(finding, fault):
-    """Does one end of a finding lie on a line marked with the fault, or below such a comment, in the kernel or in what
+    """Does one end of a finding lie on a line marked with the fault, or below such comments, in the kernel or in what
     called it?"""
     frames = [frame for place in finding.places for frame in place.location.frames]
     marks = [linecache.getline(frame.file, frame.line) for frame in frames]
-    above = [linecache.getline(frame.file, frame.line - 1) for frame in frames]
-    marks += [line for line in above if line.lstrip().startswith("# reports:")]
+    for frame in frames:
+        above = (linecache.getline(frame.file, number) for number in range(frame.line - 1, 0, -1))
+        marks += itertools.takewhile(lambda line: line.lstrip().startswith("# reports:"), above)
     return any(re.search(rf"# reports:.*\b{fault}\b", line) for line in marks)
 
 

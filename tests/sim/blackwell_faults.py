@@ -1,0 +1,478 @@
+"""Mistakes that only Blackwell has, in the form of `faults.py`: tensor memory, commits, CTA pairs of one program a
+CTA (`cluster_size`), block scales and cluster launch control."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_mma
+
+import tritonkittens.lang as tk
+from tests.sim.faults import BF16, Fault, empty, integers
+from tritonkittens.inline_ptx import barrier, clc, cluster, shared, tcgen05
+from tritonkittens.inline_ptx._asm import asm
+from tritonkittens.lang.core.backend import op
+from tritonkittens.lang.core.constants import unwrap
+
+BLACKWELL_FAULTS: list[Fault] = []
+STAGES = tl.constexpr(2)
+STEPS = tl.constexpr(2)
+
+
+def fault(name: str, kind: str, kernel: Any, inputs: Any, **more: Any) -> None:
+    BLACKWELL_FAULTS.append(Fault(name, kind, kernel, inputs, **({"arch": "sm_100a"} | more)))
+
+
+# ---------------------------------------------------------------- an MMA warp with two accumulators
+
+
+@triton.jit
+def load_stages(A, B, a, b, stage, tiles, BUG: tl.constexpr):
+    state = tk.pipeline_state(stage)
+    for i in range(tiles * STEPS):
+        tk.producer_acquire(stage, state)  # reports: stage_never_committed, stage_committed_twice
+        tk.producer_commit(stage, state, (a[0], b[0]))
+        # reports: stage_released_by_threads, committed_before_the_product, committed_by_the_loader
+        tk.load_async(a[state.index], A, (i // STEPS, i % STEPS), stage.full[state.index])
+        tk.load_async(b[state.index], B, (i % STEPS, 0), stage.full[state.index])
+        if BUG == "committed_by_the_loader":
+            tk.wait(stage.full[state.index], state.phase)
+            tk.mma_commit(stage.empty[state.index])
+        state = tk.advance(state)
+
+
+@triton.jit
+def issue_products(a, b, sums, stage, ready, tiles, BUG: tl.constexpr):
+    state, turn = tk.pipeline_state(stage), tk.pipeline_state(ready)
+    for _ in range(tiles):
+        if BUG != "sums_not_acquired":
+            tk.producer_acquire(ready, turn)
+        tcgen05.fence_after_thread_sync()
+        into = sums[0] if BUG == "one_accumulator_of_the_ring" else sums[turn.index]
+        for k in range(STEPS):
+            tk.consumer_wait(stage, state)
+            if BUG == "committed_before_the_product":
+                tk.mma_commit(stage.empty[state.index])
+            # reports: stage_released_by_threads, committed_before_the_product, committed_by_the_loader
+            # reports: sums_signalled_by_threads, released_before_the_read, sums_not_acquired, adds_to_what_was_there
+            # reports: one_accumulator_of_the_ring
+            tk.mma_AB(a[state.index], b[state.index], into, wait=False, accumulate=k > 0)
+            if BUG == "stage_released_by_threads":
+                tk.consumer_release(stage, state)
+            elif BUG == "stage_committed_twice":
+                tk.mma_commit(stage.empty[state.index])
+                tk.mma_commit(stage.empty[state.index])
+            elif (
+                BUG != "stage_never_committed"
+                and BUG != "committed_before_the_product"
+                and BUG != "committed_by_the_loader"
+            ):
+                tk.mma_commit(stage.empty[state.index])
+            state = tk.advance(state)
+        if BUG == "sums_signalled_by_threads":
+            tk.arrive(ready.full[turn.index])
+        elif BUG != "sums_never_committed":
+            tk.mma_commit(ready.full[turn.index])
+        turn = tk.advance(turn)
+
+
+@triton.jit
+def store_sums(C, sums, ready, tiles, BUG: tl.constexpr):
+    turn = tk.pipeline_state(ready)
+    for i in range(tiles):
+        tk.consumer_wait(ready, turn)  # reports: sums_never_committed
+        tcgen05.fence_after_thread_sync()
+        if BUG == "released_before_the_read":
+            tk.consumer_release(ready, turn)
+        # reports: sums_signalled_by_threads, released_before_the_read, sums_not_acquired, one_accumulator_of_the_ring
+        total = tk.load(sums[turn.index])
+        tcgen05.fence_before_thread_sync()
+        if BUG != "released_before_the_read":
+            tk.consumer_release(ready, turn)
+        tk.store(C, total, (i, 0))
+        turn = tk.advance(turn)
+
+
+@tk.kernel
+@triton.jit
+def mma_warp(A, B, C, tiles, BUG: tl.constexpr):
+    """C = A·B, by a loader, an issuer and an epilogue."""
+    a, b = tk.allocate(tk.st(tk.bf16, 128, 32), STAGES), tk.allocate(tk.st(tk.bf16, 32, 32), STAGES)
+    sums = tk.tensor_allocator(tk.tt(tk.fp32, 128, 32), 2)
+    stage, ready = tk.pipeline(STAGES), tk.pipeline(2)
+    tk.specialize(
+        (
+            (store_sums, (C, sums, ready, tiles, BUG)),
+            (load_stages, (A, B, a, b, stage, tiles, BUG)),
+            (issue_products, (a, b, sums, stage, ready, tiles, BUG)),
+        ),
+        warps=(4, 1, 1),
+    )
+
+
+def tiles_inputs(tiles: int) -> Any:
+    def make(rng: Any) -> Any:
+        depth = 32 * STEPS.value
+        a, b = integers(rng, 128 * tiles, depth, dtype=BF16), integers(rng, depth, 32, dtype=BF16)
+        c = empty(128 * tiles, 32)
+        tensors = tk.gl(a, tk.st(tk.bf16, 128, 32)), tk.gl(b, tk.st(tk.bf16, 32, 32)), tk.gl(c)
+        return (1,), (*tensors, tiles), [c], [a.float() @ b.float()]
+
+    return make
+
+
+fault("stage_never_committed", "deadlock", mma_warp, tiles_inputs(3))
+fault("stage_released_by_threads", "race", mma_warp, tiles_inputs(3))
+fault("committed_before_the_product", "race", mma_warp, tiles_inputs(3))
+fault("committed_by_the_loader", "race", mma_warp, tiles_inputs(3))
+fault("stage_committed_twice", "phase-wrap", mma_warp, tiles_inputs(3))
+fault("sums_never_committed", "deadlock", mma_warp, tiles_inputs(3))
+fault("sums_signalled_by_threads", "race", mma_warp, tiles_inputs(3))
+fault("released_before_the_read", "race", mma_warp, tiles_inputs(3))
+fault("one_accumulator_of_the_ring", "race", mma_warp, tiles_inputs(3))
+
+
+# ---------------------------------------------------------------- threads that access tensor memory by PTX
+
+
+@gluon.jit
+def rows_and_columns(COLUMNS: gl.constexpr):
+    """The rows and columns of a tile of 128 rows, a row a thread, as tcgen05.ld takes it."""
+    layout: gl.constexpr = gl.BlockedLayout([1, COLUMNS], [32, 1], [4, 1], [1, 0])
+    rows, columns = gl.arange(0, 128, gl.SliceLayout(1, layout)), gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+    return rows[:, None], columns[None, :]
+
+
+@triton.jit
+def multiply_each(a, b, acc, pipe, rounds, BUG: tl.constexpr):
+    turn = tk.pipeline_state(pipe)
+    for i in range(rounds):
+        tk.producer_acquire(pipe, turn)
+        if BUG != "no_fence_before_the_product":
+            tcgen05.fence_after_thread_sync()
+        # reports: no_fence_before_the_load, no_fence_before_the_release, no_fence_before_the_product
+        tk.mma_AB(a, b[i], acc, accumulate=False, arrived=pipe.full[turn.index])
+        turn = tk.advance(turn)
+
+
+@triton.jit
+def store_each(C, acc, pipe, rounds, BUG: tl.constexpr):
+    turn = tk.pipeline_state(pipe)
+    row, column = rows_and_columns(32)
+    address = asm("mov.b32 $0, $1;", "=r,r", [acc], tl.int32)
+    if BUG == "lanes_of_another_warp":
+        address += 32 << 16
+    if BUG == "columns_beyond_the_tile":
+        address += 16
+    for i in range(rounds):
+        tk.consumer_wait(pipe, turn)
+        if BUG != "no_fence_before_the_load":
+            tcgen05.fence_after_thread_sync()
+        # reports: no_fence_before_the_load, no_fence_before_the_release, no_fence_before_the_product
+        # reports: lanes_of_another_warp, columns_beyond_the_tile
+        total = tcgen05.ld(address, [128, 32])
+        if BUG != "load_not_awaited":
+            total = tcgen05.wait_ld(total)
+        if BUG != "no_fence_before_the_release":
+            tcgen05.fence_before_thread_sync()
+        tk.consumer_release(pipe, turn)
+        gl.store(C.pointer + (128 * i + row) * 32 + column, total)  # reports: load_not_awaited
+        turn = tk.advance(turn)
+
+
+@tk.kernel
+@triton.jit
+def read_by_ptx(A, B, C, ROUNDS: tl.constexpr, BUG: tl.constexpr):
+    """C[i] = A·B[i], one accumulator after the other, which its readers load by tcgen05.ld."""
+    a, b = tk.allocate(tk.st(tk.bf16, 128, 32)), tk.allocate(tk.st(tk.bf16, 32, 32), ROUNDS)
+    acc, pipe = tk.tensor_allocator(tk.tt(tk.fp32, 128, 32)), tk.pipeline(1)
+    tk.load_into(a, A, (0, 0))
+    for i in tl.static_range(ROUNDS):
+        tk.load_into(b[i], B, (i, 0))
+    tk.fence_async()
+    tk.sync()
+    tk.specialize(
+        ((store_each, (C, acc, pipe, ROUNDS, BUG)), (multiply_each, (a, b, acc, pipe, ROUNDS, BUG))), warps=(4, 1)
+    )
+
+
+def rounds_inputs(rng: Any) -> Any:
+    rounds = 3
+    a, b = integers(rng, 128, 32, dtype=BF16), integers(rng, 32 * rounds, 32, dtype=BF16)
+    c = empty(128 * rounds, 32)
+    expected = torch.cat([a.float() @ p.float() for p in b.split(32)])
+    return (1,), (tk.gl(a), tk.gl(b), tk.gl(c), rounds), [c], [expected]
+
+
+fault("no_fence_before_the_load", "race", read_by_ptx, rounds_inputs)
+fault("no_fence_before_the_release", "race", read_by_ptx, rounds_inputs)
+fault("no_fence_before_the_product", "race", read_by_ptx, rounds_inputs)
+fault("load_not_awaited", "in-flight", read_by_ptx, rounds_inputs)
+fault("lanes_of_another_warp", "illegal", read_by_ptx, rounds_inputs)
+fault("columns_beyond_the_tile", "tmem", read_by_ptx, rounds_inputs)
+
+
+# ---------------------------------------------------------------- allocations
+
+
+@gluon.jit
+def allocated(COLUMNS: gl.constexpr):
+    slot = shared.allocate(4, 16)
+    tcgen05.alloc(slot, COLUMNS)  # reports: never_released, allocated_after_the_permit, more_than_there_is
+    barrier.sync(8, 128)
+    return shared.load(slot, gl.int32)
+
+
+@tk.kernel
+@triton.jit
+def through_tensor_memory(X, Y, BUG: tl.constexpr):
+    """Y = X, through two allocations of tensor memory."""
+    row, column = rows_and_columns(32)
+    if BUG == "more_than_there_is":
+        first = allocated(512)
+    else:
+        first = allocated(32)
+    if BUG == "allocated_after_the_permit":
+        tcgen05.relinquish_alloc_permit()
+    second = allocated(64)
+    tcgen05.relinquish_alloc_permit()
+    tcgen05.st(first, gl.load(X.pointer + row * 32 + column))
+    if BUG != "store_not_awaited":
+        tcgen05.wait_st()
+    x = tcgen05.wait_ld(tcgen05.ld(first, [128, 32]))  # reports: store_not_awaited
+    tcgen05.st(second + 32, x)
+    tcgen05.wait_st()
+    if BUG == "released_too_early":
+        tk.sync()
+        tcgen05.dealloc(second, 64)
+    y = tcgen05.ld(second + 32, [128, 32])  # reports: released_too_early, released_while_loaded
+    if BUG == "released_while_loaded":
+        tcgen05.dealloc(second, 64)
+    y = tcgen05.wait_ld(y)
+    gl.store(Y.pointer + row * 32 + column, y)
+    tk.sync()
+    tcgen05.dealloc(first, 32)
+    if BUG == "released_in_another_size":
+        tcgen05.dealloc(second, 32)  # reports: released_in_another_size
+    elif BUG != "never_released" and BUG != "released_too_early" and BUG != "released_while_loaded":
+        tcgen05.dealloc(second, 64)
+
+
+def copied_inputs(rng: Any) -> Any:
+    x, y = integers(rng, 128, 32), empty(128, 32)
+    return (1,), (tk.gl(x), tk.gl(y)), [y], [x]
+
+
+fault("never_released", "tmem", through_tensor_memory, copied_inputs)
+fault("released_in_another_size", "tmem", through_tensor_memory, copied_inputs)
+fault("released_too_early", "tmem", through_tensor_memory, copied_inputs)
+fault("released_while_loaded", "tmem", through_tensor_memory, copied_inputs)
+fault("allocated_after_the_permit", "tmem", through_tensor_memory, copied_inputs)
+fault("more_than_there_is", "deadlock", through_tensor_memory, copied_inputs)
+fault("store_not_awaited", "race", through_tensor_memory, copied_inputs)
+
+
+# ---------------------------------------------------------------- cluster launch control
+
+
+@triton.jit
+def answer_read(pipe, BUG: tl.constexpr):
+    """All roles of both CTAs release an answer to the CTA that asks."""
+    if BUG != "answer_unfenced":
+        tk.fence_async()
+    if BUG == "answer_overwritten_in_the_peer":
+        tk.arrive(pipe.empty[0])
+    else:
+        tk.arrive(pipe.empty[0], cta=0)
+
+
+@triton.jit
+def ask(answer, pipe, BUG: tl.constexpr):
+    state = tk.pipeline_state(pipe)
+    rank = cluster.ctarank()
+    more, left = 1, 1
+    while more != 0:
+        if BUG == "answer_of_eight_bytes":
+            tk.expect(pipe.full[0], 8)  # reports: answer_of_eight_bytes
+        elif BUG != "answer_not_expected_by_the_peer" or rank == 0:
+            tk.expect(pipe.full[0], 16)
+        place = answer + 8 if BUG == "answer_misaligned" else answer
+        if rank == 0:
+            if BUG != "answer_overwritten":
+                tk.wait(pipe.empty[0], state.phase ^ 1, scope="cluster")
+            # reports: answer_overwritten, answer_unfenced, answer_misaligned, asked_after_the_last
+            # reports: answer_overwritten_in_the_peer
+            clc.try_cancel(place, pipe.full[0], True)
+        tk.consumer_wait(pipe, state)
+        more = clc.is_canceled(answer)
+        answer_read(pipe, BUG)
+        if BUG == "asked_after_the_last":
+            left, more = more, left
+        state = tk.advance(state)
+
+
+@triton.jit
+def work(Y, answer, pipe, BUG: tl.constexpr):
+    """Y[block] = 3 block + 1, for this block and those that it takes over."""
+    rank = cluster.ctarank()
+    state = tk.pipeline_state(pipe)
+    block, more = tl.program_id(0), 1
+    layout: tl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    while more != 0:
+        gl.store(Y.pointer + block * 128 + gl.arange(0, 128, layout), block * 3 + 1)
+        if BUG != "answer_read_early":
+            tk.consumer_wait(pipe, state)  # reports: answer_not_expected_by_the_peer
+        # reports: answer_read_early, answer_overwritten, answer_overwritten_in_the_peer, answer_unfenced
+        more = clc.is_canceled(answer)
+        block = clc.first_ctaid(answer) + rank
+        answer_read(pipe, BUG)
+        state = tk.advance(state)
+
+
+@tk.kernel
+@triton.jit
+def taken_over(Y, BUG: tl.constexpr):
+    """Each cluster takes over blocks of those that have not started. Its first CTA asks for both."""
+    answer = shared.allocate(16 + 8, 16)
+    pipe = tk.pipeline(1, empty_arrivals=2 if BUG == "answer_overwritten_in_the_peer" else 4)
+    tk.specialize(((work, (Y, answer, pipe, BUG)), (ask, (answer, pipe, BUG))), warps=(4, 1), cluster_sync=True)
+
+
+def blocks_inputs(rng: Any) -> Any:
+    y = empty(8, 128)
+    return (4,), (tk.gl(y),), [y], [(torch.arange(8) * 3 + 1)[:, None].expand(8, 128)]
+
+
+taking: dict[str, Any] = dict(options=dict(cluster_size=2), device=dict(multiprocessors=2))
+fault("answer_read_early", "uninitialized", taken_over, blocks_inputs, **taking)
+fault("answer_overwritten", "race", taken_over, blocks_inputs, **taking)
+fault("answer_overwritten_in_the_peer", "race", taken_over, blocks_inputs, **taking)
+fault("answer_unfenced", "missing-fence", taken_over, blocks_inputs, **taking)
+fault("answer_of_eight_bytes", "bytes", taken_over, blocks_inputs, **taking)
+fault("answer_not_expected_by_the_peer", "deadlock", taken_over, blocks_inputs, **taking)
+fault("answer_misaligned", "misaligned", taken_over, blocks_inputs, **taking)
+fault("asked_after_the_last", "illegal", taken_over, blocks_inputs, **taking)
+
+
+# ---------------------------------------------------------------- CTA pairs
+
+
+@op
+def of_pair(t, tile, part):
+    """The tile as an operand of a pair's products: this CTA's "own" rows, or its half of the pair's "rows"."""
+    return tile.of_pair(unwrap(part))
+
+
+@triton.jit
+def load_of_pair(A, B, a, b, stage, tiles, BUG: tl.constexpr):
+    rank = tk.cluster_rank()
+    state = tk.pipeline_state(stage)
+    for i in range(tiles * STEPS):
+        if BUG != "peer_out_of_step" or rank == 0:
+            tk.producer_acquire(stage, state)  # reports: stage_committed_at_home
+        if rank == 0:
+            if BUG == "bytes_of_one_cta":
+                tk.expect(stage.full[state.index], (a[0], b[0]))  # reports: bytes_of_one_cta
+            elif BUG == "half_not_awaited":
+                tk.expect(stage.full[state.index], (a[0], b[0], a[0]))
+            else:
+                tk.expect(stage.full[state.index], 2 * (128 * 32 + 32 * 32) * 2)
+        # reports: peer_out_of_step, half_not_awaited, bytes_of_one_cta, peer_not_met
+        tk.load_async(a[state.index], A, (i // STEPS * 2 + rank, i % STEPS), stage.full[state.index])
+        if BUG == "half_not_awaited" and rank == 1:
+            tk.expect(stage.full[state.index], b[0])
+            # reports: half_not_awaited
+            tk.load_async(of_pair(b[state.index], None), B, (1, i % STEPS), stage.full[state.index])
+        else:
+            tk.load_async(b[state.index], B, (0, i % STEPS), stage.full[state.index])
+        state = tk.advance(state)
+
+
+@triton.jit
+def multiply_of_pair(a, b, acc, stage, ready, tiles, BUG: tl.constexpr):
+    """The first CTA issues the products of both."""
+    if tk.cluster_rank() == (1 if BUG == "issued_by_the_odd_cta" else 0):
+        state, turn = tk.pipeline_state(stage), tk.pipeline_state(ready)
+        for _ in range(tiles):
+            tk.wait(ready.empty[0], turn.phase ^ 1, scope="cluster")  # reports: sums_released_at_home
+            tcgen05.fence_after_thread_sync()
+            for k in range(STEPS):
+                if BUG != "issued_by_the_odd_cta":
+                    tk.consumer_wait(stage, state)
+                # reports: peer_out_of_step, half_not_awaited, bytes_of_one_cta, issued_by_the_odd_cta
+                # reports: peer_not_counted
+                tk.mma_ABt(a[state.index], b[state.index], acc, wait=False, accumulate=k > 0)
+                if BUG == "stage_committed_at_home":
+                    tk.mma_commit(stage.empty[state.index])
+                elif BUG == "group_of_one_cta":
+                    tcgen05.commit(stage.empty[state.index], 3)  # reports: group_of_one_cta
+                else:
+                    tk.mma_commit(stage.empty[state.index], 3)
+                state = tk.advance(state)
+            if BUG == "sums_committed_at_home":
+                tk.mma_commit(ready.full[0])
+            else:
+                tk.mma_commit(ready.full[0], 3)
+            turn = tk.advance(turn)
+
+
+@triton.jit
+def store_of_pair(C, acc, ready, tiles, BUG: tl.constexpr):
+    rank = tk.cluster_rank()
+    turn = tk.pipeline_state(ready)
+    for i in range(tiles):
+        tk.consumer_wait(ready, turn)  # reports: sums_committed_at_home
+        tcgen05.fence_after_thread_sync()
+        total = tk.load(acc)  # reports: peer_not_counted
+        tcgen05.fence_before_thread_sync()
+        if BUG == "sums_released_at_home":
+            tk.arrive(ready.empty[0], per="warp")
+        else:
+            tk.arrive(ready.empty[0], per="warp", cta=0)
+        tk.store(C, total, (i * 2 + rank, 0))
+        turn = tk.advance(turn)
+
+
+@tk.kernel
+@triton.jit
+def pair_products(A, B, C, tiles, BUG: tl.constexpr):
+    """C = A·Bᵀ, 256 rows at a time, 128 in each CTA of a pair. Each loads half the rows of B."""
+    a = of_pair(tk.allocate(tk.st(tk.bf16, 128, 32), STAGES), "own")
+    b = of_pair(tk.allocate(tk.st(tk.bf16, 32, 32), STAGES), "rows")
+    acc = tk.tensor_allocator(tk.tt(tk.fp32, 128, 64), pair=True)
+    stage, ready = tk.pipeline(STAGES), tk.pipeline(1, empty_arrivals=4 if BUG == "peer_not_counted" else 8)
+    tk.specialize(
+        (
+            (store_of_pair, (C, acc, ready, tiles, BUG)),
+            (load_of_pair, (A, B, a, b, stage, tiles, BUG)),
+            (multiply_of_pair, (a, b, acc, stage, ready, tiles, BUG)),
+        ),
+        warps=(4, 1, 1),
+        cluster_sync=BUG != "peer_not_met",
+    )
+
+
+def pair_inputs(rng: Any) -> Any:
+    tiles, depth = 2, 32 * STEPS.value
+    a, b = integers(rng, 256 * tiles, depth, dtype=BF16), integers(rng, 64, depth, dtype=BF16)
+    c = empty(256 * tiles, 64)
+    tensors = tk.gl(a, tk.st(tk.bf16, 128, 32)), tk.gl(b, tk.st(tk.bf16, 32, 32)), tk.gl(c)
+    return (1,), (*tensors, tiles), [c], [a.float() @ b.float().T]
+
+
+pair: dict[str, Any] = dict(options=dict(cluster_size=2))
+fault("peer_out_of_step", "race", pair_products, pair_inputs, **pair)
+fault("bytes_of_one_cta", "bytes", pair_products, pair_inputs, **pair)
+fault("half_not_awaited", "race", pair_products, pair_inputs, **pair)
+fault("issued_by_the_odd_cta", "illegal", pair_products, pair_inputs, **pair)
+fault("group_of_one_cta", "illegal", pair_products, pair_inputs, **pair)
+fault("stage_committed_at_home", "deadlock", pair_products, pair_inputs, **pair)
+fault("sums_committed_at_home", "deadlock", pair_products, pair_inputs, **pair)
+fault("sums_released_at_home", "deadlock", pair_products, pair_inputs, **pair)
+fault("peer_not_counted", "race", pair_products, pair_inputs, **pair)
+fault("peer_not_met", "barrier-life", pair_products, pair_inputs, **pair)
