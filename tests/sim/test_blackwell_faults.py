@@ -5,6 +5,9 @@ import pytest
 
 from tests.sim.blackwell_faults import BLACKWELL_FAULTS
 from tests.sim.test_faults import check_fault, check_twin
+from tests.util import explored
+
+TWINS = {case.kernel.__name__: case for case in BLACKWELL_FAULTS}
 
 
 @pytest.mark.parametrize("case", BLACKWELL_FAULTS, ids=str)
@@ -12,6 +15,12 @@ def test_fault_is_found(case, rng):
     check_fault(case, rng)
 
 
-@pytest.mark.parametrize("case", {case.kernel.__name__: case for case in BLACKWELL_FAULTS}.values(), ids=lambda case: case.kernel.__name__)
-def test_twin_is_clean_and_right(case, rng):
-    check_twin(case, rng)
+@pytest.mark.parametrize("kernel", TWINS)
+@explored(10, 50)
+def test_twin_is_clean_and_right(kernel, rng, schedules):
+    check_twin(TWINS[kernel], rng, schedules)
+
+
+def test_there_are_enough():
+    assert len({case.name for case in BLACKWELL_FAULTS}) == len(BLACKWELL_FAULTS) >= 40
+    assert len({case.kind for case in BLACKWELL_FAULTS}) >= 12

@@ -46,10 +46,10 @@ def check_fault(case, rng):
     assert run.findings[0].kind in (case.kind, *case.also), "\n".join(map(str, run.findings))
 
 
-def check_twin(case, rng):
+def check_twin(case, rng, schedules=SCHEDULES):
     """The kernel without the fault is clean and right in every schedule."""
     run, outputs, expected = launch(case, "", rng, 0)
-    for seed in range(SCHEDULES):
+    for seed in range(schedules):
         for out in outputs:
             poison(out)
         run.run(nth(seed, len(run.program.role_names)))
