@@ -10,7 +10,16 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_mma
+from triton.experimental.gluon.language.nvidia.blackwell import (
+    TensorMemoryLayout,
+    TensorMemoryScalesLayout,
+    allocate_tensor_memory,
+    tcgen05_commit,
+    tcgen05_copy,
+    tcgen05_mma_scaled,
+)
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 import tritonkittens.lang as tk
 from tests.sim.faults import BF16, Fault, empty, integers
@@ -18,6 +27,7 @@ from tritonkittens.inline_ptx import barrier, clc, cluster, shared, tcgen05
 from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang.core.backend import op
 from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.sim.numbers import decode
 
 BLACKWELL_FAULTS: list[Fault] = []
 STAGES = tl.constexpr(2)
@@ -476,3 +486,147 @@ fault("sums_committed_at_home", "deadlock", pair_products, pair_inputs, **pair)
 fault("sums_released_at_home", "deadlock", pair_products, pair_inputs, **pair)
 fault("peer_not_counted", "race", pair_products, pair_inputs, seed=1, **pair)
 fault("peer_not_met", "barrier-life", pair_products, pair_inputs, **pair)
+
+
+# ---------------------------------------------------------------- block scales
+
+
+@gluon.jit
+def blocked_scales(tile):
+    """Scales as they lie in memory, 32 rows by 16 bytes, seen as a matrix of 128 rows."""
+    return tile.reshape((1, 1, 32, 4, 4)).permute((0, 3, 2, 1, 4)).reshape((128, 4))
+
+
+@gluon.jit
+def scaled_products(a_desc, sa_desc, b_desc, sb_desc, C, steps, BUG: gl.constexpr):
+    """C = (A·SA)·(B·SB)ᵀ of 4-bit numbers, with a scale for each 32 of them (MXFP4)."""
+    a = gl.allocate_shared_memory(gl.uint8, [128, 64], a_desc.layout)
+    b = gl.allocate_shared_memory(gl.uint8, [128, 64], b_desc.layout)
+    sa = gl.allocate_shared_memory(gl.uint8, sa_desc.block_shape, sa_desc.layout)
+    sb = gl.allocate_shared_memory(gl.uint8, sb_desc.block_shape, sb_desc.layout)
+    acc = allocate_tensor_memory(gl.float32, [128, 128], TensorMemoryLayout([128, 128], col_stride=1))
+    scales: gl.constexpr = TensorMemoryScalesLayout()
+    form: gl.constexpr = gl.float8e4nv if BUG == "scales_in_another_format" else gl.uint8
+    ta = allocate_tensor_memory(form, [128, 4], scales)  # reports: scale_tile_misplaced
+    tb = allocate_tensor_memory(form, [128, 4], scales)
+    full, done = mbarrier.allocate_mbarrier(), mbarrier.allocate_mbarrier()
+    mbarrier.init(full, count=1)
+    mbarrier.init(done, count=1)
+    for i in range(steps):
+        bytes: gl.constexpr = 2 * (128 * 64 + 128 * 4)
+        mbarrier.expect(full, bytes)
+        tma.async_load(a_desc, [0, 64 * i], full, a)
+        tma.async_load(b_desc, [0, 64 * i], full, b)
+        tma.async_load(sa_desc, [0, 0, i, 0, 0], full, sa)  # reports: scales_loaded_over
+        tma.async_load(sb_desc, [0, 0, i, 0, 0], full, sb)
+        if BUG != "scales_copied_before_they_land":
+            mbarrier.wait(full, i & 1)
+        # reports: scales_copied_before_they_land, scales_loaded_over
+        tcgen05_copy(blocked_scales(sa), tb if BUG == "scale_tile_misplaced" else ta)
+        tcgen05_copy(blocked_scales(sb), tb)
+        # reports: scale_tile_misplaced, scales_in_another_format, scales_stored_under_the_product
+        tcgen05_mma_scaled(a, b.permute((1, 0)), acc, ta, tb, "e2m1", "e2m1", use_acc=i > 0)
+        tcgen05_commit(done)
+        if BUG == "scales_copied_before_they_land":
+            mbarrier.wait(full, i & 1)
+        if BUG == "scales_stored_under_the_product":
+            ones: gl.constexpr = ta.get_reg_layout()
+            ta.store(gl.full([128, 4], 127, gl.uint8, ones))  # reports: scales_stored_under_the_product
+        if BUG != "scales_loaded_over" or i == steps - 1:
+            mbarrier.wait(done, i & 1)
+    layout: gl.constexpr = acc.get_reg_layout()
+    rows, columns = gl.arange(0, 128, gl.SliceLayout(1, layout)), gl.arange(0, 128, gl.SliceLayout(0, layout))
+    gl.store(C + rows[:, None] * 128 + columns[None, :], acc.load())
+
+
+def scaled_inputs(rng: Any) -> Any:
+    steps = 2
+    descriptors, exact = [], []
+    for _ in range(2):
+        codes = torch.from_numpy(rng.integers(0, 256, (128, 64 * steps))).to(torch.uint8)
+        powers = torch.from_numpy(rng.integers(126, 129, (128, 4 * steps))).to(torch.uint8)
+        low_first = torch.stack([codes & 15, codes >> 4], -1).flatten(1).numpy()
+        exact.append(
+            torch.from_numpy(decode("e2m1", low_first)).float() * (2.0 ** (powers.float() - 127)).repeat_interleave(32, 1)
+        )
+        blocks = powers.reshape(4, 32, steps, 4).permute(2, 1, 0, 3).contiguous().view(1, 1, steps, 2, 256)
+        plain = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=8, rank=5)
+        descriptors.append(TensorDescriptor.from_tensor(codes, [128, 64], gl.NVMMASharedLayout(64, 8, 2)))
+        descriptors.append(TensorDescriptor.from_tensor(blocks, [1, 1, 1, 2, 256], plain))
+    c = empty(128, 128)
+    return (1,), (*descriptors, c, steps), [c], [exact[0] @ exact[1].T]
+
+
+gluon_kernel: dict[str, Any] = dict(options=dict(num_warps=4))
+fault("scales_copied_before_they_land", "race", scaled_products, scaled_inputs, also=("uninitialized",), **gluon_kernel)
+fault("scale_tile_misplaced", "uninitialized", scaled_products, scaled_inputs, **gluon_kernel)
+fault("scales_in_another_format", "illegal", scaled_products, scaled_inputs, **gluon_kernel)
+fault("scales_stored_under_the_product", "race", scaled_products, scaled_inputs, **gluon_kernel)
+fault("scales_loaded_over", "race", scaled_products, scaled_inputs, **gluon_kernel)
+
+
+# ---------------------------------------------------------------- descriptors and issuing threads
+
+
+@triton.jit
+def thread():
+    return asm("mov.u32 $0, %tid.x;", "=r", [], tl.int32)
+
+
+@triton.jit
+def multiply_by_ptx(a, b, acc, done, BUG: tl.constexpr):
+    """The first thread issues the products, 16 of K each."""
+    columns: tl.constexpr = 64 if BUG == "columns_of_another_tile" else 32
+    rows: tl.constexpr = 64 if BUG == "half_of_the_rows" else 128
+    how: tl.constexpr = tcgen05.instruction_descriptor("f16", rows, columns, "bf16")
+    issuer: tl.constexpr = "warp" if BUG == "issued_by_every_warp" else "cta"
+    steps: tl.constexpr = 5 if BUG == "step_beyond_the_tile" else 4
+    for step in tl.static_range(steps):
+        left = tcgen05.shared_descriptor(shared.address(a) + 32 * step, 128 * 128, 1024, 128)
+        right = tcgen05.shared_descriptor(shared.address(b) + 32 * step, 32 * 128, 1024, 128)
+        # reports: columns_of_another_tile, issued_by_every_warp, step_beyond_the_tile, first_step_adds
+        # reports: committed_by_another_thread
+        tcgen05.mma(acc, left, right, how, "f16", step > 0 or BUG == "first_step_adds", issuer=issuer)
+    if BUG == "committed_by_another_thread":
+        if thread() == 32:
+            tcgen05.commit(done, issuer="thread")
+    else:
+        tcgen05.commit(done, issuer="cta")  # reports: barrier_invalidated
+
+
+@tk.kernel
+@triton.jit
+def issued_by_ptx(A, B, C, BUG: tl.constexpr):
+    """C = A·Bᵀ by matrix descriptors."""
+    a, b = tk.allocate(tk.st(tk.bf16, 128, 64)), tk.allocate(tk.st(tk.bf16, 32, 64))
+    acc, done = tk.tensor_allocator(tk.tt(tk.fp32, 128, 32)), tk.semaphores(1)
+    tk.load_into(a, A, (0, 0))
+    tk.load_into(b, B, (0, 0))
+    if BUG != "operands_unfenced":
+        tk.fence_async()
+    tk.sync()
+    multiply_by_ptx(a, b, acc, done[0], BUG)  # reports: operands_unfenced
+    if BUG == "barrier_invalidated":
+        mbarrier.invalidate(done[0].piece)
+    elif BUG != "never_awaited":
+        tk.wait(done[0], 0)
+    if BUG != "never_awaited" and BUG != "barrier_invalidated":
+        tcgen05.fence_after_thread_sync()
+        # reports: half_of_the_rows, committed_by_another_thread
+        tk.store(C, tk.load(acc), (0, 0))
+
+
+def descriptor_inputs(rng: Any) -> Any:
+    a, b, c = integers(rng, 128, 64, dtype=BF16), integers(rng, 32, 64, dtype=BF16), empty(128, 32)
+    return (1,), (tk.gl(a), tk.gl(b), tk.gl(c)), [c], [a.float() @ b.float().T]
+
+
+fault("step_beyond_the_tile", "uninitialized", issued_by_ptx, descriptor_inputs)
+fault("columns_of_another_tile", "tmem", issued_by_ptx, descriptor_inputs)
+fault("half_of_the_rows", "uninitialized", issued_by_ptx, descriptor_inputs)
+fault("first_step_adds", "uninitialized", issued_by_ptx, descriptor_inputs)
+fault("issued_by_every_warp", "race", issued_by_ptx, descriptor_inputs)
+fault("committed_by_another_thread", "race", issued_by_ptx, descriptor_inputs)
+fault("operands_unfenced", "missing-fence", issued_by_ptx, descriptor_inputs)
+fault("barrier_invalidated", "barrier-life", issued_by_ptx, descriptor_inputs)
+fault("never_awaited", "unfinished", issued_by_ptx, descriptor_inputs)
