@@ -585,7 +585,7 @@ def multiply_by_ptx(a, b, acc, done, BUG: tl.constexpr):
         left = tcgen05.shared_descriptor(shared.address(a) + 32 * step, 128 * 128, 1024, 128)
         right = tcgen05.shared_descriptor(shared.address(b) + 32 * step, 32 * 128, 1024, 128)
         # reports: columns_of_another_tile, issued_by_every_warp, step_beyond_the_tile, first_step_adds
-        # reports: committed_by_another_thread
+        # reports: committed_by_another_thread, never_awaited
         tcgen05.mma(acc, left, right, how, "f16", step > 0 or BUG == "first_step_adds", issuer=issuer)
     if BUG == "committed_by_another_thread":
         if thread() == 32:
@@ -621,12 +621,12 @@ def descriptor_inputs(rng: Any) -> Any:
     return (1,), (tk.gl(a), tk.gl(b), tk.gl(c)), [c], [a.float() @ b.float().T]
 
 
-fault("step_beyond_the_tile", "uninitialized", issued_by_ptx, descriptor_inputs)
-fault("columns_of_another_tile", "tmem", issued_by_ptx, descriptor_inputs)
+fault("step_beyond_the_tile", "out-of-bounds", issued_by_ptx, descriptor_inputs)
+fault("columns_of_another_tile", "out-of-bounds", issued_by_ptx, descriptor_inputs)
 fault("half_of_the_rows", "uninitialized", issued_by_ptx, descriptor_inputs)
 fault("first_step_adds", "uninitialized", issued_by_ptx, descriptor_inputs)
 fault("issued_by_every_warp", "race", issued_by_ptx, descriptor_inputs)
 fault("committed_by_another_thread", "race", issued_by_ptx, descriptor_inputs)
 fault("operands_unfenced", "missing-fence", issued_by_ptx, descriptor_inputs)
-fault("barrier_invalidated", "barrier-life", issued_by_ptx, descriptor_inputs)
+fault("barrier_invalidated", "barrier-life", issued_by_ptx, descriptor_inputs, also=("unfinished",))
 fault("never_awaited", "unfinished", issued_by_ptx, descriptor_inputs)

@@ -13,7 +13,7 @@ from tritonkittens.inline_ptx._meaning import PtxFault
 from ..agents import Async, Wait
 from ..clocks import ASYNC
 from ..costs import TCGEN05_LATENCY, WGMMA_LATENCY, Duration, tcgen05_cycles
-from ..layouts import LANES, TENSOR_LANE_BYTES
+from ..layouts import LANES, SHARED_MASK, TENSOR_LANE_BYTES
 from ..report import Place
 from ..values import Allocation
 from .ptx_memory import TENSOR_COLUMNS, PtxMemory
@@ -160,6 +160,7 @@ class PtxTensorCores(PtxMemory):
         def effect(flying: Async) -> None:
             def read(space: str, addresses: np.ndarray, nbytes: int) -> np.ndarray:
                 where, flat = self.resolve(space, self._window(space, addresses), nbytes, flying.kind)
+                self._in_one_buffer(where, flat, nbytes, flying.kind)
                 return self.fetch(flying, ASYNC, where, flat, nbytes).reshape(*addresses.shape, nbytes)
 
             def write(space: str, addresses: np.ndarray, data: np.ndarray) -> None:
@@ -184,6 +185,21 @@ class PtxTensorCores(PtxMemory):
         (m, n), bits = operation.d.shape, tcgen05.OPERAND_BITS[operation.types[0]]
         cost = tcgen05_cycles(m // operation.ctas, n, 256 // bits, bits)
         self._issue("tcgen05", "tcgen05.mma", effect, TCGEN05_LATENCY, cost, thread)
+
+    def _in_one_buffer(self, space: str, flat: np.ndarray, nbytes: int, what: str) -> None:
+        """Check that an operand in shared memory, which may be spread over the CTAs of a pair, does not reach from one
+        buffer, or stage of a ring, into the next."""
+        if space != "shared":
+            return
+        first, last = int((flat & SHARED_MASK).min()), int((flat & SHARED_MASK).max()) + nbytes
+        buffers = [a for a in self.machine.ctas[self.rank].allocations[space] if a.base <= first < a.base + a.size]
+        ends = []
+        for buffer in buffers:  # those of different times share memory
+            stage = buffer.stage_bytes or buffer.size
+            ends.append(min(buffer.base + buffer.size, first - (first - buffer.base) % stage + stage))
+        if buffers and last > max(ends):
+            message = f"{what} reads {buffers[-1].describe(first)} up to {last - max(ends)} bytes beyond its end"
+            self.machine.stop("out-of-bounds", message, self.role, self.op)
 
     def _window(self, space: str, addresses: np.ndarray) -> np.ndarray:
         """Return addresses relative to the start of the CTA's own shared memory, as in descriptors."""
