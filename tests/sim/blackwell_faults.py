@@ -63,7 +63,11 @@ def issue_products(a, b, sums, stage, ready, tiles, BUG: tl.constexpr):
         if BUG != "sums_not_acquired":
             tk.producer_acquire(ready, turn)
         tcgen05.fence_after_thread_sync()
-        into = sums[0] if BUG == "one_accumulator_of_the_ring" else sums[turn.index]
+        into = sums[turn.index]
+        if BUG == "one_accumulator_of_the_ring":
+            into = sums[0]
+        elif BUG == "index_beyond_the_ring":
+            into = sums[turn.count]  # reports: index_beyond_the_ring
         for k in range(STEPS):
             tk.consumer_wait(stage, state)
             if BUG == "committed_before_the_product":
@@ -144,6 +148,7 @@ fault("stage_committed_twice", "phase-wrap", mma_warp, tiles_inputs(3))
 fault("sums_never_committed", "deadlock", mma_warp, tiles_inputs(3))
 fault("sums_signalled_by_threads", "race", mma_warp, tiles_inputs(3))
 fault("released_before_the_read", "race", mma_warp, tiles_inputs(3))
+fault("index_beyond_the_ring", "out-of-bounds", mma_warp, tiles_inputs(3))
 fault("one_accumulator_of_the_ring", "race", mma_warp, tiles_inputs(3))
 
 
@@ -410,7 +415,8 @@ def multiply_of_pair(a, b, acc, stage, ready, tiles, BUG: tl.constexpr):
         state, turn = tk.pipeline_state(stage), tk.pipeline_state(ready)
         for _ in range(tiles):
             tk.wait(ready.empty[0], turn.phase ^ 1, scope="cluster")  # reports: sums_released_at_home
-            tcgen05.fence_after_thread_sync()
+            if BUG != "no_fence_before_the_pairs_product":
+                tcgen05.fence_after_thread_sync()
             for k in range(STEPS):
                 if BUG != "issued_by_the_odd_cta":
                     tk.consumer_wait(stage, state)
@@ -419,6 +425,8 @@ def multiply_of_pair(a, b, acc, stage, ready, tiles, BUG: tl.constexpr):
                 tk.mma_ABt(a[state.index], b[state.index], acc, wait=False, accumulate=k > 0)
                 if BUG == "stage_committed_at_home":
                     tk.mma_commit(stage.empty[state.index])
+                elif BUG == "committed_beyond_the_cluster":
+                    tk.mma_commit(stage.empty[state.index], 7)  # reports: committed_beyond_the_cluster
                 elif BUG == "group_of_one_cta":
                     tcgen05.commit(stage.empty[state.index], 3)  # reports: group_of_one_cta
                 else:
@@ -437,9 +445,13 @@ def store_of_pair(C, acc, ready, tiles, BUG: tl.constexpr):
     turn = tk.pipeline_state(ready)
     for i in range(tiles):
         tk.consumer_wait(ready, turn)  # reports: sums_committed_at_home
-        tcgen05.fence_after_thread_sync()
-        total = tk.load(acc)  # reports: peer_not_counted
-        tcgen05.fence_before_thread_sync()
+        if BUG != "no_fence_after_the_commit":
+            tcgen05.fence_after_thread_sync()
+        # reports: peer_not_counted, no_fence_after_the_commit, no_fence_before_the_peers_release
+        # reports: no_fence_before_the_pairs_product
+        total = tk.load(acc)
+        if BUG != "no_fence_before_the_peers_release" or rank == 0:
+            tcgen05.fence_before_thread_sync()
         if BUG == "sums_released_at_home":
             tk.arrive(ready.empty[0], per="warp")
         else:
@@ -481,10 +493,14 @@ fault("bytes_of_one_cta", "bytes", pair_products, pair_inputs, seed=2, **pair)
 fault("half_not_awaited", "race", pair_products, pair_inputs, **pair)
 fault("issued_by_the_odd_cta", "illegal", pair_products, pair_inputs, **pair)
 fault("group_of_one_cta", "illegal", pair_products, pair_inputs, **pair)
+fault("committed_beyond_the_cluster", "illegal", pair_products, pair_inputs, **pair)
 fault("stage_committed_at_home", "deadlock", pair_products, pair_inputs, also=("bytes",), **pair)
 fault("sums_committed_at_home", "deadlock", pair_products, pair_inputs, **pair)
 fault("sums_released_at_home", "deadlock", pair_products, pair_inputs, **pair)
 fault("peer_not_counted", "race", pair_products, pair_inputs, seed=1, **pair)
+fault("no_fence_after_the_commit", "race", pair_products, pair_inputs, **pair)
+fault("no_fence_before_the_peers_release", "race", pair_products, pair_inputs, **pair)
+fault("no_fence_before_the_pairs_product", "race", pair_products, pair_inputs, **pair)
 fault("peer_not_met", "barrier-life", pair_products, pair_inputs, **pair)
 
 

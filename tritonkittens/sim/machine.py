@@ -318,11 +318,17 @@ class Machine:
         return decode(view.type.element.name, self.read(view))
 
     def store(
-        self, role: Role, view: View, values: np.ndarray, op: Op, parts: Sequence[tuple[int | None, View]] = ()
+        self,
+        agent: Role | Async,
+        view: View,
+        values: np.ndarray,
+        op: Op,
+        parts: Sequence[tuple[int | None, View]] = (),
+        proxy: str = GENERIC,
     ) -> None:
         """Write values of threads. `parts`: what each CTA writes, unless that is its own memory."""
         for rank, part in parts or [(None, view)]:
-            self.touch(role, part, True, GENERIC, op, by=rank)
+            self.touch(agent, part, True, proxy, op, by=rank)
         self.write(view, np.broadcast_to(encode(view.type.element.name, np.asarray(values)), view.map.shape))
 
     # ---- asynchronous operations

@@ -13,7 +13,7 @@ from tritonkittens.inline_ptx._meaning import PtxFault
 from ..agents import Async, Wait
 from ..clocks import ASYNC
 from ..costs import TCGEN05_LATENCY, WGMMA_LATENCY, Duration, tcgen05_cycles
-from ..layouts import LANES, SHARED_MASK, TENSOR_LANE_BYTES
+from ..layouts import LANES, SHARED_MASK, SHARED_STRIDE, TENSOR_LANE_BYTES
 from ..report import Place
 from ..values import Allocation
 from .ptx_memory import TENSOR_COLUMNS, PtxMemory
@@ -210,6 +210,9 @@ class PtxTensorCores(PtxMemory):
     def tcgen05_commit(self, barriers: list[int], thread: int, ctas: int) -> None:
         machine, role, op = self.machine, self.role, self.op
         self._group(ctas)
+        last, ranks = max(barriers, default=0) // SHARED_STRIDE, len(machine.ctas)
+        if last >= ranks:
+            raise PtxFault(f"tcgen05.commit to a barrier of CTA {last} of a cluster of {ranks}")
 
         def effect(operation: Async) -> None:
             operation.clocks[self.rank].commit()

@@ -12,7 +12,7 @@ import numpy as np
 from tritonkittens.arch import chip_of
 
 from ..agents import Async, Role, Wait
-from ..clocks import ASYNC, GENERIC
+from ..clocks import ASYNC, GENERIC, TENSOR_THREADS
 from ..costs import CLC_DURATION, TCGEN05_LATENCY, Duration, tcgen05_cycles
 from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES, free_ranks
 from ..numbers import decode, encode, round_to
@@ -45,7 +45,7 @@ def tmem_alloc(role: Role, op: Op, *source: Any) -> Any:
         for start, end in runs:
             memory.forget(base + start, base + end)
     if source:
-        machine.store(role, made, source[0], op)
+        store(role, made, source[0], op)
     return made if len(op.results) == 1 else (made, None)
 
 
@@ -60,6 +60,22 @@ def written(role: Role, view: View) -> bool:
     )
 
 
+def access(role: Role, op: Op, what: str) -> tuple[Role | Async, str]:
+    """Return the agent and the proxy of a load ("ld") or store ("st") that Triton compiles, with its wait.
+
+    Triton emits no fences of tcgen05, so its own products need none. Those of inline PTX do.
+    """
+    if not role.machine.simulation.program.multiplies_by_ptx:
+        return role, GENERIC
+    return role.machine.tensor_access(role, op, what, role.rank), TENSOR_THREADS
+
+
+def store(role: Role, target: View, values: Any, op: Op) -> None:
+    agent, proxy = access(role, op, "st")
+    role.machine.store(agent, target, values, op, proxy=proxy)
+    role.machine.tensor_wait(role, "st")
+
+
 @effect("ttng.tmem_load")
 def tmem_load(role: Role, op: Op, source: View, *token: Any) -> Any:
     machine = role.machine
@@ -68,7 +84,9 @@ def tmem_load(role: Role, op: Op, source: View, *token: Any) -> Any:
         machine.touch(role, source, False, GENERIC, op)
         nothing = Poison(op, f"reads {source.name}, parts of which were never written")
         return nothing if len(op.results) == 1 else (nothing,) * len(op.results)
-    values = machine.load(role, source, op)
+    agent, proxy = access(role, op, "ld")
+    values = machine.load(agent, source, op, proxy)
+    machine.tensor_wait(role, "ld")
     kind = op.result_types[0]
     assert isinstance(kind, Tensor)
     out: list[Any] = [values.reshape(kind.shape)]
@@ -98,7 +116,7 @@ def reduced_rows(role: Role, op: Op, values: np.ndarray) -> np.ndarray:
 def tmem_store(role: Role, op: Op, target: View, *rest: Any) -> None:
     values, predicate = rest[-2:]
     if predicate:
-        role.machine.store(role, target, values, op)
+        store(role, target, values, op)
 
 
 @effect("ttng.tmem_wait")
