@@ -1,8 +1,9 @@
-"""Seeded faults that only Blackwell has: each of `blackwell_faults.py` is found, with the guilty line; the kernels
-without it give no report in 50 schedules and the right numbers."""
+"""Seeded faults that only Blackwell has: each of `blackwell_faults.py` and `blackwell_cluster_faults.py` is found, with
+the guilty line; the kernels without it give no report in 50 schedules and the right numbers."""
 
 import pytest
 
+from tests.sim import blackwell_cluster_faults  # noqa: F401  adds to the list
 from tests.sim.blackwell_faults import BLACKWELL_FAULTS
 from tests.sim.test_faults import check_fault, check_twin
 from tests.util import explored
