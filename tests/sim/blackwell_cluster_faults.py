@@ -42,15 +42,18 @@ def ask(answer, pipe, BUG: tl.constexpr):
         elif BUG != "answer_not_expected_by_the_peer" or rank == 0:
             tk.expect(pipe.full[0], 16)
         place = answer + 8 if BUG == "answer_misaligned" else answer
-        if rank == 0:
-            if BUG != "answer_overwritten":
+        if rank == 0 or BUG == "asked_by_both":
+            if BUG != "answer_overwritten" and rank == 0:
                 tk.wait(pipe.empty[0], state.phase ^ 1, scope="cluster")
             # reports: answer_overwritten, answer_unfenced, answer_misaligned, asked_after_the_last
-            # reports: answer_overwritten_in_the_peer
+            # reports: answer_overwritten_in_the_peer, asked_by_both, answer_not_awaited
             clc.try_cancel(place, pipe.full[0], True)
-        tk.consumer_wait(pipe, state)
-        more = clc.is_canceled(answer)
-        answer_read(pipe, BUG)
+        if BUG == "answer_not_awaited":
+            more = 0
+        else:
+            tk.consumer_wait(pipe, state)
+            more = clc.is_canceled(answer)
+            answer_read(pipe, BUG)
         if BUG == "asked_after_the_last":
             left, more = more, left
         state = tk.advance(state)
@@ -65,12 +68,18 @@ def work(Y, answer, pipe, BUG: tl.constexpr):
     layout: tl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     while more != 0:
         gl.store(Y.pointer + block * 128 + gl.arange(0, 128, layout), block * 3 + 1)
-        if BUG != "answer_read_early":
-            tk.consumer_wait(pipe, state)  # reports: answer_not_expected_by_the_peer
-        # reports: answer_read_early, answer_overwritten, answer_overwritten_in_the_peer, answer_unfenced
-        more = clc.is_canceled(answer)
-        block = clc.first_ctaid(answer) + rank
-        answer_read(pipe, BUG)
+        if BUG == "answer_not_awaited":
+            more = 0
+        else:
+            if BUG != "answer_read_early":
+                tk.consumer_wait(pipe, state)  # reports: answer_not_expected_by_the_peer
+            # reports: answer_read_early, answer_overwritten, answer_overwritten_in_the_peer, answer_unfenced
+            more = clc.is_canceled(answer)
+            block = clc.first_ctaid(answer) + rank
+            answer_read(pipe, BUG)
+            if BUG == "answer_not_checked":
+                # reports: answer_not_checked
+                gl.store(Y.pointer + block * 128 + gl.arange(0, 128, layout), block * 3 + 1)
         state = tk.advance(state)
 
 
@@ -93,6 +102,9 @@ fault("answer_read_early", "uninitialized", taken_over, blocks_inputs, **taking)
 fault("answer_overwritten", "race", taken_over, blocks_inputs, **taking)
 fault("answer_overwritten_in_the_peer", "race", taken_over, blocks_inputs, **taking)
 fault("answer_unfenced", "missing-fence", taken_over, blocks_inputs, **taking)
+fault("answer_not_checked", "out-of-bounds", taken_over, blocks_inputs, **taking)
+fault("answer_not_awaited", "unfinished", taken_over, blocks_inputs, **taking)
+fault("asked_by_both", "race", taken_over, blocks_inputs, **taking)
 fault("answer_of_eight_bytes", "bytes", taken_over, blocks_inputs, **taking)
 fault("answer_not_expected_by_the_peer", "deadlock", taken_over, blocks_inputs, **taking)
 fault("answer_misaligned", "misaligned", taken_over, blocks_inputs, **taking)
@@ -109,7 +121,31 @@ def of_pair(t, tile, part):
 
 
 @triton.jit
+def begin(BUG: tl.constexpr):
+    """All warps of the cluster meet once its barriers exist."""
+    if BUG != "peer_not_met":
+        cluster.arrive()
+        cluster.wait()
+
+
+@triton.jit
+def end(BUG: tl.constexpr):
+    """All warps of the cluster meet before the first CTA ends."""
+    if BUG != "peer_has_ended":
+        cluster.arrive()
+        cluster.wait()
+
+
+@triton.jit
+def idle(BUG: tl.constexpr):
+    """The warps that complete a warpgroup: the cluster's barrier counts them."""
+    begin(BUG)
+    end(BUG)
+
+
+@triton.jit
 def load_of_pair(A, B, a, b, stage, tiles, BUG: tl.constexpr):
+    begin(BUG)
     rank = tk.cluster_rank()
     state = tk.pipeline_state(stage)
     for i in range(tiles * STEPS):
@@ -131,11 +167,13 @@ def load_of_pair(A, B, a, b, stage, tiles, BUG: tl.constexpr):
         else:
             tk.load_async(b[state.index], B, (0, i % STEPS), stage.full[state.index])
         state = tk.advance(state)
+    end(BUG)
 
 
 @triton.jit
 def multiply_of_pair(a, b, acc, stage, ready, tiles, BUG: tl.constexpr):
     """The first CTA issues the products of both."""
+    begin(BUG)
     if tk.cluster_rank() == (1 if BUG == "issued_by_the_odd_cta" else 0):
         state, turn = tk.pipeline_state(stage), tk.pipeline_state(ready)
         for _ in range(tiles):
@@ -162,10 +200,12 @@ def multiply_of_pair(a, b, acc, stage, ready, tiles, BUG: tl.constexpr):
             else:
                 tk.mma_commit(ready.full[0], 3)
             turn = tk.advance(turn)
+    end(BUG)
 
 
 @triton.jit
 def store_of_pair(C, acc, ready, tiles, BUG: tl.constexpr):
+    begin(BUG)
     rank = tk.cluster_rank()
     turn = tk.pipeline_state(ready)
     for i in range(tiles):
@@ -180,9 +220,10 @@ def store_of_pair(C, acc, ready, tiles, BUG: tl.constexpr):
         if BUG == "sums_released_at_home":
             tk.arrive(ready.empty[0], per="warp")
         else:
-            tk.arrive(ready.empty[0], per="warp", cta=0)
+            tk.arrive(ready.empty[0], per="warp", cta=0)  # reports: peer_has_ended
         tk.store(C, total, (i * 2 + rank, 0))
         turn = tk.advance(turn)
+    end(BUG)
 
 
 @tk.kernel
@@ -198,9 +239,9 @@ def pair_products(A, B, C, tiles, BUG: tl.constexpr):
             (store_of_pair, (C, acc, ready, tiles, BUG)),
             (load_of_pair, (A, B, a, b, stage, tiles, BUG)),
             (multiply_of_pair, (a, b, acc, stage, ready, tiles, BUG)),
+            (idle, (BUG,)),
         ),
-        warps=(4, 1, 1),
-        cluster_sync=BUG != "peer_not_met",
+        warps=(4, 1, 1, 2),
     )
 
 
@@ -226,4 +267,5 @@ fault("peer_not_counted", "race", pair_products, pair_inputs, seed=1, **pair)
 fault("no_fence_after_the_commit", "race", pair_products, pair_inputs, **pair)
 fault("no_fence_before_the_peers_release", "race", pair_products, pair_inputs, **pair)
 fault("no_fence_before_the_pairs_product", "race", pair_products, pair_inputs, **pair)
+fault("peer_has_ended", "out-of-bounds", pair_products, pair_inputs, **pair)
 fault("peer_not_met", "barrier-life", pair_products, pair_inputs, **pair)

@@ -332,7 +332,7 @@ def clc_try_cancel(role: Role, op: Op, result: View, bar: View) -> None:
         program = machine.simulation.cancel_next()
         if program is None:
             machine.last_answer = operation
-        words: np.ndarray = np.zeros(2, np.uint64)
+        words: np.ndarray = np.full(2, (1 << 63) - 1, np.uint64)  # of no cluster
         if program is not None:
             x, y, z = program
             words[:] = (1 << 63) | (x & 0xFFFFFFFF) << 1 & 0x7FFFFFFF | (y & 0xFFFF) << 32, z
