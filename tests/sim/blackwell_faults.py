@@ -71,7 +71,7 @@ def issue_products(a, b, sums, stage, ready, tiles, BUG: tl.constexpr):
             if BUG == "committed_before_the_product":
                 tk.mma_commit(stage.empty[state.index])
             # reports: stage_released_by_threads, committed_before_the_product, committed_by_the_loader
-            # reports: sums_signalled_by_threads, released_before_the_read, sums_not_acquired, adds_to_what_was_there
+            # reports: sums_signalled_by_threads, released_before_the_read, sums_not_acquired
             # reports: one_accumulator_of_the_ring
             tk.mma_AB(a[state.index], b[state.index], into, wait=False, accumulate=k > 0)
             if BUG == "stage_released_by_threads":
@@ -147,6 +147,7 @@ fault("sums_never_committed", "deadlock", mma_warp, tiles_inputs(3))
 fault("sums_signalled_by_threads", "race", mma_warp, tiles_inputs(3))
 fault("released_before_the_read", "race", mma_warp, tiles_inputs(3))
 fault("index_beyond_the_ring", "out-of-bounds", mma_warp, tiles_inputs(3))
+fault("sums_not_acquired", "race", mma_warp, tiles_inputs(3))
 fault("one_accumulator_of_the_ring", "race", mma_warp, tiles_inputs(3))
 
 

@@ -6,6 +6,7 @@ import pytest
 from tests.sim import blackwell_cluster_faults  # noqa: F401  adds to the list
 from tests.sim.blackwell_faults import BLACKWELL_FAULTS
 from tests.sim.test_faults import check_fault, check_twin
+from tests.test_template_mma_warp import CASES
 from tests.util import explored
 
 TWINS = {case.kernel.__name__: case for case in BLACKWELL_FAULTS}
@@ -23,5 +24,6 @@ def test_twin_is_clean_and_right(kernel, rng, schedules):
 
 
 def test_there_are_enough():
-    assert len({case.name for case in BLACKWELL_FAULTS}) == len(BLACKWELL_FAULTS) >= 40
-    assert len({case.kind for case in BLACKWELL_FAULTS}) >= 12
+    names, kinds = ({getattr(case, what) for case in BLACKWELL_FAULTS} for what in ("name", "kind"))
+    assert len(names) == len(BLACKWELL_FAULTS) >= 60 and len(kinds) >= 12
+    assert len(TWINS) + len(CASES) >= 20  # correct kernels: those here, and the templates with an MMA warp
