@@ -1,6 +1,7 @@
 """Seeded faults: every mistake of `faults.py` is found, by the right kind of report and with the guilty line; the same
 kernel without it gives no report in 50 schedules and the right numbers."""
 
+import itertools
 import linecache
 import re
 
@@ -25,12 +26,13 @@ def launch(case, bug, rng, schedule):
 
 
 def names_line(finding, fault):
-    """Does one end of a finding lie on a line marked with the fault, or below such a comment, in the kernel or in what
+    """Does one end of a finding lie on a line marked with the fault, or below such comments, in the kernel or in what
     called it?"""
     frames = [frame for place in finding.places for frame in place.location.frames]
     marks = [linecache.getline(frame.file, frame.line) for frame in frames]
-    above = [linecache.getline(frame.file, frame.line - 1) for frame in frames]
-    marks += [line for line in above if line.lstrip().startswith("# reports:")]
+    for frame in frames:
+        above = (linecache.getline(frame.file, number) for number in range(frame.line - 1, 0, -1))
+        marks += itertools.takewhile(lambda line: line.lstrip().startswith("# reports:"), above)
     return any(re.search(rf"# reports:.*\b{fault}\b", line) for line in marks)
 
 
@@ -44,10 +46,10 @@ def check_fault(case, rng):
     assert run.findings[0].kind in (case.kind, *case.also), "\n".join(map(str, run.findings))
 
 
-def check_twin(case, rng):
+def check_twin(case, rng, schedules=SCHEDULES):
     """The kernel without the fault is clean and right in every schedule."""
     run, outputs, expected = launch(case, "", rng, 0)
-    for seed in range(SCHEDULES):
+    for seed in range(schedules):
         for out in outputs:
             poison(out)
         run.run(nth(seed, len(run.program.role_names)))

@@ -257,9 +257,9 @@ class Machine(Protocol):
         `write(space, addresses, data)` (like `load` and `store`, without threads).
         """
 
-    def tcgen05_commit(self, barriers: list[int], thread: int) -> None:
+    def tcgen05_commit(self, barriers: list[int], thread: int, ctas: int) -> None:
         """One arrival at each of these barriers (shared addresses) when the thread's operations issued so far are
-        done."""
+        done. `ctas`: of the instruction's cta_group."""
 
     def clc_try_cancel(self, result: int, barrier: int, multicast: bool) -> None:
         """Request a cluster. `clc.encode_answer` is written to the 16 bytes at shared `result`, and 16 bytes complete

@@ -81,10 +81,13 @@ def first_ctaid(result, axis: tl.constexpr = 0):
 # --------------------------------------------------------------------------------
 
 
+NO_CTA = 0x7FFFFFFF
+
+
 def encode_answer(first_ctaid: "tuple[int, int, int] | None") -> np.ndarray:
     """uint8 [16]: the answer of a try_cancel as the simulator writes it (the hardware's format is not documented): x,
-    y, z of the cancelled cluster's first CTA and 1, or zeros."""
-    return np.array([*first_ctaid, 1] if first_ctaid is not None else [0] * 4, np.uint32).view(np.uint8)
+    y, z of the cancelled cluster's first CTA and 1, or no CTA's and 0."""
+    return np.array([*first_ctaid, 1] if first_ctaid is not None else [NO_CTA] * 3 + [0], np.uint32).view(np.uint8)
 
 
 @meaning(

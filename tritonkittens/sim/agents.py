@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .global_order import Threads
     from .machine import Machine
 
-WAITED_FOR = {"TMA load", "TMA gather", "wgmma", "tcgen05.mma", "tcgen05.cp", "cp.async"}
+WAITED_FOR = {"TMA load", "TMA gather", "wgmma", "tcgen05.mma", "tcgen05.cp", "cp.async", "try_cancel"}
 # work in flight at a CTA's end that must no longer read its shared memory
 BULK_STORES = ("TMA store", "TMA reduce", "TMA scatter")
 

@@ -6,8 +6,9 @@ matrix product) is one bit for each CTA that issues it, set in a clock once that
 The asynchronous proxy (TMA, wgmma, tcgen05) sees ordinary accesses only after `fence.proxy.async` (PTX ISA, "Async
 proxy"). So a clock has a second half: the fenced part of the past.
 Loads and stores of tensor memory by threads are operations too, complete at tcgen05.wait. Other threads and the
-tensor core follow them only through tcgen05.fence::before_thread_sync, a barrier and ::after_thread_sync (PTX ISA,
-"tcgen05 Memory Consistency Model").
+tensor core follow them only through tcgen05.fence::before_thread_sync, a barrier and ::after_thread_sync. Threads
+follow the tensor core through a commit, which implies the first fence, a barrier and the second (PTX ISA, "tcgen05
+Memory Consistency Model"). Loads and stores that Triton compiles need no fences here: it emits none.
 """
 
 from __future__ import annotations
@@ -132,6 +133,10 @@ class Clock:
         self.operations |= operation.operations | bit
         self.fenced_operations |= operation.fenced_operations | bit
 
+    def commit(self) -> None:
+        """Execute the fence::before_thread_sync that tcgen05.commit implies."""
+        self.before_sync |= self.operations
+
     def fence(self) -> None:
         """Execute `fence.proxy.async`: the asynchronous proxy now sees everything known so far."""
         self.fenced, self.fenced_operations = self.roles[:], self.operations
@@ -202,6 +207,14 @@ class Shadow:
         segment.end = at
         return i + 1
 
+    def unordered(self, start: int, end: int, clock: Clock) -> Access | None:
+        """Return an access of these bytes that `clock` does not know to have happened."""
+        for segment in self.segments[bisect_right(self.starts, start) - 1 : bisect_right(self.starts, end - 1)]:
+            for access in (segment.write, *segment.reads):
+                if access is not None and not clock.covers(access):
+                    return access
+        return None
+
     def access(self, runs: list[tuple[int, int]], base: int, access: Access, clock: Clock) -> Conflict | None:
         """Record an access of the bytes `base + run`. Return the first conflict with an earlier access that `clock`
         does not order before it.
@@ -246,7 +259,9 @@ class Shadow:
                 continue  # a store after the same threads' loads and stores
             if not clock.covers(before):
                 return Conflict("race", before, segment.start, segment.end)
-            if before.proxy == TENSOR_THREADS and not ours and not clock.after_sync & before.bit:
+            # products of the same role may be of the same thread, which needs no fence after its wait
+            product = before.proxy == ASYNC and access.proxy == TENSOR_THREADS and before.role != access.role
+            if (product or before.proxy == TENSOR_THREADS) and not ours and not clock.after_sync & before.bit:
                 return Conflict("thread-sync", before, segment.start, segment.end)
             if before.proxy == GENERIC and access.proxy == ASYNC and not clock.covers_fenced(before):
                 return Conflict("missing-fence", before, segment.start, segment.end)

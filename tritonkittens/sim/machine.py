@@ -70,6 +70,8 @@ class Machine:
         self.named: dict[tuple[int, int], Any] = {}
         self.words: dict[tuple[str, int], Clock] = {}  # clocks of releasing stores, by word
         self.cluster_barrier = ClusterBarrier(self)
+        self.tensor_group: int | None = None  # the cta_group of its tcgen05 instructions
+        self.last_answer: Async | None = None  # of cluster launch control, that no cluster is left
         self.time = 0.0
         self.steps = 0
         self.unanswered = 0  # steps of roles since an operation completed
@@ -316,11 +318,17 @@ class Machine:
         return decode(view.type.element.name, self.read(view))
 
     def store(
-        self, role: Role, view: View, values: np.ndarray, op: Op, parts: Sequence[tuple[int | None, View]] = ()
+        self,
+        agent: Role | Async,
+        view: View,
+        values: np.ndarray,
+        op: Op,
+        parts: Sequence[tuple[int | None, View]] = (),
+        proxy: str = GENERIC,
     ) -> None:
         """Write values of threads. `parts`: what each CTA writes, unless that is its own memory."""
         for rank, part in parts or [(None, view)]:
-            self.touch(role, part, True, GENERIC, op, by=rank)
+            self.touch(agent, part, True, proxy, op, by=rank)
         self.write(view, np.broadcast_to(encode(view.type.element.name, np.asarray(values)), view.map.shape))
 
     # ---- asynchronous operations
@@ -398,6 +406,13 @@ class Machine:
         second.started = second.finish = first.finish
         self.flying.append(second)
         return second
+
+    def check_request(self, role: Role, op: Op) -> None:
+        """Report a request for a cluster by threads that know the last answer to be that none is left."""
+        bits = 0 if self.last_answer is None else sum(self.last_answer.bits.values())
+        if any(clock.operations & bits for clock in role.clocks.values()):
+            message = "clusterlaunchcontrol.try_cancel after an answer that no cluster is left: it has no meaning"
+            self.report("illegal", message, role, op)
 
     def shared_unit(self, name: str, rank: int) -> Unit:
         """Return a unit that the roles of a CTA share, for modelled time."""

@@ -54,6 +54,7 @@ class Program:
     shared_bytes: int
     tensor_columns: int
     uses_tensor_memory: bool
+    multiplies_by_ptx: bool  # whether inline PTX issues tcgen05.mma
     arch: int
     role_names: list[str]
     first_partition: dict[int, int]  # id of a warp_specialize → index of its first worker among a CTA's roles
@@ -173,6 +174,7 @@ def prepare(module: Module, name: str | None = None) -> Program:
             op.name == "ttng.tmem_alloc" or "tcgen05" in str(op.attributes.get("asm_string", ""))
             for op in module.walk()
         ),
+        multiplies_by_ptx=any("tcgen05.mma" in str(op.attributes.get("asm_string", "")) for op in module.walk()),
         arch=int(target.split(":")[-1]),
         role_names=names,
         first_partition=first,

@@ -30,10 +30,11 @@ KINDS = {
     "barrier-life": "a barrier used before mbarrier.init or after mbarrier.inval, initialised twice, or its memory "
     "overwritten",
     "uninitialized": "memory or registers read that nothing has written",
-    "in-flight": "an accumulator or register operand touched while a wgmma that uses it is in flight",
+    "in-flight": "an accumulator or register operand touched while a wgmma that uses it is in flight; a value of a "
+    "tcgen05.ld used before a wait for it",
     "out-of-bounds": "an access outside every tensor and allocation",
     "misaligned": "an address or coordinate that the instruction does not take",
-    "tmem": "tensor memory not released, or used after release",
+    "tmem": "tensor memory not released, released while in use, or used after release",
     "budget": "more shared memory, tensor memory or registers than the target has",
     "loop": "a loop without end: nothing changes the values that it reads, or the step limit was reached",
     "unfinished": "asynchronous work in flight when the kernel ended",

@@ -264,6 +264,10 @@ class Simulation:
             machine.roles.append(role)
         return machine
 
+    def reported(self, op: Op) -> bool:
+        """Whether a finding names the operation."""
+        return any(place.location == op.location for finding in self.findings for place in finding.places)
+
     def end(self, machine: Machine) -> None:
         """Check a cluster whose roles have ended for work in flight."""
         self.time = max(self.time, machine.time, *(r.time for r in machine.roles))
@@ -271,13 +275,12 @@ class Simulation:
             if needs_wait(operation.kind):
                 message = f"a {operation.kind} is in flight when its CTA ends: no role waits for it"
                 machine.report("unfinished", message, operation.role, operation.op, operation.kind)
-        reported = {place.location for finding in self.findings for place in finding.places}
         known = 0
         for role in machine.roles:
             for clock in role.clocks.values():
                 known |= clock.operations
         for bits, role, op, kind in machine.completed:
-            if known & bits != bits and op.location not in reported:
+            if known & bits != bits and not self.reported(op):
                 message = f"no role waits for a {kind}: it may still be in flight when its CTA ends"
                 machine.report("unfinished", message, role, op, kind)
         while machine.flying:

@@ -7,7 +7,7 @@ from .._asm import builtin, unwrap
 from .._meaning import Instruction, Machine, Register, lanes, meaning
 from .._tile_operands import pass_through
 from .._traced import Semantic, Traced
-from .issue import TARGETS, cta_group, issue
+from .issue import TARGETS, cta_group, ctas_of, issue
 
 
 @builtin
@@ -64,7 +64,9 @@ def _commit_meaning(t: Machine, i: Instruction, barriers: Register, masks: Regis
         i.threads, lanes(barriers, i.active), lanes(masks, i.active) if masks is not None else [None] * len(i.active)
     ):
         t.tcgen05_commit(
-            [bar] if mask is None else [bar & 0xFFFFFF | rank << 24 for rank in range(16) if mask >> rank & 1], thread
+            [bar] if mask is None else [bar & 0xFFFFFF | rank << 24 for rank in range(16) if mask >> rank & 1],
+            thread,
+            ctas_of(i),
         )
 
 

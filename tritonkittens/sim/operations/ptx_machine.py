@@ -27,13 +27,17 @@ class RoleThreads(PtxSynchronisation, PtxCopies, PtxTensorCores):
     def clc_try_cancel(self, result: int, barrier: int, multicast: bool) -> None:
         machine, role = self.machine, self.role
         self.check_aligned(result, "clusterlaunchcontrol.try_cancel: the result")
+        machine.check_request(role, self.op)
         targets = self.targets(result, barrier, (1 << len(machine.ctas)) - 1 if multicast else None)
         bars = [
             machine.barriers.find(role, bar, self.op, "try_cancel", self.rank) for _, bar in targets if bar is not None
         ]
 
         def effect(operation: Async) -> None:
-            answer = clc.encode_answer(machine.simulation.cancel_next())
+            program = machine.simulation.cancel_next()
+            if program is None:
+                machine.last_answer = operation
+            answer = clc.encode_answer(program)
             for (place, _), bar, phase in zip(targets, bars, phases):
                 self.put(operation, ASYNC, "shared", np.array([place]), answer.reshape(1, 16))
                 if bar is not None:

@@ -58,10 +58,11 @@ class PtxMemory(PtxThreads):
     def _split(self, space: str, addresses: np.ndarray, nbytes: int) -> Iterator[tuple[np.ndarray, View]]:
         """Return (which of the flat addresses, their view) for each CTA that contains some."""
         ranks: np.ndarray = addresses // SHARED_STRIDE
-        for rank in np.unique(ranks):
+        for rank in range(int(ranks.min()), int(ranks.max()) + 1) if ranks.size else ():
             here = np.flatnonzero(ranks == rank)
-            low = int(addresses[here].min())
-            yield here, self.view(space, low, AddressMap(addresses[here] - low, nbytes))
+            if here.size:
+                low = int(addresses[here].min())
+                yield here, self.view(space, low, AddressMap(addresses[here] - low, nbytes))
 
     def resolve(self, space: str, addresses: np.ndarray, nbytes: int, what: str) -> tuple[str, np.ndarray]:
         """Return (shared, tensor or global; flat int64 addresses), with alignment checked.

@@ -80,7 +80,7 @@ class PtxSynchronisation(PtxThreads):
         fences."""
         clock = self.clock
         if kind == "tcgen05.before_thread_sync":
-            clock.before_sync |= clock.operations
+            clock.commit()
         elif kind == "tcgen05.after_thread_sync":
             clock.after_sync |= clock.before_sync
         elif kind in PROXY_FENCES:

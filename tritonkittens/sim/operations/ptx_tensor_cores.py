@@ -13,7 +13,8 @@ from tritonkittens.inline_ptx._meaning import PtxFault
 from ..agents import Async, Wait
 from ..clocks import ASYNC
 from ..costs import TCGEN05_LATENCY, WGMMA_LATENCY, Duration, tcgen05_cycles
-from ..layouts import LANES, TENSOR_LANE_BYTES
+from ..layouts import LANES, SHARED_MASK, SHARED_STRIDE, TENSOR_LANE_BYTES
+from ..report import Place
 from ..values import Allocation
 from .ptx_memory import TENSOR_COLUMNS, PtxMemory
 
@@ -22,15 +23,22 @@ class PtxTensorCores(PtxMemory):
     """Work of the tensor cores that threads start, and their allocations of tensor memory."""
 
     def _issue(
-        self, queue: str, kind: str, effect: Callable[[Async], None], latency: float = 0.0, cost: float = 0.0
+        self,
+        queue: str,
+        kind: str,
+        effect: Callable[[Async], None],
+        latency: float = 0.0,
+        cost: float = 0.0,
+        thread: int | None = None,
     ) -> Async:
-        """Start work of the CTA's tensor core, in order after the role's earlier work in the same queue."""
+        """Start work of the CTA's tensor core, in order after the earlier work of the role, or of its `thread`, in the
+        same queue."""
         return self.machine.start(
             kind,
             self.role,
             self.op,
             effect,
-            queue=(queue, self.role.components[self.rank]),
+            queue=(queue, self.role.components[self.rank], *(() if thread is None else (int(self.tid[thread]),))),
             unit=f"tensor core {self.rank}",
             duration=Duration(cost, latency),
             rank=self.rank,
@@ -87,6 +95,7 @@ class PtxTensorCores(PtxMemory):
         cta, role = self.machine.ctas[self.rank], self.role
         if columns not in (32, 64, 128, 256, 512):
             raise PtxFault(f"tcgen05.alloc of {columns} columns: a power of two from 32 to 512")
+        self._group(1)
         if cta.tensor_relinquished:
             self.machine.report("tmem", "tcgen05.alloc after tcgen05.relinquish_alloc_permit", role, self.op)
 
@@ -109,7 +118,17 @@ class PtxTensorCores(PtxMemory):
             cta.tensor.forget(lane * TENSOR_LANE_BYTES + start * 4, lane * TENSOR_LANE_BYTES + (start + columns) * 4)
         return start
 
+    def _group(self, ctas: int) -> None:
+        """Check that all tcgen05 instructions of a kernel have one cta_group. The compiler's own name it first."""
+        machine = self.machine
+        if machine.tensor_group is None and machine.simulation.program.tensor_columns:
+            machine.tensor_group = 1 + bool(machine.simulation.program.module.attributes.get("ttng.two-ctas"))
+        machine.tensor_group = machine.tensor_group or ctas
+        if machine.tensor_group != ctas:
+            raise PtxFault(f"tcgen05 with cta_group::{ctas} in a kernel with cta_group::{machine.tensor_group}")
+
     def tcgen05_dealloc(self, address: int, columns: int) -> None:
+        self._group(1)
         cta = self.machine.ctas[self.rank]
         known = cta.tensor_live.get(address)
         if known is None or known.size != columns * 4:
@@ -118,6 +137,15 @@ class PtxTensorCores(PtxMemory):
                 "tmem", f"tcgen05.dealloc of {columns} columns at {address}; {held} is allocated", self.role, self.op
             )
             return
+        assert cta.tensor is not None
+        for lane in range(LANES):
+            start = lane * TENSOR_LANE_BYTES + known.base
+            access = cta.tensor.shadow.unordered(start, start + known.size, self.clock)
+            if access is not None and not self.machine.simulation.reported(access.op):
+                message = f"{known.name}: released while a {access.who.rsplit(', ', 1)[-1]} may still access it"
+                place = Place(access.who, "accesses it", access.op.location)
+                self.machine.report("tmem", message, self.role, self.op, "tcgen05.dealloc", (place,))
+                break
         del cta.tensor_live[address]
 
     def tcgen05_relinquish(self) -> None:
@@ -132,6 +160,7 @@ class PtxTensorCores(PtxMemory):
         def effect(flying: Async) -> None:
             def read(space: str, addresses: np.ndarray, nbytes: int) -> np.ndarray:
                 where, flat = self.resolve(space, self._window(space, addresses), nbytes, flying.kind)
+                self._in_one_buffer(where, flat, nbytes, flying.kind)
                 return self.fetch(flying, ASYNC, where, flat, nbytes).reshape(*addresses.shape, nbytes)
 
             def write(space: str, addresses: np.ndarray, data: np.ndarray) -> None:
@@ -141,8 +170,10 @@ class PtxTensorCores(PtxMemory):
             operation.run(read, write)
 
         if not isinstance(operation, tcgen05.Product):
-            self._issue("tcgen05", "tcgen05.cp", effect, TCGEN05_LATENCY)
+            self._group(1)
+            self._issue("tcgen05", "tcgen05.cp", effect, TCGEN05_LATENCY, thread=thread)
             return
+        self._group(operation.ctas)
         if operation.ctas == 2 and (self.rank % 2 or self.rank + 1 >= len(self.machine.ctas)):
             where = f"in CTA {self.rank} of a cluster of {len(self.machine.ctas)}"
             self.machine.stop(
@@ -153,7 +184,22 @@ class PtxTensorCores(PtxMemory):
             )
         (m, n), bits = operation.d.shape, tcgen05.OPERAND_BITS[operation.types[0]]
         cost = tcgen05_cycles(m // operation.ctas, n, 256 // bits, bits)
-        self._issue("tcgen05", "tcgen05.mma", effect, TCGEN05_LATENCY, cost)
+        self._issue("tcgen05", "tcgen05.mma", effect, TCGEN05_LATENCY, cost, thread)
+
+    def _in_one_buffer(self, space: str, flat: np.ndarray, nbytes: int, what: str) -> None:
+        """Check that an operand in shared memory, which may be spread over the CTAs of a pair, does not reach from one
+        buffer, or stage of a ring, into the next."""
+        if space != "shared":
+            return
+        first, last = int((flat & SHARED_MASK).min()), int((flat & SHARED_MASK).max()) + nbytes
+        buffers = [a for a in self.machine.ctas[self.rank].allocations[space] if a.base <= first < a.base + a.size]
+        ends = []
+        for buffer in buffers:  # those of different times share memory
+            stage = buffer.stage_bytes or buffer.size
+            ends.append(min(buffer.base + buffer.size, first - (first - buffer.base) % stage + stage))
+        if buffers and last > max(ends):
+            message = f"{what} reads {buffers[-1].describe(first)} up to {last - max(ends)} bytes beyond its end"
+            self.machine.stop("out-of-bounds", message, self.role, self.op)
 
     def _window(self, space: str, addresses: np.ndarray) -> np.ndarray:
         """Return addresses relative to the start of the CTA's own shared memory, as in descriptors."""
@@ -161,13 +207,18 @@ class PtxTensorCores(PtxMemory):
             np.asarray(addresses).astype(np.int64) + (self.rank << 24) if space == "shared" else np.asarray(addresses)
         )
 
-    def tcgen05_commit(self, barriers: list[int], thread: int) -> None:
+    def tcgen05_commit(self, barriers: list[int], thread: int, ctas: int) -> None:
         machine, role, op = self.machine, self.role, self.op
+        self._group(ctas)
+        last, ranks = max(barriers, default=0) // SHARED_STRIDE, len(machine.ctas)
+        if last >= ranks:
+            raise PtxFault(f"tcgen05.commit to a barrier of CTA {last} of a cluster of {ranks}")
 
         def effect(operation: Async) -> None:
+            operation.clocks[self.rank].commit()
             for address in barriers:
                 barrier = machine.barriers.find(role, address, op, "tcgen05.commit", self.rank)
                 if barrier is not None:
                     machine.barriers.arrive(role, barrier, 1, op, "arrives (tcgen05.commit)", self.rank, operation)
 
-        self._issue("tcgen05", "tcgen05.commit", effect)
+        self._issue("tcgen05", "tcgen05.commit", effect, thread=thread)

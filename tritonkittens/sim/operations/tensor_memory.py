@@ -12,7 +12,7 @@ import numpy as np
 from tritonkittens.arch import chip_of
 
 from ..agents import Async, Role, Wait
-from ..clocks import ASYNC, GENERIC
+from ..clocks import ASYNC, GENERIC, TENSOR_THREADS
 from ..costs import CLC_DURATION, TCGEN05_LATENCY, Duration, tcgen05_cycles
 from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES, free_ranks
 from ..numbers import decode, encode, round_to
@@ -45,7 +45,7 @@ def tmem_alloc(role: Role, op: Op, *source: Any) -> Any:
         for start, end in runs:
             memory.forget(base + start, base + end)
     if source:
-        machine.store(role, made, source[0], op)
+        store(role, made, source[0], op)
     return made if len(op.results) == 1 else (made, None)
 
 
@@ -60,6 +60,22 @@ def written(role: Role, view: View) -> bool:
     )
 
 
+def access(role: Role, op: Op, what: str) -> tuple[Role | Async, str]:
+    """Return the agent and the proxy of a load ("ld") or store ("st") that Triton compiles, with its wait.
+
+    Triton emits no fences of tcgen05, so its own products need none. Those of inline PTX do.
+    """
+    if not role.machine.simulation.program.multiplies_by_ptx:
+        return role, GENERIC
+    return role.machine.tensor_access(role, op, what, role.rank), TENSOR_THREADS
+
+
+def store(role: Role, target: View, values: Any, op: Op) -> None:
+    agent, proxy = access(role, op, "st")
+    role.machine.store(agent, target, values, op, proxy=proxy)
+    role.machine.tensor_wait(role, "st")
+
+
 @effect("ttng.tmem_load")
 def tmem_load(role: Role, op: Op, source: View, *token: Any) -> Any:
     machine = role.machine
@@ -68,7 +84,9 @@ def tmem_load(role: Role, op: Op, source: View, *token: Any) -> Any:
         machine.touch(role, source, False, GENERIC, op)
         nothing = Poison(op, f"reads {source.name}, parts of which were never written")
         return nothing if len(op.results) == 1 else (nothing,) * len(op.results)
-    values = machine.load(role, source, op)
+    agent, proxy = access(role, op, "ld")
+    values = machine.load(agent, source, op, proxy)
+    machine.tensor_wait(role, "ld")
     kind = op.result_types[0]
     assert isinstance(kind, Tensor)
     out: list[Any] = [values.reshape(kind.shape)]
@@ -98,7 +116,7 @@ def reduced_rows(role: Role, op: Op, values: np.ndarray) -> np.ndarray:
 def tmem_store(role: Role, op: Op, target: View, *rest: Any) -> None:
     values, predicate = rest[-2:]
     if predicate:
-        role.machine.store(role, target, values, op)
+        store(role, target, values, op)
 
 
 @effect("ttng.tmem_wait")
@@ -112,8 +130,8 @@ def tmem_barrier(role: Role, op: Op) -> None:
 
 
 def queue(role: Role) -> Any:
-    """Return the queue of one issuer's tcgen05 products and copies, which complete in order."""
-    return ("tcgen05", role.index)
+    """Return the queue of the tcgen05 products and copies of one thread, a role's first, which complete in order."""
+    return ("tcgen05", role.index, 32 * role.start_warp)
 
 
 def pairs(role: Role) -> bool:
@@ -147,6 +165,8 @@ def committed(role: Role, shared: tuple[View, ...]) -> list[tuple[int, int]]:
 def signal(role: Role, op: Op, operation: Async, bars: list[View], shared: tuple[View, ...] = ()) -> None:
     """tcgen05.commit, without or with .multicast::cluster."""
     machine = role.machine
+    for clock in operation.clocks.values():
+        clock.commit()
     for bar in bars:
         place = addresses(role, bar)[0] & (SHARED_STRIDE - 1)
         for issuer, rank in committed(role, shared):
@@ -303,15 +323,16 @@ def clc_try_cancel(role: Role, op: Op, result: View, bar: View) -> None:
     bytes, is reported to a barrier.
     """
     machine = role.machine
-    taken: list[Any] = []
+    machine.check_request(role, op)
     bars = [
         b for b in (machine.barriers.find(role, a, op, "try_cancel") for a in addresses(role, bar)) if b is not None
     ]
 
     def effect(operation: Async) -> None:
         program = machine.simulation.cancel_next()
-        taken.append(program)
-        words: np.ndarray = np.zeros(2, np.uint64)
+        if program is None:
+            machine.last_answer = operation
+        words: np.ndarray = np.full(2, (1 << 63) - 1, np.uint64)  # of no cluster
         if program is not None:
             x, y, z = program
             words[:] = (1 << 63) | (x & 0xFFFFFFFF) << 1 & 0x7FFFFFFF | (y & 0xFFFF) << 32, z
