@@ -14,7 +14,7 @@ import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from tritonkittens.arch import capability_of, chip_of, names_of_chips_with
+from tritonkittens.arch import TENSOR_COLUMNS, capability_of, chip_of, names_of_chips_with
 from tritonkittens.inline_ptx._asm import in_cluster, kernel_name
 from tritonkittens.inline_ptx.extern import link_options
 from tritonkittens.lang.core.backend import (
@@ -220,6 +220,8 @@ class Kernel:
         while True:
             (constants, static), options = key
             compiled, bill = self._compile_once(key, types, arch)
+            if compiled.metadata.tmem_size > TENSOR_COLUMNS:  # of all roles' products together
+                compiled, bill = self._compile_once(key, types, arch, multiplies_through_tmem=False)
             excess = compiled.metadata.shared - chip_of(arch).shared_per_block
             if excess <= 0:
                 return compiled
@@ -235,7 +237,9 @@ class Kernel:
         name, advice = configuration.memory_advice if configuration else (self.name, "")
         raise shared_over_budget(name, compiled.metadata.shared, arch, bill.shared, advice)
 
-    def _compile_once(self, key: Key, types: Types, arch: int) -> tuple[Any, Bill]:
+    def _compile_once(
+        self, key: Key, types: Types, arch: int, multiplies_through_tmem: bool = True
+    ) -> tuple[Any, Bill]:
         (constants, static), options = key
         signature: dict[str, Any] = {}
         attributes: dict[Path, Any] = {}
@@ -279,10 +283,10 @@ class Kernel:
                 f"compiled for sm_{arch}"
             )
         prepared(hash_of_triton)
-        source = ExplicitSource(self.jit, signature, constexprs, attributes, cluster)
+        source = ExplicitSource(self.jit, signature, constexprs, attributes, cluster, multiplies_through_tmem)
         token, named = in_cluster.set(cluster > 1), kernel_name.set(self.jit.fn.__name__)
         try:
-            with billing(arch) as bill:
+            with billing(arch, multiplies_through_tmem) as bill:
                 compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=settings)
         finally:
             in_cluster.reset(token)

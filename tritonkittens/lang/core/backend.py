@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     allocate_tensor_memory,
     tcgen05_commit,
     tcgen05_mma,
+    tensor_memory_descriptor_type,
 )
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import base_type, base_value
@@ -70,10 +71,13 @@ __all__ = [
     "op",
     "tcgen05_commit",
     "tcgen05_mma",
+    "tensor_memory_descriptor_type",
     "tma",
 ]
 
 PAIRS = "ttng.two-ctas"  # Triton's attribute of a module whose tcgen05 instructions are of CTA pairs
+# our attribute of a module: which products run on mma.sync, on chips with tensor memory, and why
+MMA_SYNC = "ttg.mma-sync-products"
 P = ParamSpec("P")
 R = TypeVar("R")
 Callee: TypeAlias = Callable[..., Traced] | str  # the argument of `Trace.call`
@@ -112,9 +116,10 @@ class ExplicitSource(GluonASTSource):
         constexprs: dict[Any, Any],
         attributes: dict[Any, Any],
         cluster: int,
+        multiplies_through_tmem: bool,
     ) -> None:
         super().__init__(fn, signature, constexprs, attributes)
-        self.cluster = cluster
+        self.cluster, self.multiplies_through_tmem = cluster, multiplies_through_tmem
 
     def make_ir(self, *args: Any, **kwargs: Any) -> Any:
         """Trace the kernel. Raises the error of `mistakes.plain_error`."""
@@ -124,13 +129,17 @@ class ExplicitSource(GluonASTSource):
         except Exception as error:
             raised = error if knobs.compilation.front_end_debugging else plain_error(error)
         else:
+            builder = ir.builder(module.context)
+            if bill().mma_sync:
+                module.set_attr(MMA_SYNC, builder.get_string_attr("; ".join(dict.fromkeys(bill().mma_sync))))
             if bill().pairs:  # Triton then allocates tensor memory for both CTAs (cta_group::2)
-                module.set_attr(PAIRS, ir.builder(module.context).get_bool_attr(True))
+                module.set_attr(PAIRS, builder.get_bool_attr(True))
             return module
         raise raised
 
     def hash(self) -> str:
-        return hashlib.sha256(f"explicit, {self.cluster} blocks a cluster: {super().hash()}".encode()).hexdigest()
+        of = f"explicit, {self.cluster} blocks a cluster, {self.multiplies_through_tmem}"
+        return hashlib.sha256(f"{of}: {super().hash()}".encode()).hexdigest()
 
 
 class Trace:

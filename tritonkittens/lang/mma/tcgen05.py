@@ -37,6 +37,8 @@ def multiply(t: Trace, product: Product, wait: bool, arrived: tuple[semaphore, .
         t.require(f"{name} of int8 into tensor memory (tcgen05, kind::i8)", "tcgen05_int8")
     if acc.pair:
         return _multiply_pair(t, product, arrived)
+    if isinstance(a, tensor_tile) and (arrived or not wait):
+        bill().reads_tensor_a = True
     done = [bar.barrier(t) for bar in arrived]
     adds = acc.counts if acc.is_completed_by_template and unwrap(product.add) is True else product.add
     pieces_a, pieces_b = grid(a), grid(b)
