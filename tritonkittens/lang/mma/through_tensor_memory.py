@@ -17,20 +17,25 @@ from tritonkittens.lang.core.backend import (
     mbarrier,
     tcgen05_mma,
 )
+from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import assemble, pieces_of, shape_of
 from tritonkittens.lang.core.resources import bill
 from tritonkittens.lang.memory.shared_tiles import shared
 from tritonkittens.lang.mma import tcgen05
+from tritonkittens.lang.mma.fp8_a_operand import packed_bytes
 from tritonkittens.lang.mma.operands import Product, axes, describe, extents, grid, strided_depth, sum_dtype
 from tritonkittens.lang.register.construction import WARPGROUP, accumulator_layout, fragment_layout
 
 MAX_COLUMNS = 256  # N of one instruction
+WORDS = "16x128b"  # the access of tensor memory that fits the words of `packed_bytes`
 
 
 def takes(t: Trace, product: Product) -> bool:
     """Whether tcgen05 computes a product whose accumulator is a register tile. Notes in the bill why not."""
     reason = _reason(t, product) if t.chip.tcgen05 else ""
     if reason:
+        if isinstance(product.a, packed_bytes):
+            raise TileError(f"{product.name}: A is the result of byte_operand, and tcgen05 cannot take it: {reason}")
         bill().mma_sync.append(f"{product.name}: {reason}")
     return reason is None
 
@@ -58,7 +63,7 @@ def _reason(t: Trace, product: Product) -> str | None:
     if bill().pairs:
         return "tensor memory of this kernel is of CTA pairs"
     homes = [fragment_layout(t, m, n, tl.float32) for m in rows for n in cols]
-    if not isinstance(a, shared):
+    if not isinstance(a, (shared, packed_bytes)):
         homes += [fragment_layout(t, m, k, a.dtype) for m in rows for k in depth]
     if None in homes:
         return f"too few columns for {t.num_warps} warps"
@@ -115,12 +120,23 @@ def _left(t: Trace, product: Product) -> list[list[Traced]]:
     if isinstance(product.a, shared):
         return lines
     found = []
+    if isinstance(product.a, packed_bytes):
+        return [[_words(t, product.a, piece) for piece in line] for line in lines]
     for line in lines:
         memories = [_temporary(t, shape_of(piece), piece.dtype) for piece in line]
         for memory, piece in zip(memories, line, strict=True):
             _store(t, memory, piece)
         found.append(memories)
     return found
+
+
+def _words(t: Trace, a: packed_bytes, piece: Traced) -> Traced:
+    """Return a copy of words of four columns each in tensor memory, as a tile of these columns."""
+    rows, words = shape_of(piece)
+    memory = _temporary(t, (rows, words), tl.int32)
+    t.call(memory.store, t.convert(piece, t.call(memory.get_reg_layout, instr_variant=WORDS)))
+    shape = [rows, 4 * words]
+    return t.call(memory.reinterpret, a.dtype, shape, TensorMemoryLayout(shape, col_stride=1))
 
 
 def _temporary(t: Trace, shape: tuple[int, ...], dtype: tl.dtype) -> Traced:

@@ -1,4 +1,4 @@
-"""Masks of wgmma accumulators: one comparison with a constant for each element.
+"""Masks of accumulators of a warpgroup: one comparison with a constant for each element.
 
 A thread knows the columns of its elements except for 2 · (lane % 4). The mask subtracts that term from the bound, so
 no register holds a column.
@@ -22,11 +22,12 @@ HALVES = 2  # rows of a thread in an accumulator of 64 rows
 
 
 def is_fragment(piece: Traced) -> bool:
-    """Whether `piece` is an fp32 accumulator of 64 rows of one warpgroup."""
+    """Whether `piece` is an fp32 accumulator of 64 rows of one warpgroup. mma.sync and tcgen05 give each thread the
+    elements of wgmma."""
     layout = getattr(piece.type, "layout", None)
     return (
         isinstance(layout, gl.NVMMADistributedLayout)
-        and list(unwrap(layout.version)) == [3, 0]
+        and list(unwrap(layout.version)) in ([2, 0], [3, 0])
         and list(unwrap(layout.warps_per_cta)) == [4, 1]
         and int(unwrap(piece.shape[0])) == ROWS
         and piece.dtype == tl.float32
