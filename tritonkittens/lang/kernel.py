@@ -43,6 +43,7 @@ from tritonkittens.launch.arguments import (
     names_inside,
     signature_of,
 )
+from tritonkittens.launch.fallbacks import mma_sync_products
 from tritonkittens.launch.launcher import Grid
 from tritonkittens.launch.tensormap import MapSpec
 
@@ -223,9 +224,11 @@ class Kernel:
             if compiled.metadata.tmem_size > TENSOR_COLUMNS:  # of all roles' products together
                 compiled, bill = self._compile_once(key, types, arch, multiplies_through_tmem=False)
             excess = compiled.metadata.shared - chip_of(arch).shared_per_block
-            if excess <= 0:
-                return compiled
             configuration = _configuration(constants)
+            if excess <= 0:
+                if configuration and chip_of(arch).tcgen05:
+                    configuration.note_fallbacks(arch, mma_sync_products(compiled.asm["ttgir"]))
+                return compiled
             smaller = configuration and configuration.with_less_memory(arch, excess)
             if smaller is None:
                 break

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import triton.language as tl
 from triton import knobs
-from triton._C.libtriton import ir
+from triton._C.libtriton import gluon_ir, ir, passes
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.experimental.gluon.language._layouts import DistributedLayout
@@ -45,6 +45,7 @@ from tritonkittens.lang.core.errors import ArchitectureError, TileError
 from tritonkittens.lang.core.mistakes import plain_error
 from tritonkittens.lang.core.resources import bill
 from tritonkittens.launch.ahead import tracing
+from tritonkittens.launch.fallbacks import ATTRIBUTE
 
 __all__ = [
     "ArchitectureError",
@@ -76,8 +77,6 @@ __all__ = [
 ]
 
 PAIRS = "ttng.two-ctas"  # Triton's attribute of a module whose tcgen05 instructions are of CTA pairs
-# our attribute of a module: which products run on mma.sync, on chips with tensor memory, and why
-MMA_SYNC = "ttg.mma-sync-products"
 P = ParamSpec("P")
 R = TypeVar("R")
 Callee: TypeAlias = Callable[..., Traced] | str  # the argument of `Trace.call`
@@ -129,9 +128,11 @@ class ExplicitSource(GluonASTSource):
         except Exception as error:
             raised = error if knobs.compilation.front_end_debugging else plain_error(error)
         else:
+            if bill().makes_barriers:
+                _keep_semaphores(module)
             builder = ir.builder(module.context)
             if bill().mma_sync:
-                module.set_attr(MMA_SYNC, builder.get_string_attr("; ".join(dict.fromkeys(bill().mma_sync))))
+                module.set_attr(ATTRIBUTE, builder.get_string_attr("\n".join(dict.fromkeys(bill().mma_sync))))
             if bill().pairs:  # Triton then allocates tensor memory for both CTAs (cta_group::2)
                 module.set_attr(PAIRS, builder.get_bool_attr(True))
             return module
@@ -140,6 +141,24 @@ class ExplicitSource(GluonASTSource):
     def hash(self) -> str:
         of = f"explicit, {self.cluster} blocks a cluster, {self.multiplies_through_tmem}"
         return hashlib.sha256(f"{of}: {super().hash()}".encode()).hexdigest()
+
+
+def _keep_semaphores(module: Any) -> None:
+    """Keep the memory of semaphores that the kernel made until its end. The compiler would give it to barriers of
+    products after their last use, and PTX allows no mbarrier.init over an mbarrier (PTX ISA, mbarrier.init)."""
+    manager = ir.pass_manager(module.context)
+    passes.gluon.add_inliner(manager)
+    manager.run(module, "semaphores")
+    operations: list[Any] = []
+    module.walk(operations.append)
+    last = [op for op in operations if op.get_name() == "tt.return"][-1]
+    body = [op for op in operations if op.get_block() and op.get_block().id() == last.get_block().id()]
+    made = [op.get_result(0) for op in body if op.get_name() == "ttg.local_alloc"]
+    builder = gluon_ir.GluonOpBuilder(module.context)
+    builder.set_insertion_point_after(body[body.index(last) - 1])
+    for memory in made:
+        if re.match(r"!ttg.memdesc<\d+x1xi64,", str(memory.get_type())):
+            builder.create_local_dealloc(memory)
 
 
 class Trace:

@@ -24,6 +24,7 @@ class Bill:
     shared: list[tuple[str, int]] = field(default_factory=list)
     tmem: list[tuple[str, int]] = field(default_factory=list)
     multiplies_through_tmem: bool = True  # whether products with register accumulators may use tensor memory
+    makes_barriers: bool = False  # whether products wait for barriers of their own
     reads_tensor_a: bool = False  # whether products in flight may read A from tensor memory
     warpgroup_roles: int = 1  # roles that may multiply at the same time
     blocks_per_sm: int = 1

@@ -158,9 +158,21 @@ def finish(t: Trace) -> None:
 
     The tensor-core unit has no wait instruction, so a temporary semaphore does it.
     """
+    done = begin_barrier(t)
+    t.call(tcgen05_commit, done)
+    end_barrier(t, done)
+
+
+def begin_barrier(t: Trace) -> Traced:
+    """Return a barrier for one completion."""
+    bill().makes_barriers = True
     done = t.call(gl.allocate_shared_memory, tl.int64, [1], mbarrier.MBarrierLayout())
     t.call(mbarrier.init, done, 1)
-    t.call(tcgen05_commit, done)
+    return done
+
+
+def end_barrier(t: Trace, done: Traced) -> None:
+    """Wait for the completion, and invalidate the barrier."""
     t.call(mbarrier.wait, done, 0)
     t.call(mbarrier.invalidate, done)
 

@@ -14,7 +14,6 @@ from tritonkittens.lang.core.backend import (
     Traced,
     allocate_tensor_memory,
     gl,
-    mbarrier,
     tcgen05_mma,
 )
 from tritonkittens.lang.core.errors import TileError
@@ -31,11 +30,14 @@ WORDS = "16x128b"  # the access of tensor memory that fits the words of `packed_
 
 
 def takes(t: Trace, product: Product) -> bool:
-    """Whether tcgen05 computes a product whose accumulator is a register tile. Notes in the bill why not."""
-    reason = _reason(t, product) if t.chip.tcgen05 else ""
-    if reason:
-        if isinstance(product.a, packed_bytes):
-            raise TileError(f"{product.name}: A is the result of byte_operand, and tcgen05 cannot take it: {reason}")
+    """Whether tcgen05 computes a product whose accumulator is a register tile. The bill notes why not.
+
+    Raises `TileError` for an A that mma.sync does not take either.
+    """
+    reason = _reason(t, product) if t.chip.tcgen05 else f"{t.chip.name} has neither wgmma nor tcgen05"
+    if reason and isinstance(product.a, packed_bytes):
+        raise TileError(f"{product.name}: A is {describe(product.a)} from byte_operand, and {reason}")
+    if reason and t.chip.tcgen05:
         bill().mma_sync.append(f"{product.name}: {reason}")
     return reason is None
 
@@ -94,8 +96,7 @@ def multiply(t: Trace, product: Product) -> Traced:
     if product.acc is not None and product.add:
         for memory, piece in zip(sums, pieces_of(product.acc), strict=True):
             _store(t, memory, piece)
-    done = t.call(gl.allocate_shared_memory, tl.int64, [1], mbarrier.MBarrierLayout())
-    t.call(mbarrier.init, done, 1)
+    done = tcgen05.begin_barrier(t)
     t.call(gl.barrier)
     steps = [(i, j, k) for i in range(len(rows)) for j in range(len(cols)) for k in range(len(lines[0]))]
     for i, j, k in steps:
@@ -107,9 +108,8 @@ def multiply(t: Trace, product: Product) -> Traced:
             use_acc=product.acc is not None and product.add if k == 0 else True,
             mbarriers=[done] if (i, j, k) == steps[-1] else None,
         )
-    t.call(mbarrier.wait, done, 0)
+    tcgen05.end_barrier(t, done)
     t.call(ptx_tcgen05.fence_after_thread_sync)
-    t.call(mbarrier.invalidate, done)
     out = [t.convert(t.call(memory.load, _layout(t, memory)), home) for memory, home in zip(sums, homes, strict=True)]
     return assemble((rows, cols), out)
 
