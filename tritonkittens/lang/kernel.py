@@ -275,7 +275,8 @@ class Kernel:
             **link_options(),
             **dict(options),
         }
-        if blocks := settings.pop("minnctapersm", None):
+        blocks = settings.pop("minnctapersm", None)
+        if blocks:
             settings["ptx_options"] = " ".join(
                 [*filter(None, [knobs.nvidia.ptxas_options]), f"--minnctapersm={blocks}"]
             )
@@ -290,6 +291,7 @@ class Kernel:
         token, named = in_cluster.set(cluster > 1), kernel_name.set(self.jit.fn.__name__)
         try:
             with billing(arch, multiplies_through_tmem) as bill:
+                bill.blocks_per_sm = blocks or 1
                 compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=settings)
         finally:
             in_cluster.reset(token)

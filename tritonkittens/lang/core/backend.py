@@ -77,6 +77,7 @@ __all__ = [
 ]
 
 PAIRS = "ttng.two-ctas"  # Triton's attribute of a module whose tcgen05 instructions are of CTA pairs
+_SEMAPHORES = re.compile(r"!ttg.memdesc<\d+x1xi64,")  # the type of an array; a product's barrier has one dimension
 P = ParamSpec("P")
 R = TypeVar("R")
 Callee: TypeAlias = Callable[..., Traced] | str  # the argument of `Trace.call`
@@ -151,14 +152,14 @@ def _keep_semaphores(module: Any) -> None:
     manager.run(module, "semaphores")
     operations: list[Any] = []
     module.walk(operations.append)
-    last = [op for op in operations if op.get_name() == "tt.return"][-1]
-    body = [op for op in operations if op.get_block() and op.get_block().id() == last.get_block().id()]
-    made = [op.get_result(0) for op in body if op.get_name() == "ttg.local_alloc"]
     builder = gluon_ir.GluonOpBuilder(module.context)
-    builder.set_insertion_point_after(body[body.index(last) - 1])
-    for memory in made:
-        if re.match(r"!ttg.memdesc<\d+x1xi64,", str(memory.get_type())):
-            builder.create_local_dealloc(memory)
+    for end in [op for op in operations if op.get_name() == "tt.return"]:
+        body = [op for op in operations if op.get_block() and op.get_block().id() == end.get_block().id()]
+        memories = [op.get_result(0) for op in body if op.get_name() == "ttg.local_alloc"]
+        for memory in memories:
+            if _SEMAPHORES.match(str(memory.get_type())):
+                builder.set_insertion_point_after(body[body.index(end) - 1])
+                builder.create_local_dealloc(memory)
 
 
 class Trace:
