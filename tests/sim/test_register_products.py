@@ -10,6 +10,7 @@ import tritonkittens.lang as tk
 from tests.util import explored, meta, poison, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.inspect import inspect
+from tritonkittens.inspect.cli import registry
 from tritonkittens.kernels.attention import Config, attention, attention_decode, attention_fp8, attention_torch
 
 # ---------------------------------------------------------------- values
@@ -227,6 +228,25 @@ def test_what_falls_back_to_mma_sync_is_said(what):
 def test_chips_without_tensor_memory_fall_back_from_nothing():
     for arch in ("sm_90a", "sm_120a"):
         assert report(rows=64, cols=32, arch=arch)[1].fallbacks == ()
+
+
+@pytest.mark.parametrize("name", [
+    "attention_decode_d64_3_at_once",
+    "gemm_fp8_block_scales",
+    *map(slow, (
+        "attention_d128_causal",
+        "attention_fp8_d64_causal",
+        "attention_dkdv_d256_causal",
+        "attention_dq_d64_causal",
+        "attention_backward_d128_causal",
+        "attention_backward_d64_parts",
+        "attention_varlen_d128_causal",
+        "gemm_fp8_block_scales_two_consumers",
+    )),
+])  # fmt: skip
+def test_kernels_with_sums_in_registers_run_on_tcgen05_alone(name):
+    found = inspect(registry()[name]("sm_100a"))
+    assert found.fallbacks == () and all(kind.startswith("UTC") for kind in found.mma) and found.mma
 
 
 @triton.jit
