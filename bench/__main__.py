@@ -32,6 +32,7 @@ MODULES = (
     "attention",
     "attention_random",
     "decode",
+    "quantize",
     "attention_models",
     "generate",
     "examples",

@@ -565,7 +565,8 @@ def test_nan_fill_needs_floating_point():
         ),
         (
             lambda: tk.gl(meta(64, 64), tk.rt(tk.bf16, 64, 64)),
-            "gl(…, rt(bf16, 64, 64)): a global layout moves shared tiles and vectors (st, sv)",
+            "gl(…, rt(bf16, 64, 64)): a global layout moves shared tiles and vectors (st, sv), and single rows "
+            "of a matrix (by_rows)",
         ),
         (
             lambda: tk.gl(meta(64, 64), fill="one"),

@@ -6,13 +6,14 @@ Tensor cores in use, nothing spilled or serialised, registers where they were as
 import functools
 import inspect as python_inspect
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.cases_gemm import NO_OPERANDS
 from tests.util import logical_lines, slow, some_slow
-from tritonkittens.arch import CHIPS, SHARED_RESERVED
+from tritonkittens.arch import CHIPS, GPUS, SHARED_RESERVED
 from tritonkittens.inspect import _sass, _tools, inspect
 from tritonkittens.inspect.cli import registry
 from tritonkittens.kernels import attention, gemm
@@ -21,6 +22,8 @@ from tritonkittens.kernels.attention.device.decode import AttentionDecode
 from tritonkittens.kernels.attention.num_splits import DecodeKind, decode_kernel
 from tritonkittens.kernels.gemm.call_plan import unaligned_plan
 from tritonkittens.kernels.gemm.device import unaligned_tiles
+from tritonkittens.launch import Device
+from tritonkittens.launch.recorder import recorded
 
 KERNELS = registry()  # compiled where a test asks for them: all of them take many minutes
 # Each kind of kernel once: what `make test` compiles. Others are `slow`.
@@ -277,6 +280,32 @@ def test_contract_on_blackwell(name):
     assert (
         report.counts.get("UTMALDG", 0) > 0 and report.counts.get("UTMASTG", 0) > 0 and report.counts.get("LDTM", 0) > 0
     )
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", slow("sm_103a")])
+@pytest.mark.parametrize("dim, causal", some_slow([(64, False), (64, True), (128, False), (128, True)], [(128, True)]))
+def test_contract_of_attention_in_tensor_memory(dim, causal, arch):
+    """Per element of a row of scores: one exponential at most, and nothing through shared memory. Nothing spills,
+    though the softmax roles hold a row of scores each."""
+    x = torch.empty(4, 16, 4096, dim, dtype=torch.bfloat16, device="cpu")
+    gpu = replace(Device.of_gpu(GPUS["B200"]), capability=divmod(CHIPS[int(arch[3:6])].capability, 10))
+    (launch,) = recorded(lambda: attention.attention(x, x, x, causal=causal), gpu)
+    report = inspect(launch.compile(arch))
+    print(report.table())
+    # S of two tiles and two products with V, each in the loop over blocks and beside it; 16 of depth an instruction
+    assert report.mma == {"UTCHMMA": 4 * (dim + 128) // 16}
+    assert report.spill_instructions == 0 and report.reallocated and report.registers == 128
+    assert report.tensor_columns == 512 and report.shared_bytes <= CHIPS[100].shared_per_block
+    softmax, correct, multiply = (report.role(name).counts for name in ("softmax1", "correct", "multiply"))
+    exponentials = 128 if arch == "sm_103a" else 96  # of 128 scores of a row; the others are polynomials
+    assert exponentials < softmax["MUFU"] <= exponentials + 4  # the factor of earlier sums, logarithms and quotients
+    # a row of S and of P in four parts; the factor; the row's share at the end of a task
+    assert (softmax["LDTM"], softmax["STTM"]) == (2, 5)
+    assert not any(softmax.get(name) for name in THREAD_MEMORY if name not in ("STSM", "STS", "STG"))
+    assert softmax.get("STSM", 0) + softmax.get("STS", 0) <= 1
+    # per tile the factor, and O in the loop and at the end
+    assert (correct["LDTM"], correct["STTM"]) == (2 * (1 + 2 * dim // 32), 2 * dim // 32)
+    assert not any(multiply.get(name) for name in THREAD_MEMORY)
 
 
 def test_what_is_streamed_leaves_l2_first():

@@ -44,6 +44,7 @@ KNOBS = {
 SCHEDULES = {
     "`OnePerBlock`": tk.OnePerBlock(),
     "`Dynamic`": tk.Dynamic(),
+    "`ClusterLaunchControl`": tk.ClusterLaunchControl(),
     "`SplitK`": tk.SplitK(2),
     "`SplitTail`": tk.SplitTail(),
     "`SplitRest`": tk.SplitRest(),
@@ -105,6 +106,12 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
         "each CTA fetches one task for all its consumers",
     ),
     (
+        "`ClusterLaunchControl`",
+        ("`pingpong`",),
+        "a CTA fetches one task for all its consumers",
+        "each CTA fetches one task for all its consumers",
+    ),
+    (
         "`ClusterSplitK`",
         ("`pingpong`", "`cluster` > 1"),
         "the blocks of a cluster share a task's iterations",
@@ -112,7 +119,7 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ),
     (
         "`one_tile_per_block`",
-        ("`Dynamic`", "`StreamK`"),
+        ("`Dynamic`", "`ClusterLaunchControl`", "`StreamK`"),
         "neither fetches it nor enters a task in the middle",
         "these schedules give a CTA more than one work tile",
     ),
@@ -131,7 +138,7 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("`lagged_producer`", ("`cluster` > 1",), "where blocks load alone", "its warp loads for its own CTA alone"),
     (
         "`lcsf`",
-        ("`Dynamic`", *SPLITS),
+        ("`Dynamic`", "`ClusterLaunchControl`", *SPLITS),
         "an lcsf template stores in every iteration|only an lcf template fetches its tasks",
         "it stores in each iteration of a task that one CTA computes whole",
     ),

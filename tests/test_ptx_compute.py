@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, allocate_tensor_memory
 
+from tritonkittens.inline_ptx import bits as ptx_bits
 from tritonkittens.inline_ptx import convert, extern, memory, shared, tcgen05, timing, wgmma
 from tritonkittens.inline_ptx import math as ptx_math
 from tritonkittens.inline_ptx._asm import is_explicit
@@ -157,7 +158,11 @@ def convert_kernel(X, Y, SM: tl.constexpr, ALL: tl.constexpr):
         + convert.to_f16(x, "rz").to(tl.float32)
         + convert.to_f16(x, relu=True).to(tl.float32)
     )
-    y += convert.to_tf32(x)
+    y += convert.to_tf32(x) + convert.bf16_to_f32(convert.to_bf16(x))
+    y += ptx_bits.funnel_shift_left(i.to(tl.uint32), i.to(tl.uint32), 3).to(tl.float32)
+    r = i.to(tl.uint32)
+    y += convert.to_e2m1x8_by_halves((x, y, x, y, x, y, x, y)).to(tl.float32)
+    y += convert.to_e2m1x8_stochastic_by_halves((x, y, x, y, x, y, x, y), (r, r, r, r)).to(tl.float32)
     if SM >= 90:
         y += convert.to_tf32(x, "rn") + convert.to_tf32(x, "rz", relu=True)
         h = convert.e4m3_to_f16(convert.to_e4m3(x)) + convert.e4m3_to_f16(
@@ -167,7 +172,7 @@ def convert_kernel(X, Y, SM: tl.constexpr, ALL: tl.constexpr):
         y += h.to(tl.float32)
     if SM >= 100:
         low, high = convert.e2m1x2_to_f16(convert.to_e2m1x2(x, y))
-        y += (low + high).to(tl.float32)
+        y += (low + high).to(tl.float32) + convert.to_e2m1x8((x, y, x, y, x, y, x, y)).to(tl.float32)
         y += convert.ue8m0_to_bf16(convert.to_ue8m0(x)).to(tl.float32) + convert.ue8m0_to_bf16(
             convert.to_ue8m0(x, "rp")
         ).to(tl.float32)
@@ -192,6 +197,8 @@ CONVERSIONS = {
         "cvt.rz.f16x2.f32",
         "cvt.rn.relu.f16x2.f32",
         "cvt.rna.tf32.f32",
+        "and.b32",
+        "shf.l.wrap.b32",
     ],
     90: [
         "cvt.rn.tf32.f32",
@@ -246,6 +253,8 @@ def convert_refused(X, NAME: tl.constexpr):
         y = convert.to_bf16(x, "up").to(tl.float32)
     elif NAME == "relu":
         y = convert.to_tf32(x, "rna", True)
+    elif NAME == "words":
+        y = ptx_bits.funnel_shift_left(x, i.to(tl.uint32), 1).to(tl.float32)
     else:
         y = convert.to_bf16(x.to(tl.float16)).to(tl.float32)
     tl.store(X + i, y)
@@ -257,6 +266,7 @@ def convert_refused(X, NAME: tl.constexpr):
         (80, "fp8", "cvt.rn.satfinite.e4m3x2.f32 needs sm_89 or newer; this kernel is compiled for sm_80"),
         (120, "rs", "cvt.rs.bf16x2.f32 needs sm_100a or sm_103a; this kernel is compiled for sm_120"),
         (90, "fp4", "cvt.rn.satfinite.e2m1x2.f32 needs sm_100a, sm_103a or sm_120a; this kernel is compiled for sm_90"),
+        (90, "words", r"funnel_shift_left\(fp32, uint32\): the operands must be uint32"),
         (90, "rounding", "rounding is 'rn', 'rz', not 'up'"),
         (90, "relu", "relu with rounding 'rna' is False, not True"),
         (90, "type", r"cvt.rn.bf16x2.f32 converts \(fp32\), not \(fp16\)"),

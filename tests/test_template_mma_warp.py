@@ -150,6 +150,11 @@ def run(template, lengths=LENGTHS, arch="sm_100a", blocks=2):
     assert torch.equal(tensors[2].double(), wanted.double())
 
 
+def blocks_of(template):
+    """Two, but for schedules that count the CTAs themselves."""
+    return None if template.one_tile_per_block or template.schedule.one_cta_per_task else 2
+
+
 CASES = [
     (Products, dict(consumers=2, cols=48)),
     slow(Products, dict(consumers=2, rows=64, task_tiles=True)),
@@ -164,6 +169,8 @@ CASES = [
     slow(Pipelined, dict(cluster=2, cols=64, stages=2)),
     (Lagging, dict(cluster=2, cols=64, stages=3)),
     slow(Products, dict(schedule=tk.OnePerBlock())),
+    slow(Products, dict(schedule=tk.ClusterLaunchControl())),
+    (Products, dict(schedule=tk.ClusterLaunchControl(), cluster=2, cols=64)),
     slow(Products, dict(stages=1)),
     slow(Pipelined, dict(stages=2)),
     (Pipelined, dict(consumers=2, stages=2, staggered_epilogue=True, task_tiles=True)),
@@ -175,7 +182,7 @@ CASES = [
 @pytest.mark.parametrize(("kind", "knobs"), CASES, ids=str)
 def test_sums_of_few_and_no_iterations_are_exact(kind, knobs):
     template = kind(**knobs)
-    run(template, blocks=None if template.one_tile_per_block else 2)
+    run(template, blocks=blocks_of(template))
 
 
 def test_rings_of_few_tasks():
@@ -188,8 +195,8 @@ def test_rings_of_few_tasks():
 def test_many_interleavings_are_clean_and_agree(kind, knobs, schedules):
     template = kind(**knobs)
     tensors, wanted = operands(template, (2, 0, 1, 3))
-    call = lambda: template(*tensors, blocks=None if template.one_tile_per_block else 2)  # noqa: E731
-    found = sim.explore(call, schedules=schedules, arch="sm_100a")
+    blocks = blocks_of(template)
+    found = sim.explore(lambda: template(*tensors, blocks=blocks), schedules=schedules, arch="sm_100a")
     assert not found.findings, found
     assert torch.equal(tensors[2].double(), wanted.double())
 
@@ -275,6 +282,26 @@ def test_the_machine_code_of_a_pair(arch, a_stored_km, b_stored_nk):
 
 
 # ---------------------------------------------------------------- wrong use
+
+
+@tk.kernel
+@triton.jit
+def pair_alone(X):
+    tk.store(X, tk.load(tk.zero(tk.tensor_allocator(tk.tt(tk.fp32, 128, 64), pair=True))), (0, 0))
+
+
+def test_a_pair_needs_a_cluster_of_an_even_number():
+    x = tk.gl(torch.empty(128, 64))
+    with refused("pair_alone(cluster_size=1): tensor memory of CTA pairs (pair=True) needs an even number of blocks"):
+        pair_alone.compile(x, arch="sm_100a")
+    assert "cta_group::2" in pair_alone.compile(x, arch="sm_100a", cluster_size=2).asm["ptx"]
+
+
+def test_what_sm_120_lacks_is_said():
+    x = torch.empty(512, 512, dtype=torch.bfloat16, device="meta")
+    text = "compiled for sm_120. Kernels of register tiles (@triton.jit with tk operations) run on every GPU"
+    with refused(text, tk.ArchitectureError):
+        gemm().compile(x, x, x, arch="sm_120a")
 
 
 class Counting(Products):

@@ -67,9 +67,19 @@ class Chip:
         return self.capability >= 90
 
     @property
+    def f32x2(self) -> bool:
+        """Arithmetic on two fp32 numbers an instruction: every chip from sm_100 on."""
+        return self.capability >= 100
+
+    @property
     def e4m3(self) -> bool:
         """Conversions of the 8-bit float e4m3: every chip from sm_89 on."""
         return self.capability >= 89
+
+    @property
+    def e2m1(self) -> bool:
+        """Conversions of the 4-bit float e2m1, and of the scales e8m0."""
+        return self.capability in (100, 103, 120)
 
     @property
     def shared_per_multiprocessor(self) -> int:
@@ -140,9 +150,11 @@ def names_of_chips_with(feature: str) -> str:
 def require_feature(what: str, feature: str, capability: int) -> None:
     """Raise `ArchitectureError` where the chip of a compute capability lacks a feature (a field of `Chip`) that `what`
     needs."""
-    if not getattr(chip_of(capability), feature):
+    chip = chip_of(capability)
+    if not getattr(chip, feature):
+        instead = "" if chip.tma else ". Kernels of register tiles (@triton.jit with tk operations) run on every GPU"
         raise ArchitectureError(
-            f"{what} needs {names_of_chips_with(feature)}; this kernel is compiled for sm_{capability}"
+            f"{what} needs {names_of_chips_with(feature)}; this kernel is compiled for sm_{capability}{instead}"
         )
 
 

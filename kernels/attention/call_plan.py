@@ -25,6 +25,7 @@ from tritonkittens.kernels._tensors import (
     storable,
     storable_home,
 )
+from tritonkittens.kernels.attention import tmem_plan
 from tritonkittens.kernels.attention.config import Config, Shape, choose
 from tritonkittens.kernels.attention.device.forward import AttentionForward
 from tritonkittens.launch import multiprocessor_count
@@ -195,12 +196,16 @@ def run_forward(
         return launch(q, k, v, out, *(() if lse is None else (lse,)))
     if out.numel() == 0 or k.shape[2] == 0:
         return fill_empty(out, lse)
+    in_tensor_memory = config is None and tmem_plan.takes(q, k, out.shape[3], scores)
     q, out, lse = packed_by_group(q, k, out, lse, scores)
+    if in_tensor_memory:
+        return tmem_plan.run(q, k, v, out, lse, scores)
     launch_forward(forward, q.dtype, q, k, as_addressable(v), out, lse, (), scores, config)
     if plan is not None and addressable(q) and addressable(k) and addressable(v) and storable(out):
         kernel, numbers = kernel_of(forward, q.dtype, q, k, out.shape[3], lse is not None, scores)
         tensors = (q, k, v, out, *(() if lse is None else (lse,)))
         plan.launches[lse is not None] = kernel.call(*tensors).bind(*tensors, **numbers)
+    return None
 
 
 def packed_by_group(

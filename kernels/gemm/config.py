@@ -13,8 +13,8 @@ from tritonkittens.lang.schedule.raster import supergroup_rows
 from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
-SCHEDULES = ("persistent", "one_per_block", "split_k", "cluster_split_k", "split_tail", "stream_k")
-UNSPLIT = ("persistent", "one_per_block")  # schedules whose tasks stay whole
+SCHEDULES = ("persistent", "one_per_block", "launch_control", "split_k", "cluster_split_k", "split_tail", "stream_k")
+UNSPLIT = ("persistent", "one_per_block", "launch_control")  # schedules whose tasks stay whole
 SPLIT = ("split_k", "cluster_split_k")  # those whose parts `splits` counts
 ORDERS = ("supergroup", "row_major", "column_major")
 MAX_SPLITS = 16
@@ -67,7 +67,8 @@ class Config:
         cluster: CTAs that share a tile of B by multicast, 1, 2 or 4.
         pingpong: each consumer has a tile of its own, and the main loops alternate.
         swap_ab: computes Cᵀ = Bᵀ·Aᵀ, so that `tile_m` runs along N. For few rows of A.
-        schedule: one of SCHEDULES; splits: the parts of a task of "split_k" and "cluster_split_k".
+        schedule: one of SCHEDULES ("launch_control": on chips with tensor memory only); splits: the parts of a task of
+            "split_k" and "cluster_split_k".
         order: the raster order, one of ORDERS; group: rows of tiles of a supergroup.
         epilogue_n: columns of results that a consumer stages at a time. That leaves more shared memory to the
             pipeline. None, or where a residual would need an odd number of these sub-tiles: all columns.
@@ -187,6 +188,7 @@ class Config:
         made = {
             "persistent": tk.Persistent,
             "one_per_block": tk.OnePerBlock,
+            "launch_control": tk.ClusterLaunchControl,
             "split_tail": tk.SplitTail,
             "stream_k": tk.StreamK,
         }

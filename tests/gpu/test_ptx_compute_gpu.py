@@ -11,6 +11,7 @@ from triton.experimental.gluon._runtime import GluonJITFunction
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 from triton.runtime.jit import constexpr_function
 
+from tritonkittens.inline_ptx import bits as ptx_bits
 from tritonkittens.inline_ptx import convert, extern, memory, timing, tma, wgmma
 from tritonkittens.inline_ptx import math as ptx_math
 from tritonkittens.inline_ptx._asm import is_explicit
@@ -486,6 +487,32 @@ def convert_kernel(X, OUT, N: tl.constexpr, NAME: tl.constexpr, ROUNDING: tl.con
     else:
         out = convert.e5m2_to_f16(x, RELU)
     tl.store(OUT + i, out)
+
+
+@triton.jit
+def words_kernel(X, BITS, Y, SHIFTED, N: tl.constexpr, COUNT: tl.constexpr):
+    i = iota(N)
+    tl.store(Y + i, convert.bf16_to_f32(tl.load(X + i)))
+    words = tl.load(BITS + i).to(tl.uint32, bitcast=True)
+    tl.store(SHIFTED + i, ptx_bits.funnel_shift_left(words, words ^ 0x5555, COUNT).to(tl.int32, bitcast=True))
+
+
+@both
+@pytest.mark.parametrize("count", [0, 1, 7, 31])
+def test_words(count, explicit, rng):
+    """Every bfloat16 as float32, and two words shifted as one."""
+    x = (
+        torch.arange(-(1 << 15), 1 << 15, device=DEVICE)
+        .to(torch.int16)
+        .view(torch.bfloat16)[:: 65536 // 1024]
+        .contiguous()
+    )
+    words = torch.randint(-(1 << 31), 1 << 31, (1024,), dtype=torch.int32, device=DEVICE)
+    y, shifted = poison(torch.empty(1024, device=DEVICE)), poison(torch.empty_like(words))
+    launch(words_kernel, x, words, y, shifted, 1024, count, explicit=explicit)
+    assert torch.equal(y.view(torch.int32), x.view(torch.int16).int() << 16)
+    high, low = words.long() & 0xFFFFFFFF, (words.long() ^ 0x5555) & 0xFFFFFFFF
+    assert torch.equal(shifted.long() & 0xFFFFFFFF, ((high << count) | (low >> (32 - count))) & 0xFFFFFFFF)
 
 
 def toward_zero(x, bits):

@@ -767,8 +767,11 @@ fault("one_iteration", "unfinished", prefetched, prefetched_inputs(1), seed=3)
 def filler(X, tile, full, free, iterations, BUG: tl.constexpr):
     for i in range(iterations):
         tk.wait(free, (i & 1) ^ 1)
-        tk.store(tile, tk.load(X, tk.rt(tk.fp32, 16, 32), (i, 0)) + 1)  # reports: store_unfenced, freed_before_read
-        if BUG != "store_unfenced":
+        if BUG == "fenced_before_store":
+            tk.fence_async()
+        # reports: store_unfenced, fenced_before_store, freed_before_read
+        tk.store(tile, tk.load(X, tk.rt(tk.fp32, 16, 32), (i, 0)) + 1)
+        if BUG != "store_unfenced" and BUG != "fenced_before_store":
             tk.fence_async()
         tk.arrive(full)
 
@@ -777,7 +780,7 @@ def filler(X, tile, full, free, iterations, BUG: tl.constexpr):
 def writer(Y, tile, full, free, iterations, BUG: tl.constexpr):
     for i in range(iterations):
         tk.wait(full, i & 1)
-        tk.store_async(Y, tile, (i, 0))  # reports: store_unfenced, freed_before_read
+        tk.store_async(Y, tile, (i, 0))  # reports: store_unfenced, fenced_before_store, freed_before_read
         if BUG != "freed_before_read":
             tk.store_read_wait()
         tk.arrive(free)
@@ -805,6 +808,7 @@ def written_inputs(rng: Any) -> Any:
 
 
 fault("store_unfenced", "missing-fence", written_by_another, written_inputs)
+fault("fenced_before_store", "missing-fence", written_by_another, written_inputs)
 fault("freed_before_read", "race", written_by_another, written_inputs)
 
 

@@ -10,7 +10,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tests.sim.faults import Fault, empty, integers
-from tritonkittens.inline_ptx import barrier, memory
+from tritonkittens.inline_ptx import barrier, memory, tma
 
 GLOBAL_FAULTS: list[Fault] = []
 WIDTH = tl.constexpr(256)
@@ -21,7 +21,11 @@ def fault(kind: str, kernel: Any, inputs: Any, *names: str, **more: Any) -> None
 
 
 def counters(*shape: int) -> torch.Tensor:
-    return torch.zeros(*shape, dtype=torch.int32)
+    return torch.zeros(*shape, dtype=torch.int32, device="cpu")
+
+
+def zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=torch.float32, device="cpu")
 
 
 # ---------------------------------------------------------------- parts of a sum, added by the last CTA to arrive
@@ -157,7 +161,7 @@ def sums(X, Y, Lock, BUG: tl.constexpr):
 
 def sums_inputs(rng: Any) -> Any:
     rows = int(rng.integers(2, 9))
-    x, y = integers(rng, rows, 256), torch.zeros(256)
+    x, y = integers(rng, rows, 256), zeros(256)
     lock = counters(1)
     return (rows,), (x, y, lock), [y], [x.sum(0)]
 
@@ -333,12 +337,102 @@ def added(X, Y, T: tl.constexpr, BUG: tl.constexpr):
 
 def added_inputs(rng: Any) -> Any:
     tiles = int(rng.integers(2, 5))
-    x, y = integers(rng, 16 * tiles, 32), torch.zeros(16, 32)
+    x, y = integers(rng, 16 * tiles, 32), zeros(16, 32)
     tile = tk.st(tk.fp32, 16, 32)
     return (tiles,), (tk.gl(x), tk.gl(y, tile), tile), [y], [x.reshape(tiles, 16, 32).sum(0)]
 
 
 fault("race", added, added_inputs, "first_stores")
+
+
+# ---------------------------------------------------------------- ordinary accesses, and copies by TMA after them
+
+
+@tk.kernel
+@triton.jit
+def stored_for_tma(X, Y, Z, Set, T: tl.constexpr, BUG: tl.constexpr):
+    """CTA 0 stores X to Y by ordinary stores, CTA 1 loads Y by TMA and stores it to Z."""
+    tile, arrived = tk.allocate(T), tk.semaphores(1)
+    if tl.program_id(0) == 0:
+        if BUG == "fenced_before":
+            tma.fence_proxy_async("global")
+        # reports: unfenced, fenced_before, fenced_shared, fenced_after_flag
+        tk.store(Y, tk.load(X, tk.rt(tk.fp32, 16, 32), (0, 0)), (0, 0))
+        if BUG == "fenced_shared":
+            tk.fence_async()
+        elif BUG == "":
+            tma.fence_proxy_async("global")
+        tk.sync()
+        tl.atomic_xchg(Set, 1, sem="release")
+        if BUG == "fenced_after_flag":
+            tma.fence_proxy_async("global")
+    else:
+        while tl.atomic_add(Set, 0, sem="acquire") == 0:
+            pass
+        tk.sync()
+        tk.expect(arrived[0], tile)
+        tk.load_async(tile, Y, (0, 0), arrived[0])  # reports: unfenced, fenced_before, fenced_shared, fenced_after_flag
+        tk.wait(arrived[0], 0)
+        tk.store(Z, tk.load(tile), (0, 0))
+
+
+fault("missing-fence", stored_for_tma, handed_inputs, "unfenced", "fenced_before", "fenced_shared", "fenced_after_flag")
+
+
+@tk.kernel
+@triton.jit
+def fenced_by_reader(X, Y, Z, Set, T: tl.constexpr, BUG: tl.constexpr):
+    """As `stored_for_tma`. The thread that starts the load fences, after it has acquired the flag."""
+    tile, arrived = tk.allocate(T), tk.semaphores(1)
+    if tl.program_id(0) == 0:
+        tk.store(Y, tk.load(X, tk.rt(tk.fp32, 16, 32), (0, 0)), (0, 0))  # reports: reader_fences_first
+        tk.sync()
+        tl.atomic_xchg(Set, 1, sem="release")
+    else:
+        if BUG == "reader_fences_first":
+            tma.fence_proxy_async("global")
+        while tl.atomic_add(Set, 0, sem="acquire") == 0:
+            pass
+        tk.sync()
+        if BUG == "":
+            tma.fence_proxy_async("")
+        tk.expect(arrived[0], tile)
+        tk.load_async(tile, Y, (0, 0), arrived[0])  # reports: reader_fences_first
+        tk.wait(arrived[0], 0)
+        tk.store(Z, tk.load(tile), (0, 0))
+
+
+fault("missing-fence", fenced_by_reader, handed_inputs, "reader_fences_first")
+
+
+@tk.kernel
+@triton.jit
+def stored_twice(X, Y, Z, Set, T: tl.constexpr, BUG: tl.constexpr):
+    """Z = X, through Y: zeros by ordinary stores, to which TMA adds X, and a load by TMA. One CTA."""
+    tile, arrived = tk.allocate(T), tk.semaphores(1)
+    tk.store(Y, tk.zero(tk.rt(tk.fp32, 16, 32)), (0, 0))  # reports: added_unfenced
+    tk.store(tile, tk.load(X, tk.rt(tk.fp32, 16, 32), (0, 0)))
+    tk.fence_async()
+    if BUG != "added_unfenced":
+        tma.fence_proxy_async("global")
+    tk.sync()
+    tk.store_add_async(Y, tile, (0, 0))  # reports: added_unfenced
+    tk.store_wait()
+    if BUG == "read_back_unfenced":
+        tk.store(Y, tk.load(X, tk.rt(tk.fp32, 16, 32), (0, 0)), (0, 0))  # reports: read_back_unfenced
+    tk.sync()
+    tk.expect(arrived[0], tile)
+    tk.load_async(tile, Y, (0, 0), arrived[0])  # reports: read_back_unfenced
+    tk.wait(arrived[0], 0)
+    tk.store(Z, tk.load(tile), (0, 0))
+
+
+def twice_inputs(rng: Any) -> Any:
+    _, arguments, outputs, expected = handed_inputs(rng)
+    return (1,), arguments, outputs, expected
+
+
+fault("missing-fence", stored_twice, twice_inputs, "added_unfenced", "read_back_unfenced")
 
 
 # ---------------------------------------------------------------- threads of one CTA

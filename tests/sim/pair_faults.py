@@ -12,10 +12,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import (
     TensorMemoryLayout,
     allocate_tensor_memory,
+    clc,
     tcgen05_commit,
     tcgen05_mma,
     tcgen05_mma_barrier_count,
 )
+from triton.experimental.gluon.language.nvidia.hopper import cluster as gluon_cluster
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -261,6 +263,94 @@ for ctas in (2, 4):
 fault("peer_commit_missing", "deadlock", shared_columns, columns_inputs(2))
 
 
+# ---------------------------------------------------------------- a tile scheduler of the cluster
+
+
+@gluon.jit
+def of_every_cta(size: gl.constexpr):
+    """The layout of a tensor that every CTA of the program holds."""
+    return gl.BlockedLayout([size], [32], [gl.num_warps()], [0], [[0]] * (gl.num_ctas().bit_length() - 1))
+
+
+@gluon.jit
+def fetch_tiles(answer, answered, tile, fetched, read, BUG: gl.constexpr):
+    phase = 0
+    busy = gl.to_tensor(True)
+    while busy:
+        if BUG != "requested_before_the_tile_is_read":
+            mbarrier.wait(read, phase ^ 1)
+        mbarrier.expect(answered, 16)
+        # reports: requested_before_the_tile_is_read, read_by_a_pair_of_four, read_by_one_of_two
+        clc.try_cancel(answer, answered)
+        if BUG == "requested_before_the_tile_is_read":
+            mbarrier.wait(read, phase ^ 1)
+        mbarrier.wait(answered, phase)
+        result = clc.load_result(answer)
+        busy = result.is_canceled()
+        fetched_tile = gl.to_tensor(-1)
+        if busy:
+            fetched_tile = result.program_id(0)
+        # Only the first CTA waits for `read`; its request, and so the answer, orders this store in the other CTAs.
+        tile.store(gl.full([1], fetched_tile, gl.int32, of_every_cta(1)))
+        mbarrier.arrive(fetched)
+        phase ^= 1
+
+
+@gluon.jit
+def write_tiles(Y, tile, fetched, read, SPLIT: gl.constexpr):
+    threads: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0], SPLIT)
+    size: gl.constexpr = 128 * gl.num_ctas()
+    phase = 0
+    current = gl.program_id(0)
+    while current >= 0:
+        place = current * size + gl.arange(0, size, threads)
+        gl.store(Y + place, place)
+        mbarrier.wait(fetched, phase)
+        current = tile.load(of_every_cta(1)).reshape([])
+        mbarrier.arrive(read)
+        phase ^= 1
+
+
+@gluon.jit
+def cluster_scheduler(Y, SPLIT: gl.constexpr, BUG: gl.constexpr):
+    """Y[i] = i. The first CTA requests the next tile for all of them (cluster launch control)."""
+    bits: gl.constexpr = gl.num_ctas().bit_length() - 1
+    one_each: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0], [[0]] * bits)
+    answer = gl.allocate_shared_memory(gl.int64, [2], one_each)
+    tile = gl.allocate_shared_memory(gl.int32, [1], one_each)
+    answered = mbarrier.allocate_mbarrier()
+    fetched = mbarrier.allocate_mbarrier()
+    if BUG == "read_by_a_pair_of_four":
+        read = mbarrier.allocate_mbarrier(two_ctas=True)
+    elif BUG == "read_by_one_of_two":
+        read = mbarrier.allocate_mbarrier()
+    else:
+        read = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout([[0]] * bits))
+    mbarrier.init(answered, count=1)
+    mbarrier.init(fetched, count=1)
+    mbarrier.init(read, count=1)
+    gl.warp_specialize(
+        [(write_tiles, (Y, tile, fetched, read, SPLIT)), (fetch_tiles, (answer, answered, tile, fetched, read, BUG))],
+        [1],
+        [24],
+    )
+
+
+def scheduler_inputs(split: tuple[tuple[int], ...]) -> Any:
+    def make(rng: Any) -> Any:
+        size = 12 * 128 << len(split)
+        y = empty(size, dtype=torch.int32)
+        return (12,), (y, split), [y], [torch.arange(size)]
+
+    return make
+
+
+requests: dict[str, Any] = dict(device=dict(multiprocessors=4))
+fault("requested_before_the_tile_is_read", "race", cluster_scheduler, scheduler_inputs(((1,),)), **requests)
+fault("read_by_one_of_two", "race", cluster_scheduler, scheduler_inputs(((1,),)), **requests)
+fault("read_by_a_pair_of_four", "race", cluster_scheduler, scheduler_inputs(((1,), (2,))), ctas=4, **requests)
+
+
 # ---------------------------------------------------------------- the neighbour's shared memory
 
 
@@ -420,6 +510,52 @@ def passed_on(X, Y, BUG: gl.constexpr):
     cluster.wait()
 
 
+HALVES = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [1, 4], [1, 0], [[0, 1]]))
+COPIES = gl.constexpr(gl.BlockedLayout([1, 1], [1, 32], [1, 4], [1, 0], [[0, 0]]))
+
+
+@gluon.jit
+def half_tile():
+    """A tile of which each CTA holds half the columns, and the columns."""
+    tile = gl.allocate_shared_memory(gl.int32, [1, 256], gl.SwizzledSharedLayout(1, 1, 1, [1, 0], [[0, 1]]))
+    gl.barrier(cluster=True)
+    return tile, gl.arange(0, 256, gl.SliceLayout(0, HALVES))[None, :]
+
+
+@gluon.jit
+def gathered(X, Y, BUG: gl.constexpr):
+    """Y[rank] = X[1 - rank]: each CTA gathers from the neighbour's half of a tile."""
+    tile, column = half_tile()
+    for i in range(2):
+        tile.store(gl.load(X + i * 256 + column))  # reports: stored_while_gathered
+        gluon_cluster.barrier(relaxed=BUG == "gathered_too_early")
+        gl.store(Y + i * 256 + column, tile.gather(column ^ 128, axis=1))  # reports: gathered_too_early
+        gluon_cluster.barrier(relaxed=BUG == "stored_while_gathered")
+
+
+@gluon.jit
+def scattered(X, Y, BUG: gl.constexpr):
+    """Y[rank] = X[1 - rank]: each CTA scatters into the neighbour's half of a tile."""
+    tile, column = half_tile()
+    for i in range(2):
+        tile.scatter(gl.load(X + i * 256 + column), column ^ 128, axis=1)  # reports: scattered_too_early
+        gluon_cluster.barrier(relaxed=BUG == "loaded_too_early")
+        gl.store(Y + i * 256 + column, tile.load(HALVES))  # reports: loaded_too_early
+        gluon_cluster.barrier(relaxed=BUG == "scattered_too_early")
+
+
+@gluon.jit
+def read_whole(X, Y, BUG: gl.constexpr):
+    """Y[rank] = X[1 - rank]: the threads of each CTA load both halves of a tile."""
+    tile, column = half_tile()
+    for i in range(2):
+        tile.store(gl.load(X + i * 256 + column))  # reports: stored_while_read
+        gluon_cluster.barrier(relaxed=BUG == "read_too_early")
+        y = tile.load(COPIES)  # reports: read_too_early
+        gl.store(Y + i * 256 + (gl.arange(0, 256, gl.SliceLayout(0, COPIES))[None, :] ^ 128), y)
+        gluon_cluster.barrier(relaxed=BUG == "stored_while_read")
+
+
 def neighbour_inputs(rounds: int) -> Any:
     def make(rng: Any) -> Any:
         x, y = integers(rng, rounds, 2, 128, dtype=torch.int32), empty(rounds, 2, 128, dtype=torch.int32)
@@ -451,3 +587,9 @@ fault("signal_of_one_cta", "deadlock", signalled, signalled_inputs)
 fault("fence_of_one_cta", "missing-fence", passed_on, neighbour_inputs(1))
 fault("neighbour_ended", "out-of-bounds", last_loads, loads_inputs, options=dict(cluster_size=2))
 fault("copied_into_a_slot_in_use", "race", remote_copies, neighbour_inputs(1), also=("barrier-life",))
+fault("gathered_too_early", "race", gathered, neighbour_inputs(2))
+fault("stored_while_gathered", "race", gathered, neighbour_inputs(2))
+fault("scattered_too_early", "race", scattered, neighbour_inputs(2))
+fault("loaded_too_early", "race", scattered, neighbour_inputs(2))
+fault("read_too_early", "race", read_whole, neighbour_inputs(2))
+fault("stored_while_read", "race", read_whole, neighbour_inputs(2))

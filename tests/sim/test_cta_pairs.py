@@ -2,6 +2,7 @@
 memory."""
 
 import numpy as np
+import pytest
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -18,6 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from tests.util import poison
 from tritonkittens import sim
 from tritonkittens.inline_ptx import cluster
+from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
 from tritonkittens.sim.layouts import SHARED_STRIDE, shared_offsets, tensor_offsets
 
 
@@ -141,6 +143,38 @@ def round_of_arrivals(y, rounds, BUG: gl.constexpr):
             mbarrier.arrive(back, from_cta=0)
             mbarrier.wait(back, i & 1)
     gl.store(y, rounds)
+
+
+@gluon.jit
+def neighbour_arrives_later(y, count: gl.constexpr, branches: gl.constexpr):
+    """CTA 0 waits for an arrival of CTA 1, which comes later in the program. With `branches` only CTA 0 waits; else
+    the barrier of CTA 1 has no arrival missing."""
+    bar = mbarrier.allocate_mbarrier()
+    rank = cluster.ctarank()
+    mbarrier.init(bar, count=1)
+    gl.barrier(cluster=True)
+    if branches:
+        if rank == 0:
+            mbarrier.wait(bar, 0)
+    else:
+        if rank == 1:
+            ptx_mbarrier.arrive_remote(bar, 1, issuer="cta")
+        mbarrier.wait(bar, 0)
+    for _ in range(count):
+        if rank == 1:
+            ptx_mbarrier.arrive_remote(bar, 0, issuer="cta")
+    gl.barrier(cluster=True)
+    gl.store(y, count + 7)
+
+
+@pytest.mark.parametrize("schedule", [None, 1, 8, 9])
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("count, kinds", [(1, []), (0, ["deadlock"])])
+def test_a_cta_may_wait_for_what_its_neighbour_does_later(count, kinds, branches, schedule):
+    y = poison(torch.empty(2, dtype=torch.int32, device="cpu"))
+    with sim.device("sm_100a", raise_findings=False, schedule=schedule) as device:
+        neighbour_arrives_later[(1,)](y, count, branches, num_warps=4, num_ctas=2)
+    assert [f.kind for f in device.launches[-1].findings] == kinds
 
 
 def test_a_cta_that_runs_ahead_arrives_too_early():

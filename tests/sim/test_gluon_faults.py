@@ -37,12 +37,13 @@ def slice_writer(accumulator, read, waits: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def overlapping_slices(out, waits: gl.constexpr):
+def overlapping_slices(out, fills: gl.constexpr, waits: gl.constexpr):
     whole: gl.constexpr = gl.BlockedLayout([1, 128], [32, 1], [4, 1], [0, 1])
     left: gl.constexpr = gl.BlockedLayout([1, 64], [32, 1], [4, 1], [0, 1])
     middle: gl.constexpr = gl.BlockedLayout([1, 32], [32, 1], [4, 1], [0, 1])
     accumulator = allocate_tensor_memory(gl.float32, [128, 128], TensorMemoryLayout([128, 128], col_stride=1))
-    accumulator.store(gl.full([128, 128], 3.0, gl.float32, whole))
+    if fills:
+        accumulator.store(gl.full([128, 128], 3.0, gl.float32, whole))
     read = mbarrier.allocate_mbarrier()
     mbarrier.init(read, count=1)
     gl.warp_specialize(
@@ -50,16 +51,32 @@ def overlapping_slices(out, waits: gl.constexpr):
     )
 
 
+def slices(fills, waits, schedule):
+    """The launch of `overlapping_slices` and its result."""
+    out = poison(torch.empty(128, 64, dtype=torch.float32, device="cpu"))
+    arguments = (out, fills, waits)
+    launch = sim.run(overlapping_slices, (1,), *arguments, arch="sm_100a", schedule=schedule, raise_findings=False)
+    return launch, out
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("waits", [False, True])
 def test_roles_that_share_columns_of_tensor_memory_need_an_order(waits, schedule):
-    out = poison(torch.empty(128, 64))
-    launch = sim.run(overlapping_slices, (1,), out, waits, arch="sm_100a", schedule=schedule, raise_findings=False)
+    launch, out = slices(True, waits, schedule)
     assert [finding.kind for finding in launch.findings] == ([] if waits else ["race"])
     if waits:
         assert (out == 3).all()
     else:
         assert any("accumulator.slice(32, 32).store" in str(place) for place in launch.findings[0].places)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_load_of_unwritten_tensor_memory_counts_as_an_access(waits, schedule):
+    launch, _ = slices(False, waits, schedule)
+    assert {finding.kind for finding in launch.findings} == ({"uninitialized"} if waits else {"uninitialized", "race"})
+    for finding in launch.findings:
+        assert finding.kind != "race" or all("accumulator.slice" in str(place) for place in finding.places)
 
 
 @gluon.jit
@@ -92,7 +109,8 @@ def one_stage(a_desc, b_desc, out, steps, waits: gl.constexpr, loads_past_end: g
 
 
 def product_of_one_stage(waits, loads_past_end, schedule):
-    a, b, out = torch.randn(128, 192).half(), torch.randn(192, 64).half(), poison(torch.empty(128, 64))
+    a, b = torch.randn(128, 192).half(), torch.randn(192, 64).half()
+    out = poison(torch.empty(128, 64, dtype=torch.float32, device="cpu"))
     descriptors = [
         TensorDescriptor.from_tensor(t, block, gl.NVMMASharedLayout.get_default_for(block, gl.float16))
         for t, block in ((a, [128, 64]), (b, [64, 64]))

@@ -27,10 +27,16 @@ def copies(X, Y, WAITS: tl.constexpr, TELLS: tl.constexpr):
     tl.store(Y + o, x)
 
 
+def vectors(count):
+    """One of random numbers, and poisoned ones."""
+    first, *rest = torch.randn(count, 128, dtype=torch.float32, device="cpu")
+    return [first.clone(), *(poison(torch.empty_like(x)) for x in rest)]
+
+
 def run(*launches):
     """(from, to, waits, tells) of launches on five buffers. Returns the findings of each. All but the first start
     early."""
-    buffers = [torch.randn(128), *(poison(torch.empty(128)) for _ in range(4))]
+    buffers = vectors(5)
     with sim.device(raise_findings=False) as device:
         for i, (source, target, waits, tells) in enumerate(launches):
             copies[(1,)](buffers[source], buffers[target], waits, tells, launch_pdl=i > 0)
@@ -75,7 +81,7 @@ def test_a_launch_that_starts_early_and_the_one_before_the_last(second, third, r
 
 
 def test_an_ordinary_launch_comes_after_everything():
-    buffers = [torch.randn(128), *(poison(torch.empty(128)) for _ in range(2))]
+    buffers = vectors(3)
     with sim.device():
         for early in (False, True, False):
             copies[(1,)](buffers[0], buffers[1], "first" if early else "", "first", launch_pdl=early)

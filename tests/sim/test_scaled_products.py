@@ -23,14 +23,26 @@ from ..util import poison
 
 TYPES = {"u8": torch.uint8, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 CODES = {"e4m3": "f8E4M3FN", "e5m2": "f8E5M2"}
+# the linear form of an fp4_padded tile of 128 x 64 bytes: the fourth bit of an offset selects no element
+LINEAR_PADDED = gl.constexpr(
+    gl.SharedLinearLayout(
+        [[0, 1], [0, 2], [0, 4], [0, 0], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32]]
+        + [[8, 0], [16, 0], [32, 0], [64, 0]],
+        alignment=1024,
+    )
+)
 
 
 @gluon.jit
 def filled(X, BYTES: gl.constexpr, PADDED: gl.constexpr):
-    """A tile of shared memory with 128 rows of X."""
+    """A tile of shared memory with 128 rows of X. Where PADDED is 2, its layout has the linear form."""
     WIDE: gl.constexpr = BYTES * (2 if PADDED else 1)
-    SHARED: gl.constexpr = gl.NVMMASharedLayout(
-        swizzle_byte_width=128 if WIDE >= 128 else 64, element_bitwidth=8, rank=2, fp4_padded=PADDED
+    SHARED: gl.constexpr = (
+        LINEAR_PADDED
+        if PADDED == 2
+        else gl.NVMMASharedLayout(
+            swizzle_byte_width=128 if WIDE >= 128 else 64, element_bitwidth=8, rank=2, fp4_padded=PADDED
+        )
     )
     L: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
     rows, columns = gl.arange(0, 128, gl.SliceLayout(1, L)), gl.arange(0, BYTES, gl.SliceLayout(0, L))
@@ -106,6 +118,7 @@ def launch(rng, tiles, formats, padded, block, scale="u8"):
         (("e4m3", "e5m2"), ("e2m1", "e2m1"), (False, False), 32, "u8"),
         (("u8", "e4m3"), ("e2m1", "e5m2"), (True, False), 32, "u8"),
         (("e5m2", "e5m2"), ("e5m2", "e2m1"), (False, True), 32, "u8"),
+        (("u8", "e4m3"), ("e2m1", "e4m3"), (2, False), 32, "u8"),
         (("u8", "u8"), ("e2m1", "e2m1"), (False, False), 16, "e4m3"),
         (("u8", "u8"), ("e4m3", "e4m3"), (False, False), 32, "e4m3"),  # kind::mxf8f6f4 has no scales but ue8m0
     ],
@@ -133,6 +146,14 @@ def test_scaled_operands_are_read_in_the_formats_of_the_instruction(rng, tiles, 
             "u8",
             "illegal",
             "operand B: kind::mxf4 reads e2m1 without padding, and the tile's layout is fp4_padded",
+        ),
+        (
+            ("e2m1", "e2m1"),
+            (2, False),
+            32,
+            "u8",
+            "illegal",
+            "operand A: kind::mxf4 reads e2m1 without padding, and the tile's layout is fp4_padded",
         ),
         (
             ("e4m3", "e5m2"),

@@ -6,6 +6,7 @@ import os
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -183,6 +184,17 @@ def test_the_stated_rates():
     assert peak == pytest.approx(989.4e12, rel=1e-3)  # the data sheet of an H100 SXM, bf16, dense
     assert 2 * costs.TCGEN05_RATE * 148 * 1.85e9 == pytest.approx(2.25e15, rel=5e-3)  # and of a B200
     assert costs.HBM_BYTES * 132 * costs.CLOCK_GHZ == pytest.approx(4800, rel=1e-2)  # GB/s of an H200
+
+
+def test_moves_and_what_a_vote_skips_cost_nothing():
+    def cycles(text):
+        op = SimpleNamespace(name="ttg.inline_asm", attributes={"asm_string": text}, result_types=(), operand_types=())
+        return costs._assembly(op, 4, 1).cycles
+
+    vote = "setp.neu.f32 p, $1, 0f3F800000; vote.sync.any.pred p, p, 0xffffffff;"
+    assert cycles(vote) == 2 * costs.ISSUE
+    assert cycles(f"{{ .reg .pred p; {vote} @!p bra SAME; mul.f32 $0, $0, $1; SAME: }}") <= 2 * costs.ISSUE
+    assert cycles("mov.b64 x, {$1, $2}; add.rn.f32x2 x, x, y; mov.b64 {$1, $2}, x;") == costs.ISSUE
 
 
 def test_trace(recorded, tmp_path):

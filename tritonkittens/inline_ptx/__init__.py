@@ -10,6 +10,7 @@ raises `ArchitectureError` while the kernel compiles, a wrong operand `OperandEr
 from tritonkittens.arch import ArchitectureError
 from tritonkittens.inline_ptx import (
     barrier,
+    bits,
     clc,
     cluster,
     convert,
@@ -33,6 +34,7 @@ __all__ = [
     "ArchitectureError",
     "OperandError",
     "barrier",
+    "bits",
     "clc",
     "cluster",
     "convert",

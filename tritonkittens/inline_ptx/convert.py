@@ -34,10 +34,78 @@ def widen8_asm(mnemonic: str) -> str:
     return f"{{ .reg .b16 low, high; mov.b32 {{low, high}}, $2; {mnemonic} $0, low; {mnemonic} $1, high; }}"
 
 
+def widen16_asm(mnemonic: str) -> str:
+    """The packed bf16 pair $2 into two float32 ($0, $1), whose upper halves are those bits."""
+    return f"{mnemonic} $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+
+
 def narrow4_asm(mnemonic: str) -> str:
     """Four bytes ($0), each holding e2m1 of one element of $1..$4 in its low and of $5..$8 in its high four bits."""
     steps = " ".join(f"{mnemonic} b{i}, ${5 + i}, ${1 + i};" for i in range(4))
     return f"{{ .reg .b8 b0, b1, b2, b3; {steps} mov.b32 $0, {{b0, b1, b2, b3}}; }}"
+
+
+def narrow4_word_asm(mnemonic: str) -> str:
+    """A word ($0) of eight e2m1, of $1 to $8 from the lowest four bits on."""
+    steps = " ".join(f"{mnemonic} b{i}, ${2 * i + 2}, ${2 * i + 1};" for i in range(4))
+    return f"{{ .reg .b8 b0, b1, b2, b3; {steps} mov.b32 $0, {{b0, b1, b2, b3}}; }}"
+
+
+# Added to 1024 in the halves of each pair, so that the float16 bits of all eight, summed 4 bits apart, leave a word
+# zero.
+_OFFSETS = ((0, 85), (0, 0), (92, 85), (0, 0))
+
+
+# The last lines of a form: a word ($0) of the bits `a` without signs, and of the signs of elements i and i + 4 in h<i>.
+_SIGNS = (
+    "prmt.b32 even, h0, h2, 0xfbd9; prmt.b32 odd, h1, h3, 0xfbd9; "
+    "lop3.b32 even, even, odd, 0x0f0f0f0f, 0xe4; lop3.b32 $0, even, 0x88888888, a, 0xea; }"
+)
+
+
+def halves4_word_asm(mnemonic: str) -> str:
+    """`narrow4_word_asm` by arithmetic on packed float16.
+
+    A product with 513 · 2**-23 puts 1.0 near the least normal float16, so both formats have their denormal numbers at
+    the same place, and each tie of e2m1 is a tie of float16 that rounds to the same side. What the conversion to
+    float16 leaves is never a tie, so the rest needs no exact factor. The bits of e2m1 count steps of 0.5 up to 2, from
+    there on of 1 up to 4, then of 2 up to 6: with y = 2044/2048 · 2**14 h, they are
+    min(2 y + 1, y + 3, 7) - sat(3 - y / 2), whose sums are rounded to whole numbers by the 1024 that is added.
+    """
+    lines = [
+        "{ .reg .f32 low, high; .reg .b32 h<4>, k<4>, size, a, b, c, even, odd, two, one, half, three, p1, p3, p7;",
+        "mov.b32 two, 0x77fc77fc; mov.b32 one, 0x73fc73fc; mov.b32 half, 0xeffceffc; mov.b32 three, 0x42004200;",
+    ]
+    for i, (low, high) in enumerate(_OFFSETS):  # elements i and i + 4 in a register
+        offset = 0x64006400 + (high << 16) + low
+        lines += [
+            *(f"mov.b32 p{n}, {offset + 0x10001 * n:#x};" for n in (1, 3, 7)),
+            f"mul.rn.f32 low, ${i + 1}, 0f38804000; mul.rn.f32 high, ${i + 5}, 0f38804000;",
+            f"{mnemonic} h{i}, high, low; abs.f16x2 size, h{i};",
+            "fma.rn.f16x2 a, size, two, p1; fma.rn.f16x2 b, size, one, p3;",
+            "min.f16x2 a, a, b; min.f16x2 a, a, p7;",
+            f"fma.rn.sat.f16x2 c, size, half, three; sub.rn.f16x2 k{i}, a, c;",
+        ]
+    lines += ["mad.lo.u32 a, k3, 16, k2; mad.lo.u32 a, a, 16, k1; mad.lo.u32 a, a, 16, k0;", _SIGNS]
+    return " ".join(lines)
+
+
+def stochastic4_word_asm(mnemonic: str) -> str:
+    """As `halves4_word_asm`, stochastic: $9 to $12 hold r of elements i and i + 4 in their halves.
+
+    With 1.0 at the least normal float16, the bits of e2m1 are bits 9 to 11 of a float16, and a step has 512 parts.
+    """
+    lines = [
+        "{ .reg .f32 low, high; .reg .b32 h<4>, a, b, even, odd, most;",
+        "mov.b32 most, 0x0e000e00;",  # the bits of 6.0
+    ]
+    for i, shift in enumerate(("shr.u32 b, b, 9;", "shr.u32 b, b, 5;", "shr.u32 b, b, 1;", "shl.b32 b, b, 3;")):
+        lines += [
+            f"mul.rn.f32 low, ${i + 1}, 0f38800000; mul.rn.f32 high, ${i + 5}, 0f38800000;",
+            f"{mnemonic} h{i}, high, low; abs.f16x2 b, h{i}; min.f16x2 b, b, most;",
+            f"mad.lo.u32 b, ${i + 9}, 2, b; and.b32 b, b, most; {shift} {'add.u32 a, a, b;' if i else 'mov.b32 a, b;'}",
+        ]
+    return " ".join([*lines, _SIGNS])
 
 
 def widen4_asm(mnemonic: str) -> str:
@@ -84,6 +152,10 @@ FORMS: dict[str, tuple[Callable[[str], str], str, int]] = {
     "narrow8_f32": (lambda m: narrow8_asm(m, "f32"), "=r,f,f,f,f", 4),
     "narrow8_f16": (lambda m: narrow8_asm(m, "f16"), "=r,r,r", 4),
     "narrow4": (narrow4_asm, "=r,f,f,f,f,f,f,f,f", 4),
+    "narrow4_word": (narrow4_word_asm, "=r,f,f,f,f,f,f,f,f", 1),
+    "halves4_word": (halves4_word_asm, "=r,f,f,f,f,f,f,f,f", 1),
+    "stochastic4_word": (stochastic4_word_asm, "=r,f,f,f,f,f,f,f,f,r,r,r,r", 1),
+    "widen16": (widen16_asm, "=f,=f,r", 2),
     "widen8": (widen8_asm, "=r,=r,r", 4),
     "widen4": (widen4_asm, "=r,=r,=r,=r,r", 4),
     "stochastic16": (stochastic16_asm, "=r,f,f,r,r", 2),
@@ -216,6 +288,12 @@ def e5m2_to_f16(x, relu: tl.constexpr = False):
 
 
 @triton.jit
+def bf16_to_f32(x):
+    """bfloat16 to float32 (exact), two at a time, in two instructions. sm_80+. PTX ISA 9.7.8 `shl`, `and`."""
+    return _convert("widen16", "shl.b32", (x,), ("bf16",), tl.float32, 80)
+
+
+@triton.jit
 def to_e2m1x2(low, high, relu: tl.constexpr = False):
     """Two float32 tiles to one uint8 tile of fp4 e2m1 pairs (`low` in bits 0-3), nearest even, finite values beyond ±6
     become ±6.
@@ -224,6 +302,35 @@ def to_e2m1x2(low, high, relu: tl.constexpr = False):
     """
     mnemonic: tl.constexpr = _variant("cvt.rn.satfinite{}.e2m1x2.f32", "relu", relu, (False, True))
     return _convert("narrow4", mnemonic, (low, high), ("fp32", "fp32"), tl.uint8, None, (100, 103, 120))
+
+
+@triton.jit
+def to_e2m1x8(xs):
+    """Eight float32 tiles to one uint32 tile of fp4 e2m1 (`xs[0]` in bits 0-3), nearest even, finite values beyond ±6
+    become ±6.
+
+    sm_100a, sm_103a, sm_120a. PTX ISA 9.7.9 `cvt.rn.satfinite.e2m1x2.f32`.
+    """
+    mnemonic: tl.constexpr = "cvt.rn.satfinite.e2m1x2.f32"
+    return _convert("narrow4_word", mnemonic, xs, ("fp32",) * 8, tl.uint32, None, (100, 103, 120))
+
+
+_EIGHT_AND_BITS = tl.constexpr(("fp32",) * 8 + ("uint32",) * 4)
+
+
+@triton.jit
+def to_e2m1x8_by_halves(xs):
+    """As `to_e2m1x8`, with the same bits, by arithmetic on packed float16. sm_80+."""
+    return _convert("halves4_word", "cvt.rn.f16x2.f32", xs, ("fp32",) * 8, tl.uint32, 80)
+
+
+@triton.jit
+def to_e2m1x8_stochastic_by_halves(xs, bits):
+    """Eight float32 tiles to one uint32 tile of fp4 e2m1 (`xs[0]` in bits 0-3), by arithmetic on packed float16. A
+    magnitude is rounded up if the fraction of a step, in parts of 1/256, and r make a step; beyond 6 it becomes 6, and
+    NaN 6. `bits`: four uint32 tiles; tile i holds r of `xs[i]`, and of `xs[i + 4]` in its upper half. sm_80+.
+    """
+    return _convert("stochastic4_word", "cvt.rz.f16x2.f32", xs + bits, _EIGHT_AND_BITS, tl.uint32, 80)
 
 
 @triton.jit

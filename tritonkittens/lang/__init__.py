@@ -23,6 +23,7 @@ from tritonkittens.lang.memory.first_store_reduce import is_initialized, mark_in
 from tritonkittens.lang.memory.gather import gather_rows, scatter_rows
 from tritonkittens.lang.memory.global_access import load, load_into, load_scalar, pointer_to, store
 from tritonkittens.lang.memory.im2col import im2col, load_im2col_async
+from tritonkittens.lang.memory.selected_rows import load_rows_async, store_rows_async
 from tritonkittens.lang.memory.shared_tiles import (
     allocate,
     bank_conflicts,
@@ -31,7 +32,7 @@ from tritonkittens.lang.memory.shared_tiles import (
     subtile,
     subvector,
 )
-from tritonkittens.lang.memory.tensor_memory import load_max, tensor_allocator
+from tritonkittens.lang.memory.tensor_memory import load_max, reinterpret, tensor_allocator
 from tritonkittens.lang.memory.tma import (
     fence_async,
     load_async,
@@ -192,6 +193,7 @@ from tritonkittens.lang.register.warp_vote import rescale_row, warp_exceeds
 from tritonkittens.lang.schedule.cluster_split_k import ClusterSplitK
 from tritonkittens.lang.schedule.dynamic_scheduler import Dynamic
 from tritonkittens.lang.schedule.index import Knob, block_count, block_index, ceil_div, unravel
+from tritonkittens.lang.schedule.launch_control import ClusterLaunchControl
 from tritonkittens.lang.schedule.raster import (
     ColumnMajor,
     LongestFirst,
@@ -241,14 +243,16 @@ from tritonkittens.lang.template.extensions.reduce_store_warp import reduce_acqu
 from tritonkittens.lang.template.layout import layout
 from tritonkittens.lang.template.template import lcf, lcsf
 from tritonkittens.lang.types.global_layout import extent, gl
-from tritonkittens.lang.types.tiles import col_vec, row_vec, rt, rv, st, sv, tt
+from tritonkittens.lang.types.tiles import by_rows, col_vec, row_vec, rt, rv, st, sv, tt
 from tritonkittens.lang.types.varlen import sequence
 
 __all__ = [
     "abs", "add", "add_col", "add_row", "advance", "allocate", "apply", "ArchitectureError", "arrive", "as_fragments",
     "bank_conflicts", "bf16", "block_count", "block_diagonal", "block_index", "broadcast_col", "broadcast_row",
+    "by_rows",
     "byte_operand", "byte_operand_column", "Call", "careful_wait", "cast", "cast_pairs", "ceil", "ceil_div",
-    "cluster_rank", "cluster_sync", "ClusterSplitK", "col_argmax", "col_argmin", "col_cumsum", "col_max", "col_mean",
+    "cluster_rank", "cluster_sync", "ClusterLaunchControl", "ClusterSplitK", "col_argmax", "col_argmin", "col_cumsum",
+    "col_max", "col_mean",
     "col_min", "col_norm", "col_prod", "col_sum", "col_vec", "ColumnMajor", "concat_cols", "consumer_registers",
     "consumer_release", "consumer_wait", "copy", "cos", "decrease_registers", "DeferredEpilogue", "dependency_wait",
     "dependents_launch", "div", "div_col", "div_row", "Dynamic", "eq", "eq_col", "eq_row", "erf", "Event",
@@ -259,6 +263,7 @@ __all__ = [
     "is_initialized", "Kernel", "kernel", "KernelError", "Knob", "layout", "lcf", "lcsf", "le", "le_col", "le_row",
     "left_fill", "load", "load_async", "load_async_wait", "load_bytes_async", "load_elements", "load_im2col_async",
     "load_into", "load_max", "load_scalar", "log", "log2", "longest_first", "LongestFirst", "lower_fill", "lt",
+    "load_rows_async",
     "lt_col", "lt_row", "make_causal", "make_causal_t", "map", "mark", "mark_initialized", "mask", "max", "max_col",
     "max_row", "maximum", "min", "min_col", "min_row", "minimum", "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB",
     "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_commit", "mma_retire", "mma_wait", "mma_zero", "mul", "mul_col",
@@ -266,13 +271,15 @@ __all__ = [
     "opaque_zero", "Order", "Persistent", "pin", "pipeline", "pipeline_state", "pointer_to", "pos_infty", "prefetch",
     "print",
     "prod", "producer_acquire", "producer_commit", "producer_registers", "reciprocal", "reduce_acquire",
-    "reduce_commit", "reduce_wait", "ReduceStoreWarp", "release", "relu", "rescale_row", "right_fill", "row_argmax",
-    "row_argmin", "row_cumsum", "row_max", "row_mean", "row_min", "row_norm", "row_prod", "row_sum",
+    "reduce_commit", "reduce_wait", "ReduceStoreWarp", "reinterpret", "release", "relu", "rescale_row",
+    "right_fill", "row_argmax", "row_argmin", "row_cumsum", "row_max", "row_mean", "row_min", "row_norm", "row_prod",
+    "row_sum",
     "row_sum_by_quad", "row_topk", "row_vec", "RowMajor", "rsqrt", "rt", "rv", "scatter_rows", "Schedule",
     "scheduling_barrier", "semaphores", "sequence", "shape", "sigmoid", "silu", "sin", "sliding_window",
     "softmax_step", "specialize", "split_cols", "SplitK", "SplitRest", "SplitTail", "SplitTask", "sqrt", "st",
     "store", "store_add_async", "store_add_bytes_async", "store_async", "store_bytes_async", "store_elements",
     "store_fragments", "store_max_async", "store_min_async", "store_or_add_bytes_async", "store_read_wait",
+    "store_rows_async",
     "store_wait", "stream_k", "StreamK", "struct", "sub", "sub_col", "sub_row", "subtile", "subvector", "sum",
     "Supergroup", "supergroup", "supergroup_rows", "sv", "swap_layout", "sync", "sync_consumers", "tanh", "task",
     "tensor_allocator", "tile_at", "TileError", "timeline", "to_torch", "transpose", "tril", "triu", "tt", "uint8",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from .clocks import Clock, World, joined
+from .clocks import Clock, World, joined, proxied
 from .report import Place
 from .ttgir import Block, Op
 from .values import Poison
@@ -164,14 +164,8 @@ class Role:
         environment: list[Any],
         block: Block,
     ):
-        self.machine, self.rank, self.index, self.name, self.warps, self.start_warp = (
-            machine,
-            rank,
-            index,
-            name,
-            warps,
-            start_warp,
-        )
+        self.machine, self.rank, self.index, self.name = machine, rank, index, name
+        self.warps, self.start_warp = warps, start_warp
         self.environment, self.block, self.at = environment, block, 0
         self.ranks: range = (
             range(len(machine.ctas)) if machine.simulation.program.num_ctas > 1 else range(rank, rank + 1)
@@ -209,6 +203,8 @@ class Role:
         # bool for each thread: the threads in this part of a divided role (`divergence`); None is all
         self.mask: Any = None
         self.meets: Block | None = None  # where a part of a divided role ends
+        self.parts: list[Role] = []  # of this role, while it is divided
+        self.drifts = False  # whether a part goes on past its end, up to an operation of whole roles
         # for global memory: barriers of the role's threads so far, and the epoch of the last one
         self.barriers = 0
         self.synced = 0
@@ -294,6 +290,14 @@ class Role:
             own = slice(rank * roles, (rank + 1) * roles)
             fenced[own] = clock.fenced[own]
             clock.fenced = fenced
+        self.advance(rank)  # its later accesses need another fence
+
+    def fence_global_proxy(self, rank: int, single: bool) -> None:
+        """Execute fence.proxy.async of global memory by all threads in CTA `rank`, or by a `single` one: TMA now sees
+        what they know.
+        """
+        known, _ = self.published(single)
+        self.clocks[rank].world = joined(self.clocks[rank].world, proxied(known))
 
     def meet(self) -> None:
         """Execute a barrier of the cluster by all CTAs of the role."""

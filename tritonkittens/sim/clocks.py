@@ -29,13 +29,6 @@ class Past(NamedTuple):
     firsts: Mapping[int, int]
     operations: int
 
-    def covers(self, role: int, epoch: int, bit: int, single: bool) -> bool:
-        """Whether an access happened before: of a role in an epoch (`single`: by its first thread), or of an
-        operation."""
-        if bit:
-            return bool(self.operations & bit)
-        return self.roles[role] >= epoch or (single and self.firsts.get(role, 0) >= epoch)
-
     def join(self, other: Past) -> Past:
         if self is other:
             return self
@@ -46,7 +39,13 @@ class Past(NamedTuple):
         return Past(roles, firsts, self.operations | other.operations)
 
 
-World = Mapping[Any, Past]  # of other clusters, by their numbers
+World = Mapping[Any, Past]  # of other clusters, by their numbers; and of all, what TMA sees, by `Proxied`
+
+
+class Proxied(NamedTuple):
+    """The key, in a world, of what the asynchronous proxy sees of a cluster."""
+
+    cluster: Any
 
 
 def joined(a: World, b: World) -> World:
@@ -56,6 +55,11 @@ def joined(a: World, b: World) -> World:
     if not a:
         return b
     return {**a, **{k: v.join(a[k]) if k in a else v for k, v in b.items()}}
+
+
+def proxied(world: World) -> World:
+    """Return what the asynchronous proxy sees after a fence by threads that know a world."""
+    return {Proxied(k): past for k, past in world.items() if not isinstance(k, Proxied)}
 
 
 class Clock:

@@ -24,7 +24,7 @@ import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -122,6 +122,7 @@ _FREE_WAITS = {"ttng.warp_group_dot_wait", "ttg.async_wait", "ttng.async_tma_sto
 _FMA_OPERATIONS = {"arith.addf", "arith.subf", "arith.mulf", "math.fma", "arith.negf", "math.absf"}
 _SPECIAL_MNEMONICS = re.compile(r"\b(ex2|lg2|rcp|sqrt|rsqrt|tanh|sin|cos|div)\.")
 _INSTRUCTION = re.compile(r"^\s*(?:[\w$]+:\s*)?(?:@!?[\w$%{}]+\s+)?([a-z][a-z0-9]*(?:[.:]+[a-z0-9]+)+)", re.M)
+_SKIPPED = re.compile(r"vote\.sync\.any\.pred (\w+), \1, 0xffffffff; @!\1 bra")  # what follows runs in few warps
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,16 @@ class Cost:
 
 
 FREE = Cost(0.0)
+
+
+class Duration(NamedTuple):
+    """Cycles of an asynchronous operation: those that it occupies its unit, and those after them until it completes."""
+
+    cycles: float = 0.0
+    latency: float = 0.0
+
+
+AT_ONCE, CLC_DURATION = Duration(), Duration(0.0, 700.0)
 
 
 class Unit:
@@ -176,9 +187,9 @@ class Unit:
         return finish
 
 
-def tma_cycles(nbytes: int, arch: int) -> float:
+def tma_duration(nbytes: int, arch: int) -> Duration:
     """Cycles of a TMA copy on a chip, by its compute capability."""
-    return nbytes / chip_of(arch).l2_bytes
+    return Duration(nbytes / chip_of(arch).l2_bytes, TMA_LATENCY)
 
 
 def global_cycles(nbytes: int) -> float:
@@ -304,9 +315,11 @@ def _shared(op: Op, warps: int) -> Cost:
 
 
 def _assembly(op: Op, warps: int, size: int) -> Cost:
-    """Cost of inline PTX: each instruction once for its elements, or once for the warp without tensors."""
-    text = str(op.attributes.get("asm_string", ""))
-    instructions = _INSTRUCTION.findall(re.sub(r"[;{}]", "\n", text))
+    """Cost of inline PTX: each instruction once for its elements, or once for the warp without tensors. Moves only name
+    registers. What a warp skips by a vote counts as skipped.
+    """
+    text = _SKIPPED.split(str(op.attributes.get("asm_string", "")))[0]
+    instructions = [i for i in _INSTRUCTION.findall(re.sub(r"[;{}]", "\n", text)) if not i.startswith("mov.")]
     if "mbarrier" in text or "barrier" in text or "fence" in text:
         return Cost(
             ISSUE * len(instructions) + (BARRIER if "wait" in text or "bar." in text or "fence" in text else 0.0),

@@ -21,8 +21,8 @@ def deadlock(simulation: Simulation, machines: list[Machine]) -> Stop:
     """Return what stops a simulation in which no role of these clusters can run, and no operation completes."""
     roles = [r for machine in machines for r in machine.roles]
     stuck = [r for r in roles if not r.done]
-    # a role that only waits for its partitions is not the cause
-    stuck = [r for r in stuck if r.op is None or r.op.name != "ttg.warp_yield"] or stuck
+    # a role that only waits for its partitions, or its parts, is not the cause
+    stuck = [r for r in stuck if not r.parts and (r.op is None or r.op.name != "ttg.warp_yield")] or stuck
     places = []
     details: dict[str, Any] = {}
     for role in stuck:

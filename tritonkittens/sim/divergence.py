@@ -3,10 +3,14 @@
 A block of inline PTX can give each thread another scalar, although the compiler takes scalars to be uniform. The two
 parts run as roles of their own, with the same clock component. They rejoin at the block where every path from the
 branch meets (its immediate post-dominator). Operations of whole roles are refused inside a part.
+
+Where nothing else can happen, the CTAs of a program drift: those that wait for no other go on as a part of their own,
+past a wait or the end of a branch, up to the next operation of the whole role. There the parts rejoin.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -14,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .agents import Role, Wait
-from .layouts import registers
+from .layouts import SHARED_STRIDE, registers
 from .report import Finding, Place, Stop
 from .ttgir import Block, Op, Tensor
-from .values import Poison
+from .values import Poison, View
 
 if TYPE_CHECKING:
+    from .machine import Machine
     from .simulation import Simulation
 
 # Effects that a part of a role may have. Other effects belong to all threads or to the first; the compiler does not
@@ -35,6 +40,9 @@ BY_CTA = {
     "ttng.inval_barrier",
     "ttng.wait_barrier",
 }
+
+# Control flow of whole roles.
+OF_ROLES = {"cf.switch", "tt.call", "tt.return", "ttg.warp_return", "ttg.warp_specialize", "ttg.warp_yield"}
 
 _MEETINGS: weakref.WeakKeyDictionary[Block, weakref.ref[Block] | None] = weakref.WeakKeyDictionary()
 
@@ -72,8 +80,8 @@ def meeting(block: Block) -> Block | None:
     return nearest
 
 
-def between(block: Block, meets: Block) -> Iterator[tuple[int, Any]]:
-    """Return (value, type) of the values computed from a branch to its meeting.
+def between(block: Block, meets: Block | None) -> Iterator[tuple[int, Any]]:
+    """Return (value, type) of the values computed from a branch to its meeting, or to the end.
 
     After a loop that threads leave at different times, the header's values are still needed.
     """
@@ -104,18 +112,39 @@ def first(role: Role, value: Any) -> Any:
     return (value if role.mask is None else value[role.mask])[0]
 
 
-def check(role: Role, op: Op) -> None:
-    """Refuse operations that single threads cannot do, in a part of a role."""
-    if op.name in BY_THREAD:
-        return
-    firsts = role.mask.reshape(len(role.ranks), -1)[:, 0]  # the CTAs whose first thread comes here
-    some_ctas = not firsts.all() and op.name not in BY_CTA
-    if any(isinstance(kind, Tensor) for kind in op.operand_types) or not firsts.any() or some_ctas:
+def ends(role: Role) -> bool:
+    """Whether a part of a role has come to its end. A part that drifts goes on."""
+    if role.meets is None or role.block is not role.meets:
+        return False
+    if role.drifts:
+        role.meets = None
+    return not role.drifts
+
+
+def parks(role: Role, op: Op, acts: bool) -> bool:
+    """Whether a part that drifts ends here, before an operation of its whole role. In other parts, refuse operations
+    that single threads cannot do. `acts`: the operation has effects.
+    """
+    needs_all = acts and _needs_all(role, op)
+    if role.drifts and role.meets is None:
+        role.done = needs_all or op.name in OF_ROLES
+        return role.done
+    if needs_all:
         place = Place(role.machine.where(role), op.name, op.location)
         some = f"only some threads take ({int(role.mask.sum())} of {role.mask.size})"
         raise Stop(
             Finding("unknown", f"{op.name} in a branch that {some}; the simulator does it for whole roles", (place,))
         )
+    return False
+
+
+def _needs_all(role: Role, op: Op) -> bool:
+    """Whether a part of a role cannot execute an operation."""
+    if op.name in BY_THREAD:
+        return False
+    firsts = role.mask.reshape(len(role.ranks), -1)[:, 0]  # the CTAs whose first thread comes here
+    some_ctas = not firsts.all() and op.name not in BY_CTA
+    return any(isinstance(kind, Tensor) for kind in op.operand_types) or not firsts.any() or some_ctas
 
 
 def part_of(role: Role, mask: np.ndarray, meets: Block | None) -> Role:
@@ -168,6 +197,8 @@ def merged(role: Role, op: Op, kind: Any, parts: list[Role], values: list[Any]) 
         out[index] = b.reshape(-1)[index]
         return out.reshape(kind.shape)
     numbers = (int, float, np.generic, np.ndarray)
+    if isinstance(a, View) and isinstance(b, View) and a.base == b.base and a.map is b.map:
+        return a
     if isinstance(kind, Tensor) or not isinstance(a, numbers) or not isinstance(b, numbers):
         return Poison(op)  # its use is a finding
     if not isinstance(a, np.ndarray) and not isinstance(b, np.ndarray) and a == b:
@@ -179,12 +210,11 @@ def diverge(
     simulation: Simulation, role: Role, op: Op, condition: np.ndarray, ways: list[tuple[Block, tuple[int, ...]]]
 ) -> Generator[Wait, None, None]:
     """Take both ways of a branch. The role continues at the meeting."""
-    machine = role.machine
     everyone = np.ones(condition.size, bool) if role.mask is None else role.mask
     taken = condition.astype(bool) & everyone
     meets = meeting(role.block)
     if meets is None and role.frames:
-        place = Place(machine.where(role), op.name, op.location)
+        place = Place(role.machine.where(role), op.name, op.location)
         raise Stop(
             Finding("unknown", "a return in a branch that only some threads of a called function take", (place,))
         )
@@ -193,22 +223,76 @@ def diverge(
         part = part_of(role, mask, meets)
         simulation.jump(part, block, operands)
         parts.append(part)
+    yield from together(simulation, role, op, parts, meets)
+
+
+def together(
+    simulation: Simulation, role: Role, op: Op, parts: list[Role], meets: Block | None
+) -> Generator[Wait, None, None]:
+    """Run the parts of a role until they end, and go on where they do: at `meets`, or where they have drifted to."""
+    machine, start = role.machine, role.block
+    role.parts = parts
     machine.roles.extend(part for part in parts if not part.done)
     yield Wait(
         lambda: all(part.done for part in parts),
-        lambda: "its threads on the other way of a branch",
+        lambda: "its threads that have gone another way",
         time=lambda: max(part.time for part in parts),
     )
+    role.parts = []
     machine.roles = [r for r in machine.roles if not any(r is part for part in parts)]
     rejoin(role, parts)
-    if meets is None:
+    drifted = any(part.drifts for part in parts)
+    if meets is None and not drifted:
         simulation.finish(role)
         return
-    for slot, kind in [*zip(meets.arguments, meets.argument_types), *between(role.block, meets)]:
+    ends = {(part.block, part.at) for part in parts}
+    if len(ends) > 1:
+        role.machine.stop("unknown", "CTAs of one program that have drifted come to different operations", role, op)
+    slots = between(start, None if drifted else meets)
+    if meets is not None:
+        slots = itertools.chain(zip(meets.arguments, meets.argument_types), slots)
+    for slot, kind in slots:
         values = [part.environment[slot] for part in parts]
         known = [v for v in values if v is not None]  # values of only one part are unused after the meeting
         role.environment[slot] = (
             merged(role, op, kind, parts, values) if len(known) == 2 else known[0] if known else None
         )
-    role.block, role.at = meets, 0
-    role.done = meets is role.meets
+    ((role.block, role.at),) = ends
+    role.done = not drifted and meets is role.meets
+
+
+def drift(simulation: Simulation, machine: Machine) -> bool:
+    """Let CTAs go on that wait only for other CTAs of their role. Return whether there are any."""
+    for role in machine.roles:
+        if role.mask is not None or len(role.ranks) == 1 or role.done or role.op is None:
+            continue
+        if any(part.done for part in role.parts) and not any(part.drifts for part in role.parts):
+            for part in role.parts:
+                part.drifts = True
+                if part.done:
+                    part.done, part.meets = False, None
+            machine.roles += [part for part in role.parts if part not in machine.roles]
+            return True
+        if not role.parts and role.op.name == "ttng.wait_barrier":
+            waiting = [rank for rank in role.ranks if _waits(role, role.op, rank)]
+            if len(waiting) < len(role.ranks):
+                _split(simulation, role, role.op, waiting)
+                return True
+    return False
+
+
+def _waits(role: Role, op: Op, rank: int) -> bool:
+    """Whether a CTA waits for its barrier in a wait of all CTAs of a role."""
+    bar, phase = (role.environment[i] for i in op.operands[:2])
+    barriers = [role.machine.barriers.get(bar.base + int(o)) for o in bar.map.offsets.reshape(-1)]
+    return any(b is not None and b.address // SHARED_STRIDE == rank and not b.completed(phase) for b in barriers)
+
+
+def _split(simulation: Simulation, role: Role, op: Op, waiting: list[int]) -> None:
+    """Divide a role that waits into the CTAs that wait and the others. Both execute the wait again."""
+    apart: np.ndarray = np.repeat([rank in waiting for rank in role.ranks], 32 * role.warps)
+    parts = [part_of(role, mask, None) for mask in (apart, ~apart)]
+    for part in parts:
+        part.drifts, part.at = True, role.at - 1
+    role.pending = together(simulation, role, op, parts, None)
+    simulation.resume(role)

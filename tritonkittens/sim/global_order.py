@@ -6,6 +6,11 @@ Consistency Model": release and acquire patterns, scopes, fences around relaxed 
 continue a release). It learns of earlier launches because they have ended, or with programmatic dependent launch from
 griddepcontrol.wait.
 
+TMA belongs to the asynchronous proxy. It sees ordinary accesses of the same launch only where `fence.proxy.async` lies
+on the path of this order, in the thread that releases or in the one that acquires (PTX ISA, "Proxy-preserved base
+causality order"). The end of a launch, and of a bulk copy, is such a fence. What the asynchronous proxy sees of a
+cluster is known as `Proxied(cluster)`, beside what ordinary accesses see.
+
 Threads of a role see each other's accesses across a barrier only. So a release by one thread publishes the accesses of
 the other threads up to the role's last barrier, and two threads that touch one element without a barrier between them
 race.
@@ -19,9 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .agents import Async, Role
-from .clocks import Past, World, joined
+from .clocks import Clock, Past, Proxied, World, joined
 from .report import Finding, Place
 from .ttgir import Op
+from .values import Spans
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -50,6 +56,7 @@ class GlobalAccess(NamedTuple):
     op: Op
     who: str
     threads: Threads | None
+    proxied: bool  # by TMA, so in the asynchronous proxy
 
 
 Places = np.ndarray | slice  # granules of a tensor
@@ -174,8 +181,7 @@ class GlobalOrder:
     def access(
         self,
         agent: Role | Async,
-        starts: np.ndarray,
-        nbytes: int,
+        spans: Spans,
         write: bool,
         op: Op,
         *,
@@ -184,12 +190,13 @@ class GlobalOrder:
         owners: np.ndarray | None = None,
         words: np.ndarray | None = None,
     ) -> None:
-        """Record an access of pieces of `nbytes` at the addresses `starts`, and report the races with earlier ones.
+        """Record an access of `spans`, and report the races with earlier ones and missing fences of proxies.
 
         `scope`: of a strong access, else WEAK. `single`: by the first thread of the role alone. `owners`: the thread
         of each piece.
         `words`: what is going to be written there. Two writes of the same words do no harm.
         """
+        starts, nbytes = spans.starts, spans.nbytes
         if not starts.size or not nbytes:
             return
         self.touched = True
@@ -239,7 +246,8 @@ class GlobalOrder:
             role, bit, epoch = agent.role, agent.bits[agent.ranks[0]], 0
         machine = role.machine
         who = machine.where(role) if isinstance(agent, Role) else f"{machine.where(role)}, {agent.kind}"
-        access = GlobalAccess(machine, role, epoch, bit, write, scope, single, role.barriers, op, who, threads)
+        tma = isinstance(agent, Async) and agent.kind != "cp.async"
+        access = GlobalAccess(machine, role, epoch, bit, write, scope, single, role.barriers, op, who, threads, tma)
         for number in set(_runs(tensor.writes[places])[1].tolist()):
             if number:
                 self._check(self.accesses[number], access, agent, tensor, tensor.writes, number, places)
@@ -298,7 +306,11 @@ class GlobalOrder:
         assert before is not None
         if before.scope and access.scope and min(before.scope, access.scope) >= _distance(before, access):
             return
-        if before.role is access.role and not before.bit:
+        clock = agent.clock
+        if clock.complete >> before.machine.uid[0] & 1:
+            return
+        mixed = access.proxied and not before.proxied
+        if before.role is access.role and not before.bit and not mixed:
             if access.bit or before.threads is None or before.barriers != access.barriers or access.threads is None:
                 return
             if before.threads.equals(access.threads):
@@ -312,14 +324,9 @@ class GlobalOrder:
                 address = int(own.starts[here][wrong][0])
                 self._report(before, access, tensor, (address - tensor.start) // tensor.granule, "threads")
             return
-        clock = agent.clock
-        if clock.complete >> before.machine.uid[0] & 1:
-            return
-        if before.machine is access.machine:
-            past: Past | None = clock.past()
-        else:
-            past = clock.world.get(before.machine.uid)
-        if past is not None and past.covers(before.role.index, before.epoch, before.bit, before.single):
+        known = clock if before.machine is access.machine else clock.world.get(before.machine.uid)
+        ordered = _covers(known, before)
+        if ordered and not (mixed and not _covers(clock.world.get(Proxied(before.machine.uid)), before)):
             return
         given = access.threads
         if before.write and given is not None and given.words is not None:
@@ -327,7 +334,7 @@ class GlobalOrder:
             if np.array_equal(self.memory.peek(given.starts[here], given.nbytes), given.words[here]):
                 return
         place = int(_numbers(places)[numbers[places] == number][0])
-        self._report(before, access, tensor, place, _why(past, before, access))
+        self._report(before, access, tensor, place, "proxy" if ordered else _why(known, before, access))
 
     def _report(self, before: GlobalAccess, access: GlobalAccess, tensor: _Tensor, place: int, why: str) -> None:
         element = self.memory.element(tensor.start + place * tensor.granule)
@@ -337,13 +344,16 @@ class GlobalOrder:
             (False, True): "is overwritten while it may still be read",
             (True, True): "is written twice in no order",
         }[before.write, access.write]
+        if why == "proxy":
+            how = "is overwritten" if access.write else "is read"
         verb = {True: "writes it", False: "reads it"}
         places = (
             Place(before.who, verb[before.write], before.op.location),
             Place(access.who, verb[access.write], access.op.location),
         )
         message = f"{name} {how}{WHY[why]}"
-        access.machine.simulation.found(Finding("race", message, places, {"buffer": name, "element": element}))
+        kind = "missing-fence" if why == "proxy" else "race"
+        access.machine.simulation.found(Finding(kind, message, places, {"buffer": name, "element": element}))
 
     # ---- words that synchronise
 
@@ -381,8 +391,8 @@ class GlobalOrder:
             if scope >= GPU:
                 world = joined(word.world, narrow) if narrow else word.world
             else:
-                own = word.world.get(role.machine.uid)
-                world = narrow if own is None else joined(narrow, {role.machine.uid: own})
+                own = (role.machine.uid, Proxied(role.machine.uid))
+                world = joined(narrow, {k: word.world[k] for k in own if k in word.world})
             if order in ("acquire", "acq_rel", "sc"):
                 role.learn((world, word.complete))
             else:
@@ -397,6 +407,7 @@ WHY = {
     "scope": ": a scope of fewer threads than the accesses' does not order them",
     "weak": ": one access is atomic, and the other one is not",
     "bulk": ": only cp.async.bulk.wait_group without .read waits for the writes of a bulk store",
+    "proxy": " by TMA after an ordinary access, without fence.proxy.async of global memory between them",
     "launch": " by a launch that may still run: griddepcontrol.wait (tk.dependency_wait) comes first",
 }
 
@@ -408,12 +419,22 @@ def _distance(before: GlobalAccess, access: GlobalAccess) -> int:
     return CTA if before.role.rank == access.role.rank else CLUSTER
 
 
-def _why(past: Past | None, before: GlobalAccess, access: GlobalAccess) -> str:
+def _covers(known: Past | Clock | None, before: GlobalAccess) -> bool:
+    """Whether an access is part of what is known of its cluster."""
+    if known is None:
+        return False
+    if before.bit:
+        return bool(known.operations & before.bit)
+    role = before.role.index
+    return known.roles[role] >= before.epoch or (before.single and known.firsts.get(role, 0) >= before.epoch)
+
+
+def _why(known: Past | Clock | None, before: GlobalAccess, access: GlobalAccess) -> str:
     if before.machine.simulation is not access.machine.simulation:
         return "launch"
     if before.bit and before.write and before.role is access.role:
         return "bulk"
-    if past is not None and past.firsts.get(before.role.index, 0) >= before.epoch > 0:
+    if known is not None and known.firsts.get(before.role.index, 0) >= before.epoch > 0:
         return "barrier"
     if before.scope and access.scope:
         return "scope"

@@ -175,6 +175,16 @@ def owners(text: str, shape: tuple[int, ...], warps: int) -> np.ndarray:
 
 
 @functools.cache
+def held(text: str, shape: tuple[int, ...], warps: int) -> np.ndarray:
+    """Return whether a CTA's threads hold a flat element: (CTAs, elements)."""
+    ctas = 1 << len(bases(text, "tensor", shape).inputs.get("block", []))
+    out: np.ndarray = np.zeros((ctas, int(np.prod(shape))), bool)
+    for rank, own in enumerate(registers(text, shape, warps).reshape(ctas, -1)):
+        out[rank, own] = True
+    return out
+
+
+@functools.cache
 def shared_offsets(text: str, shape: tuple[int, ...], nbytes: int) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the byte offset of every element of a tile in shared memory, in the tile's shape, and the offsets of
     further copies.
@@ -273,11 +283,20 @@ def free_ranks(kind: MemDesc) -> int:
     """Return the rank bits that do not affect a CTA's part of a shared view. CTAs that differ only in these bits hold
     copies.
     """
-    rank = min(layout_rank(kind), len(kind.shape))
-    blocks = bases(
-        kind.layout, "shared", kind.alloc_shape[len(kind.alloc_shape) - rank :], kind.element.bits
-    ).inputs.get("block", [])
+    blocks = shared_bases(kind).get("block", [])
     return sum(1 << i for i, vector in enumerate(blocks) if not any(vector))
+
+
+def shared_bases(kind: MemDesc) -> dict[str, list[list[int]]]:
+    """Return the basis vectors ("offset", "block") of one buffer of a view of shared memory."""
+    rank = min(layout_rank(kind), len(kind.shape))
+    return bases(kind.layout, "shared", kind.alloc_shape[len(kind.alloc_shape) - rank :], kind.element.bits).inputs
+
+
+def is_fp4_padded(kind: MemDesc) -> bool:
+    """Whether every 8 bytes of a shared tile are followed by 8 unused ones, as tcgen05.mma.kind::mxf8f6f4 reads fp4."""
+    offsets = shared_bases(kind)["offset"] if kind.space == "shared" and kind.element.nbytes == 1 else []
+    return len(offsets) > 3 and not any(offsets[3])
 
 
 def layout_rank(kind: Type) -> int:

@@ -8,7 +8,7 @@ operation that completes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from .agents import Async, Role, needs_wait
 from .barriers import Barriers
 from .clocks import ASYNC, GENERIC, TENSOR_THREADS, Access, Clock
 from .cluster_barrier import ClusterBarrier
-from .costs import Unit
+from .costs import AT_ONCE, Duration, Unit
 from .layouts import LANES, SHARED_MASK, TENSOR_LANE_BYTES
 from .memory import Bytes
 from .numbers import decode, encode
@@ -301,14 +301,26 @@ class Machine:
         message = f"{view.name} is read{who}, but parts of this {kind} memory were never written"
         self.report("uninitialized", message, role, op, "reads it", (allocated,), buffer=view.name)
 
-    def load(self, agent: Role | Async, view: View, op: Op, proxy: str = GENERIC) -> np.ndarray:
-        """Return the values of a view, after checks."""
-        self.touch(agent, view, False, proxy, op)
+    def load(
+        self,
+        agent: Role | Async,
+        view: View,
+        op: Op,
+        proxy: str = GENERIC,
+        parts: Sequence[tuple[int | None, View]] = (),
+    ) -> np.ndarray:
+        """Return the values of a view, after checks. `parts`: what each CTA reads, unless that is its own memory."""
+        for rank, part in parts or [(None, view)]:
+            self.touch(agent, part, False, proxy, op, by=rank)
         self.check_written(agent, view, op)
         return decode(view.type.element.name, self.read(view))
 
-    def store(self, agent: Role | Async, view: View, values: np.ndarray, op: Op, proxy: str = GENERIC) -> None:
-        self.touch(agent, view, True, proxy, op)
+    def store(
+        self, role: Role, view: View, values: np.ndarray, op: Op, parts: Sequence[tuple[int | None, View]] = ()
+    ) -> None:
+        """Write values of threads. `parts`: what each CTA writes, unless that is its own memory."""
+        for rank, part in parts or [(None, view)]:
+            self.touch(role, part, True, GENERIC, op, by=rank)
         self.write(view, np.broadcast_to(encode(view.type.element.name, np.asarray(values)), view.map.shape))
 
     # ---- asynchronous operations
@@ -322,12 +334,11 @@ class Machine:
         *,
         queue: Any = None,
         unit: str = "",
-        cost: float = 0.0,
-        latency: float = 0.0,
+        duration: Duration = AT_ONCE,
         rank: int | None = None,
     ) -> Async:
         """Start an operation of all CTAs of the role, or of `rank`. Operations of one `queue` complete in order.
-        `unit`, `cost` and `latency` give the modelled time, in cycles.
+        `unit` and `duration` give the modelled time.
         """
         self.version += kind != "timer"
         after = self.queues.get(queue) if queue is not None else None
@@ -351,11 +362,11 @@ class Machine:
         engine = (operation.unit, role.rank)
         begin = max(role.time, self.units.get(engine, 0.0))
         operation.started = begin
-        operation.finish = begin + cost + latency
-        self.units[engine] = begin + cost
+        self.units[engine] = begin + duration.cycles
+        operation.finish = begin + duration.cycles + duration.latency
         self.flying.append(operation)
         if self.simulation.recorder is not None:
-            self.simulation.recorder.issued(self, operation, cost)
+            self.simulation.recorder.issued(self, operation, duration.cycles)
         return operation
 
     def tensor_access(self, role: Role, op: Op, what: str, rank: int) -> Async:

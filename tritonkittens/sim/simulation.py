@@ -325,6 +325,8 @@ class Simulation:
             if not roles and not operations:
                 if resting(machine):
                     return False
+                if divergence.drift(self, machine):
+                    continue
                 raise deadlock(self, [machine])
             agent = (
                 operations[0]
@@ -371,6 +373,8 @@ class Simulation:
             step = steps[role.at]
             op = step.op
             role.op = op
+            if role.mask is not None and divergence.parks(role, op, step.kind in (EFFECT_KIND, GENERATOR_KIND)):
+                return
             role.steps += 1
             self.steps += 1
             if self.steps > self.step_limit:
@@ -384,8 +388,6 @@ class Simulation:
                 environment = role.environment
                 continue
             role.at += 1
-            if role.mask is not None and kind in (EFFECT_KIND, GENERATOR_KIND):
-                divergence.check(role, op)
             values = [environment[i] for i in op.operands]
             if kind in (EFFECT_KIND, GENERATOR_KIND) and not step.looks:
                 machine.version += 1
@@ -497,7 +499,7 @@ class Simulation:
         for slot, value in zip(block.arguments, values):
             environment[slot] = value
         role.block, role.at = block, 0
-        role.done = block is role.meets  # a part of a divided role ends where the parts rejoin
+        role.done = divergence.ends(role)
         role.wait = None if role.done else turned(role)
         if role.wait is None:
             return role.done

@@ -57,11 +57,12 @@ class AddressMap:
     in the bits from SHARED_STRIDE up.
     """
 
-    __slots__ = ("offsets", "nbytes", "replicas", "_derived", "_runs", "_elements", "spread")
+    __slots__ = ("offsets", "nbytes", "replicas", "_derived", "_runs", "_elements", "_parts", "spread")
 
     def __init__(self, offsets: np.ndarray, nbytes: int, replicas: np.ndarray | None = None):
         self.offsets, self.nbytes, self.replicas = offsets, nbytes, replicas
         self._derived: dict[Any, AddressMap] = {}
+        self._parts: dict[Any, list[tuple[int, AddressMap]]] = {}
         self._runs: Any = None
         self._elements: Any = None
         self.spread = (
@@ -83,6 +84,31 @@ class AddressMap:
         if found is None:
             replicas = None if self.replicas is None else np.stack([change(r) for r in self.replicas])
             found = self._derived[key] = AddressMap(np.ascontiguousarray(change(self.offsets)), self.nbytes, replicas)
+        return found
+
+    def parts(self, key: Any, held: np.ndarray, write: bool) -> list[tuple[int, AddressMap]]:
+        """Return what the threads of each CTA access, or nothing where every CTA accesses only its own memory; cached
+        by key.
+
+        Args:
+            held: (CTAs, elements), whether the CTA's threads have the element. They access their own CTA's copy, or
+                else the first one. Of several CTAs that hold an element for another one, the first stores it.
+        """
+        found = self._parts.get(key)
+        if found is None:
+            copies = (self.offsets if self.replicas is None else self.replicas).reshape(-1, self.offsets.size)
+            own = [copies // SHARED_STRIDE == rank for rank in range(len(held))]
+            remote = held & ~np.array([o.any(0) for o in own])
+            if write:
+                remote &= ~(held & ~remote).any(0)
+                remote &= np.cumsum(remote, 0) == 1
+            found = self._parts[key] = []
+            if remote.any():
+                first = self.offsets.reshape(-1)
+                for rank, mine in enumerate(held):
+                    places = np.concatenate([copies[own[rank] & mine], first[remote[rank]]])
+                    if places.size:
+                        found.append((rank, AddressMap(places, self.nbytes)))
         return found
 
     @property

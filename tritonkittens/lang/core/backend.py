@@ -126,6 +126,11 @@ class ExplicitSource(GluonASTSource):
         try:
             with tracing():
                 module = super().make_ir(*args, **kwargs)
+            if bill().pairs and self.cluster % 2:
+                raise TileError(
+                    f"{self.fn.__name__}(cluster_size={self.cluster}): tensor memory of CTA pairs (pair=True) needs an "
+                    "even number of blocks in a cluster"
+                )
         except Exception as error:
             raised = error if knobs.compilation.front_end_debugging else plain_error(error)
         else:

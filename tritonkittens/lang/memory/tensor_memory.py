@@ -6,6 +6,9 @@ from typing import Any
 
 import triton.language as tl
 
+from tritonkittens.arch import WARP
+from tritonkittens.inline_ptx._asm import asm
+from tritonkittens.inline_ptx.tcgen05 import transfer_asm
 from tritonkittens.lang.core.backend import (
     Semantic,
     TensorMemoryLayout,
@@ -14,13 +17,18 @@ from tritonkittens.lang.core.backend import (
     allocate_tensor_memory,
     base_type,
     base_value,
+    gl,
     op,
 )
 from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.dtypes import itemsize
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import assemble, axes_of, pieces_of, shape_of, type_of_members
 from tritonkittens.lang.core.resources import bill
+from tritonkittens.lang.register.construction import row_layout
 from tritonkittens.lang.types.tiles import split, tt
+
+RESCALED = 32  # columns that `rescale_row` holds in registers at a time
 
 
 class tensor_tile_type(type_of_members):
@@ -86,7 +94,7 @@ class tensor_tile(base_value):
 
     def _with(self, **changes: Any) -> tensor_tile:
         """Return a copy with some attributes changed."""
-        kept = dict(
+        kept: dict[str, Any] = dict(
             spec=self.spec,
             pieces=self.pieces,
             stages=self.stages,
@@ -139,6 +147,21 @@ class tensor_tile(base_value):
             t.call(p.store, t.full(tuple(p.shape), value, self.dtype, t.call(p.get_reg_layout)))
         return self
 
+    def rescale_rows(self, t: Trace, factor: Traced) -> tensor_tile:
+        """Multiply each row by its factor in place; see `rescale_row`."""
+        _check_access(t, self, "rescale_row")
+        if self.dtype != tl.float32 or self.spec.rows != WARP * t.num_warps or axes_of(factor) != ((self.spec.rows,),):
+            raise TileError(
+                f"rescale_row of {self.spec!r} by {t.num_warps} warps and a vector of shape {list(shape_of(factor))}: "
+                "needs an fp32 tile of a row for each thread, 128 rows for four warps, and a factor for each row"
+            )
+        (factors,) = pieces_of(factor)
+        for p in self.pieces:
+            cols = int(unwrap(p.shape[1]))
+            one_row = t.full((self.spec.rows, cols), 0, tl.float32, row_layout(t, cols))
+            t.call(asm, _rescale_asm(cols), "r,f", [p, t.vector(factors, 0, one_row)])
+        return self
+
     def split_cols(self, t: Trace, cols: int | None) -> tuple[tensor_tile, ...]:
         """Return views of `cols` columns each, or one for each piece."""
         if cols is None:
@@ -177,6 +200,15 @@ def _check_access(t: Trace, tile: tensor_tile, what: str) -> None:
         raise TileError(
             f"{what} of {tile.spec!r} by {t.num_warps} warp(s): a warp reaches a quarter of the lanes only; tensor "
             "memory is accessed by whole warpgroups"
+        )
+
+
+def _check_vector(t: Trace, tile: tensor_tile, what: str) -> None:
+    """Raise `TileError` for a role that does not have a thread for each row of a tile of one column."""
+    if tile.spec.rows != WARP * t.num_warps:
+        raise TileError(
+            f"{what} of {tile.spec!r} by {t.num_warps} warps: a vector in tensor memory needs a thread for each row, "
+            "128 rows for four warps"
         )
 
 
@@ -246,20 +278,97 @@ def tensor_subtile(t: Trace, tile: tensor_tile, rows: int, cols: int, row: int, 
     return tile.view(cols, tuple(t.call(piece.slice, first, n) for piece, first, n in cuts))
 
 
+@op
+def reinterpret(t: Trace, tile: Traced, spec: Traced, column: Traced = 0) -> Traced:
+    """Return a view of columns of a tensor-memory tile as a tile of another type.
+
+    Args:
+        tile: a tensor-memory tile, not a ring. Its values there are overwritten by stores to the view.
+        spec: the `tt` type of the view, of as many rows. Its columns are a power of two.
+        column: the view's first column of the tile, counted in columns of 32 bits, a compile-time constant.
+
+    Returns:
+        A tile.
+
+    Raises:
+        TileError: for a view that does not lie within the tile, or cuts its pieces.
+
+    Example::
+
+        p = tk.reinterpret(s, tk.tt(tk.bf16, 128, 128))  # over the first 64 of 128 fp32 columns
+    """
+    spec, column = unwrap(spec), unwrap(column)
+    if not isinstance(tile, tensor_tile) or not isinstance(spec, tt):
+        raise TileError(
+            f"reinterpret({getattr(tile, 'spec', tile)!r}, {spec!r}): takes a tensor-memory tile and a type of one (tt)"
+        )
+    name = f"reinterpret({tile.spec!r}, {spec!r}, column={column!r})"
+    if tile.stages is not None:
+        raise TileError(f"{name}: this is a ring; take a slot first, ring[slot]")
+    if tile.is_completed_by_template:
+        raise TileError(f"{name}: products of a template into this accumulator are in flight")
+    if spec.rows != tile.spec.rows:
+        raise TileError(f"{name}: a view of tensor memory has all {tile.spec.rows} rows")
+    if len(split(spec.cols)) > 1:
+        raise TileError(f"{name}: the columns of the view must be a power of two")
+    wide, width, start = itemsize(tile.dtype), spec.cols * itemsize(spec.dtype) // 4, 0
+    if not isinstance(column, int) or column < 0:
+        raise TileError(f"{name}: the column must be a compile-time constant from 0 on")
+    if (column + width) * 4 > tile.spec.cols * wide:
+        raise TileError(f"{name}: the view needs {width} columns of 32 bits; the tile has {tile.spec.cols * wide // 4}")
+    for piece, cols in zip(tile.pieces, split(tile.spec.cols), strict=True):
+        if start <= column and (column + width - start) * 4 <= cols * wide:
+            part = t.call(piece.slice, (column - start) * 4 // wide, width * 4 // wide)
+            layout = TensorMemoryLayout([spec.rows, spec.cols], col_stride=1)
+            return tensor_tile(spec, (t.call(part.reinterpret, spec.dtype, [spec.rows, spec.cols], layout),))
+        start += cols * wide // 4
+    raise TileError(f"{name}: the view cuts the tile's pieces of {', '.join(map(str, split(tile.spec.cols)))} columns")
+
+
 def load_tensor_memory(t: Trace, src: tensor_tile) -> Traced:
-    """Load registers from tensor memory (tcgen05.ld and its wait)."""
+    """Load registers from tensor memory (tcgen05.ld and its wait), in the layout "row" where a thread has a row."""
     _check_access(t, src, "load")
-    return assemble(src.axes, [t.call(p.load) for p in src.pieces])
+    rows_of_threads = src.spec.rows == WARP * t.num_warps
+    if src.spec.cols == 1:
+        _check_vector(t, src, "load")
+        return t.call("sum", t.call(src.pieces[0].load, row_layout(t, 1)), 1)
+    return assemble(
+        src.axes,
+        [t.call(p.load, row_layout(t, int(unwrap(p.shape[1]))) if rows_of_threads else None) for p in src.pieces],
+    )
 
 
 def store_tensor_memory(t: Trace, dst: tensor_tile, value: Traced) -> None:
     """Store registers to tensor memory (tcgen05.st and its wait)."""
     _check_access(t, dst, "store")
+    if dst.spec.cols == 1 and axes_of(value) == ((dst.spec.rows,),):
+        _check_vector(t, dst, "store")
+        one = t.convert(pieces_of(value)[0], gl.SliceLayout(1, row_layout(t, 1)))
+        value = t.call("expand_dims", one, 1)
     if axes_of(value) != dst.axes:
         raise TileError(f"store of a tile of shape {list(shape_of(value))} to {dst.spec!r}: shapes differ")
     for d, v in zip(dst.pieces, pieces_of(value), strict=True):
         v = v if v.dtype == dst.dtype else t.method(v, "to", dst.dtype)
         t.call(d.store, t.convert(v, t.call(d.get_reg_layout)))
+
+
+def _rescale_asm(cols: int) -> str:
+    """Return assembly that multiplies the rows of a tile at address $0, of `cols` columns, by a thread's factor $1, in
+    warps in which a factor is not 1."""
+    width = min(cols, RESCALED)
+    words = [f"r{i}" for i in range(width)]
+    lines = [
+        f".reg .pred p; .reg .b32 a, {', '.join(words)}; .reg .b64 f, x;",
+        "setp.neu.f32 p, $1, 0f3F800000; vote.sync.any.pred p, p, 0xffffffff; @!p bra SAME;",
+        "mov.b64 f, {$1, $1};",
+    ]
+    for first in range(0, cols, width):
+        lines.append(f"add.u32 a, $0, {first};")
+        lines.append(transfer_asm("ld", "32x32b", words, "a", False, 0) + " tcgen05.wait::ld.sync.aligned;")
+        for a, b in zip(words[::2], words[1::2], strict=True):
+            lines.append(f"mov.b64 x, {{{a}, {b}}}; mul.rn.f32x2 x, x, f; mov.b64 {{{a}, {b}}}, x;")
+        lines.append(transfer_asm("st", "32x32b", words, "a", False, 0))
+    return "{ " + " ".join(lines) + " tcgen05.wait::st.sync.aligned; SAME: }"
 
 
 @op

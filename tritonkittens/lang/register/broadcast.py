@@ -9,6 +9,7 @@ from collections.abc import Callable
 import triton
 import triton.language as tl
 
+from tritonkittens.inline_ptx import math as ptx_math
 from tritonkittens.lang.core.backend import Callee, Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import name_of
@@ -17,6 +18,7 @@ from tritonkittens.lang.core.interpreter import in_fp32
 from tritonkittens.lang.core.records import assemble, axes_of, dtype_of, pieces_of, shape_of
 from tritonkittens.lang.register.construction import _column, _row
 from tritonkittens.lang.register.elementwise import _add, _div, _eq, _ge, _gt, _le, _lt, _mul, _ne, _sub, refuse_fp8
+from tritonkittens.lang.register.exponential import check_share, exp2_piece
 
 
 def _check(name: str, x: Traced, v: Traced, axis: int) -> None:
@@ -101,22 +103,29 @@ def broadcast_col(t: Trace, x: Traced, v: Traced) -> Traced:
 
 
 @triton.jit
-def _exp2_affine(x, v, scale):
-    return tl.exp2(x * scale - v)
+def _affine(x, v, scale):
+    return x * scale - v
+
+
+@triton.jit
+def _affine_pairs(x, v, scale):
+    return ptx_math.fma_f32x2(x, scale, 0 - v)
 
 
 def _exp2_op(name: str, axis: int) -> Callable[..., Traced]:
-    def operation(t: Trace, x: Traced, scale: Traced, v: Traced) -> Traced:
+    def operation(t: Trace, x: Traced, scale: Traced, v: Traced, fma_share: Traced = 0) -> Traced:
         if dtype_of(x) != tl.float32:
             raise TileError(f"{name}: needs an fp32 tile, got {name_of(dtype_of(x))}")
-        return combine(t, name, lambda p, w: t.call(_exp2_affine, p, w, scale), x, v, axis)
+        number = check_share(name, fma_share)
+        affine = _affine_pairs if not t.interpreted and t.chip.f32x2 else _affine
+        return combine(t, name, lambda p, w: exp2_piece(t, t.call(affine, p, w, scale), number), x, v, axis)
 
     operation.__name__ = operation.__qualname__ = name
     line, length, tail = ("column", "cols", " over columns") if axis else ("row", "rows", "")
     operation.__doc__ = (
         f"Compute exp2(x · scale − v) with one `v` per {line}: one fused multiply-add and one MUFU.EX2 an element.\n\n"
         f"`x` is an fp32 tile (rows × cols), `scale` a scalar, `v` an fp32 vector ({length}). This is a step of "
-        f"softmax{tail}.\n"
+        f"softmax{tail}.\n`fma_share` is as in `exp2`.\n"
         "Returns an fp32 tile of the shape of `x`. Raises `TileError` for another dtype."
     )
     return op(operation)

@@ -17,7 +17,7 @@ from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import constant, name_of
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import assemble, axes_of, pieces_of, shape_of
-from tritonkittens.lang.register.accumulator_masks import is_fragment, keep_between
+from tritonkittens.lang.register.accumulator_masks import has_row_a_thread, is_fragment, keep_between
 from tritonkittens.lang.register.construction import index_tiles, indices
 
 NEG_INFTY = float("-inf")
@@ -123,7 +123,7 @@ def _mask(
         keep in _BOUNDS
         and isinstance(unwrap(fill), (int, float))
         and t.explicit
-        and all(is_fragment(p) for p in pieces_of(x))
+        and all(is_fragment(p) or has_row_a_thread(t, p) for p in pieces_of(x))
     ):
         begins = [sum(axes_of(x)[1][:j]) for _ in axes_of(x)[0] for j in range(len(axes_of(x)[1]))]
         out = []

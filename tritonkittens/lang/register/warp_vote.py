@@ -22,14 +22,21 @@ def rescale_row(t: Trace, x: Traced, factor: Traced) -> Traced:
 
     Args:
         x: a register tile (rows × cols). Only fp32 wgmma accumulators of 64 rows skip; other tiles always multiply.
+            Or a tile of tensor memory, fp32 of 128 rows, in a role of four warps. It is multiplied in place, and a warp
+            that skips does not access it. Fences order it before other accesses (`inline_ptx.tcgen05`).
         factor: a column vector (rows).
 
     Returns:
-        A tile of the shape of `x`.
+        A tile of the shape of `x`; `x` itself in tensor memory.
+
+    Raises:
+        TileError: for another tile of tensor memory or another number of warps.
 
     An online softmax rescales its output this way: its row maxima seldom grow.
     Source: FlashAttention-4, conditional rescaling; PTX ISA, vote.sync.
     """
+    if hasattr(x, "rescale_rows"):
+        return x.rescale_rows(t, factor)
     pieces, factors = pieces_of(x), pieces_of(factor)
     if len(factors) != 1 or not all(is_fragment(piece) for piece in pieces):
         return t.call(mul_row, x, factor)

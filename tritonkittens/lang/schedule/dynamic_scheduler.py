@@ -1,13 +1,13 @@
 """Work tiles that one role broadcasts to the other roles of a CTA.
 
-With `Dynamic`, the producer fetches the next task number from a counter in global memory and broadcasts it one task
-ahead. With `broadcast_tile` it broadcasts the whole work tile; otherwise each role calls `setup` with the number. A
-CTA begins with the task of its own number, without a wait.
+With a dynamic schedule, the producer fetches the next task number (`Dynamic`: from a counter in global memory) and
+broadcasts it one task ahead. With `broadcast_tile` it broadcasts the whole work tile; otherwise each role calls `setup`
+with the number. A CTA begins with the task of its own number, without a wait.
 
 With `broadcast_tile`, a CTA's first work tile is broadcast too if the loads before the roles begin need it.
 Otherwise each role's `setup` would read memory after those loads, and wait for them.
 
-The two counters (tasks fetched, CTAs done) are zero before a launch and zero again after it. Source:
+The two counters of `Dynamic` (tasks fetched, CTAs done) are zero before a launch and zero again after it. Source:
 FlashAttention-3 (Shah et al., 2024), dynamic persistent tile scheduler.
 """
 
@@ -22,7 +22,7 @@ import triton.language as tl
 from tritonkittens.inline_ptx import barrier as ptx_barrier
 from tritonkittens.inline_ptx import shared as ptx_shared
 from tritonkittens.lang.core.backend import Trace, Traced, op
-from tritonkittens.lang.core.constants import WARPS
+from tritonkittens.lang.core.constants import WARPS, unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import numbers_of, struct
 from tritonkittens.lang.memory.shared_tiles import allocate_pieces
@@ -31,7 +31,6 @@ from tritonkittens.lang.sync.semaphores import arrive, new_semaphores, wait
 from tritonkittens.lang.types.tiles import sv
 
 SLOTS = tl.constexpr(2)  # the most tasks by which the producer is ahead
-COUNTERS = 2
 NUMBERS = 32  # the most numbers of a task
 BYTES = 4 * NUMBERS * SLOTS.value
 
@@ -45,11 +44,18 @@ class Dynamic(Schedule):
     """
 
     dynamic: ClassVar[bool] = True
+    counters: ClassVar[int] = 2
     may_have_one_tile_per_block: ClassVar[bool] = False
     alone: ClassVar[str] = "a thread block fetches one task for all its consumers"
 
     def blocks(self, work_tiles: int, slots: int) -> int:
         return min(work_tiles, slots)
+
+    def fetch(self, t: Trace, ctx: Traced, memory: Traced, nth: Traced) -> Traced:
+        return t.call(_fetch_from_counter, ctx)
+
+    def end(self, t: Trace, ctx: Traced) -> None:
+        t.call(_count_as_done, ctx)
 
 
 def tile_broadcast_memory(t: Trace, T: Traced) -> dict[str, Traced]:
@@ -63,6 +69,7 @@ def tile_broadcast_memory(t: Trace, T: Traced) -> dict[str, Traced]:
         return {"numbers": numbers}
     receivers = T.consumers * WARPS + T.reducers + T.lagged_producer + T.has_mma_warp(t.arch)
     return {
+        **T.schedule.memory(t, T),
         "numbers": numbers,
         "tile_full": new_semaphores(t, SLOTS.value, 1),
         "tile_empty": new_semaphores(t, SLOTS.value, receivers),
@@ -106,9 +113,21 @@ def _read(t: Trace, place: Traced, task: Traced) -> Traced:
     return received
 
 
+@op
+def fetch_next(t: Trace, ctx: Traced, memory: Traced, nth: Traced) -> Traced:
+    """The number of the CTA's next task, its `nth` fetched one."""
+    return unwrap(ctx.config).schedule.fetch(t, ctx, memory, nth)
+
+
+@op
+def fetch_no_more(t: Trace, ctx: Traced) -> None:
+    """The CTA's producer has fetched its last task."""
+    unwrap(ctx.config).schedule.end(t, ctx)
+
+
 @triton.jit
-def fetch_next(ctx):
-    """Fetch the number of the next task."""
+def _fetch_from_counter(ctx):
+    """Fetch the number of the next task from the counter."""
     return tl.atomic_add(ctx.counters, 1, sem="relaxed", scope="gpu") + tl.num_programs(0)
 
 
@@ -147,7 +166,7 @@ def receive_first(memory, tile):
 
 
 @triton.jit
-def fetch_no_more(ctx):
+def _count_as_done(ctx):
     """Count this CTA as done. The last CTA resets the counters."""
     if tl.atomic_add(ctx.counters + 1, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
         tl.store(ctx.counters, 0)

@@ -103,7 +103,9 @@ class Schedule(Knob):
     """Base of the tile schedulers; its methods are those of a persistent scheduler."""
 
     splits: ClassVar[bool] = False  # whether parts of a task are joined through global memory
-    dynamic: ClassVar[bool] = False  # whether a CTA fetches its next task from a counter
+    dynamic: ClassVar[bool] = False  # whether a CTA's producer fetches its next task, and broadcasts it
+    counters: ClassVar[int] = 0  # counters in global memory from which CTAs fetch tasks
+    one_cta_per_task: ClassVar[bool] = False  # whether a launch must have a CTA (cluster) for every task
     whole_tasks: ClassVar[bool] = True  # whether one CTA computes all of a task
     may_have_one_tile_per_block: ClassVar[bool] = True  # whether a launch may have a CTA for every work tile
     one_tile_per_block: ClassVar[bool] = False  # whether every launch has a CTA for every work tile
@@ -145,6 +147,17 @@ class Schedule(Knob):
     def next(self, t: Trace, ctx: Traced, A: Traced, index: Traced, tile: Traced) -> Traced:
         """Return the index of the work tile after `index`. `tile` is the work tile of `index`."""
         return t.method(index, "__add__", t.call(_blocks, unwrap(ctx.config).cluster_size))
+
+    def memory(self, t: Trace, T: Any) -> dict[str, Traced]:
+        """Allocate what the scheduler keeps in shared memory for template `T`, by name."""
+        return {}
+
+    def fetch(self, t: Trace, ctx: Traced, memory: Traced, nth: Traced) -> Traced:
+        """Return the index of the `nth` work tile that this CTA fetches, where tasks are dynamic."""
+        raise NotImplementedError
+
+    def end(self, t: Trace, ctx: Traced) -> None:
+        """Note that this CTA fetches no more."""
 
     def tile(self, t: Trace, ctx: Traced, A: Traced, index: Traced) -> struct:
         """Return work tile number `index`: its task's fields, its iterations `begin` … `begin` + `count` − 1, and the

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.kernel import prepare
-from tritonkittens.lang.schedule.dynamic_scheduler import COUNTERS
 from tritonkittens.lang.schedule.split_k import elements
 from tritonkittens.lang.template.kernel import _template_kernel
 from tritonkittens.lang.types.global_layout import gl, map_specs
@@ -56,7 +55,8 @@ class Call:
                 gl(t, *tiles, ragged=tensor_name in plan.ragged)  # checks dtypes and ranks
             except TileError as error:
                 raise TileError(f"{name}: {tensor_name}: {error}") from None
-        self.name, self.args, self.splits, self.dynamic = name, plan.args, template.splits, template.dynamic
+        self.name, self.args, self.splits = name, plan.args, template.splits
+        self.counters = template.schedule.counters
         self.specs = tuple(
             [
                 map_specs(tiles, t.ndim, "zero", n in plan.ragged)
@@ -76,9 +76,9 @@ class Call:
             for debug in DEBUG_MODES
         }
         self.key = self.keys[False]
-        if (template.one_tile_per_block or not template.schedule.whole_tasks) and template.tasks(
-            *shapes
-        ) == UNKNOWN_TASKS:
+        schedule = template.schedule
+        counts_tasks = template.one_tile_per_block or schedule.one_cta_per_task or not schedule.whole_tasks
+        if counts_tasks and template.tasks(*shapes) == UNKNOWN_TASKS:
             single = (
                 "one_tile_per_block=True, "
                 if template.one_tile_per_block and not template.schedule.one_tile_per_block
@@ -89,7 +89,8 @@ class Call:
                 "tensors of given shapes make"
             )
         self.grid = (template.blocks(slots, *shapes),)
-        self.fewest = template.work_tiles(slots, *shapes) if template.one_tile_per_block and on_device else 0
+        every = template.one_tile_per_block or schedule.one_cta_per_task
+        self.fewest = template.work_tiles(slots, *shapes) if every and on_device else 0
         self.numbers: tuple[int, ...] = ()  # what the kernel has to know of how tasks are split
         self._check_blocks(self.grid[0])
         if self.splits:
@@ -102,7 +103,7 @@ class Call:
         if blocks < self.fewest:
             raise TileError(
                 f"{self.name}: {self.fewest} tasks, or parts of tasks, for {blocks} blocks; each has one at most "
-                "(one_tile_per_block=True, or OnePerBlock())"
+                "(one_tile_per_block=True, OnePerBlock() or ClusterLaunchControl())"
             )
 
     def _workspace(self, tensors: tuple[Any, ...], blocks: int = 0) -> tuple[Any, ...]:
@@ -111,7 +112,7 @@ class Call:
         if self.splits:
             floats, counters = self.room
             return workspace(tensors[0].device, max(floats, blocks * self.room_of_block), counters)
-        return workspace(tensors[0].device, 0, COUNTERS)[1:] if self.dynamic else ()
+        return workspace(tensors[0].device, 0, self.counters)[1:] if self.counters else ()
 
     def arguments(self, tensors: tuple[Any, ...], args: dict[str, Any], blocks: int | None = None) -> tuple[Any, ...]:
         """The kernel's run-time arguments, for a grid of `blocks` where that is given."""

@@ -44,7 +44,7 @@ def check_knobs(T: lcf) -> None:
         )
     if T.launch_pdl not in (False, True, OVERLAP):
         raise error_of(T, f"(launch_pdl={T.launch_pdl!r}): must be False, True or {OVERLAP!r}")
-    if T.launch_pdl == OVERLAP and (T.schedule.dynamic or T.schedule.splits):
+    if T.launch_pdl == OVERLAP and (T.schedule.counters or T.schedule.splits):
         raise error_of(
             T,
             f"(launch_pdl={OVERLAP!r}, schedule={T.schedule!r}): kernels of a stream share the counters of this "

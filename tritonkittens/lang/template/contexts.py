@@ -34,7 +34,7 @@ def new_context(t: Trace, G: Traced, A: Traced, T: Traced) -> Traced:
             )
         )
     rank = t.call(cluster_rank) if unwrap(T).cluster > 1 else tl.constexpr(0)
-    names = ("partials", "counters") if unwrap(T).splits else ("counters",) if unwrap(T).dynamic else ()
+    names = ("partials", "counters") if unwrap(T).splits else ("counters",) if unwrap(T).schedule.counters else ()
     split = dict(zip(names, extra(T, A), strict=False))
     if unwrap(T).sharers > 1:
         split["part"] = t.call(cluster_rank)

@@ -49,7 +49,7 @@ def facts(t: Trace, T: Traced) -> Traced:
         staggers=T.staggers(t.arch),
         mma_warp=T.has_mma_warp(t.arch),
         pairs=T.pairs(t.arch),
-        accumulators=T.accumulator_slots,
+        accumulators=T.accumulator_slots if T.has_mma_warp(t.arch) else 0,
         broadcasts_first=early > 0 and T.broadcast_tile,
     )
     return struct(**{name: tl.constexpr(value) for name, value in found.items()})

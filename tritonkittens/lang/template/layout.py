@@ -48,7 +48,8 @@ class layout:
         epilogue_loads: names of epilogue tiles that hook `load_epilogue` fills before `finish`, such as a residual.
         epilogue_reloads: names of epilogue tiles that hook `finish` loads itself, an even number of times.
         output: the tiles of one stage of the output ring (`lcsf`).
-        accumulators: register tile types (`rt`) that live in tensor memory on chips that have it.
+        accumulators: register tile types (`rt`) to which `compute` only adds products. On chips with tensor memory,
+            those of 64 or 128 rows lie there.
         ragged: names of globals of sequences packed end to end along the rows; `tk.sequence` bounds their copies.
         args: names of run-time numbers of the call.
         spare: bytes of shared memory left to the compiler.

@@ -20,7 +20,7 @@ def computed_first_tile(ctx, A):
 @triton.jit
 def fetched_tile(ctx, A, memory, nth):
     """(index, work tile) that this CTA fetches as its `nth`: the producer broadcasts it to the other roles."""
-    index = fetch_next(ctx)
+    index = fetch_next(ctx, memory, nth)
     if ctx.config.broadcast_tile:
         tile = work_tile(ctx, A, index)
         broadcast(memory, tile, nth)

@@ -67,8 +67,8 @@ def template_memory(t: Trace, T: Traced) -> Traced:
         for n, tile in group.fields.items():
             tile._set_name(t.builder, f"{name}.{n}")  # what `inspect` calls the buffer
     if T.pairs(t.arch):
-        rings = fields["input"].fields
-        fields["input"] = struct(**{n: ring.of_pair(T.pair_part(n, t.arch)) for n, ring in rings.items()})
+        own = fields["input"].fields
+        fields["input"] = struct(**{n: ring.of_pair(T.pair_part(n, t.arch)) for n, ring in own.items()})
     else:
         fields |= _shared_by(T.cluster, plan, fields)
     found = _pipelines(t, T) | _other_memory(t, T)

@@ -38,11 +38,12 @@ from tritonkittens.lang.template.extensions import EXTENSIONS
 from tritonkittens.lang.template.hook_table import check_hooks, hooks_of, reference
 from tritonkittens.lang.template.kernel import _template_kernel
 from tritonkittens.lang.template.layout import layout
+from tritonkittens.lang.template.layout import layout as Layout  # a method of templates has this name
 from tritonkittens.lang.template.pair import pair_parts
 from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.template.smem_plan import ALIGNMENT, Placement, place
 from tritonkittens.lang.template.storage import tensor_home
-from tritonkittens.lang.types.tiles import TileType, rt
+from tritonkittens.lang.types.tiles import TENSOR_ROWS, TileType, rt
 from tritonkittens.launch import simulated_facts
 
 MAX_REGISTERS = 255  # of a thread
@@ -358,8 +359,9 @@ class lcf(Configuration, Interned):
 
     def has_mma_warp(self, arch: int) -> bool:
         """Does a warp of its own run `compute` on an architecture? It does where products accumulate in tensor memory,
-        so that they run beside the previous task's epilogue."""
-        return chip_of(arch).tcgen05 and bool(self._plan.accumulators) and not self._stores
+        so that they run beside the previous task's epilogue. Accumulators of other heights are in registers."""
+        sums = self._plan.accumulators
+        return chip_of(arch).tcgen05 and bool(sums) and not self._stores and all(s.rows in TENSOR_ROWS for _, s in sums)
 
     def pairs(self, arch: int) -> bool:
         """Do the CTAs of a cluster multiply as a pair on an architecture? They do where two share a tile of B, each
@@ -370,7 +372,7 @@ class lcf(Configuration, Interned):
     def _pair_parts(self) -> dict[str, tuple[str, TileType]]:
         return pair_parts(self._plan)
 
-    def stored(self, arch: int) -> layout:
+    def stored(self, arch: int) -> Layout:
         """The layout of what a CTA has in memory on an architecture: of a pair's tile of B its half."""
         if not self.pairs(arch):
             return self._plan

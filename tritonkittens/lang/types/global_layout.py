@@ -12,8 +12,8 @@ from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import from_torch, name_of
 from tritonkittens.lang.core.errors import TileError
+from tritonkittens.lang.types.tiles import by_rows, st, sv
 from tritonkittens.lang.types.tiles import split as split_extent
-from tritonkittens.lang.types.tiles import st, sv
 from tritonkittens.launch import TensorMapSpec
 
 MAX_RANK = 5
@@ -52,7 +52,9 @@ class GlobalLayout(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def map_specs(tiles: tuple[st | sv, ...], rank: int, fill: str, ragged: bool = False) -> tuple[TensorMapSpec, ...]:
+def map_specs(
+    tiles: tuple[st | sv | by_rows, ...], rank: int, fill: str, ragged: bool = False
+) -> tuple[TensorMapSpec, ...]:
     """Return the TMA descriptors for these tile types: one for each different power-of-two piece."""
     specs: dict[TensorMapSpec, None] = {}
     if ragged and not (2 <= rank <= MAX_RANK - 2 and tiles and all(isinstance(tile, st) for tile in tiles)):
@@ -68,11 +70,17 @@ def map_specs(tiles: tuple[st | sv, ...], rank: int, fill: str, ragged: bool = F
             for _, _, r, c in tile.pieces():
                 lead = rank if ragged else rank - 2
                 specs[TensorMapSpec((1,) * lead + (r, c), tile.piece_swizzle(c), fill, ragged)] = None
+        elif isinstance(tile, by_rows) and rank == 2:
+            for n in split_extent(tile.tile.cols):
+                specs[TensorMapSpec((1, n), tile.tile.piece_swizzle(n), fill)] = None
         elif isinstance(tile, sv):
             for n in split_extent(tile.length):
                 specs[TensorMapSpec((1,) * (rank - 1) + (n,), 0, fill)] = None
         else:
-            raise TileError(f"gl(…, {tile!r}): a global layout moves shared tiles and vectors (st, sv)")
+            raise TileError(
+                f"gl(…, {tile!r}): a global layout moves shared tiles and vectors (st, sv), and single rows of a "
+                "matrix (by_rows)"
+            )
     return tuple(specs)
 
 
@@ -92,9 +100,9 @@ class gl:
     Args:
         tensor: a torch tensor of one to five dimensions. The last two are rows and columns. Leading ones (batch,
             depth) are counted in single steps.
-        tiles: the tile types (`st`, `sv`) that TMA moves, of the tensor's dtype. The last stride must then be 1
-            element and the others multiples of 16 bytes. Without tile types, any strides work; the kernel loads and
-            stores registers.
+        tiles: the tile types (`st`, `sv`, `by_rows`) that TMA moves, of the tensor's dtype. The last stride must then
+            be 1 element and the others multiples of 16 bytes. Without tile types, any strides work; the kernel loads
+            and stores registers.
         fill: the value that a load past the edge reads: "zero" or "nan".
         static: the dimensions whose extents and strides are constants of the kernel, or True for all. Other values
             compile another kernel.
@@ -114,7 +122,7 @@ class gl:
     def __init__(
         self,
         tensor: torch.Tensor,
-        *tiles: st | sv,
+        *tiles: st | sv | by_rows,
         fill: str = "zero",
         static: bool | int | tuple[int, ...] = False,
         ragged: bool = False,

@@ -405,11 +405,36 @@ class sv(TileType):
 
 
 @dataclass(frozen=True, repr=False)
+class by_rows(TileType):
+    """For `tk.gl`: TMA moves single rows of the shared tile type `tile`, selected by number (`load_rows_async`)."""
+
+    tile: st
+
+    def __repr__(self) -> str:
+        return f"by_rows({self.tile!r})"
+
+    def check(self) -> None:
+        if not isinstance(self.tile, st):
+            raise TileError(f"by_rows({self.tile!r}): takes a shared tile type (st)")
+
+    @property
+    def dtype(self) -> tl.dtype:
+        return self.tile.dtype
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.tile.shape
+
+
+TENSOR_ROWS = (64, 128)  # of a tile of tensor memory
+
+
+@dataclass(frozen=True, repr=False)
 class tt(TileType):
     """Tensor-memory tile (Blackwell) of 64 or 128 rows, which are lanes, and `cols` columns.
 
-    A tile of 4-byte elements takes `cols` columns of 32 bits, one of 2-byte elements half. Raises `TileError` for
-    other rows, or for more than 512 columns.
+    A tile of 4-byte elements takes `cols` columns of 32 bits, one of 2-byte elements half. `cols` is a multiple of 16,
+    or 1 for a vector of 4-byte elements, one a row. Raises `TileError` for other extents, or for more than 512 columns.
     Source: PTX ISA, "Tensor Memory": 128 lanes × 512 columns of 32 bits a CTA, allocated in powers of two of at least
     32 columns.
     """
@@ -423,9 +448,10 @@ class tt(TileType):
 
     def check(self) -> None:
         _element_type(self, self.dtype)
-        if self.rows not in (64, 128):
+        if self.rows not in TENSOR_ROWS:
             raise TileError(f"{self!r}: {self.rows} rows; tensor memory holds tiles of 64 or 128 rows (lanes)")
-        _positive_multiple(f"{self!r}: cols", self.cols, 16, "a tensor-memory tile covers whole 16-column pieces")
+        if self.cols != 1 or itemsize(self.dtype) != 4:
+            _positive_multiple(f"{self!r}: cols", self.cols, 16, "a tensor-memory tile covers whole 16-column pieces")
         if self.columns > TENSOR_COLUMNS:
             raise TileError(f"{self!r}: {self.columns} columns of 32 bits; tensor memory has {TENSOR_COLUMNS}")
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from ..agents import Async, Role, Wait, poisoned
 from ..clocks import GENERIC
-from ..costs import GLOBAL_LATENCY, global_cycles
+from ..costs import GLOBAL_LATENCY, Duration, global_cycles
 from ..numbers import encode
 from ..ttgir import Op
-from ..values import Poison, View
+from ..values import Poison, Spans, View
 from .global_memory import check_address, element_of, outside
 from .registry import effect
 
@@ -51,14 +51,19 @@ def async_copy(role: Role, op: Op, pointers: np.ndarray, target: View, *rest: An
         found, bad = machine.simulation.memory.gather(addresses[on], element.nbytes)
         if bad is not None:
             outside(role, op, bad, element.nbytes, "cp.async")
-        machine.simulation.global_order.access(operation, addresses[on], element.nbytes, False, op)
+        machine.simulation.global_order.access(operation, Spans(addresses[on], element.nbytes), False, op)
         words[on] = found
         machine.touch(operation, target, True, GENERIC, op)
         machine.write(target, words.reshape(shape))
 
     role.copy_open.append(
         machine.start(
-            "cp.async", role, op, effect, unit="cp.async", cost=global_cycles(target.map.total), latency=GLOBAL_LATENCY
+            "cp.async",
+            role,
+            op,
+            effect,
+            unit="cp.async",
+            duration=Duration(global_cycles(target.map.total), GLOBAL_LATENCY),
         )
     )
 

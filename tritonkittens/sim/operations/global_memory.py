@@ -15,6 +15,7 @@ from ..numbers import decode, encode, round_to
 from ..report import Place
 from ..spinning import Read, Rest
 from ..ttgir import Op, Pointer, Scalar, Tensor
+from ..values import Spans
 from .registry import effect
 
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -107,7 +108,7 @@ def load(role: Role, op: Op, pointers: Any, *rest: Any) -> Any:
     strong = GPU if op.attributes.get("isVolatile") else WEAK
     threads = threads_of(role, kind, on, write=False)
     order = role.machine.simulation.global_order
-    order.access(role, active, element.nbytes, False, op, scope=strong, owners=threads)
+    order.access(role, Spans(active, element.nbytes), False, op, scope=strong, owners=threads)
     if strong:
         order.acquire(role, active, order="relaxed", scope=GPU)
     values = decode(element.name, words)
@@ -159,8 +160,7 @@ def store(role: Role, op: Op, pointers: Any, values: Any, *mask: Any) -> None:
     memory = role.machine.simulation.memory
     role.machine.simulation.global_order.access(
         role,
-        addresses,
-        element.nbytes,
+        Spans(addresses, element.nbytes),
         True,
         op,
         single=not isinstance(kind, Tensor),
@@ -251,8 +251,7 @@ def read_modify_write(role: Role, op: Op, addresses: np.ndarray, element: Scalar
 def synchronise(
     role: Role,
     op: Op,
-    addresses: np.ndarray,
-    nbytes: int,
+    words: Spans,
     semantics: str,
     scope: int,
     single: bool,
@@ -263,10 +262,10 @@ def synchronise(
     """Record atomic accesses of these words, and what they acquire and release."""
     order = role.machine.simulation.global_order
     if reads:
-        order.acquire(role, addresses, order=semantics, scope=scope)
-    order.access(role, addresses, nbytes, writes, op, scope=scope, single=single)
+        order.acquire(role, words.starts, order=semantics, scope=scope)
+    order.access(role, words, writes, op, scope=scope, single=single)
     if writes:
-        order.release(role, addresses, order=semantics, scope=scope, single=single, continues=reads)
+        order.release(role, words.starts, order=semantics, scope=scope, single=single, continues=reads)
 
 
 def _atomic(
@@ -286,7 +285,7 @@ def _atomic(
     active = addresses[on]
     old = read_modify_write(role, op, active, element, change(shape, on, element))
     semantics, scope = SEMANTICS[op.attributes.get("sem", 4)], SYNC_SCOPES[op.attributes.get("scope", 1)]
-    synchronise(role, op, active, element.nbytes, semantics, scope, scalar, reads=reads, writes=writes)
+    synchronise(role, op, Spans(active, element.nbytes), semantics, scope, scalar, reads=reads, writes=writes)
     full = np.zeros(addresses.size, old.dtype)
     full[on] = old
     return as_scalar(full[0], element) if scalar else full.reshape(shape)
@@ -376,7 +375,7 @@ def atomic_poll(role: Role, op: Op, pointers: Any, expected: Any, *timeout: Any)
         if simulation.steps > simulation.step_limit:
             simulation.endless(role.machine, role, op)
     semantics, scope = SEMANTICS[op.attributes.get("sem", 2)], SYNC_SCOPES[op.attributes.get("scope", 1)]
-    synchronise(role, op, addresses, element.nbytes, semantics, scope, shape == (), writes=False)
+    synchronise(role, op, Spans(addresses, element.nbytes), semantics, scope, shape == (), writes=False)
     return int(equal()[0]) if shape == () else equal().reshape(shape)
 
 

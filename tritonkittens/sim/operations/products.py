@@ -10,7 +10,7 @@ import numpy as np
 
 from ..agents import Async, Role, Wait
 from ..clocks import ASYNC
-from ..costs import WGMMA_LATENCY, wgmma_cycles
+from ..costs import WGMMA_LATENCY, Duration, wgmma_cycles
 from ..machine import Machine
 from ..numbers import round_to
 from ..report import Place
@@ -90,8 +90,7 @@ def warp_group_dot(role: Role, op: Op, a: Any, b: View, c: Any, *use: Any) -> An
         effect,
         queue=("wgmma", role.index),
         unit=f"tensor core {role.rank}",
-        cost=wgmma_cycles(m, n, left.shape[-1], left.element.bits),  # type: ignore[union-attr]
-        latency=WGMMA_LATENCY,
+        duration=Duration(wgmma_cycles(m, n, left.shape[-1], left.element.bits), WGMMA_LATENCY),  # type: ignore[union-attr]
     )
     product.operation = operation
     role.products.append(operation)

@@ -11,7 +11,7 @@ from tritonkittens.inline_ptx._meaning import PtxFault
 from .. import tensormaps
 from ..agents import Async, Role, Wait
 from ..clocks import ASYNC, GENERIC
-from ..costs import TMA_LATENCY, tma_cycles
+from ..costs import tma_duration
 from ..layouts import SHARED_STRIDE
 from ..values import AddressMap, Spans, TensorMap, View
 from .ptx_memory import WORD, PtxMemory, combined
@@ -89,7 +89,7 @@ class PtxCopies(PtxMemory):
             def effect(operation: Async, place: int = place) -> None:
                 if loads:
                     order = self.machine.simulation.global_order
-                    order.access(operation, np.array([source[1]]), nbytes, False, self.op)
+                    order.access(operation, Spans(np.array([source[1]]), nbytes), False, self.op)
                 write(operation, place, data(operation))
 
             operation = self.start_signalling(
@@ -98,8 +98,7 @@ class PtxCopies(PtxMemory):
                 nbytes,
                 effect,
                 unit="TMA",
-                cost=tma_cycles(nbytes, self.machine.simulation.program.arch),
-                latency=TMA_LATENCY,
+                duration=tma_duration(nbytes, self.machine.simulation.program.arch),
             )
             if barrier is None:
                 self.role.bulk_open.append(operation)

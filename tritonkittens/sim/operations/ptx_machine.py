@@ -13,13 +13,12 @@ from tritonkittens.inline_ptx._meaning import PtxFault
 
 from ..agents import Async, Wait
 from ..clocks import ASYNC
+from ..costs import CLC_DURATION
 from ..report import Finding, Place, Stop
 from .ptx_copies import PtxCopies
 from .ptx_synchronisation import PtxSynchronisation
 from .ptx_tensor_cores import PtxTensorCores
 from .ptx_threads import ThenWait
-
-CLC_LATENCY = 700.0
 
 
 class RoleThreads(PtxSynchronisation, PtxCopies, PtxTensorCores):
@@ -40,7 +39,9 @@ class RoleThreads(PtxSynchronisation, PtxCopies, PtxTensorCores):
                 if bar is not None:
                     machine.barriers.deliver(operation, bar, phase, 16)
 
-        operation = machine.start("try_cancel", role, self.op, effect, unit="CLC", latency=CLC_LATENCY, rank=self.rank)
+        operation = machine.start(
+            "try_cancel", role, self.op, effect, unit="CLC", duration=CLC_DURATION, rank=self.rank
+        )
         phases = [0 if bar is None else machine.barriers.promise(operation, bar) for bar in bars]
 
     def set_max_registers(self, direction: str, count: int) -> Wait | None:

@@ -12,12 +12,12 @@ from tritonkittens.inline_ptx._meaning import NoMeaning, PtxFault
 
 from ..agents import Async, Role
 from ..clocks import GENERIC, TENSOR_THREADS, Clock
-from ..costs import TMA_LATENCY
+from ..costs import TMA_LATENCY, Duration
 from ..global_order import SCOPES
 from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES
 from ..numbers import decode, encode, round_to
 from ..ttgir import Scalar, Tensor
-from ..values import AddressMap, Allocation, View
+from ..values import AddressMap, Allocation, Spans, View
 from .global_memory import outside, synchronise
 from .ptx_threads import PtxThreads
 
@@ -208,14 +208,21 @@ class PtxMemory(PtxThreads):
         if order != "weak":
             semantics = "relaxed" if order == "volatile" else order
             synchronise(
-                self.role, self.op, flat, nbytes, semantics, SCOPES[scope], count == 1, reads=reads, writes=writes
+                self.role,
+                self.op,
+                Spans(flat, nbytes),
+                semantics,
+                SCOPES[scope],
+                count == 1,
+                reads=reads,
+                writes=writes,
             )
             return
         threads: np.ndarray = self.tid[active].astype(np.int16)
         if count and flat.size != count:
             threads = np.repeat(threads, flat.size // count)
         self.machine.simulation.global_order.access(
-            self.role, flat, nbytes, writes, self.op, single=count == 1, owners=threads
+            self.role, Spans(flat, nbytes), writes, self.op, single=count == 1, owners=threads
         )
 
     def _agent(self, space: str, what: str) -> tuple[Role | Async, str]:
@@ -306,7 +313,7 @@ class PtxMemory(PtxThreads):
             data.size,
             lambda operation: self.put(operation, GENERIC, "shared", flat, data),
             unit="st.async",
-            latency=TMA_LATENCY / 2,
+            duration=Duration(0, TMA_LATENCY / 2),
         )
 
 

@@ -10,7 +10,7 @@ from tritonkittens.inline_ptx._meaning import NoMeaning, PtxFault
 
 from ..agents import Role, Wait
 from ..clocks import Clock
-from ..costs import CLOCK_GHZ
+from ..costs import CLOCK_GHZ, Duration
 from ..ttgir import Op
 from .control import dependency_wait, launch_dependents
 from .ptx_threads import PtxThreads, ThenWait
@@ -18,7 +18,9 @@ from .ptx_threads import PtxThreads, ThenWait
 # Fences that other CTAs see.
 PUBLISHING = ("acq_rel.", "sc.", "mbarrier_init.")
 # Fences of accesses that are in order here anyway.
-IN_ORDER = (*PUBLISHING, "proxy.async.global", "proxy.tensormap::generic.", "proxy.alias")
+IN_ORDER = (*PUBLISHING, "proxy.tensormap::generic.", "proxy.alias")
+SHARED = ("shared::cta", "shared::cluster")
+PROXY_FENCES = ("proxy.async", "proxy.async.global", *(f"proxy.async.{space}" for space in SHARED))
 
 
 class PtxSynchronisation(PtxThreads):
@@ -81,8 +83,11 @@ class PtxSynchronisation(PtxThreads):
             clock.before_sync |= clock.operations
         elif kind == "tcgen05.after_thread_sync":
             clock.after_sync |= clock.before_sync
-        elif kind in ("proxy.async", "proxy.async.shared::cta", "proxy.async.shared::cluster"):
-            self.role.fence_proxy(self.rank, kind != "proxy.async.shared::cta")
+        elif kind in PROXY_FENCES:
+            if kind != "proxy.async.global":
+                self.role.fence_proxy(self.rank, kind != "proxy.async.shared::cta")
+            if not kind.endswith(SHARED):
+                self.role.fence_global_proxy(self.rank, int(np.count_nonzero(active)) == 1)
         elif kind.startswith(PUBLISHING) and not kind.endswith(".cta"):
             self.role.fence_cluster(self.rank)
             if kind.endswith((".gpu", ".sys")):
@@ -155,7 +160,12 @@ class PtxBarrier:
             )
         # the timer completes last: a timeout expires only when nothing else can happen
         timer = machine.start(
-            "timer", role, op, lambda operation: None, unit=f"timer of {role.name}", latency=limit_ns * CLOCK_GHZ
+            "timer",
+            role,
+            op,
+            lambda operation: None,
+            unit=f"timer of {role.name}",
+            duration=Duration(0, limit_ns * CLOCK_GHZ),
         )
         timer.gate = lambda: machine.idle_but_for(timer)
 

@@ -12,7 +12,7 @@ from tritonkittens.inline_ptx._meaning import PtxFault
 
 from ..agents import Async, Wait
 from ..clocks import ASYNC
-from ..costs import TCGEN05_LATENCY, WGMMA_LATENCY, tcgen05_cycles
+from ..costs import TCGEN05_LATENCY, WGMMA_LATENCY, Duration, tcgen05_cycles
 from ..layouts import LANES, TENSOR_LANE_BYTES
 from ..values import Allocation
 from .ptx_memory import TENSOR_COLUMNS, PtxMemory
@@ -32,8 +32,7 @@ class PtxTensorCores(PtxMemory):
             effect,
             queue=(queue, self.role.components[self.rank]),
             unit=f"tensor core {self.rank}",
-            latency=latency,
-            cost=cost,
+            duration=Duration(cost, latency),
             rank=self.rank,
         )
 

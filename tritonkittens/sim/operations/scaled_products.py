@@ -13,6 +13,7 @@ import numpy as np
 from ..agents import Async, Role
 from ..clocks import ASYNC
 from ..costs import tcgen05_cycles
+from ..layouts import is_fp4_padded, shared_bases
 from ..numbers import decode
 from ..pure_tensor import SCALED_TYPES, unpack_fp4
 from ..ttgir import MemDesc, Op
@@ -35,13 +36,13 @@ def kind_and_scales(
 
 
 def contiguous_along_k(kind: MemDesc, is_b: bool) -> bool:
-    """Whether neighbours along K are contiguous. They are in tensor memory, and in layouts that do not state it."""
-    return kind.space == "tensor" or f"transposed = {'false' if is_b else 'true'}" not in kind.layout
+    """Whether neighbours along K are contiguous. They are in tensor memory."""
+    return kind.space == "tensor" or bool(shared_bases(kind)["offset"][0][0 if is_b else -1])
 
 
 def check_operand(role: Role, op: Op, name: str, form: str, tile: MemDesc, kind: str) -> None:
     """Report a tile whose numbers are not where the instruction reads them."""
-    machine, padded = role.machine, "fp4Padded = true" in tile.layout
+    machine, padded = role.machine, is_fp4_padded(tile)
     if form not in ("f8E4M3FN", "f8E5M2", "e2m1") or tile.element.nbytes != 1:
         machine.stop(
             "unknown", f"operand {name} of a scaled product is {form} in elements of {tile.element.name}", role, op

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..agents import Role
-from ..layouts import SHARED_STRIDE, layout_rank, shared_offsets, tensor_offsets
+from ..layouts import SHARED_STRIDE, held, layout_rank, shared_offsets, tensor_offsets
 from ..report import Finding, Place, Stop
-from ..ttgir import MemDesc, Op
+from ..ttgir import MemDesc, Op, Tensor, Type
 from ..values import AddressMap, Allocation, View
 from .registry import effect, view
 
@@ -112,7 +112,7 @@ def local_alloc(role: Role, op: Op, *source: Any) -> View:
             )
             del machine.barriers[address]
     if source:
-        machine.store(role, made, source[0], op)
+        machine.store(role, made, source[0], op, parts(role, made, op.operand_types[0], True))
     return made
 
 
@@ -121,21 +121,33 @@ def local_dealloc(role: Role, op: Op, buffer: View) -> None:
     """Free the memory for the next allocation. The compiler has chosen its address."""
 
 
+def parts(role: Role, view: View, kind: Type, write: bool) -> list[tuple[int, View]]:
+    """Return what the threads of each CTA access of a view, whose elements they hold in a tensor of type `kind`, or
+    nothing where that is their own CTA's memory."""
+    if len(role.ranks) == 1:
+        return []
+    assert isinstance(kind, Tensor) and kind.layout is not None
+    here = held(kind.layout, kind.shape, role.warps)
+    found = view.map.parts((kind.layout, role.warps, write), here, write)
+    return [(rank, View(view.space, view.base, map, view.type, view.allocation)) for rank, map in found]
+
+
 @effect("ttg.local_load")
 def local_load(role: Role, op: Op, buffer: View, *token: Any) -> np.ndarray:
-    return role.machine.load(role, buffer, op)
+    return role.machine.load(role, buffer, op, parts=parts(role, buffer, op.result_types[0], False))
 
 
 @effect("ttg.local_store")
 def local_store(role: Role, op: Op, values: Any, buffer: View) -> None:
-    role.machine.store(role, buffer, values, op)
+    role.machine.store(role, buffer, values, op, parts(role, buffer, op.operand_types[0], True))
 
 
 def _picked(buffer: View, indices: np.ndarray, axis: int) -> View:
     """Return the elements of a buffer at `indices` along `axis`."""
     grid = list(np.meshgrid(*[np.arange(n) for n in indices.shape], indexing="ij"))
     grid[axis] = indices.astype(np.int64)
-    chosen = AddressMap(np.ascontiguousarray(buffer.map.offsets[tuple(grid)]), buffer.map.nbytes)
+    map, at = buffer.map, tuple(grid)
+    chosen = AddressMap(map.offsets[at], map.nbytes, None if map.replicas is None else map.replicas[:, *at])
     return View(buffer.space, buffer.base, chosen, buffer.type, buffer.allocation)
 
 
@@ -153,13 +165,15 @@ def _check_indices(role: Role, op: Op, buffer: View, indices: np.ndarray, axis: 
 @effect("ttg.local_gather")
 def local_gather(role: Role, op: Op, buffer: View, indices: np.ndarray, *token: Any) -> np.ndarray:
     _check_indices(role, op, buffer, indices, op.attributes["axis"])
-    return role.machine.load(role, _picked(buffer, indices, op.attributes["axis"]), op)
+    chosen = _picked(buffer, indices, op.attributes["axis"])
+    return role.machine.load(role, chosen, op, parts=parts(role, chosen, op.result_types[0], False))
 
 
 @effect("ttg.local_scatter")
 def local_scatter(role: Role, op: Op, buffer: View, values: np.ndarray, indices: np.ndarray, *token: Any) -> None:
     _check_indices(role, op, buffer, indices, op.attributes["axis"])
-    role.machine.store(role, _picked(buffer, indices, op.attributes["axis"]), values, op)
+    chosen = _picked(buffer, indices, op.attributes["axis"])
+    role.machine.store(role, chosen, values, op, parts(role, chosen, op.operand_types[1], True))
 
 
 # ---- views

@@ -12,8 +12,8 @@ import numpy as np
 from tritonkittens.arch import chip_of
 
 from ..agents import Async, Role, Wait
-from ..clocks import ASYNC
-from ..costs import TCGEN05_LATENCY, tcgen05_cycles
+from ..clocks import ASYNC, GENERIC
+from ..costs import CLC_DURATION, TCGEN05_LATENCY, Duration, tcgen05_cycles
 from ..layouts import LANES, SHARED_STRIDE, TENSOR_LANE_BYTES, free_ranks
 from ..numbers import decode, encode, round_to
 from ..pure_arith import max_number, maximum, min_number, minimum
@@ -65,6 +65,7 @@ def tmem_load(role: Role, op: Op, source: View, *token: Any) -> Any:
     machine = role.machine
     if not written(role, source):
         # compilers may read an unwritten accumulator speculatively; only the use of its value is a bug
+        machine.touch(role, source, False, GENERIC, op)
         nothing = Poison(op, f"reads {source.name}, parts of which were never written")
         return nothing if len(op.results) == 1 else (nothing,) * len(op.results)
     values = machine.load(role, source, op)
@@ -160,7 +161,7 @@ def matrix(role: Role, agent: Async, value: View, op: Op) -> np.ndarray:
 
 
 def product(
-    role: Role, op: Op, d: View, use: bool, bars: list[View], shared: tuple[View, ...], operands: Any, cost: float
+    role: Role, op: Op, d: View, use: bool, bars: list[View], shared: tuple[View, ...], operands: Any, cycles: float
 ) -> Any:
     """Start D = A·B (+ D). `operands(operation)` reads A and B."""
     machine = role.machine
@@ -185,8 +186,7 @@ def product(
         effect,
         queue=queue(role),
         unit=f"tensor core {role.rank}",
-        cost=cost,
-        latency=TCGEN05_LATENCY,
+        duration=Duration(cycles, TCGEN05_LATENCY),
     )
     operation.leads = issuing(role)
     return operation
@@ -274,7 +274,13 @@ def tmem_copy(role: Role, op: Op, source: View, target: View, *bar: Any) -> None
             signal(role, op, operation, list(bar))
 
     operation = machine.start(
-        "tcgen05.cp", role, op, effect, queue=queue(role), unit=f"tensor core {role.rank}", cost=source.map.total / 128
+        "tcgen05.cp",
+        role,
+        op,
+        effect,
+        queue=queue(role),
+        unit=f"tensor core {role.rank}",
+        duration=Duration(source.map.total / 128),
     )
     operation.leads = issuing(role)
 
@@ -320,7 +326,7 @@ def clc_try_cancel(role: Role, op: Op, result: View, bar: View) -> None:
         for barrier, phase in zip(bars, phases):
             machine.barriers.deliver(operation, barrier, phase, 16)
 
-    operation = machine.start("try_cancel", role, op, effect, unit="CLC", latency=700.0)
+    operation = machine.start("try_cancel", role, op, effect, unit="CLC", duration=CLC_DURATION)
     operation.leads = 0 if len(role.ranks) > 1 else -1  # the first CTA asks, for all
     phases = [machine.barriers.promise(operation, b) for b in bars]
 

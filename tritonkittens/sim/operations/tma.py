@@ -13,7 +13,7 @@ from tritonkittens.inline_ptx.tensormap import ELEMENT_TYPES
 
 from ..agents import Async, Role, Wait
 from ..clocks import ASYNC
-from ..costs import TMA_LATENCY, tma_cycles
+from ..costs import tma_duration
 from ..global_order import GPU, WEAK
 from ..layouts import SHARED_STRIDE, free_ranks
 from ..numbers import decode, encode, round_to
@@ -152,22 +152,14 @@ def start_load(
 
     def effect(operation: Async) -> None:
         data = early if early is not None else words()
-        machine.simulation.global_order.access(operation, source.starts, source.nbytes, False, op)
+        machine.simulation.global_order.access(operation, source, False, op)
         machine.touch(operation, target, True, ASYNC, op)
         machine.write(target, data.reshape(target.map.shape))
         for barrier, phase in zip(barriers, phases):
             machine.barriers.deliver(operation, barrier, phase, bytes_per_barrier, issuers(barrier.address))
 
-    operation = machine.start(
-        kind,
-        role,
-        op,
-        effect,
-        unit="TMA",
-        cost=tma_cycles(target.map.total, role.machine.simulation.program.arch),
-        latency=TMA_LATENCY,
-        rank=rank,
-    )
+    duration = tma_duration(target.map.total, machine.simulation.program.arch)
+    operation = machine.start(kind, role, op, effect, unit="TMA", duration=duration, rank=rank)
     operation.leads = leads
     phases = [machine.barriers.promise(operation, b) for b in barriers]
 
@@ -281,15 +273,14 @@ def start_bulk(
         op,
         lambda operation: data.append(read(operation)),
         unit="TMA",
-        cost=tma_cycles(nbytes, role.machine.simulation.program.arch),
-        latency=TMA_LATENCY,
+        duration=tma_duration(nbytes, machine.simulation.program.arch),
         rank=rank,
     )
 
     def write(operation: Async) -> None:
         put(data.pop())
         scope = GPU if kind.startswith("TMA reduce") else WEAK
-        machine.simulation.global_order.access(operation, target.starts, target.nbytes, True, op, scope=scope)
+        machine.simulation.global_order.access(operation, target, True, op, scope=scope)
 
     role.bulk_open.append(machine.follow(reads, "writes", write))
 

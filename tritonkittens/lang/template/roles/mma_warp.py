@@ -189,6 +189,16 @@ def _multiply_all(ctx, A, memory, T: tl.constexpr):
 
 
 @triton.jit
+def _follow(ctx, A, memory, T: tl.constexpr):
+    """Receive the tasks of a CTA whose products the other of its pair issues: its producer waits for all roles."""
+    turn = 0
+    index, tile = first_tile(ctx, A, memory, T)
+    while tile.is_valid:
+        index, tile = following_tile(ctx, A, memory, index, tile, turn, T)
+        turn += 1
+
+
+@triton.jit
 def mma_warp(G, A, memory, T: tl.constexpr):
     """Run the MMA role of template `T`: the hooks that multiply, task after task. Of a pair, the CTA of even rank
     issues the products of both.
@@ -197,11 +207,14 @@ def mma_warp(G, A, memory, T: tl.constexpr):
     block.
     """
     PAIRS: tl.constexpr = facts(T).pairs
+    DYNAMIC: tl.constexpr = facts(T).dynamic
     open_cluster(T)
     ctx = new_context(G, A, T)
     if PAIRS:
         if ctx.rank == 0:
             _multiply_all(ctx, A, memory, T)
+        elif DYNAMIC:
+            _follow(ctx, A, memory, T)
     else:
         _multiply_all(ctx, A, memory, T)
     cluster_opened(T)
