@@ -39,6 +39,14 @@ def test_an_example_agrees_with_its_reference(name, rng, kernel_device, poisoned
     assert relative_error(function(*given), reference(*given)) <= bound
 
 
+@pytest.mark.simulated(arch="sm_100a", always=True)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_agrees_with_its_reference_on_blackwell(name, rng, kernel_device, poisoned_outputs):
+    function, reference, operands, bound = EXAMPLES[name]
+    given = operands(rng, 1)
+    assert relative_error(function(*given), reference(*given)) <= bound
+
+
 @pytest.mark.simulated(always=True)
 @pytest.mark.parametrize("name", ["row_sums", "gemm", "grouped_gemm"])
 def test_an_example_agrees_with_its_reference_where_consumers_take_a_task_each(

@@ -13,6 +13,7 @@ KIB = 1024
 WARP = 32  # threads
 REGISTERS = 64 * KIB  # 32-bit registers of an SM, on every chip
 SHARED_RESERVED = 1 * KIB  # bytes of shared memory that the system reserves for each resident CTA
+LANES = 128  # of tensor memory
 TENSOR_COLUMNS = 512  # columns of tensor memory, on chips that have it
 
 

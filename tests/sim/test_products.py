@@ -129,7 +129,13 @@ CASES = [
     for home in places
     for a_in in (("shared", "tensor memory") if home == "tensor memory" else ("shared", "registers"))
     if not (dtype == tk.fp8e5m2 and a_in == "registers")  # as e4m3
-    for rows in ((64, 32) if arch == "sm_90a" and dtype == tk.bf16 else (64,))
+    for rows in (
+        (64, 32)
+        if arch == "sm_90a" and dtype == tk.bf16
+        else (64, 128)
+        if arch == "sm_100a" and home == "registers"
+        else (64,)
+    )
 ]
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from triton.backends.nvidia.compiler import sm_arch_from_capability
 
+from tritonkittens.launch.fallbacks import mma_sync_products
+
 from . import _roles, _sass, _tiles, _tools, _ttgir
 from ._roles import distinct
 from .report import Buffer, Loop, Report, Role
@@ -102,6 +104,7 @@ def inspect(compiled: Any, roles: Sequence[str] | None = None, buffers: Sequence
         mma=mma,
         counts=counts,
         remarks=log.remarks,
+        fallbacks=mma_sync_products(asm["ttgir"]),
     )
 
 

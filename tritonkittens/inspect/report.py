@@ -81,6 +81,8 @@ class Report:
     mma: dict[str, int]
     counts: dict[str, int]
     remarks: tuple[str, ...]  # ptxas' remarks on wgmma, and its other numbered messages
+    # products that run on mma.sync on a chip with tensor memory, each with the reason
+    fallbacks: tuple[str, ...] = ()
 
     @property
     def register_budget_used(self) -> int | None:
@@ -120,6 +122,7 @@ class Report:
                 *self._buffers(),
                 *self._loops(),
                 *(f"ptxas: {r}" for r in self.remarks),
+                *(f"on mma.sync instead of tcgen05: {product}" for product in self.fallbacks),
             ]
         )
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from tritonkittens.arch import capability_of, chip_of, names_of_chips_with
+from tritonkittens.arch import TENSOR_COLUMNS, capability_of, chip_of, names_of_chips_with
 from tritonkittens.inline_ptx._asm import in_cluster, kernel_name
 from tritonkittens.inline_ptx.extern import link_options
 from tritonkittens.lang.core.backend import (
@@ -43,6 +43,7 @@ from tritonkittens.launch.arguments import (
     names_inside,
     signature_of,
 )
+from tritonkittens.launch.fallbacks import mma_sync_products
 from tritonkittens.launch.launcher import Grid
 from tritonkittens.launch.tensormap import MapSpec
 
@@ -220,10 +221,14 @@ class Kernel:
         while True:
             (constants, static), options = key
             compiled, bill = self._compile_once(key, types, arch)
+            if compiled.metadata.tmem_size > TENSOR_COLUMNS:  # of all roles' products together
+                compiled, bill = self._compile_once(key, types, arch, multiplies_through_tmem=False)
             excess = compiled.metadata.shared - chip_of(arch).shared_per_block
-            if excess <= 0:
-                return compiled
             configuration = _configuration(constants)
+            if excess <= 0:
+                if configuration and chip_of(arch).tcgen05:
+                    configuration.note_fallbacks(arch, mma_sync_products(compiled.asm["ttgir"]))
+                return compiled
             smaller = configuration and configuration.with_less_memory(arch, excess)
             if smaller is None:
                 break
@@ -235,7 +240,9 @@ class Kernel:
         name, advice = configuration.memory_advice if configuration else (self.name, "")
         raise shared_over_budget(name, compiled.metadata.shared, arch, bill.shared, advice)
 
-    def _compile_once(self, key: Key, types: Types, arch: int) -> tuple[Any, Bill]:
+    def _compile_once(
+        self, key: Key, types: Types, arch: int, multiplies_through_tmem: bool = True
+    ) -> tuple[Any, Bill]:
         (constants, static), options = key
         signature: dict[str, Any] = {}
         attributes: dict[Path, Any] = {}
@@ -268,7 +275,8 @@ class Kernel:
             **link_options(),
             **dict(options),
         }
-        if blocks := settings.pop("minnctapersm", None):
+        blocks = settings.pop("minnctapersm", None)
+        if blocks:
             settings["ptx_options"] = " ".join(
                 [*filter(None, [knobs.nvidia.ptxas_options]), f"--minnctapersm={blocks}"]
             )
@@ -279,10 +287,11 @@ class Kernel:
                 f"compiled for sm_{arch}"
             )
         prepared(hash_of_triton)
-        source = ExplicitSource(self.jit, signature, constexprs, attributes, cluster)
+        source = ExplicitSource(self.jit, signature, constexprs, attributes, cluster, multiplies_through_tmem)
         token, named = in_cluster.set(cluster > 1), kernel_name.set(self.jit.fn.__name__)
         try:
-            with billing(arch) as bill:
+            with billing(arch, multiplies_through_tmem) as bill:
+                bill.blocks_per_sm = blocks or 1
                 compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=settings)
         finally:
             in_cluster.reset(token)

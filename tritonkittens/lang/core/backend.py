@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import triton.language as tl
 from triton import knobs
-from triton._C.libtriton import ir
+from triton._C.libtriton import gluon_ir, ir, passes
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.experimental.gluon.language._layouts import DistributedLayout
@@ -33,6 +33,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tcgen05_copy,
     tcgen05_mma,
     tcgen05_mma_scaled,
+    tensor_memory_descriptor_type,
 )
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import base_type, base_value
@@ -47,6 +48,7 @@ from tritonkittens.lang.core.errors import ArchitectureError, TileError
 from tritonkittens.lang.core.mistakes import plain_error
 from tritonkittens.lang.core.resources import bill
 from tritonkittens.launch.ahead import tracing
+from tritonkittens.launch.fallbacks import ATTRIBUTE
 
 __all__ = [
     "ArchitectureError",
@@ -76,10 +78,12 @@ __all__ = [
     "tcgen05_copy",
     "tcgen05_mma",
     "tcgen05_mma_scaled",
+    "tensor_memory_descriptor_type",
     "tma",
 ]
 
 PAIRS = "ttng.two-ctas"  # Triton's attribute of a module whose tcgen05 instructions are of CTA pairs
+_SEMAPHORES = re.compile(r"!ttg.memdesc<\d+x1xi64,")  # the type of an array; a product's barrier has one dimension
 P = ParamSpec("P")
 R = TypeVar("R")
 Callee: TypeAlias = Callable[..., Traced] | str  # the argument of `Trace.call`
@@ -118,9 +122,10 @@ class ExplicitSource(GluonASTSource):
         constexprs: dict[Any, Any],
         attributes: dict[Any, Any],
         cluster: int,
+        multiplies_through_tmem: bool,
     ) -> None:
         super().__init__(fn, signature, constexprs, attributes)
-        self.cluster = cluster
+        self.cluster, self.multiplies_through_tmem = cluster, multiplies_through_tmem
 
     def make_ir(self, *args: Any, **kwargs: Any) -> Any:
         """Trace the kernel. Raises the error of `mistakes.plain_error`."""
@@ -135,13 +140,37 @@ class ExplicitSource(GluonASTSource):
         except Exception as error:
             raised = error if knobs.compilation.front_end_debugging else plain_error(error)
         else:
+            if bill().makes_barriers:
+                _keep_semaphores(module)
+            builder = ir.builder(module.context)
+            if bill().mma_sync:
+                module.set_attr(ATTRIBUTE, builder.get_string_attr("\n".join(dict.fromkeys(bill().mma_sync))))
             if bill().pairs:  # Triton then allocates tensor memory for both CTAs (cta_group::2)
-                module.set_attr(PAIRS, ir.builder(module.context).get_bool_attr(True))
+                module.set_attr(PAIRS, builder.get_bool_attr(True))
             return module
         raise raised
 
     def hash(self) -> str:
-        return hashlib.sha256(f"explicit, {self.cluster} blocks a cluster: {super().hash()}".encode()).hexdigest()
+        of = f"explicit, {self.cluster} blocks a cluster, {self.multiplies_through_tmem}"
+        return hashlib.sha256(f"{of}: {super().hash()}".encode()).hexdigest()
+
+
+def _keep_semaphores(module: Any) -> None:
+    """Keep the memory of semaphores that the kernel made until its end. The compiler would give it to barriers of
+    products after their last use, and PTX allows no mbarrier.init over an mbarrier (PTX ISA, mbarrier.init)."""
+    manager = ir.pass_manager(module.context)
+    passes.gluon.add_inliner(manager)
+    manager.run(module, "semaphores")
+    operations: list[Any] = []
+    module.walk(operations.append)
+    builder = gluon_ir.GluonOpBuilder(module.context)
+    for end in [op for op in operations if op.get_name() == "tt.return"]:
+        body = [op for op in operations if op.get_block() and op.get_block().id() == end.get_block().id()]
+        memories = [op.get_result(0) for op in body if op.get_name() == "ttg.local_alloc"]
+        for memory in memories:
+            if _SEMAPHORES.match(str(memory.get_type())):
+                builder.set_insertion_point_after(body[body.index(end) - 1])
+                builder.create_local_dealloc(memory)
 
 
 class Trace:

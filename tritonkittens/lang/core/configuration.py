@@ -23,3 +23,7 @@ class Configuration:
     def memory_advice(self) -> tuple[str, str]:
         """The kernel's name in a message, and the advice where its shared memory is over budget."""
         raise NotImplementedError
+
+    def note_fallbacks(self, arch: int, products: tuple[str, ...]) -> None:
+        """Remember the products that run on mma.sync on an architecture with tensor memory, each with the reason."""
+        raise NotImplementedError

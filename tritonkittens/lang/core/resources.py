@@ -10,7 +10,7 @@ import contextvars
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tritonkittens.arch import REGISTERS, TENSOR_COLUMNS, WARP, chip_of
+from tritonkittens.arch import LANES, REGISTERS, TENSOR_COLUMNS, WARP, chip_of
 from tritonkittens.lang.core.errors import BudgetError, TileError
 
 
@@ -23,6 +23,12 @@ class Bill:
     arch: int
     shared: list[tuple[str, int]] = field(default_factory=list)
     tmem: list[tuple[str, int]] = field(default_factory=list)
+    multiplies_through_tmem: bool = True  # whether products with register accumulators may use tensor memory
+    makes_barriers: bool = False  # whether products wait for barriers of their own
+    reads_tensor_a: bool = False  # whether products in flight may read A from tensor memory
+    warpgroup_roles: int = 1  # roles that may multiply at the same time
+    blocks_per_sm: int = 1
+    mma_sync: list[str] = field(default_factory=list)  # products that tcgen05 cannot compute, with the reasons
     pairs: bool | None = None  # whether tensor memory is of CTA pairs; None before there is any
     copied: int = 0
     stored: int = 0  # copies of TMA stores
@@ -60,6 +66,14 @@ class Bill:
                 f"tensor memory over budget: {total} columns of {TENSOR_COLUMNS}: " + _items(self.tmem, "columns")
             )
 
+    def temporary_columns(self, rows: int) -> int:
+        """The columns of tensor memory that a role may use for products with register accumulators of so many rows.
+        Tiles of 64 rows of two roles share columns."""
+        if not self.multiplies_through_tmem:
+            return 0
+        left = TENSOR_COLUMNS // self.blocks_per_sm - sum(n for _, n in self.tmem)
+        return max(0, left) // -(-self.warpgroup_roles * rows // LANES)
+
 
 def shared_over_budget(name: str, used: int, arch: int, asked: list[tuple[str, int]], advice: str) -> BudgetError:
     """Return the error of a compiled kernel with `used` bytes of shared memory: `asked` of them for tiles and
@@ -80,9 +94,9 @@ _current: contextvars.ContextVar[Bill | None] = contextvars.ContextVar("bill", d
 
 
 @contextlib.contextmanager
-def billing(arch: int) -> Iterator[Bill]:
+def billing(arch: int, multiplies_through_tmem: bool = True) -> Iterator[Bill]:
     """Provide the bill of the kernel that is traced inside this context."""
-    bill = Bill(arch)
+    bill = Bill(arch, multiplies_through_tmem=multiplies_through_tmem)
     token = _current.set(bill)
     try:
         yield bill

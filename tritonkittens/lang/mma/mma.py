@@ -2,8 +2,9 @@
 select.
 
 The accumulator (or `into` of a plain product) selects the unit. A plain Triton tile takes `tl.dot`. A register tile
-of whole warpgroups takes wgmma (B from shared memory, A from shared memory or registers). Other register tiles take
-mma.sync. A tensor-memory tile takes tcgen05 (B from shared memory, A from shared or tensor memory).
+of whole warpgroups takes wgmma (B from shared memory, A from shared memory or registers), or on chips with tensor
+memory tcgen05, through temporary tensor memory (64 or 128 rows). Other register tiles take mma.sync. A tensor-memory
+tile takes tcgen05 (B from shared memory, A from shared or tensor memory).
 Shapes: AB (M×K, K×N), ABt (M×K, N×K), AtB (K×M, K×N) and AtBt (K×M, N×K) give M×N.
 Dtypes: bf16, fp16, fp8 (e4m3 and e5m2 mix) and tf32 (fp32 operands) accumulate in fp32. fp16 also accumulates in fp16
 where the accumulator is an fp16 register tile. int8 accumulates in int32.
@@ -21,7 +22,7 @@ from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import axes_of, pieces_of, shape_of
 from tritonkittens.lang.memory.tensor_memory import tensor_tile
-from tritonkittens.lang.mma import block_scaled, registers, tcgen05, wgmma
+from tritonkittens.lang.mma import block_scaled, registers, tcgen05, through_tensor_memory, wgmma
 from tritonkittens.lang.mma.fp8_a_operand import packed_bytes
 from tritonkittens.lang.mma.operands import Product, check, check_places, describe, extents
 from tritonkittens.lang.mma.pending import pending
@@ -72,6 +73,8 @@ def _compute(t: Trace, product: Product, wait: bool, arrived: tuple[semaphore, .
     t.require_capability(f"{product.name} (mma.sync)", 80)
     if wgmma.takes_warpgroups(t, product.acc, extents(product.a)[0], extents(product.b)[1]):
         return wgmma.multiply(t, product, wait)
+    if through_tensor_memory.takes(t, product):
+        return through_tensor_memory.multiply(t, product)
     return registers.mma_sync(t, product)
 
 

@@ -143,16 +143,20 @@ def _check_accumulator(name: str, a: Traced, b: Traced, acc: Traced) -> None:
         )
 
 
+def strided_depth(product: Product) -> list[tuple[str, Traced]]:
+    """Return the operands in shared memory whose depth runs along the rows, each with its name."""
+    operands = (("A", product.a_stored, not product.transposed[0]), ("B", product.b_stored, product.transposed[1]))
+    return [(what, stored) for what, stored, k_major in operands if isinstance(stored, shared) and not k_major]
+
+
 def check_depth(product: Product, unit: str) -> None:
     """Raise `TileError` for operands in shared memory whose depth runs along the rows. The unit reads it along the
     columns only.
     """
-    operands = (("A", product.a_stored, not product.transposed[0]), ("B", product.b_stored, product.transposed[1]))
-    for what, stored, k_major in operands:
-        if isinstance(stored, shared) and not k_major:
-            raise TileError(
-                f"{product.name}: {what} of {name_of(stored.dtype)} is stored as "
-                f"{'×'.join(map(str, extents(stored)))} with its depth along the rows; {unit} reads "
-                f"{stored.dtype.primitive_bitwidth}-bit operands with the depth along the columns only: use mma_ABt "
-                "with K-major tiles"
-            )
+    for what, stored in strided_depth(product):
+        raise TileError(
+            f"{product.name}: {what} of {name_of(stored.dtype)} is stored as "
+            f"{'×'.join(map(str, extents(stored)))} with its depth along the rows; {unit} reads "
+            f"{stored.dtype.primitive_bitwidth}-bit operands with the depth along the columns only: use mma_ABt "
+            "with K-major tiles"
+        )

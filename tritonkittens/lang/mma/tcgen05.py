@@ -37,6 +37,8 @@ def multiply(t: Trace, product: Product, wait: bool, arrived: tuple[semaphore, .
         t.require(f"{name} of int8 into tensor memory (tcgen05, kind::i8)", "tcgen05_int8")
     if acc.pair:
         return _multiply_pair(t, product, arrived)
+    if isinstance(a, tensor_tile) and (arrived or not wait):
+        bill().reads_tensor_a = True
     done = [bar.barrier(t) for bar in arrived]
     adds = acc.counts if acc.is_completed_by_template and unwrap(product.add) is True else product.add
     pieces_a, pieces_b = grid(a), grid(b)
@@ -163,9 +165,21 @@ def finish(t: Trace) -> None:
 
     The tensor-core unit has no wait instruction, so a temporary semaphore does it.
     """
+    done = begin_barrier(t)
+    t.call(tcgen05_commit, done)
+    end_barrier(t, done)
+
+
+def begin_barrier(t: Trace) -> Traced:
+    """Return a barrier for one completion."""
+    bill().makes_barriers = True
     done = t.call(gl.allocate_shared_memory, tl.int64, [1], mbarrier.MBarrierLayout())
     t.call(mbarrier.init, done, 1)
-    t.call(tcgen05_commit, done)
+    return done
+
+
+def end_barrier(t: Trace, done: Traced) -> None:
+    """Wait for the completion, and invalidate the barrier."""
     t.call(mbarrier.wait, done, 0)
     t.call(mbarrier.invalidate, done)
 

@@ -29,6 +29,8 @@ def takes_warpgroups(t: Trace, acc: Traced, m: int, n: int) -> bool:
     """Whether the accumulator belongs to whole warpgroups (wgmma)."""
     if isinstance(acc, pending):
         return True
+    if not t.chip.wgmma:
+        return False
     layouts = [p.type.layout for p in pieces_of(acc)] if acc is not None else [accumulator_layout(t, m, n)]
     return all(version_of(layout) == 3 for layout in layouts)
 

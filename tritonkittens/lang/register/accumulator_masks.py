@@ -1,6 +1,7 @@
-"""Masks of accumulators, of wgmma and as tensor memory returns them: one comparison with a constant for each element.
+"""Masks of accumulators, of a warpgroup and as tensor memory returns them: one comparison with a constant for each
+element.
 
-A thread knows the columns of its elements. In a wgmma accumulator this is so except for 2 · (lane % 4); the mask
+A thread knows the columns of its elements. In a warpgroup's accumulator this is so except for 2 · (lane % 4); the mask
 subtracts that term from the bound, so no register holds a column.
 In the layout "row" a thread holds one row. A warp whose rows keep all elements skips the mask.
 Triton's own index tiles take one register for every column of a thread, and the compiler keeps them across a loop.
@@ -24,11 +25,12 @@ HALVES = 2  # rows of a thread in an accumulator of 64 rows
 
 
 def is_fragment(piece: Traced) -> bool:
-    """Whether `piece` is an fp32 accumulator of 64 rows of one warpgroup."""
+    """Whether `piece` is an fp32 accumulator of 64 rows of one warpgroup. mma.sync and tcgen05 give each thread the
+    elements of wgmma."""
     layout = getattr(piece.type, "layout", None)
     return (
         isinstance(layout, gl.NVMMADistributedLayout)
-        and list(unwrap(layout.version)) == [3, 0]
+        and list(unwrap(layout.version)) in ([2, 0], [3, 0])
         and list(unwrap(layout.warps_per_cta)) == [4, 1]
         and int(unwrap(piece.shape[0])) == ROWS
         and piece.dtype == tl.float32

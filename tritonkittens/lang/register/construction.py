@@ -6,7 +6,15 @@ import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx._asm import asm
-from tritonkittens.lang.core.backend import DistributedLayout, Trace, Traced, gl, op
+from tritonkittens.lang.core.backend import (
+    DistributedLayout,
+    TensorMemoryLayout,
+    Trace,
+    Traced,
+    gl,
+    op,
+    tensor_memory_descriptor_type,
+)
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import constant, itemsize, name_of
 from tritonkittens.lang.core.errors import TileError
@@ -15,12 +23,15 @@ from tritonkittens.lang.types.tiles import TileType, col_vec, row_vec, rt, rv, s
 
 WARPGROUP = 4  # warps
 MAX_WGMMA_COLUMNS = 256  # N of one wgmma instruction
+QUADS = [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]]  # (row, column) of lanes 1, 2, 4, 8, 16 in a tensor-core fragment
+FRAGMENTS = {32: "16x256b", 16: "16x128b", 8: "16x64b"}  # accesses of tensor memory, by the bits of an element
 
 
 def accumulator_layout(t: Trace, rows: int, cols: int) -> DistributedLayout:
     """Return the register layout of a tensor-core accumulator on this target.
 
-    It is wgmma's where whole warpgroups share 64-row slabs, else mma.sync's.
+    It is wgmma's where whole warpgroups share 64-row slabs, tensor memory's where they share its lanes, else
+    mma.sync's.
     """
     if t.num_warps % WARPGROUP == 0 and rows % 64 == 0 and t.chip.wgmma:
         warps_m = min(t.num_warps, rows // 16)
@@ -28,7 +39,24 @@ def accumulator_layout(t: Trace, rows: int, cols: int) -> DistributedLayout:
         return gl.NVMMADistributedLayout(
             version=[3, 0], warps_per_cta=[warps_m, t.num_warps // warps_m], instr_shape=instruction
         )
+    if t.chip.tcgen05 and (rows, t.num_warps) != (64, WARPGROUP):  # these have the same layout from both
+        return fragment_layout(t, rows, cols, tl.float32) or warp_layout(t, rows)
     return warp_layout(t, rows)
+
+
+def fragment_layout(t: Trace, rows: int, cols: int, dtype: tl.dtype) -> DistributedLayout | None:
+    """Return the layout in which whole warpgroups access a tile of tensor memory as tensor-core fragments, like
+    mma.sync's but that a warp has neighbouring rows; None where they cannot.
+
+    A tile of 16-bit elements has the layout of an accumulator of its shape. Source: PTX ISA, tcgen05.ld, .16x256b.
+    """
+    bits = dtype.primitive_bitwidth
+    pieces = rows // 16 * (cols * bits // int(FRAGMENTS[bits][3:-1]))  # 16 rows of an instruction each
+    if t.num_warps % WARPGROUP or rows not in (64, 128) or pieces < t.num_warps or cols * bits > 512 * 32:
+        return None
+    memory = TensorMemoryLayout([rows, cols], col_stride=1)
+    tile = tensor_memory_descriptor_type(dtype, [rows, cols], memory, [rows, cols])
+    return tile.get_reg_layout(num_warps=t.num_warps, instr_variant=FRAGMENTS[bits])
 
 
 def warp_layout(t: Trace, rows: int) -> DistributedLayout:
@@ -41,7 +69,17 @@ def warp_layout(t: Trace, rows: int) -> DistributedLayout:
 
 def is_accumulator(t: Trace, piece: Traced) -> bool:
     """Whether a piece of a register tile has a tensor-core accumulator's layout."""
-    return t.explicit and isinstance(piece.type.layout, gl.NVMMADistributedLayout)
+    if not t.explicit:
+        return False
+    layout = piece.type.layout
+    return isinstance(layout, gl.NVMMADistributedLayout) or getattr(layout, "lane_bases", None) == QUADS
+
+
+def _divides_columns(layout: DistributedLayout) -> bool:
+    """Whether a warp holds only some columns of an accumulator."""
+    if isinstance(layout, gl.NVMMADistributedLayout):
+        return bool(layout.warps_per_cta[1] > 1)
+    return any(base[1] for base in layout.warp_bases)
 
 
 def memory_layout(t: Trace, rows: int, cols: int, itemsize: int) -> DistributedLayout:
@@ -405,7 +443,7 @@ def _cut(t: Trace, piece: Traced, cols: int) -> list[Traced]:
         halves = t.call(_halves, piece)
     else:
         kind = _kind(t, piece)
-        if kind == "memory" or kind == "mma" and piece.type.layout.warps_per_cta[1] > 1:
+        if kind == "memory" or kind == "mma" and _divides_columns(piece.type.layout):
             piece = t.convert(piece, row_layout(t, whole))
         halves = [
             t.convert(half, piece_layout(t, kind, rows, whole // 2, itemsize(piece.dtype)))

@@ -11,7 +11,7 @@ from tritonkittens.arch import REGISTERS, WARP
 from tritonkittens.inline_ptx import cluster as ptx_cluster
 from tritonkittens.inline_ptx import registers as ptx_registers
 from tritonkittens.lang.core.backend import JITFunction, Trace, Traced, gl, op
-from tritonkittens.lang.core.constants import unwrap
+from tritonkittens.lang.core.constants import WARPS, unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.resources import bill, check_registers
 from tritonkittens.lang.sync.cluster import CLUSTER_OF_ROLES
@@ -122,10 +122,11 @@ def start_roles(t: Trace, roles: Traced, warps: Traced, registers: Traced, clust
     functions = [(unwrap(fn), tl.tuple([a for a in args])) for fn, args in pairs]
     generator = _InCluster(t.generator) if cluster_sync else t.generator
     bill().roles = "inside"
+    bill().warpgroup_roles = sum(w % WARPS == 0 for w in warps)
     Trace(t.semantic, generator).call(
         gl.warp_specialize, functions, list(warps[1:]), list(registers[1:]) if registers is not None else None
     )
-    bill().roles = "after"
+    bill().roles, bill().warpgroup_roles = "after", 1
 
 
 @op

@@ -22,6 +22,7 @@ def explained(T: lcf, fitted: lcf, arch: int) -> str:
             f"{type(T).__name__} on sm_{arch}",
             *_ring(T, placed, arch, fitted is not T),
             *_tensor_memory(T, arch),
+            *(f"  on mma.sync instead of tcgen05: {product}" for product in fitted._fallbacks.get(arch, ())),
             *_registers(T),
             *_tasks(T),
             *(line for extension in T.extensions for line in extension.explained_lines(fitted, arch)),

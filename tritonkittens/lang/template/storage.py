@@ -11,6 +11,7 @@ from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
 from tritonkittens.lang.core.backend import Trace, Traced, gl, op
 from tritonkittens.lang.core.constants import WARPS, unwrap
 from tritonkittens.lang.core.records import struct
+from tritonkittens.lang.core.resources import bill
 from tritonkittens.lang.memory.shared_tiles import allocate_pieces, piece_shared_layout, shared
 from tritonkittens.lang.memory.tensor_memory import tensor_allocator
 from tritonkittens.lang.schedule.cluster_split_k import new_mailboxes
@@ -40,6 +41,7 @@ def template_memory(t: Trace, T: Traced) -> Traced:
     record."""
     T = unwrap(T)
     plan, placed = T.stored(t.arch), T.placement(t.arch)
+    bill().blocks_per_sm = T.blocks_per_sm
     fields: dict[str, Any] = {}
 
     def rings(what: str, tiles: Any, number: int, of: str) -> struct:

@@ -128,6 +128,7 @@ class lcf(Configuration, Interned):
         self._conceded = 0  # bytes that the ring leaves to the compiler, beside the layout's `spare`
         # by architecture: the same with fewer stages, where more did not leave the compiler what it takes
         self._fitted: dict[int, lcf] = {}
+        self._fallbacks: dict[int, tuple[str, ...]] = {}  # by architecture: what runs on mma.sync, once compiled
         self._calls: dict[tuple[Any, ...], Call] = {}
         self._tiles = [(name, self._moved(tiles)) for name, tiles in self._plan.globals]
         self._share_registers()
@@ -335,6 +336,10 @@ class lcf(Configuration, Interned):
         self._fitted[arch] = smaller
         return smaller
 
+    def note_fallbacks(self, arch: int, products: tuple[str, ...]) -> None:
+        """Remember what `explain` says of products that run on mma.sync, once they have been compiled."""
+        self._fallbacks[arch] = products
+
     @property
     def memory_advice(self) -> tuple[str, str]:
         """What a message calls this template, and what to do where its shared memory is over budget."""
@@ -406,7 +411,8 @@ class lcf(Configuration, Interned):
     def explain(self, arch: str | int = "sm_90a") -> str:
         """What was chosen for this template on an architecture, a line each, with the reason. `arch` as in `compile`.
 
-        Whether the compiler needs shared memory of the ring is known once the template has been compiled."""
+        Whether the compiler needs shared memory of the ring, and which products tcgen05 cannot compute, is known once
+        the template has been compiled."""
         capability = capability_of(arch)
         return explained(self, self._fitted.get(capability, self), capability)
 
