@@ -65,6 +65,19 @@ def synchronize():
         torch.cuda.synchronize()
 
 
+def bytes_at_once(run):
+    """The most bytes of GPU memory that `run` asks for at a time.
+
+    The caching allocator gives up to 1 MiB more a tensor, by what it has cached.
+    """
+    kind = "requested_bytes.all"
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()[f"{kind}.current"]
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    return torch.cuda.memory_stats()[f"{kind}.peak"] - before
+
+
 def on_gpu_or_simulated(gpu, simulated):
     """A size or count for a GPU, and the smaller one for the simulator."""
     return gpu if DEVICE == "cuda" else simulated
