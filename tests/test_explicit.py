@@ -311,7 +311,8 @@ def test_what_an_architecture_lacks_is_refused(what, arch):
     with pytest.raises(tk.ArchitectureError) as error:
         feature.compile(tk.gl(meta(64, 64), tk.st(tk.bf16, 64, 64)), what, arch=arch)
     assert str(error.value).startswith(
-        f"{FEATURES[what]}; this kernel is compiled for {arch.removesuffix('a')} [in feature: "
+        f"{FEATURES[what]}; this kernel is compiled for {arch.removesuffix('a')}. Kernels of register tiles "
+        "(@triton.jit with tk operations) run on every GPU [in feature: "
     ), str(error.value)
 
 

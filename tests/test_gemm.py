@@ -178,8 +178,8 @@ def test_tensors_that_no_kernel_reaches():
     [
         (
             dict(schedule="fast"),
-            "Config(schedule='fast'): must be one of 'persistent', 'one_per_block', 'split_k', 'cluster_split_k', "
-            "'split_tail', 'stream_k'",
+            "Config(schedule='fast'): must be one of 'persistent', 'one_per_block', 'launch_control', 'split_k', "
+            "'cluster_split_k', 'split_tail', 'stream_k'",
         ),
         (dict(order="hilbert"), "Config(order='hilbert'): must be one of 'supergroup', 'row_major', 'column_major'"),
         (

@@ -333,7 +333,7 @@ def test_one_task_a_block(cls, knobs, rng):
         check_stream(template, (lengths * full)[:tasks], None, rng)
     if not isinstance(template.schedule, tk.SplitTail):
         with pytest.raises(
-            tk.TileError, match=r"blocks; each has one at most \(one_tile_per_block=True, or OnePerBlock\(\)\)"
+            tk.TileError, match=r"blocks; each has one at most \(one_tile_per_block=True, OnePerBlock\(\) or Cluster"
         ):
             check_stream(template, [1] * (full // parts + 1), None, rng)
 

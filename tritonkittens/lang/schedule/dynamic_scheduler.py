@@ -69,7 +69,7 @@ def tile_broadcast_memory(t: Trace, T: Traced) -> dict[str, Traced]:
         return {"numbers": numbers}
     receivers = T.consumers * WARPS + T.reducers + T.lagged_producer + T.has_mma_warp(t.arch)
     return {
-        **T.schedule.memory(t, T),
+        **T.schedule.memory(t, T.cluster),
         "numbers": numbers,
         "tile_full": new_semaphores(t, SLOTS.value, 1),
         "tile_empty": new_semaphores(t, SLOTS.value, receivers),

@@ -9,7 +9,7 @@ Source: PTX ISA, clusterlaunchcontrol; CUTLASS, "Blackwell Cluster Launch Contro
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import triton
 import triton.language as tl
@@ -44,14 +44,14 @@ class ClusterLaunchControl(Schedule):
     def conflict(self, cluster: int, pingpong: bool) -> str | None:
         return "a CTA fetches one task for all its consumers; that needs pingpong=False" if pingpong else None
 
-    def memory(self, t: Trace, T: Any) -> dict[str, Traced]:
+    def memory(self, t: Trace, cluster: int) -> dict[str, Traced]:
         t.require_capability("ClusterLaunchControl (clusterlaunchcontrol.try_cancel)", 100)
         found = {
             "answer": allocate_pieces(t, sv(tl.int32, ANSWER_WORDS), None, "answer of cluster launch control"),
             "answer_full": new_semaphores(t, 1, 1),
         }
-        if T.cluster > 1:
-            found["answer_empty"] = new_semaphores(t, 1, T.cluster)
+        if cluster > 1:
+            found["answer_empty"] = new_semaphores(t, 1, cluster)
         return found
 
     def fetch(self, t: Trace, ctx: Traced, memory: Traced, nth: Traced) -> Traced:

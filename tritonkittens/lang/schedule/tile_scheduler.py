@@ -148,8 +148,8 @@ class Schedule(Knob):
         """Return the index of the work tile after `index`. `tile` is the work tile of `index`."""
         return t.method(index, "__add__", t.call(_blocks, unwrap(ctx.config).cluster_size))
 
-    def memory(self, t: Trace, T: Any) -> dict[str, Traced]:
-        """Allocate what the scheduler keeps in shared memory for template `T`, by name."""
+    def memory(self, t: Trace, cluster: int) -> dict[str, Traced]:
+        """Allocate what the scheduler keeps in shared memory of clusters of this size, by name."""
         return {}
 
     def fetch(self, t: Trace, ctx: Traced, memory: Traced, nth: Traced) -> Traced:
