@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -60,9 +61,10 @@ def show(
     reference: Call,
     operands: Sequence[Any],
     *,
-    peers: Mapping[str, Call],
+    peers: Mapping[str, Call] = MappingProxyType({}),
     flop: float = 0.0,
     nbytes: float = 0.0,
+    arch: str | None = None,
     **options: Any,
 ) -> None:
     """Run a function, compare with its reference and print the error; on a GPU print what it and its peers reach.
@@ -71,15 +73,17 @@ def show(
         ours, reference: functions of the operands and the options; the reference computes in float64.
         peers: functions of the operands.
         flop, nbytes: operations of the tensor cores of a call, or the bytes that it must read and write.
+        arch: the chip to simulate, also where there is a GPU. None: Hopper, simulated where there is none.
     """
-    with contextlib.nullcontext() if has_gpu() else sim.device():
+    on_gpu = arch is None and has_gpu()
+    with contextlib.nullcontext() if on_gpu else sim.device(arch or "sm_90a"):
         out = ours(*operands, **options).double()
     expected = reference(*operands, **options)
     error = ((out - expected).norm() / expected.norm()).item()
-    print(f"{name}: relative error {error:.1e}{'' if has_gpu() else ' (simulated)'}")
+    print(f"{name}: relative error {error:.1e}{'' if on_gpu else ' (simulated)'}")
     if not error < BOUND:  # also NaN
         raise SystemExit(f"{name}: the relative error is above {BOUND:.0e}")
-    if has_gpu():
+    if on_gpu:
         gpu = tune.Device.of(None)
         tensor_peak = gpu.chip.tensor_flops * gpu.multiprocessors * BOOST_CLOCK
         work, unit, peak = (flop, "TFLOP/s", tensor_peak) if flop else (nbytes, "TB/s", gpu.hbm_bytes_per_second)

@@ -13,6 +13,7 @@ from examples import (
     rotary,
     row_sums,
     stream_rows,
+    tensor_memory_gemm,
     tile_math,
     tma_copy,
 )
@@ -93,4 +94,7 @@ EXAMPLES = {
     "rotary": (rotary.rotary, rotary.rotary_torch, angles, ROUNDED),
     "grouped_gemm": (grouped.grouped_gemm, grouped.grouped_gemm_torch, experts, ROUNDED),
     "linear_attention": (linear.linear_attention, linear.linear_attention_torch, flat_heads, SUMMED),
+}
+BLACKWELL_EXAMPLES = EXAMPLES | {
+    "tensor_memory_gemm": (tensor_memory_gemm.gemm, tensor_memory_gemm.gemm_torch, product, ROUNDED)
 }

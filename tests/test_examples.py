@@ -13,7 +13,7 @@ import torch
 import tritonkittens.lang as tk
 from examples.attention import Attention, attention, attention_torch
 from examples.gemm import Gemm
-from tests.cases_examples import EXAMPLES, SUMMED, heads
+from tests.cases_examples import BLACKWELL_EXAMPLES, EXAMPLES, SUMMED, heads
 from tests.util import meta, poison, refused, relative_error, slow
 from tritonkittens.inspect import inspect
 from tritonkittens.tune.timing import Burst
@@ -40,9 +40,9 @@ def test_an_example_agrees_with_its_reference(name, rng, kernel_device, poisoned
 
 
 @pytest.mark.simulated(arch="sm_100a", always=True)
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", BLACKWELL_EXAMPLES)
 def test_an_example_agrees_with_its_reference_on_blackwell(name, rng, kernel_device, poisoned_outputs):
-    function, reference, operands, bound = EXAMPLES[name]
+    function, reference, operands, bound = BLACKWELL_EXAMPLES[name]
     given = operands(rng, 1)
     assert relative_error(function(*given), reference(*given)) <= bound
 
