@@ -40,6 +40,28 @@ def shared_views(X, Y, TILE: tl.constexpr):
     tk.cluster_sync()  # nobody leaves while the other still writes here
 
 
+@tk.kernel
+@triton.jit
+def exchanged(X, Y, N, TILE: tl.constexpr, BUG: tl.constexpr = False):
+    """Each of two blocks sends N tiles to the other one: tiles of Y from those of X of the other block."""
+    mine, theirs = tk.allocate(TILE), tk.allocate(TILE)
+    loaded, arrived, read = tk.semaphores(1)[0], tk.semaphores(1)[0], tk.semaphores(1)[0]
+    tk.cluster_sync()  # both blocks' barriers are there
+    first, peer = tk.block_index() * N, 1 - tk.cluster_rank()
+    for i in range(N):
+        if not BUG:
+            tk.wait(read, (i & 1) ^ 1, scope="cluster")  # the other block has read the tile before
+        tk.expect(loaded, mine)
+        tk.load_async(mine, X, (first + i, 0), loaded)
+        tk.wait(loaded, i & 1)
+        tk.expect(arrived, theirs)
+        tk.store_cluster_async(theirs, mine, arrived, peer)
+        tk.wait(arrived, i & 1)
+        tk.store(Y, tk.load(theirs, layout="memory"), (first + i, 0))
+        tk.arrive(read, cta=peer)
+    tk.cluster_sync()  # nobody leaves while the other still writes here
+
+
 @triton.jit
 def _reads_shared_loads(Y, tiles, arrived):
     for i in tl.static_range(2):

@@ -3,10 +3,11 @@
 import pytest
 import torch
 import triton
+import triton.language as tl
 
 import tritonkittens.lang as tk
 from tests import cases_cluster as cases
-from tests.util import meta
+from tests.util import explored, meta, poison, refused
 from tritonkittens import sim
 from tritonkittens.inline_ptx import cluster
 
@@ -126,3 +127,59 @@ def test_static_extents_are_no_reads_of_parameters(tile, static):
 def test_static_names_dimensions(static, quoted):
     with pytest.raises(tk.TileError, match=rf"gl\(static={quoted}\): must be True, False or dimensions from -2 to 1"):
         tk.gl(meta(48, 64), static=static)
+
+
+def exchange(rng, bug, schedule):
+    tile = tk.st(tk.fp32, 16, 32)
+    x = torch.from_numpy(rng.standard_normal((2, 48, 32), dtype="float32"))
+    y = poison(torch.empty_like(x))
+    with sim.device("sm_90a", schedule=schedule, raise_findings=False) as device:
+        flat = tk.gl(x.flatten(0, 1), tile), tk.gl(y.flatten(0, 1))
+        cases.exchanged[(2,)](*flat, 3, tile, bug, cluster_size=2)
+    return x, y, {found.kind for found in device.launches[0].findings}
+
+
+@explored(5, 50)
+def test_exchanged_tiles_are_right_in_every_schedule(rng, schedules):
+    for schedule in range(schedules):
+        x, y, findings = exchange(rng, False, schedule)
+        assert not findings and torch.equal(y, x.flip(0))
+
+
+def test_a_copy_to_a_tile_that_the_other_block_reads_is_a_race(rng):
+    assert any("race" in exchange(rng, True, schedule)[2] for schedule in range(10))
+
+
+@tk.kernel
+@triton.jit
+def sends(X, TILE: tl.constexpr, WHAT: tl.constexpr):
+    ring, tile, vector = tk.allocate(TILE, 2), tk.allocate(TILE), tk.allocate(tk.sv(tk.fp32, 16))
+    arrived = tk.semaphores(1)[0]
+    if WHAT == "ring":
+        tk.store_cluster_async(tile, ring, arrived, 1)
+    elif WHAT == "view":
+        tk.store_cluster_async(tk.subtile(tile, 8, 32), tk.subtile(tile, 8, 32, 1), arrived, 1)
+    elif WHAT == "types":
+        tk.store_cluster_async(tile, vector, arrived, 1)
+    elif WHAT == "registers":
+        tk.store_cluster_async(tile, tk.load(tile), arrived, 1)
+    else:
+        tk.store_cluster_async(tile, tile, tile, 1)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (
+            "ring",
+            "copies a tile or vector of shared memory, got a ring of st(fp32, 16, 32); take a slot first, ring[slot]",
+        ),
+        ("view", "a view of st(fp32, 16, 32) is no stretch of memory; copy the whole tile"),
+        ("types", "from sv(fp32, 16) to st(fp32, 16, 32); must be the same type"),
+        ("registers", "copies a tile or vector of shared memory, got "),
+        ("semaphore", "needs a semaphore"),
+    ],
+)
+def test_what_a_copy_to_another_block_does_not_take(what, message):
+    with refused(message):
+        sends.compile(tk.gl(meta(16, 32, dtype=torch.float32)), tk.st(tk.fp32, 16, 32), what, cluster_size=2)

@@ -30,6 +30,17 @@ def test_both_blocks_get_the_views_that_each_loads(rng):
     assert torch.equal(y, x.repeat(2, 1))
 
 
+@pytest.mark.parametrize("cols", [16, 64, 176])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tiles", [0, 1, 2, 5])
+def test_blocks_exchange_tiles(rng, cols, dtype, tiles):
+    tile = tk.st(tk.from_torch(dtype), 48, cols)
+    x = torch.randn(2, max(tiles, 1) * 48, cols, device=DEVICE).to(dtype)
+    y = poison(torch.empty_like(x))
+    cases.exchanged[(2,)](tk.gl(x.flatten(0, 1), tile), tk.gl(y.flatten(0, 1)), tiles, tile, cluster_size=2, debug=True)
+    assert torch.equal(y, x.flip(0)) if tiles else y.isnan().all()
+
+
 @pytest.mark.parametrize("warps", [1, 2, 4])
 def test_roles_of_both_blocks_meet(rng, warps):
     tile = tk.st(tk.bf16, 48, 64)

@@ -1,11 +1,14 @@
-"""Bulk copies of contiguous bytes between global and shared memory, without a tensor map. Source: PTX ISA,
-cp.async.bulk."""
+"""Bulk copies of contiguous bytes between global and shared memory, and between the CTAs of a cluster, without a tensor
+map. Source: PTX ISA, cp.async.bulk."""
 
 from __future__ import annotations
+
+import math
 
 import triton
 import triton.language as tl
 
+from tritonkittens.inline_ptx import cluster as ptx_cluster
 from tritonkittens.inline_ptx import tma as ptx_tma
 from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import BULK, unwrap
@@ -126,3 +129,56 @@ def store_add_bytes_async(t: Trace, pointer: Traced, src: Traced, nbytes: Traced
     for piece, target, count in bulk_pieces(t, src, pointer, nbytes, "store_add_bytes_async"):
         t.call(_add_bulk, target, piece, t.scalar(count), kind, role_thread(t))
     t.call(ptx_tma.commit_group)
+
+
+@triton.jit
+def _copy_to_cta(dst, src, nbytes, bar, cta, thread):
+    if thread == 0:
+        remote, remote_bar = ptx_cluster.mapa(dst, cta), ptx_cluster.mapa(bar, cta)
+        ptx_tma.copy_bulk_cluster(remote, src, nbytes, remote_bar, issuer="thread")
+
+
+def _piece_bytes(name: str, x: Traced) -> list[int]:
+    """Return the bytes of each piece of a whole shared tile or vector."""
+    if not isinstance(x, shared) or x.stages is not None:
+        have = f"a ring of {x.spec!r}; take a slot first, ring[slot]" if isinstance(x, shared) else repr(unwrap(x))
+        raise TileError(f"{name}: copies a tile or vector of shared memory, got {have}")
+    shapes = [[int(n) for n in piece.type.shape] for piece in x.pieces]
+    if any(
+        shape != [int(n) for n in p.type.alloc_shape][-len(shape) :] for shape, p in zip(shapes, x.pieces, strict=True)
+    ):
+        raise TileError(f"{name}: a view of {x.spec!r} is no stretch of memory; copy the whole tile")
+    return [math.prod(shape) * itemsize(x.dtype) for shape in shapes]
+
+
+@op
+def store_cluster_async(t: Trace, dst: Traced, src: Traced, arrived: Traced, cta: Traced) -> None:
+    """Start a copy of a shared tile or vector to another CTA of the cluster. One thread of the role issues it.
+
+    Args:
+        dst: a shared tile or vector. The copy goes to the same place in the other CTA.
+        src: one of the same type in this CTA. It may change when the other CTA has waited for the copy and said so.
+        arrived: a semaphore. The copy completes on the one at the same place in the other CTA, which must `expect`
+            its bytes.
+        cta: the rank of the other CTA, a constant or an int32 scalar.
+
+    If registers wrote `src`, call `fence_async` and `sync` first. The other CTA must have reached the cluster's barrier
+    once its semaphore is initialised, and must not end before the copy is complete.
+
+    Raises:
+        TileError: for a ring, a view, or two types.
+
+    Source: PTX ISA, cp.async.bulk (shared::cluster).
+    """
+    name = "store_cluster_async"
+    t.require_explicit(name)
+    t.require(f"{name} (cp.async.bulk)", "tma")
+    if not isinstance(arrived, semaphore):
+        raise TileError(f"{name}(arrived={unwrap(arrived)!r}): needs a semaphore")
+    sizes = _piece_bytes(name, src)
+    if sizes != _piece_bytes(name, dst) or src.spec != dst.spec:
+        raise TileError(f"{name}: from {src.spec!r} to {dst.spec!r}; must be the same type")
+    bar, thread = arrived.barrier(t), role_thread(t)
+    for to, piece, size in zip(dst.pieces, src.pieces, sizes, strict=True):
+        t.call(_copy_to_cta, to, piece, t.scalar(size), bar, t.scalar(cta), thread)
+    bill().copied += src.nbytes
