@@ -226,6 +226,8 @@ def test_accumulators_beyond_tensor_memory_are_refused_with_the_bill():
     tile, x = "tt(fp32, 128, 256) × 1 stages 256 columns", torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
     with refused(f"tensor memory over budget: 768 columns of 512: {tile}; {tile}; {tile}"):
         gemm(consumers=3, tile_k=32, epilogue_n=32).compile(x, x, x, arch="sm_100a")
+    with refused(f"tensor memory over budget: 512 columns of 256 of each of 2 blocks on an SM: {tile}; {tile}"):
+        gemm(consumers=2, tile_k=32, epilogue_n=32, blocks_per_sm=2).compile(x, x, x, arch="sm_100a")
 
 
 def test_when_two_ctas_are_a_pair():

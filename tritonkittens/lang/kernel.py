@@ -14,7 +14,7 @@ import triton.language as tl
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 
-from tritonkittens.arch import TENSOR_COLUMNS, capability_of, chip_of, names_of_chips_with
+from tritonkittens.arch import capability_of, chip_of, names_of_chips_with
 from tritonkittens.inline_ptx._asm import in_cluster, kernel_name
 from tritonkittens.inline_ptx.extern import link_options
 from tritonkittens.lang.core.backend import (
@@ -27,7 +27,7 @@ from tritonkittens.lang.core.backend import (
 from tritonkittens.lang.core.configuration import Configuration
 from tritonkittens.lang.core.dtypes import from_torch
 from tritonkittens.lang.core.errors import REFUSALS, ArchitectureError, TileError
-from tritonkittens.lang.core.resources import Bill, billing, shared_over_budget
+from tritonkittens.lang.core.resources import Bill, billing, shared_over_budget, tensor_columns
 from tritonkittens.lang.memory.shared_tiles import piece_shared_layout
 from tritonkittens.lang.sync.semaphores import REPORT
 from tritonkittens.lang.types.global_layout import GlobalLayout, even_rows, gl
@@ -221,7 +221,7 @@ class Kernel:
         while True:
             (constants, static), options = key
             compiled, bill = self._compile_once(key, types, arch)
-            if compiled.metadata.tmem_size > TENSOR_COLUMNS:  # of all roles' products together
+            if compiled.metadata.tmem_size > tensor_columns(bill.blocks_per_sm):  # of all roles' products together
                 compiled, bill = self._compile_once(key, types, arch, multiplies_through_tmem=False)
             excess = compiled.metadata.shared - chip_of(arch).shared_per_block
             configuration = _configuration(constants)

@@ -14,6 +14,11 @@ from tritonkittens.arch import LANES, REGISTERS, TENSOR_COLUMNS, WARP, chip_of
 from tritonkittens.lang.core.errors import BudgetError, TileError
 
 
+def tensor_columns(blocks_per_sm: int) -> int:
+    """Columns of tensor memory of a CTA. It allocates a power of two (PTX ISA, tcgen05.alloc)."""
+    return 1 << (TENSOR_COLUMNS // blocks_per_sm).bit_length() - 1
+
+
 @dataclass
 class Bill:
     """Requested shared memory and tensor memory, by item, and the bytes of asynchronous copies traced since the last
@@ -58,12 +63,13 @@ class Bill:
             )
 
     def charge_tmem(self, what: str, columns: int) -> None:
-        """Add a tensor-memory allocation. Raises `BudgetError` with the itemised bill beyond 512 columns."""
+        """Add a tensor-memory allocation. Raises `BudgetError` with the itemised bill beyond the columns of a CTA."""
         self.tmem.append((what, columns))
-        total = sum(n for _, n in self.tmem)
-        if total > TENSOR_COLUMNS:
+        total, limit = sum(n for _, n in self.tmem), tensor_columns(self.blocks_per_sm)
+        if total > limit:
+            share = f" of each of {self.blocks_per_sm} blocks on an SM" if self.blocks_per_sm > 1 else ""
             raise BudgetError(
-                f"tensor memory over budget: {total} columns of {TENSOR_COLUMNS}: " + _items(self.tmem, "columns")
+                f"tensor memory over budget: {total} columns of {limit}{share}: " + _items(self.tmem, "columns")
             )
 
     def temporary_columns(self, rows: int) -> int:
@@ -71,7 +77,7 @@ class Bill:
         Tiles of 64 rows of two roles share columns."""
         if not self.multiplies_through_tmem:
             return 0
-        left = TENSOR_COLUMNS // self.blocks_per_sm - sum(n for _, n in self.tmem)
+        left = tensor_columns(self.blocks_per_sm) - sum(n for _, n in self.tmem)
         return max(0, left) // -(-self.warpgroup_roles * rows // LANES)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tritonkittens.arch import TENSOR_COLUMNS
+from tritonkittens.lang.core.resources import tensor_columns
 from tritonkittens.lang.template.smem_plan import MANY_STAGES, Placement
 
 FULL_RATE_ROWS = 128  # of a product into tensor memory
@@ -64,7 +64,7 @@ def _tensor_memory(T: lcf, arch: int) -> list[str]:
         if T.pingpong
         else "a task's sums are stored while the next task's products run"
         if slots > 1
-        else f"two do not fit into {TENSOR_COLUMNS} columns, so products wait until the sums have been read"
+        else f"two do not fit into {tensor_columns(T.blocks_per_sm)} columns, so products wait until the sums are read"
     )
     lines = [
         f"  an MMA warp issues the products; {slots} tile{'s' if slots > 1 else ''} of tensor memory for each "

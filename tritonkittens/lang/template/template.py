@@ -17,12 +17,13 @@ from typing import Any, ClassVar
 
 import triton.language as tl
 
-from tritonkittens.arch import CHIPS, REGISTERS, TENSOR_COLUMNS, capability_of, chip_of
+from tritonkittens.arch import CHIPS, REGISTERS, capability_of, chip_of
 from tritonkittens.lang.core.backend import JITFunction, library_hash
 from tritonkittens.lang.core.configuration import Configuration
 from tritonkittens.lang.core.constants import GROUP
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.interning import Interned
+from tritonkittens.lang.core.resources import tensor_columns
 from tritonkittens.lang.memory.multicast import slices_of
 from tritonkittens.lang.schedule.cluster_split_k import received_bytes
 from tritonkittens.lang.schedule.dynamic_scheduler import BYTES
@@ -391,7 +392,7 @@ class lcf(Configuration, Interned):
         if self.pingpong:
             return self.consumers
         columns = self.team * sum(tensor_home(s).columns for _, s in self._plan.accumulators)
-        return 2 if 2 * columns <= TENSOR_COLUMNS // self.blocks_per_sm - self._scale_columns else 1
+        return 2 if 2 * columns <= tensor_columns(self.blocks_per_sm) - self._scale_columns else 1
 
     @property
     def _scale_columns(self) -> int:
