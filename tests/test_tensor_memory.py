@@ -1,5 +1,7 @@
 """Views of tensor memory as another type, vectors in it, and what works on rows of threads, simulated."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -94,6 +96,35 @@ REFUSED = {
 def test_wrong_views_are_refused(what):
     with refused(REFUSED[what]):
         refuse.compile(tk.gl(meta(128, 64)), what, **BLACKWELL)
+
+
+@tk.kernel
+@triton.jit
+def distances(X, Largest, Smallest, COLS: tl.constexpr):
+    """How far X is below its row's maximum, and above its minimum."""
+    s = tk.tensor_allocator(tk.tt(tk.fp32, 128, COLS))
+    tk.store(s, tk.load(X, tk.rt(tk.fp32, 128, COLS, "row"), (0, 0)))
+    x, largest = tk.load_max(s)
+    tk.store(Largest, tk.sub_row(x, largest), (0, 0))
+    x, smallest = tk.load_min(s)
+    tk.store(Smallest, tk.sub_row(x, smallest), (0, 0))
+
+
+@pytest.mark.parametrize("cols", [16, 64, 128])
+def test_loads_with_the_extremes_of_rows(cols, rng):
+    x = torch.randn(ROWS, cols)
+    x[3, 5] = math.nan
+    largest, smallest = poison(torch.empty_like(x)), poison(torch.empty_like(x))
+    with sim.device("sm_103a"):
+        distances[(1,)](tk.gl(x), tk.gl(largest), tk.gl(smallest), cols)
+    known = x.where(~x.isnan(), 0)
+    torch.testing.assert_close(largest, x - known.amax(1, keepdim=True), equal_nan=True)
+    torch.testing.assert_close(smallest, x - known.amin(1, keepdim=True), equal_nan=True)
+    given = tk.gl(x), tk.gl(largest), tk.gl(smallest), cols
+    ptx = distances.compile(*given, arch="sm_103a").asm["ptx"]
+    assert ".max" in ptx and ".min" in ptx and ptx.count("tcgen05.ld.red") >= 2
+    with refused("load_max (tcgen05.ld.red) needs sm_103a", tk.ArchitectureError):
+        distances.compile(*given, **BLACKWELL)
 
 
 @tk.kernel

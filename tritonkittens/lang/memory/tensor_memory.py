@@ -371,15 +371,26 @@ def _rescale_asm(cols: int) -> str:
     return "{ " + " ".join(lines) + " tcgen05.wait::st.sync.aligned; SAME: }"
 
 
+def _load_reduced(t: Trace, src: Traced, name: str) -> Traced:
+    if not isinstance(src, tensor_tile) or len(src.pieces) != 1:
+        raise TileError(f"{name}: needs a tensor-memory tile whose columns are a power of two")
+    _check_access(t, src, name)
+    t.require(f"{name} (tcgen05.ld.red)", "tcgen05_load_max")
+    return tl.tuple(list(t.call(getattr(src.pieces[0], name))))
+
+
 @op
 def load_max(t: Trace, src: Traced) -> Traced:
-    """Load a tensor-memory tile and its row maxima by one instruction.
+    """Load a tensor-memory tile and its row maxima by one instruction, on sm_103a. NaN does not count.
 
-    `src` is a tile (rows × cols) whose columns are a power of two. Returns (register tile, column vector), both of
-    its dtype. Raises `TileError` for another tile or chip. Source: PTX ISA, tcgen05.ld.red.
+    `src` is an fp32 tile (rows × cols) whose columns are a power of two. Returns (register tile, column vector), both
+    of its dtype. Raises `TileError` for another tile, `ArchitectureError` for another chip. Source: PTX ISA,
+    tcgen05.ld.red.
     """
-    if not isinstance(src, tensor_tile) or len(src.pieces) != 1:
-        raise TileError("load_max: needs a tensor-memory tile whose columns are a power of two")
-    _check_access(t, src, "load_max")
-    t.require("tcgen05.ld.red", "tcgen05_load_max")
-    return tl.tuple(list(t.call(src.pieces[0].load_max)))
+    return _load_reduced(t, src, "load_max")
+
+
+@op
+def load_min(t: Trace, src: Traced) -> Traced:
+    """Load a tensor-memory tile and its row minima by one instruction, on sm_103a: `load_max` for minima."""
+    return _load_reduced(t, src, "load_min")
