@@ -80,5 +80,5 @@ if __name__ == "__main__":
     from _run import show
 
     m, n, k = 200, 136, 328
-    operands = [torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()]
+    operands = [torch.randn(shape, dtype=torch.float32, device="cpu").bfloat16() for shape in ((m, k), (k, n))]
     show(f"GEMM {m}×{n}×{k} in tensor memory", gemm, gemm_torch, operands, arch="sm_100a")

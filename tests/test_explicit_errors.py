@@ -474,7 +474,12 @@ def roles(X, WARPS: tl.constexpr, REGISTERS: tl.constexpr):
             "registers=(240, 100, 24): 100 must be a multiple of 8 from 24 to 256 (setmaxnreg)",
         ),
         ((4, 4), None, "specialize: 3 roles need as many warps and registers, got warps=(4, 4), registers=None"),
-        ((8, 4, 4), None, "specialize(warps=(8, 4, 4)): the first role runs on the kernel's own 4 warps"),
+        (
+            (8, 4, 4),
+            None,
+            "specialize(warps=(8, 4, 4)): the first role runs on the kernel's own 4 warps (@tk.kernel(num_warps=…)); "
+            "name a role of 4 warps first",
+        ),
         (
             (4, 16, 16),
             None,

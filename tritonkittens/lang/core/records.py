@@ -249,9 +249,14 @@ def dtype_of(x: Traced) -> Traced:
 
 
 def axes_of(x: Traced) -> tuple[tuple[int, ...], ...]:
-    """Return the extents of the pieces along each axis of a tile or vector; () for a scalar."""
+    """Return the extents of the pieces along each axis of a tile or vector; () for a scalar.
+
+    Raises `TileError` for a tile that is not in registers, which says what brings it there.
+    """
     if isinstance(x, composite):
         return x.axes
+    if hasattr(x, "outside_registers"):
+        raise TileError(x.outside_registers)
     return tuple((int(unwrap(s)),) for s in x.shape) if isinstance(x, tl.tensor) and x.type.is_block() else ()
 
 

@@ -120,6 +120,10 @@ class shared(base_value):
         return tuple(sum(a) for a in self.axes)
 
     @property
+    def outside_registers(self) -> str:
+        return f"{self.spec!r} lies in shared memory; load it first, tk.load"
+
+    @property
     def rows(self) -> int:
         return self.shape[0]
 

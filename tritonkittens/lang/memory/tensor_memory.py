@@ -92,6 +92,10 @@ class tensor_tile(base_value):
         pieces = tuple(p.type for p in self.pieces)
         return tensor_tile_type(self.spec, pieces, self.stages, counts, self.complete, self.pair)
 
+    @property
+    def outside_registers(self) -> str:
+        return f"{self.spec!r} lies in tensor memory; load it first, tk.load"
+
     def _with(self, **changes: Any) -> tensor_tile:
         """Return a copy with some attributes changed."""
         kept: dict[str, Any] = dict(
@@ -392,5 +396,5 @@ def load_max(t: Trace, src: Traced) -> Traced:
 
 @op
 def load_min(t: Trace, src: Traced) -> Traced:
-    """Load a tensor-memory tile and its row minima by one instruction, on sm_103a: `load_max` for minima."""
+    """Load a tensor-memory tile and its row minima by one instruction, on sm_103a: as in `load_max`, with minima."""
     return _load_reduced(t, src, "load_min")

@@ -47,7 +47,7 @@ def _product(
             f"{name}(accumulate={add!r}): only a product into tensor memory may decide at run time whether it adds; "
             "otherwise accumulate is True or False"
         )
-    check_places(name, a, acc, transposed)
+    check_places(name, a, b, acc, transposed)
     if isinstance(a, packed_bytes) and (transposed[0] or isinstance(acc, tensor_tile)):
         raise TileError(
             f"{name}: A is {describe(a)} as 8-bit wgmma reads it (byte_operand): it is M×K, and the accumulator lies "

@@ -75,8 +75,10 @@ def sum_dtype(a: Traced, acc: Traced) -> tl.dtype:
     return acc.dtype if acc is not None else tl.int32 if a.dtype == tl.int8 else tl.float32
 
 
-def check_places(name: str, a: Traced, acc: Traced, transposed: tuple[bool, bool]) -> None:
-    """Check the memory of A and of the accumulator."""
+def check_places(name: str, a: Traced, b: Traced, acc: Traced, transposed: tuple[bool, bool]) -> None:
+    """Check the memory of the operands and of the accumulator."""
+    if isinstance(b, tensor_tile):
+        raise TileError(f"{name}: B is {describe(b)}; tcgen05 reads B from shared memory: store it to an st first")
     if acc is not None and not isinstance(acc, (tensor_tile, pending, composite, tl.tensor)):
         what = f"{acc.spec!r} in shared memory" if isinstance(acc, shared) else repr(acc)
         raise TileError(

@@ -45,6 +45,10 @@ class pending(base_value):
         return pending_type(self.axes, tuple(p.type for p in self.parts), tuple(k.type for k in self.kept), self.groups)
 
     @property
+    def outside_registers(self) -> str:
+        return "this product is in flight (wait=False, mma_zero, mma_begin); wait for it first, tk.mma_wait"
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return tuple(sum(a) for a in self.axes)
 

@@ -17,6 +17,7 @@ from tritonkittens.lang.memory.tensor_memory import tensor_tile
 from tritonkittens.lang.mma.operands import Product, check_depth, describe, grid
 from tritonkittens.lang.sync.semaphores import semaphore
 
+COLUMNS = 256  # of B that one instruction multiplies, at most
 STEP_BYTES = 32  # of K that one instruction multiplies
 
 
@@ -29,6 +30,12 @@ def multiply(t: Trace, product: Product, wait: bool, arrived: tuple[semaphore, .
     t.require(f"{name} into tensor memory (tcgen05)", "tcgen05")
     if acc.stages is not None:
         raise TileError(f"{name}: the accumulator is a ring of {acc.spec!r}; take a slot first, ring[slot]")
+    widest = max(int(unwrap(piece.shape[-1])) for piece in acc.pieces)
+    if widest > COLUMNS:
+        raise TileError(
+            f"{name}: the accumulator {acc.spec!r} has a piece of {widest} columns; tcgen05 multiplies at most "
+            f"{COLUMNS} at a time: use more accumulators, of fewer columns"
+        )
     if not isinstance(b, shared):
         raise TileError(f"{name}: B is {describe(b)}; tcgen05 reads B from shared memory: store it to an st first")
     if not isinstance(a, (shared, tensor_tile)):

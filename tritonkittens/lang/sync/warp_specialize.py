@@ -102,7 +102,10 @@ def start_roles(t: Trace, roles: Traced, warps: Traced, registers: Traced, clust
             f"specialize: {len(pairs)} roles need as many warps and registers, got warps={warps}, registers={registers}"
         )
     if warps[0] != t.num_warps:
-        raise TileError(f"specialize(warps={warps}): the first role runs on the kernel's own {t.num_warps} warps")
+        raise TileError(
+            f"specialize(warps={warps}): the first role runs on the kernel's own {t.num_warps} warps "
+            f"(@tk.kernel(num_warps=…)); name a role of {t.num_warps} warps first"
+        )
     if bill().cluster_synced and len(pairs) > 1:
         raise TileError(f"cluster_sync before roles: {CLUSTER_OF_ROLES}")
     if cluster_sync:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tritonkittens.arch import chip_of
 from tritonkittens.lang.core.resources import tensor_columns
 from tritonkittens.lang.template.smem_plan import MANY_STAGES, Placement
+from tritonkittens.lang.types.tiles import TENSOR_ROWS
 
 FULL_RATE_ROWS = 128  # of a product into tensor memory
 
@@ -57,7 +59,11 @@ def _ring(T: lcf, placed: Placement, arch: int, is_fitted: bool) -> list[str]:
 
 def _tensor_memory(T: lcf, arch: int) -> list[str]:
     if not T.has_mma_warp(arch):
-        return []
+        other = [f"{n} of {tile.rows} rows" for n, tile in T._plan.accumulators if tile.rows not in TENSOR_ROWS]
+        if not other or not chip_of(arch).tcgen05:
+            return []
+        rows = " or ".join(map(str, TENSOR_ROWS))
+        return [f"  accumulators are in registers: tensor memory has tiles of {rows} rows, not {', '.join(other)}"]
     slots = T.accumulator_slots
     why = (
         "one for each consumer"
