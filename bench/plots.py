@@ -41,7 +41,8 @@ def draw(source: pathlib.Path) -> str:
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * lines), layout="constrained")
     figure.suptitle(report.get("title", source.stem), fontsize=11)
-    for axes, panel in zip(figure.subplots(lines, columns, squeeze=False).flat, panels):
+    grid: Any = figure.subplots(lines, columns, squeeze=False)
+    for axes, panel in zip(grid.flat, panels):
         (_lines if panel["x"] else _bars)(axes, panel)
         axes.set_title(panel["title"], fontsize=9)
     for axes in figure.axes[len(panels) :]:
