@@ -347,7 +347,7 @@ MISTAKES = {
     "accumulator": "the accumulator is tt(fp32, 128, 64); A and B need tt(fp32, 128, 128)",
     "A in tensor memory": "A is 128×128 fp8e4m3 in tensor memory; block-scaled products read shared memory",
     "A in tensor memory, transposed": "tcgen05 reads A from tensor memory as M×K only: use mma_ABt",
-    "depth": "mma_ABt: A is 128×128 fp8e4m3 in shared and B is 256×128 fp8e4m3 in shared (as M×K and K×N): the depths",
+    "depth": "mma_ABt: A is 128×128 fp8e4m3 in shared and B is 256×128 fp8e4m3 in shared (as M×K and K×N): their K",
     "load": "load of scale_tile(fp8e8m0, 128, 4): only products read scales",
     "unscaled fp4": "A is 128×128 uint8 in shared; the tensor cores take",
     "budget": "tensor memory over budget: 660 columns of 512: scale_tile(fp8e8m0, 128, 4) 4 columns; scale_tile(",

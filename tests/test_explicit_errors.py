@@ -62,13 +62,13 @@ def wrong_product(X, WHAT: tl.constexpr):
 
 
 PRODUCTS = {
-    "depth": "mma_AB: A is 64×64 bf16 in shared and B is 32×64 bf16 in shared (as M×K and K×N): the depths 64 and 32 "
+    "depth": "mma_AB: A is 64×64 bf16 in shared and B is 32×64 bf16 in shared (as M×K and K×N): their K, 64 and 32, "
     "differ",
     "accumulator shape": "mma_AB: A is 64×64 bf16 in shared, B is 64×64 bf16 in shared (as M×K and K×N): the "
     "accumulator must "
     "be 64×64, got 64×128",
     "contiguous, depth along the rows": "mma_AB: A is 64×64 bf16 in shared and B is 96×64 bf16 in shared (as M×K and "
-    "K×N): the depths 64 and 96 differ",
+    "K×N): their K, 64 and 96, differ",
     "contiguous, A in registers": "mm_ABt: B is the contiguous st(bf16, 96, 64, contiguous): it must be stored N × K "
     "with N at most 256, and A 64 rows in "
     "shared memory",

@@ -42,6 +42,7 @@ MISTAKES = {
     "x + tk.zero((32, 32))": (ValueError, "Cannot make_shape_compatible"),
     "(1, 2)[5]": (IndexError, "list index out of range"),
     "tl.arange(0, 64)": (TypeError, "missing 1 required positional argument: 'layout'"),
+    "tk.split_cols(x, 32)[tk.block_index()]": (AssertionError, "assert isinstance(idx, "),
     "tl.static_assert(2 > 3, 'too few')": (CompileTimeAssertionFailure, "static_assert failed: too few"),
     "[c for c in x]": (Exception, "comprehension"),
     "lambda: x": (Exception, "unsupported AST node type: Lambda"),

@@ -37,7 +37,7 @@ def plan(input=None, task=None, epilogue=None):
         (dict(globals={}, input=dict(X=tile), epilogue=dict(F=None)), "layout(epilogue={'F': None}): must be st or sv"),
         (
             dict(globals={}, input=dict(X=tile), accumulators=dict(a=tile)),
-            "layout(accumulators={'a': st(bf16, 64, 64)}): must be rt",
+            "layout(accumulators={'a': st(bf16, 64, 64)}): must be rt; chips that have tensor memory keep them there",
         ),
         (
             dict(globals={}, input=dict(full=tile)),

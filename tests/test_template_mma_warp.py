@@ -306,6 +306,18 @@ def test_what_sm_120_lacks_is_said():
         gemm().compile(x, x, x, arch="sm_120a")
 
 
+def test_accumulators_need_a_start():
+    class Forgetful(tk.lcf):
+        setup, load, compute, finish = Products.setup, Products.load, Products.compute, Products.finish
+
+        def layout(self):
+            tile = tk.st(tk.bf16, 128, 64)
+            return tk.layout(globals=dict(A=tile), input=dict(A=tile), accumulators=dict(acc=tk.rt(tk.fp32, 128, 64)))
+
+    with refused("Forgetful: its layout has accumulators, but hook 'start' is missing; it returns them as the state"):
+        Forgetful()
+
+
 class Counting(Products):
     """Its state is not only accumulators."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import traceback
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,7 +46,7 @@ def plain_error(error: BaseException) -> BaseException:
         )
         plain = (KernelAssertionError if failed else KernelError)(f"{said}{where}")
     else:
-        plain = KernelError(f"{type(original).__name__}: {original}{where}")
+        plain = KernelError(f"{type(original).__name__}: {str(original) or _failed_line(original)}{where}")
     for cause in _chain(original):
         cause.__traceback__ = _of_the_user(cause.__traceback__)
     plain.__cause__ = original
@@ -88,6 +89,12 @@ def _visited(error: BaseException) -> Iterator[tuple[JITFunction, int]]:
                 if function is not None and hasattr(node, "lineno"):
                     yield function, node.lineno
             trace = trace.tb_next
+
+
+def _failed_line(error: BaseException) -> str:
+    """The source line that raised an exception without a message, such as a bare assertion of Triton's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].line} fails in {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
 
 
 def _where(error: BaseException) -> str:

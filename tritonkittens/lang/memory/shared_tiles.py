@@ -97,6 +97,9 @@ class shared(base_value):
         self.spec, self.axes, self.stages, self.pieces, self.whole = spec, axes, stages, pieces, whole
         self.loaders, self.together, self.alone, self.pair = loaders, together, alone, pair
 
+    def __repr__(self) -> str:
+        return repr(self.type)
+
     @property
     def type(self) -> shared_type:
         return shared_type(

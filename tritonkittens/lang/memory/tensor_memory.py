@@ -86,6 +86,9 @@ class tensor_tile(base_value):
         self.spec, self.pieces, self.stages, self.counts = spec, pieces, stages, counts
         self.complete, self.pair = complete, pair
 
+    def __repr__(self) -> str:
+        return repr(self.type)
+
     @property
     def type(self) -> tensor_tile_type:
         counts = None if self.counts is None else self.counts.type

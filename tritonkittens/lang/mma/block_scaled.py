@@ -69,7 +69,7 @@ def check(t: Trace, product: Product) -> None:
         raise TileError(f"{name}(scales=…): 4-bit floats are packed along K, which must be the columns: use mma_ABt")
     (m, k), (depth, n) = extents(a), extents(b)
     if k != depth:
-        raise TileError(f"{name}: A is {describe(a)} and B is {describe(b)} (as M×K and K×N): the depths differ")
+        raise TileError(f"{name}: A is {describe(a)} and B is {describe(b)} (as M×K and K×N): their K differ")
     if m != ROWS or n & (n - 1) or not 8 <= n <= 256 or k & (k - 1):
         raise TileError(
             f"{name}(scales=…): A is {describe(a)}, B is {describe(b)} (as M×K and K×N); a block-scaled product has "

@@ -113,8 +113,8 @@ def check(name: str, a: Traced, b: Traced, acc: Traced) -> None:
     depth_a, depth_b = extents(a)[1], extents(b)[0]
     if depth_a != depth_b:
         raise TileError(
-            f"{name}: A is {describe(a)} and B is {describe(b)} (as M×K and K×N): the depths {depth_a} and {depth_b} "
-            "differ"
+            f"{name}: A is {describe(a)} and B is {describe(b)} (as M×K and K×N): their K, {depth_a} and "
+            f"{depth_b}, differ"
         )
     if a.dtype != b.dtype and not (a.dtype in FP8 and b.dtype in FP8):
         raise TileError(

@@ -166,6 +166,12 @@ def _check_hooks(T: lcf, plan: layout, extensions: tuple[type[Extension], ...]) 
     has_finish = hasattr(type(T), "finish") or any("finish" in extension.replaced_hooks for extension in T.extensions)
     if not T._stores and not has_finish:
         raise error_of(T, "hook 'finish' is missing; its layout has no deferred_results")
+    if plan.accumulators and not hasattr(type(T), "start"):
+        raise error_of(
+            T,
+            "its layout has accumulators, but hook 'start' is missing; it returns them as the state, for example "
+            f"tk.struct(acc=tk.zero(ctx.accumulators.{plan.accumulators[0][0]}))",
+        )
     if plan.lagged and not T.pipelined:
         raise error_of(
             T, "its layout has lagged tiles, which are used one iteration later: that needs hook 'compute_last'"

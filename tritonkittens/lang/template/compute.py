@@ -124,15 +124,30 @@ def _state(t: Trace, ctx: Traced, what: str, new: Traced, old: Traced) -> Traced
     if not isinstance(new, struct):
         raise TileError(f"{said} must return the state (a tk.struct), got {unwrap(new)!r}").of(hook)
     if old is not None and new.type != old.type:
-        in_flight = [n for n, value in new.fields.items() if isinstance(value, pending)]
-        if in_flight and not isinstance(old.fields.get(in_flight[0]), pending):
-            raise TileError(
-                f"{said} returns state.{in_flight[0]} as a product in flight (wait=False), and got it as a tile: begin "
-                "the state with tk.mma_zero or tk.mma_begin in hook 'start', and end it with tk.mma_wait or "
-                "tk.mma_retire"
-            ).of(hook)
-        raise TileError(f"{said} returns a state of type {new.type!r}; it must keep the type {old.type!r}").of(hook)
+        raise TileError(f"{said} returns {_changed(new, old)}").of(hook)
     return new
+
+
+def _changed(new: struct, old: struct) -> str:
+    """What differs between the state that a hook returns and the one that it got, and what to do about it."""
+    for name in [n for n in new.fields if n in old.fields and new.fields[n].type != old.fields[n].type]:
+        made, got = (isinstance(state.fields[name], pending) for state in (new, old))
+        if made and got:
+            return (
+                f"state.{name} with other products in flight than it got: end with tk.mma_retire, which leaves only "
+                "the newest in flight"
+            )
+        if made:
+            return (
+                f"state.{name} as a product in flight (wait=False), and got it as a tile: begin the state with "
+                "tk.mma_zero or tk.mma_begin in hook 'start', and end it with tk.mma_wait or tk.mma_retire"
+            )
+        if got:
+            return (
+                f"state.{name} as a tile, and got it as a product in flight (tk.mma_zero, tk.mma_begin): issue the "
+                "product with wait=False and end with tk.mma_retire, or begin with a tile, tk.zero, in hook 'start'"
+            )
+    return f"a state of type {new.type!r}; it must keep the type {old.type!r}"
 
 
 def _hook(what: str) -> Any:

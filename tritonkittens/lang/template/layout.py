@@ -28,7 +28,9 @@ def _named(what: str, tiles: Any, kinds: tuple[type, ...]) -> tuple[tuple[str, A
     items = tuple(tiles.items()) if isinstance(tiles, dict) else tuple(tiles)
     for name, tile in items:
         if not isinstance(tile, kinds):
-            raise TileError(f"layout({what}={{{name!r}: {tile!r}}}): must be {' or '.join(k.__name__ for k in kinds)}")
+            why = "; chips that have tensor memory keep them there" if what == "accumulators" else ""
+            must = " or ".join(k.__name__ for k in kinds)
+            raise TileError(f"layout({what}={{{name!r}: {tile!r}}}): must be {must}{why}")
     return items
 
 
