@@ -14,6 +14,7 @@ import tritonkittens.lang as tk
 from tests.sim.blackwell_faults import STAGES, STEPS, fault
 from tests.sim.faults import BF16, empty, integers
 from tritonkittens.inline_ptx import clc, cluster, shared, tcgen05
+from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
 from tritonkittens.lang.core.backend import op
 from tritonkittens.lang.core.constants import unwrap
 
@@ -177,11 +178,14 @@ def multiply_of_pair(a, b, acc, stage, ready, tiles, BUG: tl.constexpr):
     if tk.cluster_rank() == (1 if BUG == "issued_by_the_odd_cta" else 0):
         state, turn = tk.pipeline_state(stage), tk.pipeline_state(ready)
         for _ in range(tiles):
-            tk.wait(ready.empty[0], turn.phase ^ 1, scope="cluster")  # reports: sums_released_at_home
-            if BUG != "no_fence_before_the_pairs_product":
-                tcgen05.fence_after_thread_sync()
+            if BUG == "no_fence_before_the_pairs_product":
+                ptx_mbarrier.wait(ready.empty[0], turn.phase ^ 1, "cluster")
+            else:
+                tk.wait(ready.empty[0], turn.phase ^ 1, scope="cluster")  # reports: sums_released_at_home
             for k in range(STEPS):
-                if BUG != "issued_by_the_odd_cta":
+                if BUG == "no_fence_before_the_pairs_product":
+                    ptx_mbarrier.wait(stage.full[state.index], state.phase)
+                elif BUG != "issued_by_the_odd_cta":
                     tk.consumer_wait(stage, state)
                 # reports: peer_out_of_step, half_not_awaited, bytes_of_one_cta, issued_by_the_odd_cta
                 # reports: peer_not_counted
@@ -209,16 +213,17 @@ def store_of_pair(C, acc, ready, tiles, BUG: tl.constexpr):
     rank = tk.cluster_rank()
     turn = tk.pipeline_state(ready)
     for i in range(tiles):
-        tk.consumer_wait(ready, turn)  # reports: sums_committed_at_home
-        if BUG != "no_fence_after_the_commit":
-            tcgen05.fence_after_thread_sync()
+        if BUG == "no_fence_after_the_commit":
+            ptx_mbarrier.wait(ready.full[turn.index], turn.phase)
+        else:
+            tk.consumer_wait(ready, turn)  # reports: sums_committed_at_home
         # reports: peer_not_counted, no_fence_after_the_commit, no_fence_before_the_peers_release
         # reports: no_fence_before_the_pairs_product
         total = tk.load(acc)
-        if BUG != "no_fence_before_the_peers_release" or rank == 0:
-            tcgen05.fence_before_thread_sync()
         if BUG == "sums_released_at_home":
             tk.arrive(ready.empty[0], per="warp")
+        elif BUG == "no_fence_before_the_peers_release":
+            ptx_mbarrier.arrive_remote(ready.empty[0], 0)
         else:
             tk.arrive(ready.empty[0], per="warp", cta=0)  # reports: peer_has_ended
         tk.store(C, total, (i * 2 + rank, 0))
@@ -255,7 +260,7 @@ def pair_inputs(rng: Any) -> Any:
 
 pair: dict[str, Any] = dict(options=dict(cluster_size=2))
 fault("peer_out_of_step", "race", pair_products, pair_inputs, **pair)
-fault("bytes_of_one_cta", "bytes", pair_products, pair_inputs, seed=2, **pair)
+fault("bytes_of_one_cta", "bytes", pair_products, pair_inputs, seed=3, **pair)
 fault("half_not_awaited", "race", pair_products, pair_inputs, **pair)
 fault("issued_by_the_odd_cta", "illegal", pair_products, pair_inputs, **pair)
 fault("group_of_one_cta", "illegal", pair_products, pair_inputs, **pair)
@@ -263,9 +268,9 @@ fault("committed_beyond_the_cluster", "illegal", pair_products, pair_inputs, **p
 fault("stage_committed_at_home", "deadlock", pair_products, pair_inputs, also=("bytes",), **pair)
 fault("sums_committed_at_home", "deadlock", pair_products, pair_inputs, **pair)
 fault("sums_released_at_home", "deadlock", pair_products, pair_inputs, **pair)
-fault("peer_not_counted", "race", pair_products, pair_inputs, seed=1, **pair)
+fault("peer_not_counted", "race", pair_products, pair_inputs, seed=2, **pair)
 fault("no_fence_after_the_commit", "race", pair_products, pair_inputs, **pair)
 fault("no_fence_before_the_peers_release", "race", pair_products, pair_inputs, **pair)
 fault("no_fence_before_the_pairs_product", "race", pair_products, pair_inputs, **pair)
-fault("peer_has_ended", "barrier-life", pair_products, pair_inputs, seed=1, **pair)
+fault("peer_has_ended", "barrier-life", pair_products, pair_inputs, seed=3, **pair)
 fault("peer_not_met", "barrier-life", pair_products, pair_inputs, **pair)

@@ -60,7 +60,6 @@ def issue_products(a, b, sums, stage, ready, tiles, BUG: tl.constexpr):
     for _ in range(tiles):
         if BUG != "sums_not_acquired":
             tk.producer_acquire(ready, turn)
-        tcgen05.fence_after_thread_sync()
         into = sums[turn.index]
         if BUG == "one_accumulator_of_the_ring":
             into = sums[0]
@@ -98,12 +97,10 @@ def store_sums(C, sums, ready, tiles, BUG: tl.constexpr):
     turn = tk.pipeline_state(ready)
     for i in range(tiles):
         tk.consumer_wait(ready, turn)  # reports: sums_never_committed
-        tcgen05.fence_after_thread_sync()
         if BUG == "released_before_the_read":
             tk.consumer_release(ready, turn)
         # reports: sums_signalled_by_threads, released_before_the_read, sums_not_acquired, one_accumulator_of_the_ring
         total = tk.load(sums[turn.index])
-        tcgen05.fence_before_thread_sync()
         if BUG != "released_before_the_read":
             tk.consumer_release(ready, turn)
         tk.store(C, total, (i, 0))
@@ -166,9 +163,10 @@ def rows_and_columns(COLUMNS: gl.constexpr):
 def multiply_each(a, b, acc, pipe, rounds, BUG: tl.constexpr):
     turn = tk.pipeline_state(pipe)
     for i in range(rounds):
-        tk.producer_acquire(pipe, turn)
-        if BUG != "no_fence_before_the_product":
-            tcgen05.fence_after_thread_sync()
+        if BUG == "no_fence_before_the_product":
+            mbarrier.wait(pipe.empty[turn.index].piece, turn.phase ^ 1)
+        else:
+            tk.producer_acquire(pipe, turn)
         # reports: no_fence_before_the_load, no_fence_before_the_release, no_fence_before_the_product
         tk.mma_AB(a, b[i], acc, accumulate=False, arrived=pipe.full[turn.index])
         turn = tk.advance(turn)
@@ -184,17 +182,19 @@ def store_each(C, acc, pipe, rounds, BUG: tl.constexpr):
     if BUG == "columns_beyond_the_tile":
         address += 16
     for i in range(rounds):
-        tk.consumer_wait(pipe, turn)
-        if BUG != "no_fence_before_the_load":
-            tcgen05.fence_after_thread_sync()
+        if BUG == "no_fence_before_the_load":
+            mbarrier.wait(pipe.full[turn.index].piece, turn.phase)
+        else:
+            tk.consumer_wait(pipe, turn)
         # reports: no_fence_before_the_load, no_fence_before_the_release, no_fence_before_the_product
         # reports: lanes_of_another_warp, columns_beyond_the_tile
         total = tcgen05.ld(address, [128, 32])
         if BUG != "load_not_awaited":
             total = tcgen05.wait_ld(total)
-        if BUG != "no_fence_before_the_release":
-            tcgen05.fence_before_thread_sync()
-        tk.consumer_release(pipe, turn)
+        if BUG == "no_fence_before_the_release":
+            mbarrier.arrive(pipe.empty[turn.index].piece, count=1)
+        else:
+            tk.consumer_release(pipe, turn)
         gl.store(C.pointer + (128 * i + row) * 32 + column, total)  # reports: load_not_awaited
         turn = tk.advance(turn)
 
@@ -489,7 +489,6 @@ def issued_by_ptx(A, B, C, BUG: tl.constexpr):
     elif BUG != "never_awaited":
         tk.wait(done[0], 0)
     if BUG != "never_awaited" and BUG != "barrier_invalidated":
-        tcgen05.fence_after_thread_sync()
         # reports: half_of_the_rows, committed_by_another_thread
         tk.store(C, tk.load(acc), (0, 0))
 

@@ -221,7 +221,8 @@ def _check_vector(t: Trace, tile: tensor_tile, what: str) -> None:
 
 @op
 def tensor_allocator(t: Trace, spec: Traced, stages: Traced = None, pair: Traced = False) -> Traced:
-    """Allocate a tile of tensor memory, or a ring of them, for the kernel's lifetime.
+    """Allocate a tile of tensor memory, or a ring of them, for the kernel's lifetime. The kernel calls it before its
+    roles start, and passes the tile to them.
 
     Args:
         spec: a `tt` type.

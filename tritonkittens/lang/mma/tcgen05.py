@@ -186,9 +186,10 @@ def begin_barrier(t: Trace) -> Traced:
 
 
 def end_barrier(t: Trace, done: Traced) -> None:
-    """Wait for the completion, and invalidate the barrier."""
+    """Wait for the completion, and invalidate the barrier. Loads of tensor memory then follow the products."""
     t.call(mbarrier.wait, done, 0)
     t.call(mbarrier.invalidate, done)
+    t.call(ptx_tcgen05.fence_after_thread_sync)
 
 
 __all__ = ["mma_commit"]

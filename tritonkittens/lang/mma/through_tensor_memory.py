@@ -6,7 +6,6 @@ from __future__ import annotations
 import triton.language as tl
 
 from tritonkittens.arch import LANES
-from tritonkittens.inline_ptx import tcgen05 as ptx_tcgen05
 from tritonkittens.lang.core.backend import (
     DistributedLayout,
     TensorMemoryLayout,
@@ -109,7 +108,6 @@ def multiply(t: Trace, product: Product) -> Traced:
             mbarriers=[done] if (i, j, k) == steps[-1] else None,
         )
     tcgen05.end_barrier(t, done)
-    t.call(ptx_tcgen05.fence_after_thread_sync)
     out = [t.convert(t.call(memory.load, _layout(t, memory)), home) for memory, home in zip(sums, homes, strict=True)]
     return assemble((rows, cols), out)
 

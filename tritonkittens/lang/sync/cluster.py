@@ -7,6 +7,7 @@ from tritonkittens.inline_ptx import pdl
 from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.resources import bill
+from tritonkittens.lang.sync.semaphores import give_tensor_memory, take_tensor_memory
 
 CLUSTER_OF_ROLES = (
     "the cluster's barrier counts the warps of every role and would wait forever; write tk.specialize(..., "
@@ -29,8 +30,10 @@ def cluster_sync(t: Trace) -> None:
     if bill().roles:
         raise TileError(f"cluster_sync {bill().roles} roles: {CLUSTER_OF_ROLES}")
     bill().cluster_synced = True
+    give_tensor_memory(t)
     t.call(ptx_cluster.arrive)
     t.call(ptx_cluster.wait)
+    take_tensor_memory(t)
 
 
 @op

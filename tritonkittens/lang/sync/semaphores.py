@@ -11,7 +11,7 @@ import triton.language as tl
 
 from tritonkittens.arch import WARP
 from tritonkittens.inline_ptx import mbarrier as ptx_mbarrier
-from tritonkittens.inline_ptx import timing
+from tritonkittens.inline_ptx import tcgen05, timing
 from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang.core.backend import Semantic, Trace, Traced, base_type, base_value, gl, hopper, mbarrier, op
 from tritonkittens.lang.core.constants import unwrap
@@ -156,6 +156,19 @@ def role_thread(t: Trace) -> Traced:
     return t.call(asm, "mov.b32 $0, $1;", "=r,r", [index], tl.int32)
 
 
+def give_tensor_memory(t: Trace) -> None:
+    """Order this thread's accesses of tensor memory before a synchronisation that follows, in a kernel that has any.
+    Source: PTX ISA, tcgen05.fence."""
+    if bill().tmem:
+        t.call(tcgen05.fence_before_thread_sync)
+
+
+def take_tensor_memory(t: Trace) -> None:
+    """Order this thread's accesses of tensor memory after a synchronisation that precedes, in a kernel that has any."""
+    if bill().tmem:
+        t.call(tcgen05.fence_after_thread_sync)
+
+
 @triton.jit
 def _arrive_remote(bar, cta, COUNT: tl.constexpr, SCOPE: tl.constexpr, thread):
     if thread == 0:
@@ -203,6 +216,7 @@ def arrive(
         # a proxy fence only (PTX ISA, "Memory consistency model: proxies"). Without the fence, an H200 overwrote stages
         # whose last ld.shared were still in flight.
         publish(t)
+    give_tensor_memory(t)
     if cta is not None and per == "warp":
         t.call(ptx_mbarrier.arrive_remote, bar, cta, count, issuer="warp", scope=unwrap(scope))
     elif cta is not None:
@@ -242,6 +256,7 @@ def wait(t: Trace, sem: Traced, phase: Traced, scope: Traced = "cta") -> None:
         t.call(ptx_mbarrier.wait_or_trap, _semaphore(sem, "wait").barrier(t), phase, WAIT_LIMIT_NS, unwrap(scope))
     else:
         t.call(ptx_mbarrier.wait, _semaphore(sem, "wait").barrier(t), phase, unwrap(scope))
+    take_tensor_memory(t)
 
 
 @op
@@ -266,6 +281,7 @@ def careful_wait(
     its products differently.
     """
     _careful_wait(t, sem, phase, limit_ns, name, scope)
+    take_tensor_memory(t)
 
 
 @triton.jit
@@ -319,10 +335,12 @@ def _place(t: Trace) -> str:
 @op
 def sync(t: Trace) -> None:
     """Synchronise the threads of this role (of the whole CTA outside roles)."""
-    if t.explicit:
-        t.call(gl.barrier)
-    else:
+    if not t.explicit:
         t.call("debug_barrier")
+        return
+    give_tensor_memory(t)
+    t.call(gl.barrier)
+    take_tensor_memory(t)
 
 
 def publish(t: Trace) -> None:

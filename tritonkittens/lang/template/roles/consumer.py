@@ -5,7 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonkittens.inline_ptx import tcgen05 as ptx_tcgen05
 from tritonkittens.lang.memory.tma import fence_async, store_read_wait
 from tritonkittens.lang.register.construction import scheduling_barrier
 from tritonkittens.lang.schedule.tile_scheduler import depends_on, next_index, tile_after
@@ -240,7 +239,6 @@ def computed_sums(mine, memory, turn, CONSUMER: tl.constexpr, T: tl.constexpr):
     sums, parity = accumulator_slot(turn, CONSUMER, T)
     state = readable(begin_sums(mine))
     wait(memory.accumulator_pipeline.full[sums], parity)
-    ptx_tcgen05.fence_after_thread_sync()
     if mine.count == 0:
         fill_zeros(state)
     return state
@@ -251,7 +249,6 @@ def release_sums(memory, turn, CONSUMER: tl.constexpr, T: tl.constexpr):
     """This consumer has read its accumulators: the MMA warp may overwrite them."""
     PAIRS: tl.constexpr = facts(T).pairs
     sums, _ = accumulator_slot(turn, CONSUMER, T)
-    ptx_tcgen05.fence_before_thread_sync()
     if PAIRS:  # its MMA warp is in the CTA of even rank
         arrive(memory.accumulator_pipeline.empty[sums], per="warp", cta=0, scope="cta", fenced=True)
     else:

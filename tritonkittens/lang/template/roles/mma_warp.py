@@ -11,7 +11,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tritonkittens.inline_ptx import tcgen05 as ptx_tcgen05
 from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.records import struct
@@ -156,7 +155,6 @@ def _acquire_accumulators(memory, turn, T: tl.constexpr):
     """Wait until the consumers have read what the accumulators of task number `turn` held. Returns their slot."""
     sums, parity = slot_of_task(turn, facts(T).accumulators)
     wait(memory.accumulator_pipeline.empty[sums], parity ^ 1)
-    ptx_tcgen05.fence_after_thread_sync()
     return sums
 
 
