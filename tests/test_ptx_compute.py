@@ -821,6 +821,36 @@ def test_tcgen05(arch, explicit, tmp_path):
 
 
 @triton.jit
+def tcgen05_pair(X):
+    """Products with block scales of a CTA pair, and the copy of their scales."""
+    address = tl.load(X)
+    block = tcgen05.shared_descriptor(0, 16, 128, 0)
+    a = tcgen05.shared_descriptor(1024, 16, 1024, 128)
+    tcgen05.cp(address, block, "32x128b", "warpx4", ctas=2)
+    mxfp8: tl.constexpr = tcgen05.scaled_instruction_descriptor("mxf8f6f4", 256, 256, "e4m3", "e5m2", 3, 2)
+    mxfp4: tl.constexpr = tcgen05.scaled_instruction_descriptor("mxf4", 256, 192, "e2m1", "e2m1", 2, 2)
+    nvfp4: tl.constexpr = tcgen05.scaled_instruction_descriptor("mxf4nvf4", 256, 64, "e2m1", "e2m1", 0, 2)
+    tcgen05.mma_scaled(address, a, a, mxfp8, address + 256, address + 264, "mxf8f6f4", 0, ctas=2)
+    tcgen05.mma_scaled(address, a, a, mxfp4, address + 256, address + 264, "mxf4", issuer="cta", ctas=2)
+    tcgen05.mma_scaled(address, a, a, nvfp4, address + 256, address + 264, "mxf4nvf4", issuer="warpgroup", ctas=2)
+
+
+@both
+@pytest.mark.parametrize("arch", [100, 103])
+def test_tcgen05_of_pairs_with_block_scales(arch, explicit, tmp_path):
+    compiled = build(tcgen05_pair, {"X": "*i32"}, {}, arch, explicit)
+    expected = (
+        "cp.cta_group::2.32x128b.warpx4",
+        "mma.cta_group::2.kind::mxf8f6f4.block_scale",
+        "mma.cta_group::2.kind::mxf4.block_scale",
+        "mma.cta_group::2.kind::mxf4nvf4.block_scale.block16",
+    )
+    assert missing(compiled, *expected) == []
+    code = sass(compiled, tmp_path)
+    assert code.count("UTCQMMA.2CTA") == 1 and code.count("UTCOMMA.2CTA") == 2 and "UTCCP.T.S.2CTA.4x32dp128bit" in code
+
+
+@triton.jit
 def tcgen05_refused(X, NAME: tl.constexpr):
     if NAME == "arch":
         tcgen05.wait_ld()
@@ -834,6 +864,10 @@ def tcgen05_refused(X, NAME: tl.constexpr):
         tcgen05.cp(0, 0, "32x128b")
     elif NAME == "kind":
         tcgen05.mma(0, 0, 0, 0, "bf16")
+    elif NAME == "scaled kind":
+        tcgen05.mma_scaled(0, 0, 0, 0, 0, 0, "f8f6f4")
+    elif NAME == "ctas":
+        tcgen05.cp(0, 0, "32x128b", "warpx4", ctas=4)
     elif NAME == "layout":
         tcgen05.ld(0, (64, 32))
     else:
@@ -855,6 +889,8 @@ def tcgen05_refused(X, NAME: tl.constexpr):
         (100, False, "issuer", "issuer='thread': an allocation belongs to a whole warp"),
         (100, False, "cp", "shape='32x128b', multicast=''"),
         (100, False, "kind", "tcgen05.mma kind='bf16': the kind is one of f16, tf32, f8f6f4, i8"),
+        (100, False, "scaled kind", "with block scales: the kind is one of mxf8f6f4, mxf4, mxf4nvf4"),
+        (100, False, "ctas", "tcgen05 with ctas=4: 1, or 2 for a pair of CTAs"),
         (100, True, "layout", "only a 32x32b load of 128 rows has a default layout"),
         (100, False, "plain tile", "tcgen05.ld takes register tiles, which only explicit kernels have"),
     ],
@@ -883,6 +919,30 @@ def test_instruction_descriptor():
     ):
         with pytest.raises(ValueError, match=message):
             tcgen05.instruction_descriptor(*arguments)
+
+
+def test_scaled_instruction_descriptor():
+    """The bits of PTX ISA's tables "Instruction descriptor format for .kind::mxf8f6f4", and for .kind::mxf4 and
+    .kind::mxf4nvf4."""
+    # e5m2 B (1 << 10), N = 256 (32 << 17), ue8m0 (1 << 23), M = 256 (2 << 27), scale ids of A and B (bits 29 and 4)
+    assert tcgen05.scaled_instruction_descriptor("mxf8f6f4", 256, 256, "e4m3", "e5m2", 3, 2) == (
+        3 << 4 | 1 << 10 | 32 << 17 | 1 << 23 | 2 << 27 | 3 << 29
+    )
+    fp4 = 1 << 7 | 1 << 10
+    assert tcgen05.scaled_instruction_descriptor("mxf4", 128, 8, "e2m1", "e2m1", 2, b_scale_id=0) == (
+        fp4 | 1 << 17 | 1 << 23 | 1 << 27 | 2 << 29
+    )
+    assert tcgen05.scaled_instruction_descriptor("mxf4nvf4", 256, 16, "e2m1", "e2m1", 0, 2) == fp4 | 2 << 17 | 2 << 27
+    for arguments, message in (
+        (("f8f6f4", 128, 128, "e4m3", "e4m3"), "the kind is one of mxf8f6f4"),
+        (("mxf4", 128, 128, "e4m3", "e4m3"), "operands are e2m1"),
+        (("mxf8f6f4", 64, 128, "e4m3", "e4m3"), "m is 128, n a multiple of 8"),
+        (("mxf8f6f4", 256, 24, "e4m3", "e4m3", 0, 2), "m is 256, n a multiple of 16"),
+        (("mxf4", 128, 128, "e2m1", "e2m1", 1), "multiples of 2 below 4"),
+        (("mxf4nvf4", 128, 128, "e2m1", "e2m1", 4), "multiples of 4 below 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tcgen05.scaled_instruction_descriptor(*arguments)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class Fake:
         self.tid = np.arange(first, first + threads)
         self.lane, self.warp = self.tid % 32, self.tid // 32
         self.memory = {space: np.zeros(1 << 16, np.uint8) for space in ("shared", "global")}
-        self.tensor = np.zeros((128, 512, 4), np.uint8)
+        self.tensor = np.zeros((2 * 128, 512, 4), np.uint8)  # of a pair of CTAs
         self.barriers, self.log, self.now = {}, [], 0
 
     def __getattr__(self, name):
@@ -84,7 +84,9 @@ class Fake:
         return 4096
 
     def cell(self, addresses):
-        return addresses >> 16, addresses & 0xFFFF
+        """Lanes and columns of tensor memory. Those of the pair's other CTA come behind."""
+        whole = addresses.astype(np.int64)
+        return (whole >> 16 & 0xFFFF) + 128 * (whole // tcgen05.OTHER_TENSOR), whole & 0xFFFF
 
     def load(self, space, addresses, nbytes, active, order="weak", scope=""):
         places = np.where(active.reshape(-1, *[1] * (addresses.ndim - 1)), addresses, 0).astype(np.int64)
@@ -115,12 +117,16 @@ class Fake:
             lambda addresses: self.memory["shared"][addresses[..., None] + np.arange(product.element_bytes)]
         )
 
+    def window(self, addresses):
+        """Shared memory of the pair's other CTA is the second half."""
+        return addresses % (1 << 24) + (addresses >> 24) * (1 << 15)
+
     def tcgen05_issue(self, operation, thread):
         def read(space, addresses, nbytes):
             return (
                 self.tensor[self.cell(addresses)]
                 if space == "tensor"
-                else self.memory["shared"][addresses[..., None] + np.arange(nbytes)]
+                else self.memory["shared"][self.window(addresses)[..., None] + np.arange(nbytes)]
             )
 
         def write(space, addresses, data):
@@ -192,6 +198,7 @@ def _cases():
         yield sync.launch_control, 100, explicit, {"out": "*i32"}, {}
         yield sync.numbering, 90, explicit, {"out": "*i32"}, {}
         yield compute.tcgen05_kernel, 100, explicit, {"X": "*i32", "Y": "*i32"}, {"SM": 100}
+        yield compute.tcgen05_pair, 100, explicit, {"X": "*i32"}, {}
     yield sync.launch_control_multicast, 100, False, {"out": "*i32"}, {}
     yield sync.descriptors, 90, True, {"map": "i64"}, {}
     yield compute.wgmma_plain, 90, False, {"X": "*u64"}, {}
@@ -908,6 +915,62 @@ def test_tcgen05(kind, operand, d, m, swizzle, a_in_tmem, rng):
         tcgen05.decode_instruction(instruction | 1 << 29, kind)
 
 
+def block_scaled_operand(kind, rows, rng):
+    """Words of 32 bytes a row, words of four scales a row, and for each first scale the scaled numbers."""
+    known = tcgen05.SCALED_KINDS[kind]
+    name = next(iter(known.operands))
+    words = rng.integers(0, 256, (rows, 32)).astype(np.uint8) & (0xFF if name == "e2m1" else 0xBF)
+    scales = rng.integers(120, 134, (rows, 4)).astype(np.uint8) & (0xFF if known.ue8m0 else 0x7E)
+    codes = np.stack([words & 15, words >> 4], -1).reshape(rows, 64) if name == "e2m1" else words
+    factors = decode(known.scales, scales)
+    exact = {
+        first: decode(name, codes) * np.repeat(factors[:, first : first + known.scales_of_step], known.block, axis=1)
+        for first in range(0, 4, known.scales_of_step)
+    }
+    return words, scales, exact
+
+
+@pytest.mark.parametrize("kind", tcgen05.SCALED_KINDS)
+@pytest.mark.parametrize("ctas, n", [(1, 40), (2, 96)])
+def test_tcgen05_with_block_scales(kind, ctas, n, rng):
+    """Each CTA of a pair has its rows of A and their scales, half the columns of B, and the scales of all of them."""
+    machine, known = Fake(), tcgen05.SCALED_KINDS[kind]
+    a, scales_a, exact_a = block_scaled_operand(kind, 128 * ctas, rng)
+    b, scales_b, exact_b = block_scaled_operand(kind, n, rng)
+    describe, at = [], 1024
+    for words in (a, b):
+        parts = np.split(words, ctas)
+        for cta, part in enumerate(parts):
+            data, leading, stride = stored(part, 32, True)
+            machine.memory["shared"][at + (cta << 15) :][: len(data)] = data
+        describe.append(tcgen05.descriptor_constant(leading, stride, 32) | at >> 4)
+        at += 8192
+    lane = np.arange(128)
+    for cta in range(ctas):
+        for row, scales in enumerate(scales_a[128 * cta : 128 * (cta + 1)]):
+            machine.tensor[128 * cta + row % 32 + 32 * np.arange(4), 300 + row // 32] = scales
+        for column, scales in enumerate(scales_b):
+            machine.tensor[128 * cta + column % 32 + 32 * np.arange(4), 320 + column // 32] = scales
+    name, wanted = next(iter(known.operands)), 0
+    asm = (
+        f"{{ .reg .pred accumulate, issue; setp.ne.b32 accumulate, $6, 0; setp.eq.u32 issue, $7, 0; @issue "
+        f"tcgen05.mma.cta_group::{ctas}.kind::{known.name} [$0], $1, $2, $3, [$4], [$5], accumulate; }}"
+    )
+    for turn, (x, y) in enumerate(zip(exact_a, reversed(exact_b))):  # A and B may use different scales of a word
+        code = tcgen05.scaled_instruction_descriptor.fn(kind, 128 * ctas, n, name, name, x, ctas, b_scale_id=y)
+        assert tcgen05.decode_scaled_instruction(code, kind, ctas)["b_scale_id"] == y
+        run(asm, "r,l,l,r,r,r,r,r", 40, *describe, code, 300, 320, turn, machine.tid, machine=machine)
+        wanted = wanted + exact_a[x] @ exact_b[y].T
+    out = machine.tensor[: 128 * ctas, 40 : 40 + n].copy().view(np.float32)[..., 0]
+    np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+    machine.tensor[lane[64:96], 320] ^= 1
+    with pytest.raises(PtxFault, match="copies of block scales in the lanes of the four warps differ"):
+        run(asm, "r,l,l,r,r,r,r,r", 40, *describe, code, 300, 320, 0, machine.tid, machine=machine)
+    for wrong in (code | 1 << 2, code ^ 1 << 23, code | 1 << 31):
+        with pytest.raises(PtxFault, match="belong to no field"):
+            tcgen05.decode_scaled_instruction(wrong, kind, ctas)
+
+
 @pytest.mark.parametrize("shape", tcgen05.SHAPES)
 @pytest.mark.parametrize("half", [False, True])
 def test_tensor_memory_round_trip(shape, half, rng):
@@ -938,5 +1001,12 @@ def test_tensor_memory_copy(rng):
     run(asm, "r,l,r", 8, tcgen05.descriptor_constant(leading, stride, 0), machine.tid, machine=machine)
     for warp in range(4):
         np.testing.assert_array_equal(machine.tensor[32 * warp : 32 * warp + 32, 8:12].reshape(32, 16), data)
+    # of a pair: each CTA from its shared memory to its tensor memory
+    machine.memory["shared"][1 << 15 : (1 << 15) + len(bits)] = bits[::-1]
+    pair = asm.replace("cta_group::1", "cta_group::2")
+    run(pair, "r,l,r", 40, tcgen05.descriptor_constant(leading, stride, 0), machine.tid, machine=machine)
+    assert (machine.tensor[:128, 40:44] == machine.tensor[:128, 8:12]).all()
+    assert (machine.tensor[128:160, 40:44].reshape(32, 16) == data.reshape(-1)[::-1].reshape(32, 16)).all()
+    assert not machine.tensor[128:, :40].any()
     with pytest.raises(NoMeaning, match="which lanes tcgen05.shift moves"):
         run("tcgen05.shift.cta_group::1.down [$0];", "r", 0, machine=machine)

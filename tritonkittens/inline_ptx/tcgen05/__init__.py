@@ -1,5 +1,5 @@
 """Fifth-generation tensor cores of datacentre Blackwell (PTX ISA 9.7.16): tensor memory, its loads and stores, mma;
-sm_100a and sm_103a, one CTA.
+sm_100a and sm_103a. With ctas=2, mma, cp and commit are of a pair of CTAs.
 
 Tensor memory has 128 lanes of 512 32-bit columns a CTA; an address is lane << 16 | column, as int32 or a
 tensor-memory descriptor. Three kinds of instructions, by their executing threads:
@@ -12,6 +12,13 @@ tensor-memory descriptor. Three kinds of instructions, by their executing thread
 """
 
 from .allocation import alloc, dealloc, relinquish_alloc_permit
+from .block_scale import (
+    SCALED_KINDS,
+    ScaledProduct,
+    decode_scaled_instruction,
+    mma_scaled,
+    scaled_instruction_descriptor,
+)
 from .copies import COPIES, EXPANSIONS, Copy, cp, shift
 from .descriptors import (
     KINDS,
@@ -32,23 +39,28 @@ __all__ = [
     "KINDS",
     "OPERAND_BITS",
     "OTHER_TENSOR",
+    "SCALED_KINDS",
     "SHAPES",
     "SWIZZLES",
     "Copy",
     "Product",
+    "ScaledProduct",
     "alloc",
     "commit",
     "cp",
     "dealloc",
     "decode_descriptor",
     "decode_instruction",
+    "decode_scaled_instruction",
     "descriptor_constant",
     "fence_after_thread_sync",
     "fence_before_thread_sync",
     "instruction_descriptor",
     "ld",
     "mma",
+    "mma_scaled",
     "relinquish_alloc_permit",
+    "scaled_instruction_descriptor",
     "shared_descriptor",
     "shift",
     "st",

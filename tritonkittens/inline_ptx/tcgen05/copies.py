@@ -10,7 +10,8 @@ from .._asm import builtin, unwrap
 from .._meaning import Instruction, Machine, NoMeaning, Register, lanes, meaning
 from .._traced import Semantic, Traced
 from .descriptors import decode_descriptor
-from .issue import Read, Write, issue
+from .issue import Read, Write, cta_group, ctas_of, issue
+from .products import OTHER_SHARED, OTHER_TENSOR
 
 # shape -> the multicasts that it has
 COPIES = {
@@ -25,7 +26,9 @@ EXPANSIONS = ("", "b8x16.b6x16_p32", "b8x16.b4x16_p64")
 
 
 @builtin
-def _copy_template(shape: Traced, multicast: Traced, expand: Traced, _semantic: Semantic = None) -> Traced:
+def _copy_template(
+    shape: Traced, multicast: Traced, expand: Traced, ctas: Traced, _semantic: Semantic = None
+) -> Traced:
     shape, multicast, expand = unwrap(shape), unwrap(multicast), unwrap(expand)
     if shape not in COPIES or multicast not in COPIES[shape] or expand not in EXPANSIONS:
         rows = "; ".join(f"{name} {' or '.join(map(repr, modes))}" for name, modes in COPIES.items())
@@ -34,7 +37,7 @@ def _copy_template(shape: Traced, multicast: Traced, expand: Traced, _semantic: 
             f"{rows}; expand is one of {EXPANSIONS}"
         )
     return tl.constexpr(
-        ".".join(part for part in ("tcgen05.cp.cta_group::1", shape, multicast, expand) if part) + " [$0], $1;"
+        ".".join(part for part in (f"tcgen05.cp.{cta_group(ctas)}", shape, multicast, expand) if part) + " [$0], $1;"
     )
 
 
@@ -46,15 +49,17 @@ def cp(
     multicast: tl.constexpr = "",
     expand: tl.constexpr = "",
     issuer: tl.constexpr = "warp",
+    ctas: tl.constexpr = 1,
 ):
     """Copies shared memory (uint64 descriptor) to tensor memory, asynchronously, in order with later mma of the same
     thread.
 
     shape "128x256b", "4x256b", "128x128b", "64x128b" (multicast "warpx2::02_13" or "warpx2::01_23") or "32x128b"
-    (multicast "warpx4"); expand "b8x16.b6x16_p32" or "b8x16.b4x16_p64" spreads 6- or 4-bit elements to bytes. PTX ISA
+    (multicast "warpx4"); expand "b8x16.b6x16_p32" or "b8x16.b4x16_p64" spreads 6- or 4-bit elements to bytes. ctas=2:
+    each CTA of a pair copies from its own shared memory to its own tensor memory, at the same addresses. PTX ISA
     9.7.16.9.1 `tcgen05.cp`.
     """
-    issue(_copy_template(shape, multicast, expand), (address, descriptor), ("r", "l"), issuer)
+    issue(_copy_template(shape, multicast, expand, ctas), (address, descriptor), ("r", "l"), issuer)
 
 
 @triton.jit
@@ -71,16 +76,18 @@ def shift(address, issuer: tl.constexpr = "warp"):
 @dataclass(frozen=True)
 class Copy:
     """One tcgen05.cp of one thread: 32-bit words from byte addresses `source` int64 [words] of the CTA's shared window
-    to `targets` uint32 [copies, words]."""
+    to `targets` [copies, words]. Of a pair, those of the other CTA are `OTHER_SHARED` and `OTHER_TENSOR` higher."""
 
     source: np.ndarray
     targets: np.ndarray
+    ctas: int = 1
 
     def run(self, read: Read, write: Write) -> None:
         """`read` and `write` as in `Product.run`."""
-        data = np.asarray(read("shared", self.source, 4))
-        for target in self.targets:
-            write("tensor", target, data)
+        for cta in range(self.ctas):
+            data = np.asarray(read("shared", self.source + cta * OTHER_SHARED, 4))
+            for target in self.targets:
+                write("tensor", target.astype(np.int64) + cta * OTHER_TENSOR, data)
 
 
 # cp shape -> (rows, bytes of a row, for each copy the lane of each row)
@@ -97,7 +104,7 @@ _COPY_LANES: dict[str, tuple[int, int, list[np.ndarray]]] = {
 
 
 @meaning(
-    "tcgen05.cp.cta_group::1.{shape:128x256b|4x256b|128x128b|64x128b|32x128b}.{multicast:warpx2::02_13|warpx2::01_23|warpx4}?.{expand}*",
+    "tcgen05.cp.{group:cta_group::1|cta_group::2}.{shape:128x256b|4x256b|128x128b|64x128b|32x128b}.{multicast:warpx2::02_13|warpx2::01_23|warpx4}?.{expand}*",
     destinations=0,
 )
 def _cp_meaning(t: Machine, i: Instruction, address: Register, descriptor: Register) -> None:
@@ -112,7 +119,8 @@ def _cp_meaning(t: Machine, i: Instruction, address: Register, descriptor: Regis
         targets = [
             (to >> 16) + lane[:, None] << 16 | (to & 0xFFFF) + np.arange(nbytes // 4)[None, :] for lane in copies
         ]
-        t.tcgen05_issue(Copy(source.reshape(-1), np.stack(targets).astype(np.uint32).reshape(len(copies), -1)), thread)
+        cells = np.stack(targets).astype(np.uint32).reshape(len(copies), -1)
+        t.tcgen05_issue(Copy(source.reshape(-1), cells, ctas_of(i)), thread)
 
 
 @meaning("tcgen05.shift.cta_group::1.down", destinations=0)

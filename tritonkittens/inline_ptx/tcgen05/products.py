@@ -81,7 +81,7 @@ def cells(address: int, rows: int, columns: int) -> np.ndarray:
     return (lane[:, None] << 16 | (address & 0xFFFF) + np.arange(columns)[None, :]).astype(np.uint32)
 
 
-def _of_pair(addresses: np.ndarray, other: int, ctas: int) -> np.ndarray:
+def of_pair(addresses: np.ndarray, other: int, ctas: int) -> np.ndarray:
     """The addresses of the rows of one CTA, or of those of both, the issuing one's first."""
     return addresses if ctas == 1 else np.concatenate([addresses.astype(np.int64), addresses.astype(np.int64) + other])
 
@@ -107,11 +107,16 @@ class Product:
     saturate: bool
     ctas: int = 1
 
+    @property
+    def operand_bits(self) -> int:
+        """Bits of a number of the operands."""
+        return OPERAND_BITS[self.types[0]]
+
     def run(self, read: Read, write: Write) -> None:
         """`read(space, addresses, nbytes)` gives uint8 [*addresses.shape, nbytes], `write(space, addresses, data)`
         takes such."""
         a_type, b_type, d_type = self.types
-        bits = OPERAND_BITS[a_type]
+        bits = self.operand_bits
         if self.a_in_tmem:
             a = from_bytes(np.asarray(read("tensor", self.a, 4)).reshape(len(self.a), -1, bits // 8), bits)
         else:
@@ -159,15 +164,15 @@ def _mma_meaning(
         size = OPERAND_BITS[f["a"]] // 8
         k, m, n = 32 // size, f["m"] // ctas, f["n"] // ctas  # of one CTA
         if in_tmem:
-            rows = _of_pair(cells(left, m, 8), OTHER_TENSOR, ctas)
+            rows = of_pair(cells(left, m, 8), OTHER_TENSOR, ctas)
         else:
-            rows = _of_pair(decode_descriptor(left).addresses(m, k, size, not f["trans_a"]), OTHER_SHARED, ctas)
-        columns = _of_pair(decode_descriptor(right).addresses(n, k, size, not f["trans_b"]), OTHER_SHARED, ctas)
+            rows = of_pair(decode_descriptor(left).addresses(m, k, size, not f["trans_a"]), OTHER_SHARED, ctas)
+        columns = of_pair(decode_descriptor(right).addresses(n, k, size, not f["trans_b"]), OTHER_SHARED, ctas)
         signs = (-1 if f["negate_a"] else 1, -1 if f["negate_b"] else 1)
         types = (f["a"], f["b"], f["d"])
         t.tcgen05_issue(
             Product(
-                _of_pair(cells(to, m, f["n"]), OTHER_TENSOR, ctas),
+                of_pair(cells(to, m, f["n"]), OTHER_TENSOR, ctas),
                 rows,
                 columns,
                 bool(in_tmem),

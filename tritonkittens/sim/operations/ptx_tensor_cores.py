@@ -169,22 +169,19 @@ class PtxTensorCores(PtxMemory):
 
             operation.run(read, write)
 
-        if not isinstance(operation, tcgen05.Product):
-            self._group(1)
-            self._issue("tcgen05", "tcgen05.cp", effect, TCGEN05_LATENCY, thread=thread)
-            return
+        name = "tcgen05.cp" if isinstance(operation, tcgen05.Copy) else "tcgen05.mma"
         self._group(operation.ctas)
         if operation.ctas == 2 and (self.rank % 2 or self.rank + 1 >= len(self.machine.ctas)):
             where = f"in CTA {self.rank} of a cluster of {len(self.machine.ctas)}"
             self.machine.stop(
-                "illegal",
-                f"tcgen05.mma.cta_group::2 {where}: the CTA of even rank issues it for a pair",
-                self.role,
-                self.op,
+                "illegal", f"{name}.cta_group::2 {where}: the CTA of even rank issues it for a pair", self.role, self.op
             )
-        (m, n), bits = operation.d.shape, tcgen05.OPERAND_BITS[operation.types[0]]
+        if isinstance(operation, tcgen05.Copy):
+            self._issue("tcgen05", name, effect, 0.0, 4 * operation.source.size / 128, thread)
+            return
+        (m, n), bits = operation.d.shape, operation.operand_bits
         cost = tcgen05_cycles(m // operation.ctas, n, 256 // bits, bits)
-        self._issue("tcgen05", "tcgen05.mma", effect, TCGEN05_LATENCY, cost, thread)
+        self._issue("tcgen05", name, effect, TCGEN05_LATENCY, cost, thread)
 
     def _in_one_buffer(self, space: str, flat: np.ndarray, nbytes: int, what: str) -> None:
         """Check that an operand in shared memory, which may be spread over the CTAs of a pair, does not reach from one
