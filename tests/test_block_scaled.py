@@ -13,6 +13,8 @@ from tests.util import explored, meta, poison, refused, slow
 from tritonkittens import sim
 from tritonkittens.inspect import inspect
 from tritonkittens.lang import ArchitectureError
+from tritonkittens.lang.core.backend import op
+from tritonkittens.lang.core.constants import unwrap
 
 LINE = 128  # bytes of K of a tile
 
@@ -117,7 +119,8 @@ LENGTHS = (2, 0, 3, 1)
 
 
 class ScaledProducts(tk.lcf):
-    """Task t is C[t] = Σ A[i]·B[i]ᵀ, scaled, over the iterations i from STARTS[t] to STARTS[t + 1] − 1."""
+    """Task t is C[t] = Σ A[i]·B[i]ᵀ, scaled, over the iterations i from STARTS[t] to STARTS[t + 1] − 1. Each CTA of a
+    cluster has 128 rows of A[i]."""
 
     kind: str = "mxfp8"
     cols: int = 128
@@ -129,9 +132,13 @@ class ScaledProducts(tk.lcf):
         return tk.layout(
             globals=dict(A=a, B=b, SA=sa, SB=sb, C=c, STARTS=None),
             input=dict(A=a, B=b, SA=sa, SB=sb),
+            multicast=("B",) if self.cluster > 1 else (),
             epilogue=dict(C=c),
             accumulators=dict(acc=tk.rt(tk.fp32, 128, self.cols)),
         )
+
+    def tasks(self, A, B, SA, SB, C, STARTS):
+        return STARTS[0] - 1
 
     @triton.jit
     def setup(ctx):
@@ -143,9 +150,10 @@ class ScaledProducts(tk.lcf):
     @triton.jit
     def load(ctx, input):
         i = ctx.first + ctx.iter
-        tk.load_async(input.A, ctx.globals.A, (i, 0), input.full)
+        row = i * ctx.config.cluster + ctx.rank
+        tk.load_async(input.A, ctx.globals.A, (row, 0), input.full)
         tk.load_async(input.B, ctx.globals.B, (i, 0), input.full)
-        tk.load_async(input.SA, ctx.globals.SA, (i, 0), input.full)
+        tk.load_async(input.SA, ctx.globals.SA, (row, 0), input.full)
         tk.load_async(input.SB, ctx.globals.SB, (i, 0), input.full)
 
     @triton.jit
@@ -160,7 +168,7 @@ class ScaledProducts(tk.lcf):
     def finish(ctx, state, epilogue):
         tk.store(epilogue.C, tk.load(state.acc))
         tk.fence_async()
-        tk.store_async(ctx.globals.C, epilogue.C, (ctx.task_id, 0))
+        tk.store_async(ctx.globals.C, epilogue.C, (ctx.task_id * ctx.config.cluster + ctx.rank, 0))
 
 
 def streams(template, lengths=LENGTHS):
@@ -168,21 +176,23 @@ def streams(template, lengths=LENGTHS):
     starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     total = sum(lengths)
     k = LINE * (2 if FORMATS[template.kind][0] == FP4 else 1)
-    a, b = operand(template.kind, 128 * total, k), operand(template.kind, template.cols * total, k)
-    c = poison(torch.empty(128 * len(lengths), template.cols))
+    rows = 128 * template.cluster
+    a, b = operand(template.kind, rows * total, k), operand(template.kind, template.cols * total, k)
+    c = poison(torch.empty(rows * len(lengths), template.cols))
     return (a.values, b.values, tiles(a.blocks), tiles(b.blocks), c, starts), (a, b)
 
 
 def check_tasks(template, tensors, operands, lengths=LENGTHS):
     a, b = operands
-    starts, c = tensors[5].tolist(), tensors[4].view(len(lengths), 128, -1)
+    rows = 128 * template.cluster
+    starts, c = tensors[5].tolist(), tensors[4].view(len(lengths), rows, -1)
     for task, (first, last) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
         if first == last:
             assert not c[task].any()
             continue
         of_task = [
             x._replace(exact=x.exact.view(sum(lengths), n, -1)[first:last].movedim(0, 1).flatten(1))
-            for x, n in ((a, 128), (b, template.cols))
+            for x, n in ((a, rows), (b, template.cols))
         ]
         assert_product(c[task], *of_task)
 
@@ -192,6 +202,11 @@ TEMPLATES = [
     dict(kind="nvfp4", stages=2),
     slow(dict(cols=256, stages=1)),
     slow(dict(consumers=2, pingpong=True, stages=2)),
+    dict(cluster=2, cols=256, stages=2),
+    dict(cluster=2, kind="nvfp4", stages=2),
+    slow(dict(cluster=2, kind="nvfp4", cols=256, stages=1)),
+    slow(dict(cluster=2, kind="mxfp4", cols=256)),
+    slow(dict(cluster=2, kind="mxfp8 e5m2", stages=3)),
 ]
 
 
@@ -204,7 +219,7 @@ def test_sums_of_few_and_no_iterations(knobs):
     check_tasks(template, tensors, operands)
 
 
-@pytest.mark.parametrize("knobs", TEMPLATES[:3], ids=str)
+@pytest.mark.parametrize("knobs", [*TEMPLATES[:3], slow(TEMPLATES[4]), TEMPLATES[5]], ids=str)
 @explored(2, 50)
 def test_many_interleavings_are_clean_and_agree(knobs, schedules):
     template = ScaledProducts(**knobs)
@@ -238,6 +253,19 @@ def test_the_main_loop_is_copies_of_scales_products_and_waits(kind, copies, arch
     assert set(loop.counts) <= {"SYNCS", "UTCBAR", "UTCCP"} and loop.roles == ("mma_warp",)
     assert report.spill_instructions == 0 and "HMMA" not in report.mma and f"kind::{name}" in ptx
     assert ptx.count("tcgen05.cp.cta_group::1.warpx4.32x128b") % copies == 0
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", slow("sm_103a")])
+@pytest.mark.parametrize(("kind", "copies"), [slow("mxfp8", 3), ("nvfp4", 12), slow("mxfp4", 6)])
+def test_the_machine_code_of_a_pair(kind, copies, arch):
+    """As of one CTA, with half the columns of B and the scales of all in each."""
+    template = ScaledProducts(kind=kind, cols=256, cluster=2)
+    compiled = template.compile(*streams(template)[0], arch=arch)
+    (loop,), ptx = inspect(compiled).loops, compiled.asm["ptx"]
+    assert template.pairs(100) and not ScaledProducts(kind=kind, cols=256).pairs(100)
+    assert sum(loop.mma.values()) == 4 and loop.counts["UTCCP"] == copies and loop.roles == ("mma_warp",)
+    assert set(loop.counts) <= {"SYNCS", "UTCBAR", "UTCCP"}
+    assert "cta_group::1" not in ptx and ptx.count("tcgen05.cp.cta_group::2.32x128b.warpx4") % copies == 0
 
 
 # of a descriptor: sparsity, reserved bits, negations, transpositions, and the K of fp4, 64
@@ -358,6 +386,48 @@ MISTAKES = {
 def test_products_that_no_instruction_computes_are_refused(what):
     with refused(MISTAKES[what]):
         wrong.compile(what, arch="sm_100a")
+
+
+@tk.kernel
+@triton.jit
+def wrong_pair(WHAT: tl.constexpr):
+    a = own(tk.allocate(tk.st(tk.fp8e4m3, 128, 128)), "own")
+    b = own(tk.allocate(tk.st(tk.fp8e4m3, 64, 128)), "rows")
+    s = own(tk.allocate(tk.scale_tile(tk.fp8e8m0, 128, 4)), "own")
+    acc = tk.tensor_allocator(tk.tt(tk.fp32, 128, 128), pair=True)
+    if WHAT == "all of B":
+        tk.mma_ABt(a, a, acc, scales=(s, s))
+    elif WHAT == "scales loaded alone":
+        tk.mma_ABt(a, b, acc, scales=(s, tk.allocate(tk.scale_tile(tk.fp8e8m0, 128, 4))))
+    elif WHAT == "columns":
+        tk.mma_ABt(a, b, tk.tensor_allocator(tk.tt(tk.fp32, 128, 64), pair=True), scales=(s, s))
+    elif WHAT == "scales of half of B":
+        wide = own(tk.allocate(tk.st(tk.fp8e4m3, 128, 128)), "rows")
+        tk.mma_ABt(a, wide, tk.tensor_allocator(tk.tt(tk.fp32, 128, 256), pair=True), scales=(s, s))
+    elif WHAT == "transposed":
+        tk.mma_AB(a, own(tk.allocate(tk.st(tk.fp8e4m3, 128, 64)), "cols"), acc, scales=(s, s))
+
+
+@op
+def own(t, tile, part):
+    """The tile as an operand of a pair's products."""
+    return tile.of_pair(unwrap(part))
+
+
+PAIR_MISTAKES = {
+    "all of B": "A is this CTA's rows and B its half of the columns, these and scales are loaded by the pair",
+    "scales loaded alone": "A is this CTA's rows and B its half of the columns, these and scales are loaded by the",
+    "columns": "the accumulator is tt(fp32, 128, 64); A and B need tt(fp32, 128, 128)",
+    "scales of half of B": "the scales of B are scale_tile(fp8e8m0, 128, 4); 128 numbers along K have one for each 32: "
+    "fp8e8m0, 256×4",
+    "transposed": "mma_AB(scales=…) of a CTA pair: K must be the columns of both tiles: use mma_ABt",
+}
+
+
+@pytest.mark.parametrize("what", PAIR_MISTAKES)
+def test_products_that_no_pair_computes_are_refused(what):
+    with refused(PAIR_MISTAKES[what]):
+        wrong_pair.compile(what, arch="sm_100a", cluster_size=2)
 
 
 @pytest.mark.parametrize(

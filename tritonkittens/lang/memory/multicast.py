@@ -214,7 +214,7 @@ def load_by_address(
     `policy` is the L2 policy of these lines, or None.
     """
     order = {id(m): i for i, m in enumerate(src.maps)}
-    for (m, place, _), piece, extent in zip(copies, dst.pieces, extents, strict=True):
+    for (m, place, piece), extent in zip(copies, extents, strict=True):
         rows = extent[0] if len(dst.axes) == 2 else 1
         width = extent[-1]
         swizzle = piece.layout.swizzle_byte_width

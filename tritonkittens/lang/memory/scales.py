@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
+from tritonkittens.inline_ptx import tcgen05 as ptx_tcgen05
+from tritonkittens.inline_ptx._asm import asm
 from tritonkittens.lang.core.backend import (
     TensorMemoryLayout,
     TensorMemoryScalesLayout,
@@ -49,6 +52,26 @@ def copy_scales(t: Trace, spec: scale_tile, pieces: tuple[Traced, ...]) -> Trace
     home = t.call(columns.reinterpret, spec.dtype, [spec.rows, spec.cols], TensorMemoryScalesLayout())
     t.call(tcgen05_copy, matrix, home)
     return home
+
+
+@triton.jit
+def _copy_block(columns, blocks, COLUMN: tl.constexpr, OFFSET: tl.constexpr):
+    ptx_tcgen05.cp(columns + COLUMN, blocks + (OFFSET >> 4), "32x128b", "warpx4", issuer="warp", ctas=2)
+
+
+def copy_scales_of_pair(t: Trace, spec: scale_tile, pieces: tuple[Traced, ...]) -> Traced:
+    """Start copying a tile of scales to its tensor memory in both CTAs of a pair, each from its own shared memory.
+    Returns the address, a block of columns after the other, each with all rows. Source: as of `copy_scales`."""
+    memory, columns = pieces
+    address = t.call(asm, "mov.b32 $0, $1;", "=r,r", [columns], tl.int32)
+    down, across = spec.blocks
+    line = ROWS_OF_LINE * BLOCK_COLS
+    blocks = t.call(ptx_tcgen05.shared_descriptor, memory, line, 8 * line, 0)  # eight lines are a core matrix
+    for i in range(down):
+        for j in range(across):
+            column, offset = j * spec.block_columns + i * ROWS_OF_LINE, (i * across + j) * LINES * line
+            t.call(_copy_block, address, blocks, tl.constexpr(column), tl.constexpr(offset))
+    return address
 
 
 def place_of_scales(coord: Traced) -> tuple[Traced, ...]:

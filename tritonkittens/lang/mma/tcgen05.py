@@ -3,6 +3,8 @@ complete."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -47,7 +49,7 @@ def multiply(t: Trace, product: Product, wait: bool, arrived: tuple[semaphore, .
     if isinstance(a, tensor_tile) and (arrived or not wait):
         bill().reads_tensor_a = True
     done = [bar.barrier(t) for bar in arrived]
-    adds = acc.counts if acc.is_completed_by_template and unwrap(product.add) is True else product.add
+    adds = adds_to(product)
     pieces_a, pieces_b = grid(a), grid(b)
     depth = len(pieces_a[0])
     for j, piece in enumerate(acc.pieces):
@@ -83,48 +85,85 @@ def _forward(descriptor, OFFSET: tl.constexpr):
     return descriptor + OFFSET
 
 
-def _descriptor(t: Trace, piece: Traced, k_axis: int) -> tuple[ptx_wgmma.Operand, Traced]:
-    """A shared piece as an operand: its description and its matrix descriptor."""
-    operand = ptx_wgmma.shared_operand(piece, k_axis)
-    leading, stride = operand.strides
-    return operand, t.call(ptx_tcgen05.shared_descriptor, piece, leading, stride, operand.swizzle)
+class PairOperands(NamedTuple):
+    """The shared tiles that one CTA of a pair has of A and B, as the tensor cores read them."""
+
+    a: ptx_wgmma.Operand
+    b: ptx_wgmma.Operand
+    starts: tuple[Traced, Traced]  # matrix descriptors
+
+    @classmethod
+    def of(cls, t: Trace, product: Product, piece_a: Traced, piece_b: Traced) -> PairOperands:
+        a = ptx_wgmma.shared_operand(piece_a, 0 if product.transposed[0] else 1)
+        b = ptx_wgmma.shared_operand(piece_b, 1 if product.transposed[1] else 0)
+        starts = [
+            t.call(ptx_tcgen05.shared_descriptor, piece, *operand.strides, operand.swizzle)
+            for piece, operand in ((piece_a, a), (piece_b, b))
+        ]
+        return cls(a, b, (starts[0], starts[1]))
+
+    @property
+    def steps(self) -> int:
+        """The MMAs that multiply all of K."""
+        return self.a.k * self.a.element_bytes // STEP_BYTES
+
+    def at(self, t: Trace, step: int) -> list[Traced]:
+        """The matrix descriptors of an MMA's A and B."""
+        return [
+            t.call(_forward, start, tl.constexpr(x.offset(step) >> 4))
+            for x, start in zip((self.a, self.b), self.starts, strict=True)
+        ]
+
+
+def adds_to(product: Product) -> Traced:
+    """Whether the first MMA of a product adds to the accumulator."""
+    acc = product.acc
+    return acc.counts if acc.is_completed_by_template and unwrap(product.add) is True else product.add
+
+
+def check_pair(product: Product) -> None:
+    """Raise `TileError` for tiles that no CTA pair multiplies."""
+    a, b, acc = product.a_stored, product.b_stored, product.acc
+    loaded = all(isinstance(x, shared) and x.pair == "own" for x in (a, *product.scales))
+    if not loaded or b.pair not in ("rows", "cols") or len(acc.pieces) != 1:
+        raise TileError(
+            f"{product.name} of a CTA pair: A is this CTA's rows and B its half of the columns, these and scales are "
+            f"loaded by the pair, and the columns a power of two; A is {describe(a)}, B {describe(b)}, the accumulator "
+            f"{acc.spec!r}"
+        )
+
+
+def complete_pair(t: Trace, product: Product, arrived: tuple[semaphore, ...]) -> tensor_tile:
+    """Return the accumulator of a pair's products. They complete on each of `arrived` in both CTAs."""
+    for bar in arrived:
+        _commit(t, bar, PAIR)
+    acc = product.acc
+    return acc.counting(t.scalar(True)) if acc.is_completed_by_template else acc
 
 
 def _multiply_pair(t: Trace, product: Product, arrived: tuple[semaphore, ...]) -> tensor_tile:
     """Compute the product of a CTA pair, in the CTA of even rank, which reads both CTAs' rows of A and columns of B.
     The compiler's own MMA takes a pair for one program."""
-    name, a, b, acc = product.name, product.a_stored, product.b_stored, product.acc
-    if not isinstance(a, shared) or a.pair != "own" or b.pair not in ("rows", "cols") or len(acc.pieces) != 1:
-        raise TileError(
-            f"{name} of a CTA pair: A is this CTA's rows and B its half of the columns, both loaded by the pair, and "
-            f"the columns a power of two; A is {describe(a)}, B {describe(b)}, the accumulator {acc.spec!r}"
-        )
-    adds = acc.counts if acc.is_completed_by_template and unwrap(product.add) is True else product.add
-    a_axis, b_axis = (0 if product.transposed[0] else 1), (1 if product.transposed[1] else 0)
-    for piece_a, piece_b in zip(a.pieces, b.pieces, strict=True):
-        of_a, from_a = _descriptor(t, piece_a, a_axis)
-        of_b, from_b = _descriptor(t, piece_b, b_axis)
-        kind = KINDS.get(a.dtype, "f8f6f4")
+    check_pair(product)
+    adds, kind = adds_to(product), KINDS.get(product.a.dtype, "f8f6f4")
+    for pieces in zip(product.a_stored.pieces, product.b_stored.pieces, strict=True):
+        operands = PairOperands.of(t, product, *pieces)
         instruction = ptx_tcgen05.instruction_descriptor(
             kind,
-            2 * of_a.extent,
-            2 * of_b.extent,
-            of_a.type,
-            of_b.type,
+            2 * operands.a.extent,
+            2 * operands.b.extent,
+            operands.a.type,
+            operands.b.type,
             d="s32" if kind == "i8" else "f32",
-            trans_a=not of_a.k_major,
-            trans_b=not of_b.k_major,
+            trans_a=not operands.a.k_major,
+            trans_b=not operands.b.k_major,
             ctas=2,
         )
-        for step in range(of_a.k * of_a.element_bytes // STEP_BYTES):
-            places = [
-                t.call(_forward, start, tl.constexpr(x.offset(step) >> 4))
-                for x, start in ((of_a, from_a), (of_b, from_b))
-            ]
+        for step in range(operands.steps):
             t.call(
                 ptx_tcgen05.mma,
-                acc.pieces[0],
-                *places,
+                product.acc.pieces[0],
+                *operands.at(t, step),
                 t.scalar(instruction),
                 kind=tl.constexpr(kind),
                 accumulate=t.method(t.scalar(adds), "to", tl.int32),
@@ -132,9 +171,7 @@ def _multiply_pair(t: Trace, product: Product, arrived: tuple[semaphore, ...]) -
                 ctas=tl.constexpr(2),
             )
             adds = True
-    for bar in arrived:
-        _commit(t, bar, PAIR)
-    return acc.counting(t.scalar(True)) if acc.is_completed_by_template else acc
+    return complete_pair(t, product, arrived)
 
 
 def _commit(t: Trace, sem: semaphore, ctas: Traced) -> None:

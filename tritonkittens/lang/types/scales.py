@@ -72,6 +72,11 @@ class scale_tile(TileType):
         return self.rows * self.cols
 
     @property
+    def block_columns(self) -> int:
+        """32-bit columns of tensor memory for the scales of all rows in a block of columns."""
+        return self.columns // self.blocks[1]
+
+    @property
     def columns(self) -> int:
         """32-bit columns of tensor memory, in which 32 lanes of four bytes hold a block of 128 rows."""
         return self.rows * self.cols // BLOCK_ROWS
