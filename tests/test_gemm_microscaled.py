@@ -67,10 +67,41 @@ def test_batches(of_a, of_b):
     assert_product(product(a, b), a, b)
 
 
-@pytest.mark.parametrize(("cluster", "tile_n"), [(2, 256), slow(4, 128)])
-def test_clusters_load_b_together(cluster, tile_n):
+def test_clusters_load_b_together():
     a, b = operand("nvfp4", 300, 416), operand("nvfp4", 300, 416)
-    assert_product(product(a, b, replace(WIDE, tile_n=tile_n, cluster=cluster)), a, b)
+    assert_product(product(a, b, replace(WIDE, tile_n=128, cluster=4)), a, b)
+
+
+PAIR = replace(SMALL, cluster=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "n", "k", "config"),
+    [
+        ("mxfp8", 300, 200, 416, PAIR),
+        ("nvfp4", 100, 300, 416, replace(WIDE, cluster=2)),  # without rows for the odd CTA
+        slow("mxfp8", 257, 129, 80, replace(WIDE, cluster=2)),
+        slow("mxfp8 e5m2", 520, 150, 1056, replace(PAIR, stages=None)),
+        slow("mxfp4", 130, 270, 288, replace(WIDE, cluster=2, stages=None)),
+        slow("nvfp4", 600, 40, 32, PAIR),
+        slow("nvfp4", 300, 300, 1056, replace(PAIR, schedule="split_tail")),
+        slow("mxfp8", 300, 300, 288, replace(PAIR, schedule="launch_control")),
+    ],
+)
+def test_pairs_of_ctas(kind, m, n, k, config):
+    a, b = operand(kind, m, k), operand(kind, n, k)
+    out = poison(torch.empty(m, n))
+    assert product(a, b, config, out=out) is out
+    assert_product(out, a, b)
+
+
+def test_pairs_have_batches_no_iterations_and_epilogues():
+    a, b, bias = operand("mxfp8", 140, 160, (2,)), operand("mxfp8", 130, 160), torch.randn(130)
+    got = product(a, b, PAIR, bias=bias, residual=bias.expand(2, 140, 130).contiguous())
+    assert_product(got - 2 * bias, a, b)
+    empty = [x._replace(blocks=torch.empty(2, 0, 32, 16, dtype=E8M0)) for x in (operand("mxfp8", 140, 0), b)]
+    none = empty[1]._replace(values=b.values[:, :0])
+    assert torch.equal(product(empty[0], none, PAIR, bias=bias), bias.expand(140, 130))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +187,7 @@ def test_no_iterations():
     assert torch.equal(product(*empty, bias=c), c.expand(140, 130))
 
 
-@pytest.mark.parametrize("config", [SMALL, slow(WIDE)], ids=["small", "wide"])
+@pytest.mark.parametrize("config", [SMALL, slow(WIDE), PAIR], ids=["small", "wide", "pair"])
 @explored(2, 50)
 def test_many_interleavings_are_clean_and_agree(config, schedules):
     a, b = operand("nvfp4", 200, 352), operand("nvfp4", 300, 352)
@@ -214,7 +245,16 @@ def test_every_size_has_candidates_that_fit(kind):
         problem = Problem(name, "bf16", "mk", "nk", "", str(scales).removeprefix("torch."), 1, m, n, k)
         found = candidates(problem, device)
         assert found and all(fits(problem, c) and c.tile_m == 128 and c.tile_n in (128, 256) for c in found)
+        assert any(c.cluster == 2 for c in found) == (m > 128)
         assert family.choose(problem, None, device) in found
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_large_products_are_of_pairs(kind):
+    dtype, scales, _ = FORMATS[kind]
+    name = {E4M3: "fp8e4nv", E5M2: "fp8e5", FP4: "uint8"}[dtype]
+    problem = Problem(name, "bf16", "mk", "nk", "", str(scales).removeprefix("torch."), 1, 8192, 8192, 8192)
+    assert family.choose(problem, None, tune.Device.named("B200")).cluster == 2
 
 
 @pytest.mark.parametrize("arch", ["sm_100a", slow("sm_103a")])

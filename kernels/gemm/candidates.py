@@ -70,8 +70,13 @@ def stage_bytes(problem: Problem, config: Config) -> int:
     """Return the bytes of a stage: the tiles of A and B of an iteration."""
     size, tile_k = itemsize_of(problem.dtype), config.k_of(itemsize_of(problem.dtype))
     rows = config.team * config.tile_m
-    scales = (rows + config.tile_n) * tile_k // BYTES_PER_SCALE.get((problem.dtype, problem.scales), math.inf)
-    return _padded(rows, tile_k, size) + _padded(config.tile_n, tile_k, size) + int(scales)
+    scales = int(scale_bytes(problem, rows + config.tile_n) * tile_k)
+    return _padded(rows, tile_k, size) + _padded(config.tile_n, tile_k, size) + scales
+
+
+def scale_bytes(problem: Problem, lines: int) -> float:
+    """Return the bytes of scales that tensor cores apply to so many rows of A and columns of B, for a byte of K."""
+    return lines / BYTES_PER_SCALE.get((problem.dtype, problem.scales), math.inf)
 
 
 def epilogue_bytes(problem: Problem, config: Config) -> int:
@@ -293,6 +298,8 @@ def _microscaled(problem: Problem) -> Iterator[Config]:
     for config in _tensor_memory_tiles(problem.kind):
         if config.consumers == 1 and config.tile_n % BLOCK == 0 and not config.swap_ab and fits(problem, config):
             yield config
+            if config.tiles(problem)[0] >= 2:
+                yield _with(config, cluster=2)  # a pair of CTAs
             if config.tile_n <= SUMMED_COLS:  # whose parts are summed in registers
                 yield from (c for c in _split(problem, config, 1) if fits(problem, c))
 

@@ -19,7 +19,7 @@ import tritonkittens.lang as tk
 from tritonkittens import tune
 from tritonkittens.arch import TENSOR_COLUMNS
 from tritonkittens.kernels._tensors import CACHE_LINE, addressable_pitch
-from tritonkittens.kernels.gemm.candidates import is_one_wgmma, stage_bytes, stages
+from tritonkittens.kernels.gemm.candidates import is_one_wgmma, scale_bytes, stage_bytes, stages
 from tritonkittens.kernels.gemm.config import NEIGHBOURS, Config, Problem, itemsize_of
 from tritonkittens.lang.template.call import cluster_slots
 
@@ -113,7 +113,7 @@ def _received(problem: Problem, config: Config, rows: int) -> list[float]:
     """Return the bytes that a CTA receives for an element of K, by the alignment of the operand's rows."""
     extents = [rows, config.tile_n / config.cluster][:: -1 if config.swap_ab else 1]
     stored = (problem.k if problem.a == "mk" else problem.m, problem.k if problem.b == "nk" else problem.n)
-    found = [0.0, 0.0, 0.0]
+    found = [scale_bytes(problem, rows + config.tile_n), 0.0, 0.0]  # each CTA loads its scales alone
     for extent, elements in zip(extents, stored, strict=True):
         found[alignment(problem, elements)] += extent * itemsize_of(problem.dtype)
     return found

@@ -36,7 +36,8 @@ class BlockScaledGemm(Gemm):
     b_stored_nk: bool = True
 
     def layout(self) -> tk.layout:
-        """A tile of A has the rows of one product. CTAs of a cluster load B together, and all scales alone."""
+        """A tile of A has the rows of one product. CTAs of a cluster load B together, and all scales alone. Two CTAs
+        multiply as a pair."""
         plain = self.a_stored_km or not self.b_stored_nk or self.c_stored_nm
         if plain or (self.tile_m, self.team) != (ROWS, 1) or self.tile_n % ROWS:
             raise tk.TileError(
