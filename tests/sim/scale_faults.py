@@ -31,10 +31,10 @@ def fault(name: str, kind: str, kernel: Any, inputs: Any, **more: Any) -> None:
     SCALE_FAULTS.append(Fault(name, kind, kernel, inputs, arch="sm_100a", **more))
 
 
-def operand(rng: Any, k: int) -> Operand:
-    """128 lines of small integers, and scales from 1/4 to 4: sums of products are exact."""
-    values = torch.from_numpy(rng.integers(-2, 3, (128, k))).float().to(E4M3)
-    return with_scales("mxfp8", values, torch.from_numpy(rng.integers(125, 130, (128, k // 32))).byte().view(E8M0))
+def operand(rng: Any, k: int, lines: int = 128) -> Operand:
+    """Lines of small integers, and scales from 1/4 to 4: sums of products are exact."""
+    values = torch.from_numpy(rng.integers(-2, 3, (lines, k))).float().to(E4M3)
+    return with_scales("mxfp8", values, torch.from_numpy(rng.integers(125, 130, (lines, k // 32))).byte().view(E8M0))
 
 
 @tk.kernel
