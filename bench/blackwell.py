@@ -38,7 +38,12 @@ KINDS: dict[str, tuple[str, ...]] = {
     "barriers": ("BAR", "SYNCS", "UTCBAR"),
 }
 TILE = dict(tile_m=128, tile_n=256, consumers=1, b_stored_nk=True, epilogue_n=64, dtype=tk.fp16, out_dtype=tk.fp16)
-DEPTH, TILES = 2048, 4  # of the modelled product: K, and tiles of 256 × 256 of a pair
+# operands in bytes of K, scales, and numbers of K for a scale
+SCALED = {
+    "MXFP8": (torch.float8_e4m3fn, torch.float8_e8m0fnu, 32),
+    "NVFP4": (torch.float4_e2m1fn_x2, torch.float8_e4m3fn, 16),
+}
+DEPTH, TILES = 4096, 4  # of the modelled product: bytes of K, and tiles of 256 × 256 of a pair
 
 
 def gemm(**knobs: Any) -> bytes:
@@ -48,13 +53,28 @@ def gemm(**knobs: Any) -> bytes:
     return cubin
 
 
-def block_scaled(dtype: torch.dtype, scales: torch.dtype, numbers: int, **knobs: Any) -> bytes:
-    """The cubin of a GEMM of 4096 with a scale for so many numbers of K."""
-    k = 4096 // (2 if dtype == torch.float4_e2m1fn_x2 else 1)
-    x, c = (torch.empty(4096, n, dtype=t, device="meta") for n, t in ((k, dtype), (4096, torch.bfloat16)))
-    s = torch.empty(32, 1024 // numbers, 2, 256, dtype=scales, device="meta")
-    template = BlockScaledGemm(dtype=tk.from_torch(dtype), scale_dtype=tk.from_torch(scales), **knobs)
-    cubin: bytes = template.compile(x, x, c, s, s, arch=ARCH).asm["cubin"]
+def block_scaled(kind: str, **knobs: Any) -> BlockScaledGemm:
+    """The template of a GEMM whose scales the tensor cores apply."""
+    dtype, scales, _ = SCALED[kind]
+    return BlockScaledGemm(**TILE | dict(dtype=tk.from_torch(dtype)), scale_dtype=tk.from_torch(scales), **knobs)
+
+
+def scaled_operands(kind: str, lines: tuple[int, ...], k: int, device: str) -> Iterator[torch.Tensor]:
+    """Operands of so many lines, and bytes of K, then their scales, all of them 1."""
+    dtype, scales, numbers = SCALED[kind]
+    blocks = k * (2 if dtype == torch.float4_e2m1fn_x2 else 1) // (4 * numbers)
+    for n in lines:
+        yield torch.full((n, k), 0x22, dtype=torch.uint8, device=device).view(dtype)
+    for n in lines:
+        one = 0x7F if scales == torch.float8_e8m0fnu else 0x38
+        yield torch.full((-(-n // 128), blocks, 2, 256), one, dtype=torch.uint8, device=device).view(scales)
+
+
+def block_scaled_gemm(kind: str, **knobs: Any) -> bytes:
+    """The cubin of a block-scaled GEMM with 4096 bytes of K."""
+    a, b, scales_a, scales_b = scaled_operands(kind, (4096, 4096), 4096, "meta")
+    c = torch.empty(4096, 4096, dtype=torch.float16, device="meta")
+    cubin: bytes = block_scaled(kind, **knobs).compile(a, b, c, scales_a, scales_b, arch=ARCH).asm["cubin"]
     return cubin
 
 
@@ -69,8 +89,10 @@ def attention_forward(dim: int) -> bytes:
 KERNELS: dict[str, Callable[[], bytes]] = {
     "gemm": gemm,
     "gemm, CTA pairs": lambda: gemm(cluster=2),
-    "gemm, MXFP8": lambda: block_scaled(torch.float8_e4m3fn, torch.float8_e8m0fnu, 32),
-    "gemm, NVFP4": lambda: block_scaled(torch.float4_e2m1fn_x2, torch.float8_e4m3fn, 16, tile_n=256, epilogue_n=64),
+    "gemm, MXFP8": lambda: block_scaled_gemm("MXFP8"),
+    "gemm, MXFP8, CTA pairs": lambda: block_scaled_gemm("MXFP8", cluster=2),
+    "gemm, NVFP4": lambda: block_scaled_gemm("NVFP4"),
+    "gemm, NVFP4, CTA pairs": lambda: block_scaled_gemm("NVFP4", cluster=2),
     "attention forward, D 128": lambda: attention_forward(128),
     "attention forward, D 64": lambda: attention_forward(64),
 }
@@ -92,15 +114,18 @@ def _counts(graph: _sass.Graph, loop: _sass.Loop) -> dict[str, int]:
     return {**counts, "instructions": len(opcodes)}
 
 
-def busy(**knobs: Any) -> float:
-    """The modelled share of a launch in which the tensor cores multiply."""
-    ctas = knobs.get("cluster", 1)
-    a = torch.randn(TILES * ctas * 128, DEPTH, dtype=torch.float32, device="cpu").half()
-    b = torch.randn(256, DEPTH, dtype=torch.float32, device="cpu").half()
-    c = torch.empty(len(a), 256, dtype=torch.float16, device="cpu")
+def busy(kind: str, **knobs: Any) -> float:
+    """The modelled share of a launch in which the tensor cores multiply, in fp16 ("") or a format with scales."""
+    lines = (TILES * knobs.get("cluster", 1) * 128, 256)
+    c = torch.empty(*lines, dtype=torch.float16, device="cpu")
     timeline = Timeline()
     with sim.device(ARCH, recorder=timeline):
-        Gemm(**TILE, **knobs)(a, b, c, blocks=1)
+        if kind:
+            a, b, *scales = scaled_operands(kind, lines, DEPTH, "cpu")
+            block_scaled(kind, **knobs)(a, b, c, *scales, blocks=1)
+        else:
+            a, b = (torch.ones(n, DEPTH // 2, dtype=torch.float16, device="cpu") for n in lines)
+            Gemm(**TILE, **knobs)(a, b, c, blocks=1)
     return max(share.busy for share in timeline.summary() if share.lane == "tensor core")
 
 
@@ -113,8 +138,10 @@ def main() -> None:
     cubins = {name: make() for name, make in KERNELS.items()}
     cubins |= {name: pathlib.Path(path).read_bytes() for name, path in others}
     rows = [{"kernel": name, **counts} for name, cubin in cubins.items() for counts in loops(cubin)]
-    for name, knobs in {"gemm": {}, "gemm, CTA pairs": dict(cluster=2)}.items():
-        rows.append({"kernel": name, "modelled": "tensor cores busy", "share": round(busy(**knobs), 3)})
+    for kind in ("", *SCALED):
+        for pairs, knobs in {"": {}, "CTA pairs": dict(cluster=2)}.items():
+            name = ", ".join(part for part in ("gemm", kind, pairs) if part)
+            rows.append({"kernel": name, "modelled": "tensor cores busy", "share": round(busy(kind, **knobs), 3)})
     for row in rows:
         print(row, flush=True)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -69,6 +69,9 @@ def test_pairs_are_formed_where_a_configuration_has_clusters_of_two():
     assert Gemm(tile_m=128, tile_n=128, consumers=1, cluster=2).pairs(100)
     ptx = Gemm(tile_m=128, tile_n=128, consumers=1, cluster=2).compile(x, x, x, arch="sm_103a").asm["ptx"]
     assert "tcgen05.mma.cta_group::2.kind::f16" in ptx
+    # a square tile of B, 128 bytes of K: 8-bit numbers have K along the columns
+    square = dict(tile_m=128, tile_n=128, consumers=1, cluster=2, b_stored_nk=True)
+    assert Gemm(**square, tile_k=128, dtype=tk.fp8e4m3).pairs(100) and not Gemm(**square, tile_k=128).pairs(100)
 
 
 def test_launch_control_needs_blackwell():
