@@ -26,6 +26,7 @@ from tritonkittens.kernels.gemm.device.block_scaled import BlockScaledGemm
 from tritonkittens.kernels.gemm.device.gemm import Gemm
 from tritonkittens.launch import Device
 from tritonkittens.launch.recorder import recorded
+from tritonkittens.sim.spans import total
 from tritonkittens.sim.timeline import Timeline
 
 ARCH = "sm_100a"
@@ -126,7 +127,11 @@ def busy(kind: str, **knobs: Any) -> float:
         else:
             a, b = (torch.ones(n, DEPTH // 2, dtype=torch.float16, device="cpu") for n in lines)
             Gemm(**TILE, **knobs)(a, b, c, blocks=1)
-    return max(share.busy for share in timeline.summary() if share.lane == "tensor core")
+    return max(
+        total([s.busy for s in timeline.spans(cta) if s.name.startswith("tcgen05.mma") and s.busy is not None])
+        / cta.end
+        for cta in timeline.ctas
+    )
 
 
 def main() -> None:

@@ -260,7 +260,14 @@ def test_large_products_are_of_pairs(kind):
 @pytest.mark.parametrize("arch", ["sm_100a", slow("sm_103a")])
 @pytest.mark.parametrize(
     ("kind", "knobs", "copies"),
-    [("mxfp8", dict(tile_n=128), 2), ("nvfp4", dict(tile_n=256, epilogue_n=64), 12), slow("mxfp4", dict(), 4)],
+    [
+        ("mxfp8", dict(tile_n=128), 2),
+        ("nvfp4", dict(tile_n=256, epilogue_n=64), 12),
+        slow("mxfp4", dict(), 4),
+        ("nvfp4", dict(tile_n=256, epilogue_n=64, cluster=2), 12),
+        slow("mxfp8", dict(tile_n=128, cluster=2), 2),
+        slow("mxfp4", dict(tile_n=256, epilogue_n=64, cluster=2), 6),
+    ],
 )
 def test_the_machine_code(kind, knobs, copies, arch):
     dtype, of_scales, numbers_of_scale = FORMATS[kind]
@@ -270,11 +277,16 @@ def test_the_machine_code(kind, knobs, copies, arch):
     empty = lambda *shape, dtype: torch.empty(*shape, dtype=dtype, device="meta")  # noqa: E731
     scales = empty(32, blocks, 2, 256, dtype=of_scales)
     operands = empty(4096, k, dtype=dtype), empty(4096, k, dtype=dtype)
-    report = inspect(template.compile(*operands, empty(4096, 4096, dtype=torch.bfloat16), scales, scales, arch=arch))
+    compiled = template.compile(*operands, empty(4096, 4096, dtype=torch.bfloat16), scales, scales, arch=arch)
+    report, ptx = inspect(compiled), compiled.asm["ptx"]
     (loop,) = report.loops
     assert loop.mma == {"UTCQMMA" if dtype == E4M3 else "UTCOMMA": 4} and loop.counts["UTCCP"] == copies
     assert set(loop.counts) <= {"SYNCS", "UTCBAR", "UTCCP"} and loop.counts["SYNCS"] == 2
     assert report.spill_instructions == 0 and "HMMA" not in report.mma
+    # every tcgen05 instruction and load is of a pair, or none
+    loads = [line for line in ptx.splitlines() if "cp.async.bulk.tensor" in line and "mbarrier" in line]
+    other = f"cta_group::{1 if template.cluster == 2 else 2}"
+    assert other not in ptx and all(("cta_group::2" in line) == (template.cluster == 2) for line in loads)
 
 
 # ---------------------------------------------------------------- wrong use
