@@ -123,11 +123,11 @@ def arrive(semaphore):
 
 
 @triton.jit
-def load_block(ring, pipe, stage, X, coord):
+def load_block(ring, pipe, stage, X, coord, cache_policy: tl.constexpr = None):
     """Start the copy of a block of K or V into the next stage of its ring."""
     tk.producer_acquire(pipe, stage)
     tk.producer_commit(pipe, stage, ring[stage.index])
-    tk.load_async(ring[stage.index], X, coord, pipe.full[stage.index])
+    tk.load_async(ring[stage.index], X, coord, pipe.full[stage.index], cache_policy=cache_policy)
 
 
 @triton.jit
