@@ -22,18 +22,21 @@ from tritonkittens.kernels._tensors import (
     signature,
     storable,
 )
+from tritonkittens.kernels.attention import tmem_decode_plan
 from tritonkittens.kernels.attention.call_plan import Scores, fill_empty, scores_of, write_results
 from tritonkittens.kernels.attention.checks import check, check_decode, check_decode_values, check_window
 from tritonkittens.kernels.attention.device.decode import AttentionDecode, combine
 from tritonkittens.kernels.attention.num_splits import (
     DecodeKind,
     DecodeSplit,
+    Rings,
     choose_split,
     kernel_for,
     rings_of,
     row_tiles_of,
 )
-from tritonkittens.launch import multiprocessor_count, simulated_facts
+from tritonkittens.kernels.attention.tmem_decode_plan import TmemDecode
+from tritonkittens.launch import capability, multiprocessor_count, simulated_facts
 from tritonkittens.tune.cost import memory_bandwidth
 
 SIGNIFICANT = 6  # bits of a number of keys that the choice of a split looks at
@@ -143,7 +146,9 @@ class DecodePlan:
     It is made of checked operands; called with others like them, it returns the results.
     """
 
-    def __init__(self, operands: Operands, call: DecodeCall, kernel: AttentionDecode, num_splits: int) -> None:
+    def __init__(
+        self, operands: Operands, call: DecodeCall, kernel: AttentionDecode | TmemDecode, num_splits: int
+    ) -> None:
         q, k, v, *_ = operands
         (batch, heads, queries, dim), (kv_heads, value_dim) = q.shape, (v.shape[1], v.shape[3])
         tiles, rows = kv_heads * call.row_tiles, heads // kv_heads // call.row_tiles * queries
@@ -205,6 +210,8 @@ class DecodePlan:
         """The launch of the kernel, for `results` and `lses` in the shape of splits."""
         shaped = results.view(*self.shape, results.shape[-1]), None if lses is None else lses.view(self.shape)
         tensors = self.in_order((q, k, v, *shaped, *others))
+        if isinstance(self.kernel, TmemDecode):
+            return self.kernel.bind(*tensors, **self.numbers)
         return self.kernel.call(*tensors).bind(*tensors, varying=self.varying, **self.numbers)
 
 
@@ -225,8 +232,7 @@ def _plan_of(operands: Operands, call: DecodeCall, kept: bool) -> DecodePlan:
         starts is not None,
     )
     kind = DecodeKind(q.dtype, dim, value_dim, *features, call.page_size, call.row_tiles)
-    split = _split_of(call, kind, tiles, whole, q.device)
-    kernel = kernel_for(kind, split, tiles, multiprocessor_count(q.get_device()), call.return_lse, whole)
+    split, kernel = _kernel_of(call, kind, tiles, operands, whole)
     if not kept:
         return DecodePlan(operands, call, kernel, split.num_splits)
     fixed = [None if x is None else (x.shape, x.stride()) for x in (q, out, pages)]
@@ -239,12 +245,27 @@ def _plan_of(operands: Operands, call: DecodeCall, kept: bool) -> DecodePlan:
     return found
 
 
-def _split_of(call: DecodeCall, kind: DecodeKind, tiles: int, whole: bool, device: torch.device) -> DecodeSplit:
-    """The split of so many `tiles`: given, or chosen. `whole`: the kernel may write the result itself."""
+def _kernel_of(
+    call: DecodeCall, kind: DecodeKind, tiles: int, operands: Operands, whole: bool
+) -> tuple[DecodeSplit, AttentionDecode | TmemDecode]:
+    """The split of so many `tiles` of query rows, and its kernel. `whole`: the kernel may write the result itself."""
+    q, k, *_ = operands
+    rows = q.shape[1] // k.shape[1] // call.row_tiles * q.shape[2]
+    if tmem_decode_plan.takes(kind, rows, q.device):
+        arch = capability(q.device)
+        split = _split_of(call, tiles, tmem_decode_plan.rings_of(kind, rows, arch), q.device)
+        partial = split.num_splits > 1 or not whole
+        return split, tmem_decode_plan.kernel_of(kind, rows, arch, partial, call.return_lse or partial)
+    split = _split_of(call, tiles, rings_of(kind, whole), q.device)
+    return split, kernel_for(kind, split, tiles, multiprocessor_count(q.get_device()), call.return_lse, whole)
+
+
+def _split_of(call: DecodeCall, tiles: int, rings: Rings, device: torch.device) -> DecodeSplit:
+    """The split of so many `tiles`: given, or chosen for kernels with these rings."""
     if call.num_splits:
         return DecodeSplit(call.num_splits)
     keys, bandwidth = similar_keys(call.keys), memory_bandwidth(device)
-    return choose_split(tiles, keys, multiprocessor_count(device), bandwidth, rings_of(kind, whole))
+    return choose_split(tiles, keys, multiprocessor_count(device), bandwidth, rings)
 
 
 def similar_keys(keys: int) -> int:

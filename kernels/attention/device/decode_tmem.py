@@ -3,7 +3,7 @@
 Keys are the rows of the products, so that 128 of them share a pass of the tensor cores with as few as 16 queries. Per
 block of keys, last to first:
 
-- `load`, a warp: K and V by TMA;
+- `load`, a warp: K and V by TMA; of a paged cache by copies from pages, whose numbers `find`, a warp, reads ahead;
 - `multiply`, a warp: Sᵀ = K Qᵀ of a block, then Oᵀ += Vᵀ Pᵀ of the block before;
 - `softmax`, a warpgroup with a key a thread: Pᵀ = 2^(Sᵀ · scale − m) through shared memory, and the results.
 
@@ -12,6 +12,7 @@ Sources: Flash-Decoding (Dao et al., 2023); FlashMLA's and FlashAttention-4's sw
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import triton
@@ -25,6 +26,7 @@ from tritonkittens.kernels.attention.device.forward_tmem import GROWTH, LN_2, ar
 KEYS = tl.constexpr(128)  # of a block: a lane of tensor memory and a thread of the softmax for each
 SLOTS = tl.constexpr(2)  # blocks whose scores, and whose weights, exist at a time; tasks whose queries do
 VOTE = tl.constexpr(8)  # number of the barrier at which the softmax's warps vote
+WINDOW = tl.constexpr(32)  # page numbers that are read at a time, one by each lane
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,12 @@ class DecodeTmem(tk.Knob):
 
     Args:
         dtype: of Q, K and V, bf16 or fp16.
-        rows: of a tile of queries, a power of two from 16 to 64.
+        rows: of a tile of queries, 16 or 32.
         head_dim: of Q and K; value_dim: of V and O, 64 or 128.
         causal, softcap, lengths, starts, row_tiles, partial: see `AttentionDecode`.
         lse: whether the log-sum-exp is written.
         stages: of the rings of K and of V.
+        page_size: keys of a page, see `AttentionDecodePaged`; None for a contiguous cache.
     """
 
     dtype: tl.dtype = tk.bf16
@@ -52,6 +55,12 @@ class DecodeTmem(tk.Knob):
     partial: bool = True
     lse: bool = True
     stages: int = 3
+    page_size: int | None = None
+
+    @property
+    def copied(self) -> int:
+        """Keys of a copy."""
+        return KEYS.value if self.page_size is None else math.gcd(KEYS.value, self.page_size)
 
     @property
     def q(self) -> tk.st:
@@ -102,18 +111,68 @@ def task_at(index, K, bounds, args, C: tl.constexpr):
 
 
 @triton.jit
+def find(memory, K, pages, bounds, args, C: tl.constexpr):
+    """Read the page numbers of a task's copies ahead of `load`, a window at a time.
+
+    Behind the sequence's last key stands the number of its last page: the table may end there, or hold anything.
+    """
+    COPIES: tl.constexpr = KEYS // C.copied
+    window = tk.pipeline_state(memory.window_pipe)
+    for index in range(tk.block_index(), args.tasks, tk.block_count()):
+        task = task_at(index, K, bounds, args, C)
+        for first in range(0, task.count * COPIES, WINDOW):
+            n = tk.iota(tk.rv(tk.int32, WINDOW), 0, first)
+            copy = tl.minimum((task.last - n // COPIES) * COPIES + n % COPIES, (task.keys - 1) // C.copied)
+            numbers = tl.load(tk.pointer_to(pages, (task.batch, tl.maximum(copy, 0) * C.copied // C.page_size)))
+            tk.producer_acquire(memory.window_pipe, window)
+            tk.store(memory.windows[window.index], numbers)
+            tk.arrive(memory.window_pipe.full[window.index])
+            window = tk.advance(window)
+
+
+@triton.jit
+def load_pages(ring, pipe, stage, X, task, i, numbers, C: tl.constexpr):
+    """Start the copies of block `i` of a task from its pages into the next stage of a ring. `numbers`: of its window."""
+    COPIES: tl.constexpr = KEYS // C.copied
+    tk.producer_acquire(pipe, stage)
+    tk.producer_commit(pipe, stage, ring[stage.index])
+    for j in tl.static_range(COPIES):
+        page = tk.load_scalar(numbers, (i * COPIES + j) % WINDOW)
+        copy = tl.minimum((task.last - i) * COPIES + j, (task.keys - 1) // C.copied)
+        tk.load_async(
+            tk.subtile(ring[stage.index], C.copied, tk.shape(ring[stage.index], 1), j, 0),
+            X,
+            (page, task.kv_head, copy % (C.page_size // C.copied), 0),
+            pipe.full[stage.index],
+            cache_policy=C.cache_policy,
+        )
+
+
+@triton.jit
 def load(memory, Q, K, V, bounds, args, C: tl.constexpr):
     """Load the queries of a task, then K and V block by block."""
+    COPIES: tl.constexpr = KEYS // C.copied
     stage, q_stage = tk.pipeline_state(memory.k_pipe), tk.pipeline_state(memory.q_pipe)
+    window = tk.pipeline_state(memory.window_pipe)
     for index in range(tk.block_index(), args.tasks, tk.block_count()):
         task = task_at(index, K, bounds, args, C)
         if task.count > 0:
             load_block(memory.q, memory.q_pipe, q_stage, Q, (task.batch, task.tile, 0, 0))
             q_stage = tk.advance(q_stage)
         for i in range(task.count):
-            coord = (task.batch, task.kv_head, task.last - i, 0)
-            load_block(memory.k, memory.k_pipe, stage, K, coord, C.cache_policy)
-            load_block(memory.v, memory.v_pipe, stage, V, coord, C.cache_policy)
+            if C.page_size is None:
+                coord = (task.batch, task.kv_head, task.last - i, 0)
+                load_block(memory.k, memory.k_pipe, stage, K, coord, C.cache_policy)
+                load_block(memory.v, memory.v_pipe, stage, V, coord, C.cache_policy)
+            else:
+                if i * COPIES % WINDOW == 0:
+                    tk.consumer_wait(memory.window_pipe, window)
+                numbers = memory.windows[window.index]
+                load_pages(memory.k, memory.k_pipe, stage, K, task, i, numbers, C)
+                load_pages(memory.v, memory.v_pipe, stage, V, task, i, numbers, C)
+                if ((i + 1) * COPIES % WINDOW == 0) | (i + 1 == task.count):
+                    tk.arrive(memory.window_pipe.empty[window.index], fenced=True)
+                    window = tk.advance(window)
             stage = tk.advance(stage)
 
 
@@ -247,8 +306,9 @@ def softmax(memory, K, Out, L, bounds, args, C: tl.constexpr):
 
 @tk.kernel
 @triton.jit
-def attention_decode_tmem(Q, K, V, Out, L, bounds, args, C: tl.constexpr):
-    """Write O to `Out`, and with `C.lse` the log-sum-exp L; tensors as those of `AttentionDecode`.
+def attention_decode_tmem(Q, K, V, Out, L, pages, bounds, args, C: tl.constexpr):
+    """Write O to `Out`, and with `C.lse` the log-sum-exp L; tensors as those of `AttentionDecode` and
+    `AttentionDecodePaged`.
 
     `bounds`: lengths and starts, where the kernel has them. `args`: see `tmem_decode_plan.Args`. CTAs share the tasks
     evenly.
@@ -258,21 +318,35 @@ def attention_decode_tmem(Q, K, V, Out, L, bounds, args, C: tl.constexpr):
         k=tk.allocate(C.k, C.stages),
         v=tk.allocate(C.v, C.stages),
         p=tk.allocate(C.p, SLOTS),
+        windows=tk.allocate(tk.sv(tk.int32, WINDOW), SLOTS),
         s=tk.tensor_allocator(tk.tt(tk.fp32, KEYS, C.rows), SLOTS),
         o=tk.tensor_allocator(tk.tt(tk.fp32, C.value_dim, C.rows)),
         q_pipe=tk.pipeline(SLOTS),
         k_pipe=tk.pipeline(C.stages),
         v_pipe=tk.pipeline(C.stages),
+        window_pipe=tk.pipeline(SLOTS),
         s_full=tk.semaphores(SLOTS),
         p_full=tk.semaphores(SLOTS, 4),  # the warps of the softmax
         p_empty=tk.semaphores(SLOTS),
     )
-    tk.specialize(
-        (
-            (softmax, (memory, K, Out, L, bounds, args, C)),
-            (multiply, (memory, K, bounds, args, C)),
-            (load, (memory, Q, K, V, bounds, args, C)),
-        ),
-        warps=(4, 1, 1),
-        registers=(248, 40, 40),
-    )
+    if C.page_size is None:
+        tk.specialize(
+            (
+                (softmax, (memory, K, Out, L, bounds, args, C)),
+                (multiply, (memory, K, bounds, args, C)),
+                (load, (memory, Q, K, V, bounds, args, C)),
+            ),
+            warps=(4, 1, 1),
+            registers=(160, 40, 40),
+        )
+    else:
+        tk.specialize(
+            (
+                (softmax, (memory, K, Out, L, bounds, args, C)),
+                (multiply, (memory, K, bounds, args, C)),
+                (load, (memory, Q, K, V, bounds, args, C)),
+                (find, (memory, K, pages, bounds, args, C)),
+            ),
+            warps=(4, 1, 1, 1),
+            registers=(160, 64, 64, 64),
+        )

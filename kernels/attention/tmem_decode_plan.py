@@ -1,0 +1,110 @@
+"""Decoding on chips with tensor memory: which calls the kernel takes, and its launch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+import tritonkittens.lang as tk
+from tritonkittens.arch import KIB, chip_of
+from tritonkittens.kernels._tensors import power_of_two
+from tritonkittens.kernels.attention.device.decode_tmem import KEYS, SLOTS, DecodeTmem, attention_decode_tmem
+from tritonkittens.kernels.attention.num_splits import DecodeKind, Ring, Rings
+from tritonkittens.launch import capability, multiprocessor_count
+
+DIMS = ((64, 64), (128, 128), (192, 128))  # (head_dim, value_dim)
+FEWEST, MOST = 16, 32  # rows of a tile of queries: of an MMA; that fit into registers
+BARRIERS = 1 * KIB  # bytes of shared memory beside the tiles
+LAUNCH_REGISTERS = 112  # of a thread, before they move between roles
+
+
+class Args(NamedTuple):
+    """The numbers of a call.
+
+    `scale`: of scores, in base 2 (times log₂ e). `squash`: of the soft-cap, see `masks.squashed`. `queries`: of a head.
+    `splits`: tasks that read a sequence. `tasks`: of all sequences.
+    """
+
+    scale: float
+    squash: float
+    queries: int
+    splits: int
+    tasks: int
+
+
+class Bounds(NamedTuple):
+    """Keys of each sequence, and the first that is seen; None where all are."""
+
+    lengths: Any
+    starts: Any
+
+
+def takes(kind: DecodeKind, rows: int, device: torch.device) -> bool:
+    """Whether `attention_decode_tmem` computes tiles of so many rows on a device."""
+    return (kind.head_dim, kind.value_dim) in DIMS and rows <= MOST and chip_of(capability(device)).tcgen05
+
+
+@dataclass(frozen=True)
+class TmemDecode:
+    """The kernel of one kind of calls, as a plan uses it."""
+
+    constants: DecodeTmem
+
+    @property
+    def partial(self) -> bool:
+        """Whether its results are splits in fp32."""
+        return self.constants.partial
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors of a launch."""
+        c = self.constants
+        has = dict(L=c.lse, lengths=c.lengths, starts=c.starts, pages=c.page_size is not None)
+        return ("Q", "K", "V", "O", *(name for name, given in has.items() if given))
+
+    def bind(self, *tensors: torch.Tensor, scale: float, queries: int, squash: float = 0.0) -> Callable[..., None]:
+        """The launch as a function of tensors: of those of these shapes, apart from K and V, in these dimensions or
+        others of the same memory."""
+        c = self.constants
+        kinds = [None if name in "KV" else (t.shape, t.stride()) for name, t in zip(self.tensors, tensors, strict=True)]
+        shape = tensors[3].shape
+        tasks = shape[0] * shape[1] * shape[2]
+        args = Args(scale, squash, queries, shape[2], tasks)
+        # sequences of other lengths: the hardware hands tasks out
+        uneven = (c.lengths or c.starts) and not c.partial
+        grid = (tasks if uneven else min(tasks, multiprocessor_count(tensors[0].get_device())),)
+        tiles = dict(Q=c.q, K=tk.st(c.dtype, c.copied, c.head_dim), V=tk.st(c.dtype, c.copied, c.value_dim))
+
+        def launch(*given: torch.Tensor) -> None:
+            shaped = (t if kind is None else t.as_strided(*kind) for t, kind in zip(given, kinds, strict=True))
+            pairs = zip(self.tensors, shaped, strict=True)
+            x = {name: tk.gl(t, tiles[name]) if name in tiles else tk.gl(t) for name, t in pairs}
+            attention_decode_tmem[grid](
+                *(x[name] for name in "QKVO"),
+                *(x.get(name) for name in ("L", "pages")),
+                Bounds(x.get("lengths"), x.get("starts")),
+                args,
+                c,
+                maxnreg=LAUNCH_REGISTERS,
+            )
+
+        return launch
+
+
+@functools.lru_cache(maxsize=512)
+def kernel_of(kind: DecodeKind, rows: int, arch: tuple[int, int], partial: bool, lse: bool) -> TmemDecode:
+    """The kernel for tiles of so many rows. `partial`: its results are splits in fp32."""
+    knobs: dict[str, Any] = {**kind._asdict(), "dtype": tk.from_torch(kind.dtype)}
+    c = DecodeTmem(**knobs, rows=max(FEWEST, power_of_two(rows)), partial=partial, lse=lse)
+    rest = chip_of(arch).shared_per_block - BARRIERS - SLOTS.value * (c.q.nbytes + c.p.nbytes)
+    return TmemDecode(replace(c, stages=rest // (c.k.nbytes + c.v.nbytes)))
+
+
+def rings_of(kind: DecodeKind, rows: int, arch: tuple[int, int]) -> Rings:
+    """The ring of the kernel, for the choice of a split."""
+    stages = kernel_of(kind, rows, arch, True, True).constants.stages
+    return Rings(plain=((0, Ring(KEYS.value, kind.key_bytes, stages, 1, kind.page_size is not None)),))
