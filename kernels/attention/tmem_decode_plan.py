@@ -19,7 +19,7 @@ from tritonkittens.launch import capability, multiprocessor_count
 DIMS = ((64, 64), (128, 128), (192, 128))  # (head_dim, value_dim)
 FEWEST, MOST = 16, 32  # rows of a tile of queries: of an MMA; that fit into registers
 BARRIERS = 1 * KIB  # bytes of shared memory beside the tiles
-LAUNCH_REGISTERS = 112  # of a thread, before they move between roles
+LAUNCH_REGISTERS = 128  # of a thread, before they move between roles
 
 
 class Args(NamedTuple):

@@ -337,7 +337,7 @@ def attention_decode_tmem(Q, K, V, Out, L, pages, bounds, args, C: tl.constexpr)
                 (load, (memory, Q, K, V, bounds, args, C)),
             ),
             warps=(4, 1, 1),
-            registers=(160, 40, 40),
+            registers=(208, 48, 48),
         )
     else:
         tk.specialize(
@@ -348,5 +348,5 @@ def attention_decode_tmem(Q, K, V, Out, L, pages, bounds, args, C: tl.constexpr)
                 (find, (memory, K, pages, bounds, args, C)),
             ),
             warps=(4, 1, 1, 1),
-            registers=(160, 64, 64, 64),
+            registers=(208, 48, 48, 48),
         )
