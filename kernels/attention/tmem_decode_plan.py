@@ -14,7 +14,7 @@ from tritonkittens.arch import KIB, chip_of
 from tritonkittens.kernels._tensors import power_of_two
 from tritonkittens.kernels.attention.device.decode_tmem import KEYS, SLOTS, DecodeTmem, attention_decode_tmem
 from tritonkittens.kernels.attention.num_splits import DecodeKind, Ring, Rings
-from tritonkittens.launch import capability, multiprocessor_count
+from tritonkittens.launch import capability
 
 DIMS = ((64, 64), (128, 128), (192, 128))  # (head_dim, value_dim)
 FEWEST, MOST = 16, 32  # rows of a tile of queries: of an MMA; that fit into registers
@@ -74,16 +74,13 @@ class TmemDecode:
         shape = tensors[3].shape
         tasks = shape[0] * shape[1] * shape[2]
         args = Args(scale, squash, queries, shape[2], tasks)
-        # sequences of other lengths: the hardware hands tasks out
-        uneven = (c.lengths or c.starts) and not c.partial
-        grid = (tasks if uneven else min(tasks, multiprocessor_count(tensors[0].get_device())),)
         tiles = dict(Q=c.q, K=tk.st(c.dtype, c.copied, c.head_dim), V=tk.st(c.dtype, c.copied, c.value_dim))
 
         def launch(*given: torch.Tensor) -> None:
             shaped = (t if kind is None else t.as_strided(*kind) for t, kind in zip(given, kinds, strict=True))
             pairs = zip(self.tensors, shaped, strict=True)
             x = {name: tk.gl(t, tiles[name]) if name in tiles else tk.gl(t) for name, t in pairs}
-            attention_decode_tmem[grid](
+            attention_decode_tmem[(tasks,)](
                 *(x[name] for name in "QKVO"),
                 *(x.get(name) for name in ("L", "pages")),
                 Bounds(x.get("lengths"), x.get("starts")),

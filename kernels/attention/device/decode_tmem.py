@@ -1,11 +1,14 @@
-"""Attention of few queries against long keys and values, on chips with tensor memory, as three roles.
+"""Attention of few queries against long keys and values, on chips with tensor memory, as four roles.
 
-Keys are the rows of the products, so that 128 of them share a pass of the tensor cores with as few as 16 queries. Per
-block of keys, last to first:
+Keys are the rows of the products, so that 128 of them share a pass of the tensor cores with as few as 16 queries. A
+task is a part of a sequence. Per block of its keys, last to first:
 
-- `load`, a warp: K and V by TMA; of a paged cache by copies from pages, whose numbers `find`, a warp, reads ahead;
+- `load`, a warp: K and V by TMA;
 - `multiply`, a warp: Sᵀ = K Qᵀ of a block, then Oᵀ += Vᵀ Pᵀ of the block before;
-- `softmax`, a warpgroup with a key a thread: Pᵀ = 2^(Sᵀ · scale − m) through shared memory, and the results.
+- `softmax`, a warpgroup with a key a thread: Pᵀ = 2^(Sᵀ · scale − m) through shared memory, and a task's results.
+
+`schedule`, a warp, takes tasks over from CTAs that have not started, and reads ahead what others need to know of a
+task: its length, and its page numbers.
 
 Sources: Flash-Decoding (Dao et al., 2023); FlashMLA's and FlashAttention-4's swapped operands.
 """
@@ -19,14 +22,15 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.inline_ptx import barrier
+from tritonkittens.inline_ptx import barrier, clc
 from tritonkittens.kernels.attention.device.decode import ZEROED
 from tritonkittens.kernels.attention.device.forward_tmem import GROWTH, LN_2, arrive, load_block, wait
 
 KEYS = tl.constexpr(128)  # of a block: a lane of tensor memory and a thread of the softmax for each
 SLOTS = tl.constexpr(2)  # blocks whose scores, and whose weights, exist at a time; tasks whose queries do
 VOTE = tl.constexpr(8)  # number of the barrier at which the softmax's warps vote
-WINDOW = tl.constexpr(32)  # page numbers that are read at a time, one by each lane
+RECEIVERS = tl.constexpr(6)  # warps of the softmax, of `multiply` and of `load`
+WINDOW = tl.constexpr(32)  # numbers that a warp reads or writes at a time, one each lane
 
 
 @dataclass(frozen=True)
@@ -89,16 +93,16 @@ class DecodeTmem(tk.Knob):
 
 
 @triton.jit
-def task_at(index, K, bounds, args, C: tl.constexpr):
-    """Task number `index`: which part of a sequence, and its blocks of keys, of which there may be none."""
+def task_at(index, keys, start, K, args, C: tl.constexpr):
+    """Task number `index`, of a sequence of so many keys of which the first ones are not seen. It may have no block;
+    behind the last task, it is not valid."""
     batch_tile, split = tk.unravel(index, args.splits)
     batch, tile = tk.unravel(batch_tile, tk.extent(K, 1) * C.row_tiles)
-    keys = tk.load_scalar(bounds.lengths, batch) if C.lengths else tk.extent(K, 2)
-    start = tk.load_scalar(bounds.starts, batch) if C.starts else 0
     first = start // KEYS
     blocks = tl.maximum(tk.ceil_div(keys, KEYS) - first, 0)
     begin, end = first + split * blocks // args.splits, first + (split + 1) * blocks // args.splits
     return tk.struct(
+        is_valid=index < args.tasks,
         batch=batch,
         tile=tile,
         split=split,
@@ -111,23 +115,63 @@ def task_at(index, K, bounds, args, C: tl.constexpr):
 
 
 @triton.jit
-def find(memory, K, pages, bounds, args, C: tl.constexpr):
+def receive(memory, state, K, args, C: tl.constexpr):
+    """The task that `schedule` has broadcast, for one warp or for all of a role."""
+    tk.consumer_wait(memory.task_pipe, state)
+    numbers = memory.tasks[state.index]
+    index, keys, start = tk.load_scalar(numbers, 0), tk.load_scalar(numbers, 1), tk.load_scalar(numbers, 2)
+    barrier.syncwarp()  # all lanes have read before one lane arrives for them
+    tk.arrive(memory.task_pipe.empty[state.index], per="warp", fenced=True)
+    return task_at(index, keys, start, K, args, C)
+
+
+@triton.jit
+def broadcast(memory, state, index, keys, start):
+    """Write a task's numbers for the other roles."""
+    lane = tk.iota(tk.rv(tk.int32, WINDOW), 0)
+    tk.producer_acquire(memory.task_pipe, state)
+    tk.store(memory.tasks[state.index], tk.where(lane == 0, index, tk.where(lane == 1, keys, start)))
+    tk.arrive(memory.task_pipe.full[state.index])
+
+
+@triton.jit
+def schedule(memory, K, pages, bounds, args, C: tl.constexpr):
+    """Broadcast the CTA's own task, and then what it takes over, each while `load` ends the one before it."""
+    state, window = tk.pipeline_state(memory.task_pipe), tk.pipeline_state(memory.window_pipe)
+    index = tk.block_index()
+    while index < args.tasks:
+        batch = index // (tk.extent(K, 1) * C.row_tiles * args.splits)
+        keys = tk.load_scalar(bounds.lengths, batch) if C.lengths else tk.extent(K, 2)
+        start = tk.load_scalar(bounds.starts, batch) if C.starts else 0
+        broadcast(memory, state, index, keys, start)
+        if C.page_size is not None:
+            window = find(memory, window, task_at(index, keys, start, K, args, C), pages, C)
+        tk.wait(memory.nearly_loaded[0], state.count & 1)
+        tk.expect(memory.answer_full[0], clc.RESULT_BYTES)
+        tk.fence_async()  # the last answer has been read
+        clc.try_cancel(memory.answer, memory.answer_full[0])
+        tk.wait(memory.answer_full[0], state.count & 1)
+        index = tl.where(clc.is_canceled(memory.answer) == 1, clc.first_ctaid(memory.answer), args.tasks)
+        state = tk.advance(state)
+    broadcast(memory, state, index, 0, 0)
+
+
+@triton.jit
+def find(memory, window, task, pages, C: tl.constexpr):
     """Read the page numbers of a task's copies ahead of `load`, a window at a time.
 
     Behind the sequence's last key stands the number of its last page: the table may end there, or hold anything.
     """
     COPIES: tl.constexpr = KEYS // C.copied
-    window = tk.pipeline_state(memory.window_pipe)
-    for index in range(tk.block_index(), args.tasks, tk.block_count()):
-        task = task_at(index, K, bounds, args, C)
-        for first in range(0, task.count * COPIES, WINDOW):
-            n = tk.iota(tk.rv(tk.int32, WINDOW), 0, first)
-            copy = tl.minimum((task.last - n // COPIES) * COPIES + n % COPIES, (task.keys - 1) // C.copied)
-            numbers = tl.load(tk.pointer_to(pages, (task.batch, tl.maximum(copy, 0) * C.copied // C.page_size)))
-            tk.producer_acquire(memory.window_pipe, window)
-            tk.store(memory.windows[window.index], numbers)
-            tk.arrive(memory.window_pipe.full[window.index])
-            window = tk.advance(window)
+    for first in range(0, task.count * COPIES, WINDOW):
+        n = tk.iota(tk.rv(tk.int32, WINDOW), 0, first)
+        copy = tl.minimum((task.last - n // COPIES) * COPIES + n % COPIES, (task.keys - 1) // C.copied)
+        numbers = tl.load(tk.pointer_to(pages, (task.batch, tl.maximum(copy, 0) * C.copied // C.page_size)))
+        tk.producer_acquire(memory.window_pipe, window)
+        tk.store(memory.windows[window.index], numbers)
+        tk.arrive(memory.window_pipe.full[window.index])
+        window = tk.advance(window)
+    return window
 
 
 @triton.jit
@@ -149,17 +193,21 @@ def load_pages(ring, pipe, stage, X, task, i, numbers, C: tl.constexpr):
 
 
 @triton.jit
-def load(memory, Q, K, V, bounds, args, C: tl.constexpr):
+def load(memory, Q, K, V, args, C: tl.constexpr):
     """Load the queries of a task, then K and V block by block."""
     COPIES: tl.constexpr = KEYS // C.copied
     stage, q_stage = tk.pipeline_state(memory.k_pipe), tk.pipeline_state(memory.q_pipe)
-    window = tk.pipeline_state(memory.window_pipe)
-    for index in range(tk.block_index(), args.tasks, tk.block_count()):
-        task = task_at(index, K, bounds, args, C)
+    state, window = tk.pipeline_state(memory.task_pipe), tk.pipeline_state(memory.window_pipe)
+    task = receive(memory, state, K, args, C)
+    while task.is_valid:
         if task.count > 0:
             load_block(memory.q, memory.q_pipe, q_stage, Q, (task.batch, task.tile, 0, 0))
             q_stage = tk.advance(q_stage)
+        else:
+            tk.arrive(memory.nearly_loaded[0])
         for i in range(task.count):
+            if i == tl.maximum(task.count - C.stages, 0):
+                tk.arrive(memory.nearly_loaded[0])
             if C.page_size is None:
                 coord = (task.batch, task.kv_head, task.last - i, 0)
                 load_block(memory.k, memory.k_pipe, stage, K, coord, C.cache_policy)
@@ -174,6 +222,8 @@ def load(memory, Q, K, V, bounds, args, C: tl.constexpr):
                     tk.arrive(memory.window_pipe.empty[window.index], fenced=True)
                     window = tk.advance(window)
             stage = tk.advance(stage)
+        state = tk.advance(state)
+        task = receive(memory, state, K, args, C)
 
 
 @triton.jit
@@ -200,12 +250,13 @@ def values(memory, stage, accumulate):
 
 
 @triton.jit
-def multiply(memory, K, bounds, args, C: tl.constexpr):
+def multiply(memory, K, args, C: tl.constexpr):
     """Issue the products: S of the first block, then S of each further block before O of the one before it."""
     k_stage, v_stage = tk.pipeline_state(memory.k_pipe), tk.pipeline_state(memory.v_pipe)
-    q_stage = tk.pipeline_state(memory.q_pipe)
-    for index in range(tk.block_index(), args.tasks, tk.block_count()):
-        count = task_at(index, K, bounds, args, C).count
+    q_stage, state = tk.pipeline_state(memory.q_pipe), tk.pipeline_state(memory.task_pipe)
+    task = receive(memory, state, K, args, C)
+    while task.is_valid:
+        count = task.count
         if count > 0:
             tk.consumer_wait(memory.q_pipe, q_stage)
             q = memory.q[q_stage.index]
@@ -218,6 +269,8 @@ def multiply(memory, K, bounds, args, C: tl.constexpr):
             tk.mma_commit(memory.q_pipe.empty[q_stage.index])
             values(memory, v_stage, count > 1)
             v_stage, q_stage = tk.advance(v_stage), tk.advance(q_stage)
+        state = tk.advance(state)
+        task = receive(memory, state, K, args, C)
 
 
 @triton.jit
@@ -256,7 +309,7 @@ def exceeds(s, limit):
 
 
 @triton.jit
-def softmax(memory, K, Out, L, bounds, args, C: tl.constexpr):
+def softmax(memory, K, Out, L, args, C: tl.constexpr):
     """Pᵀ = 2^(Sᵀ · scale − m) of each block, and a task's results.
 
     m is the largest score of a query's first keys. It and O change only where a score is GROWTH larger.
@@ -265,9 +318,9 @@ def softmax(memory, K, Out, L, bounds, args, C: tl.constexpr):
     if C.partial:
         tk.dependents_launch()  # `combine` starts while this kernel runs, and waits for its end
     scale = args.scale
-    stage = tk.pipeline_state(memory.v_pipe)
-    for index in range(tk.block_index(), args.tasks, tk.block_count()):
-        task = task_at(index, K, bounds, args, C)
+    stage, state = tk.pipeline_state(memory.v_pipe), tk.pipeline_state(memory.task_pipe)
+    task = receive(memory, state, K, args, C)
+    while task.is_valid:
         m, sums = tk.neg_infty(tk.row_vec(SCORES)), tk.zero(SCORES)
         for i in range(task.count):
             slot, phase = stage.count % SLOTS, stage.count // SLOTS & 1
@@ -289,6 +342,7 @@ def softmax(memory, K, Out, L, bounds, args, C: tl.constexpr):
                 if (i == 0) & (task.keys - col < KEYS):
                     zero_behind(memory, stage, task.keys - col, C)
             tk.fence_async()
+            barrier.syncwarp()
             arrive(memory.p_full[slot])
             stage = tk.advance(stage)
         total = tk.col_sum(sums)
@@ -302,6 +356,8 @@ def softmax(memory, K, Out, L, bounds, args, C: tl.constexpr):
         if C.lse:
             lse = tk.where(m == float("inf"), m, (m * scale + tk.log2(total)) * LN_2)
             tk.store(L, lse, (task.batch, task.tile, task.split, 0))
+        state = tk.advance(state)
+        task = receive(memory, state, K, args, C)
 
 
 @tk.kernel
@@ -310,43 +366,36 @@ def attention_decode_tmem(Q, K, V, Out, L, pages, bounds, args, C: tl.constexpr)
     """Write O to `Out`, and with `C.lse` the log-sum-exp L; tensors as those of `AttentionDecode` and
     `AttentionDecodePaged`.
 
-    `bounds`: lengths and starts, where the kernel has them. `args`: see `tmem_decode_plan.Args`. CTAs share the tasks
-    evenly.
+    `bounds`: lengths and starts, where the kernel has them. `args`: see `tmem_decode_plan.Args`. Grid: the tasks.
     """
     memory = tk.struct(
         q=tk.allocate(C.q, SLOTS),
         k=tk.allocate(C.k, C.stages),
         v=tk.allocate(C.v, C.stages),
         p=tk.allocate(C.p, SLOTS),
+        tasks=tk.allocate(tk.sv(tk.int32, WINDOW), SLOTS),
+        answer=tk.allocate(tk.sv(tk.int32, 16)),  # of which an answer takes four words
         windows=tk.allocate(tk.sv(tk.int32, WINDOW), SLOTS),
         s=tk.tensor_allocator(tk.tt(tk.fp32, KEYS, C.rows), SLOTS),
         o=tk.tensor_allocator(tk.tt(tk.fp32, C.value_dim, C.rows)),
         q_pipe=tk.pipeline(SLOTS),
         k_pipe=tk.pipeline(C.stages),
         v_pipe=tk.pipeline(C.stages),
+        task_pipe=tk.pipeline(SLOTS, RECEIVERS),
         window_pipe=tk.pipeline(SLOTS),
+        nearly_loaded=tk.semaphores(1),
+        answer_full=tk.semaphores(1),
         s_full=tk.semaphores(SLOTS),
         p_full=tk.semaphores(SLOTS, 4),  # the warps of the softmax
         p_empty=tk.semaphores(SLOTS),
     )
-    if C.page_size is None:
-        tk.specialize(
-            (
-                (softmax, (memory, K, Out, L, bounds, args, C)),
-                (multiply, (memory, K, bounds, args, C)),
-                (load, (memory, Q, K, V, bounds, args, C)),
-            ),
-            warps=(4, 1, 1),
-            registers=(208, 48, 48),
-        )
-    else:
-        tk.specialize(
-            (
-                (softmax, (memory, K, Out, L, bounds, args, C)),
-                (multiply, (memory, K, bounds, args, C)),
-                (load, (memory, Q, K, V, bounds, args, C)),
-                (find, (memory, K, pages, bounds, args, C)),
-            ),
-            warps=(4, 1, 1, 1),
-            registers=(208, 48, 48, 48),
-        )
+    tk.specialize(
+        (
+            (softmax, (memory, K, Out, L, args, C)),
+            (multiply, (memory, K, args, C)),
+            (load, (memory, Q, K, V, args, C)),
+            (schedule, (memory, K, pages, bounds, args, C)),
+        ),
+        warps=(4, 1, 1, 1),
+        registers=(208, 48, 48, 48),
+    )
