@@ -44,9 +44,7 @@ def check(*shape, lengths=None, starts=None, page_size=None, num_splits=None, ca
         k[b, :, length:] = v[b, :, length:] = math.nan
     for b, start in enumerate(starts or ()):
         k[b, :, :start] = v[b, :, :start] = 1e4
-    numbers = {
-        name: torch.tensor(x, dtype=torch.int32) for name, x in (("lengths", lengths), ("starts", starts)) if x
-    }
+    numbers = {name: torch.tensor(x, dtype=torch.int32) for name, x in (("lengths", lengths), ("starts", starts)) if x}
     cache = (k, v)
     if page_size is not None:
         *cache, numbers["pages"] = in_pages(k, v, lengths, page_size)
@@ -66,7 +64,9 @@ def test_splits(keys, num_splits, rng):
     check(1, 4, 2, 1, keys, num_splits=num_splits)
 
 
-@pytest.mark.parametrize("heads, kv_heads, queries", [(2, 2, 1), (8, 1, 1), (16, 1, 1), (32, 1, 1), (4, 4, 3), (6, 2, 5)])
+@pytest.mark.parametrize(
+    "heads, kv_heads, queries", [(2, 2, 1), (8, 1, 1), (16, 1, 1), (32, 1, 1), (4, 4, 3), (6, 2, 5)]
+)
 @pytest.mark.parametrize("causal", [True, False])
 def test_groups_and_queries(heads, kv_heads, queries, causal, rng):
     check(2, heads, kv_heads, queries, 300, num_splits=2, causal=causal)
@@ -187,9 +187,13 @@ def test_what_the_kernel_does_not_take_runs_as_before(shape):
     assert launches("B200", *shape)[0].name == "AttentionDecode"
 
 
-@pytest.mark.parametrize("arch", ["sm_100a", "sm_103a"])
-@pytest.mark.parametrize("shape", [(8, 32, 8, 1, 4096), (8, 32, 8, 1, 4096, 128), slow((8, 32, 1, 1, 4096, 128))], ids=str)
-def test_machine_code(shape, arch):
+@pytest.mark.parametrize("arch, shape", [
+    ("sm_100a", (8, 32, 8, 1, 4096)),
+    ("sm_103a", (8, 32, 8, 1, 4096, 128)),
+    slow("sm_100a", (8, 32, 1, 1, 4096, 128)),
+    slow("sm_103a", (8, 32, 1, 1, 4096, 128)),
+], ids=str)  # fmt: skip
+def test_machine_code(arch, shape):
     """Products run on tcgen05 alone, and nothing spills."""
     launch = launches("B200", *shape)[0]
     graph = _sass.Graph(*_sass.parse(*_tools.disassemble(launch.compile(arch).asm["cubin"])))

@@ -93,9 +93,9 @@ class DecodeTmem(tk.Knob):
 
 
 @triton.jit
-def task_at(index, keys, start, K, args, C: tl.constexpr):
-    """Task number `index`, of a sequence of so many keys of which the first ones are not seen. It may have no block;
-    behind the last task, it is not valid."""
+def task_of(index, keys, start, K, args, C: tl.constexpr):
+    """Task number `index`, of a sequence of `keys` keys that are seen from number `start` on. It may have no block.
+    Behind the last task it is not valid."""
     batch_tile, split = tk.unravel(index, args.splits)
     batch, tile = tk.unravel(batch_tile, tk.extent(K, 1) * C.row_tiles)
     first = start // KEYS
@@ -115,6 +115,15 @@ def task_at(index, keys, start, K, args, C: tl.constexpr):
 
 
 @triton.jit
+def task_at(index, K, bounds, args, C: tl.constexpr):
+    """Task number `index`. Reads global memory, which takes 1,000 to 2,000 cycles once copies are in flight."""
+    batch = tl.minimum(index, args.tasks - 1) // (tk.extent(K, 1) * C.row_tiles * args.splits)
+    keys = tk.load_scalar(bounds.lengths, batch) if C.lengths else tk.extent(K, 2)
+    start = tk.load_scalar(bounds.starts, batch) if C.starts else 0
+    return task_of(index, keys, start, K, args, C)
+
+
+@triton.jit
 def receive(memory, state, K, args, C: tl.constexpr):
     """The task that `schedule` has broadcast, for one warp or for all of a role."""
     tk.consumer_wait(memory.task_pipe, state)
@@ -122,38 +131,41 @@ def receive(memory, state, K, args, C: tl.constexpr):
     index, keys, start = tk.load_scalar(numbers, 0), tk.load_scalar(numbers, 1), tk.load_scalar(numbers, 2)
     barrier.syncwarp()  # all lanes have read before one lane arrives for them
     tk.arrive(memory.task_pipe.empty[state.index], per="warp", fenced=True)
-    return task_at(index, keys, start, K, args, C)
+    return task_of(index, keys, start, K, args, C)
 
 
 @triton.jit
-def broadcast(memory, state, index, keys, start):
+def broadcast(memory, state, index, task):
     """Write a task's numbers for the other roles."""
     lane = tk.iota(tk.rv(tk.int32, WINDOW), 0)
     tk.producer_acquire(memory.task_pipe, state)
-    tk.store(memory.tasks[state.index], tk.where(lane == 0, index, tk.where(lane == 1, keys, start)))
+    tk.store(memory.tasks[state.index], tk.where(lane == 0, index, tk.where(lane == 1, task.keys, task.start)))
     tk.arrive(memory.task_pipe.full[state.index])
 
 
 @triton.jit
+def take_over(memory, turn, args):
+    """The number of a task whose CTA has not started and now will not; behind the last where none is left."""
+    tk.fence_async()  # the answer before has been read
+    tk.expect(memory.answer_full[0], clc.RESULT_BYTES)
+    clc.try_cancel(memory.answer, memory.answer_full[0])
+    tk.wait(memory.answer_full[0], turn & 1)
+    return tl.where(clc.is_canceled(memory.answer) == 1, clc.first_ctaid(memory.answer), args.tasks)
+
+
+@triton.jit
 def schedule(memory, K, pages, bounds, args, C: tl.constexpr):
-    """Broadcast the CTA's own task, and then what it takes over, each while `load` ends the one before it."""
+    """Take over tasks, each when `load` is about to end the one before, and broadcast them."""
     state, window = tk.pipeline_state(memory.task_pipe), tk.pipeline_state(memory.window_pipe)
-    index = tk.block_index()
-    while index < args.tasks:
-        batch = index // (tk.extent(K, 1) * C.row_tiles * args.splits)
-        keys = tk.load_scalar(bounds.lengths, batch) if C.lengths else tk.extent(K, 2)
-        start = tk.load_scalar(bounds.starts, batch) if C.starts else 0
-        broadcast(memory, state, index, keys, start)
+    task = task_at(tk.block_index(), K, bounds, args, C)
+    while task.is_valid:
         if C.page_size is not None:
-            window = find(memory, window, task_at(index, keys, start, K, args, C), pages, C)
+            window = find(memory, window, task, pages, C)
         tk.wait(memory.nearly_loaded[0], state.count & 1)
-        tk.expect(memory.answer_full[0], clc.RESULT_BYTES)
-        tk.fence_async()  # the last answer has been read
-        clc.try_cancel(memory.answer, memory.answer_full[0])
-        tk.wait(memory.answer_full[0], state.count & 1)
-        index = tl.where(clc.is_canceled(memory.answer) == 1, clc.first_ctaid(memory.answer), args.tasks)
+        index = take_over(memory, state.count, args)
+        task = task_at(index, K, bounds, args, C)
+        broadcast(memory, state, index, task)
         state = tk.advance(state)
-    broadcast(memory, state, index, 0, 0)
 
 
 @triton.jit
@@ -176,7 +188,8 @@ def find(memory, window, task, pages, C: tl.constexpr):
 
 @triton.jit
 def load_pages(ring, pipe, stage, X, task, i, numbers, C: tl.constexpr):
-    """Start the copies of block `i` of a task from its pages into the next stage of a ring. `numbers`: of its window."""
+    """Start the copies of block `i` of a task from pages, whose `numbers` a window holds, into the next stage of a
+    ring."""
     COPIES: tl.constexpr = KEYS // C.copied
     tk.producer_acquire(pipe, stage)
     tk.producer_commit(pipe, stage, ring[stage.index])
@@ -193,12 +206,12 @@ def load_pages(ring, pipe, stage, X, task, i, numbers, C: tl.constexpr):
 
 
 @triton.jit
-def load(memory, Q, K, V, args, C: tl.constexpr):
+def load(memory, Q, K, V, bounds, args, C: tl.constexpr):
     """Load the queries of a task, then K and V block by block."""
     COPIES: tl.constexpr = KEYS // C.copied
     stage, q_stage = tk.pipeline_state(memory.k_pipe), tk.pipeline_state(memory.q_pipe)
     state, window = tk.pipeline_state(memory.task_pipe), tk.pipeline_state(memory.window_pipe)
-    task = receive(memory, state, K, args, C)
+    task = task_at(tk.block_index(), K, bounds, args, C)
     while task.is_valid:
         if task.count > 0:
             load_block(memory.q, memory.q_pipe, q_stage, Q, (task.batch, task.tile, 0, 0))
@@ -222,8 +235,8 @@ def load(memory, Q, K, V, args, C: tl.constexpr):
                     tk.arrive(memory.window_pipe.empty[window.index], fenced=True)
                     window = tk.advance(window)
             stage = tk.advance(stage)
-        state = tk.advance(state)
         task = receive(memory, state, K, args, C)
+        state = tk.advance(state)
 
 
 @triton.jit
@@ -231,7 +244,8 @@ def scores(memory, q, stage):
     """Sᵀ = K Qᵀ of a block. Its slot is free: the product with V of the block before the last awaited its weights."""
     tk.consumer_wait(memory.k_pipe, stage)
     slot = stage.count % SLOTS
-    tk.mm_ABt(memory.k[stage.index], q, into=memory.s[slot], arrived=(memory.s_full[slot], memory.k_pipe.empty[stage.index]))
+    complete = (memory.s_full[slot], memory.k_pipe.empty[stage.index])
+    tk.mm_ABt(memory.k[stage.index], q, into=memory.s[slot], arrived=complete)
 
 
 @triton.jit
@@ -240,21 +254,16 @@ def values(memory, stage, accumulate):
     slot = stage.count % SLOTS
     tk.consumer_wait(memory.v_pipe, stage)
     wait(memory.p_full[slot], stage.count // SLOTS & 1)
-    tk.mma_AtB(
-        memory.v[stage.index],
-        memory.p[slot],
-        memory.o,
-        accumulate=accumulate,
-        arrived=(memory.v_pipe.empty[stage.index], memory.p_empty[slot]),
-    )
+    complete = (memory.v_pipe.empty[stage.index], memory.p_empty[slot])
+    tk.mma_AtB(memory.v[stage.index], memory.p[slot], memory.o, accumulate=accumulate, arrived=complete)
 
 
 @triton.jit
-def multiply(memory, K, args, C: tl.constexpr):
+def multiply(memory, K, bounds, args, C: tl.constexpr):
     """Issue the products: S of the first block, then S of each further block before O of the one before it."""
     k_stage, v_stage = tk.pipeline_state(memory.k_pipe), tk.pipeline_state(memory.v_pipe)
     q_stage, state = tk.pipeline_state(memory.q_pipe), tk.pipeline_state(memory.task_pipe)
-    task = receive(memory, state, K, args, C)
+    task = task_at(tk.block_index(), K, bounds, args, C)
     while task.is_valid:
         count = task.count
         if count > 0:
@@ -269,8 +278,8 @@ def multiply(memory, K, args, C: tl.constexpr):
             tk.mma_commit(memory.q_pipe.empty[q_stage.index])
             values(memory, v_stage, count > 1)
             v_stage, q_stage = tk.advance(v_stage), tk.advance(q_stage)
-        state = tk.advance(state)
         task = receive(memory, state, K, args, C)
+        state = tk.advance(state)
 
 
 @triton.jit
@@ -309,7 +318,7 @@ def exceeds(s, limit):
 
 
 @triton.jit
-def softmax(memory, K, Out, L, args, C: tl.constexpr):
+def softmax(memory, K, Out, L, bounds, args, C: tl.constexpr):
     """Pᵀ = 2^(Sᵀ · scale − m) of each block, and a task's results.
 
     m is the largest score of a query's first keys. It and O change only where a score is GROWTH larger.
@@ -319,7 +328,7 @@ def softmax(memory, K, Out, L, args, C: tl.constexpr):
         tk.dependents_launch()  # `combine` starts while this kernel runs, and waits for its end
     scale = args.scale
     stage, state = tk.pipeline_state(memory.v_pipe), tk.pipeline_state(memory.task_pipe)
-    task = receive(memory, state, K, args, C)
+    task = task_at(tk.block_index(), K, bounds, args, C)
     while task.is_valid:
         m, sums = tk.neg_infty(tk.row_vec(SCORES)), tk.zero(SCORES)
         for i in range(task.count):
@@ -356,8 +365,8 @@ def softmax(memory, K, Out, L, args, C: tl.constexpr):
         if C.lse:
             lse = tk.where(m == float("inf"), m, (m * scale + tk.log2(total)) * LN_2)
             tk.store(L, lse, (task.batch, task.tile, task.split, 0))
-        state = tk.advance(state)
         task = receive(memory, state, K, args, C)
+        state = tk.advance(state)
 
 
 @tk.kernel
@@ -391,9 +400,9 @@ def attention_decode_tmem(Q, K, V, Out, L, pages, bounds, args, C: tl.constexpr)
     )
     tk.specialize(
         (
-            (softmax, (memory, K, Out, L, args, C)),
-            (multiply, (memory, K, args, C)),
-            (load, (memory, Q, K, V, args, C)),
+            (softmax, (memory, K, Out, L, bounds, args, C)),
+            (multiply, (memory, K, bounds, args, C)),
+            (load, (memory, Q, K, V, bounds, args, C)),
             (schedule, (memory, K, pages, bounds, args, C)),
         ),
         warps=(4, 1, 1, 1),
