@@ -1,15 +1,18 @@
 """What can be said of the kernels for Blackwell without one: `python -m bench.blackwell [--beside NAME=CUBIN …]`.
 
 Counts of instructions in the loops of the machine code for sm_100a, of the shipped kernels and of other kernels' cubins
-beside them; and how busy the simulator's model of time has the tensor cores. Nothing is measured. Needs no GPU.
+beside them; how busy the simulator's model of time has the tensor cores; and how long it has decoding take beside
+reading K and V. Nothing is measured. Needs no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
 import pathlib
+import unittest.mock
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,13 +22,15 @@ import triton
 import tritonkittens.lang as tk
 from bench.harness import RESULTS
 from tritonkittens import sim
-from tritonkittens.arch import GPUS
+from tritonkittens.arch import CHIPS, GPUS
 from tritonkittens.inspect import _sass, _tools
-from tritonkittens.kernels.attention import attention
+from tritonkittens.kernels.attention import attention, attention_decode, num_splits, tmem_decode_plan
+from tritonkittens.kernels.attention.num_splits import DecodeKind
 from tritonkittens.kernels.gemm.device.block_scaled import BlockScaledGemm
 from tritonkittens.kernels.gemm.device.gemm import Gemm
 from tritonkittens.launch import Device
 from tritonkittens.launch.recorder import recorded
+from tritonkittens.sim.costs import CLOCK_GHZ
 from tritonkittens.sim.spans import total
 from tritonkittens.sim.timeline import Timeline
 
@@ -45,6 +50,9 @@ SCALED = {
     "NVFP4": (torch.float4_e2m1fn_x2, torch.float8_e4m3fn, 16),
 }
 DEPTH, TILES = 4096, 4  # of the modelled product: bytes of K, and tiles of 256 × 256 of a pair
+GPU = GPUS["B200"]
+# of modelled decoding: sequences, key heads, query heads of each, keys of a sequence
+DECODED = ((8, 8, 4, 4096), (32, 8, 4, 4096), (64, 8, 8, 1024), (16, 32, 1, 4096), (1, 8, 4, 65536))
 
 
 def gemm(**knobs: Any) -> bytes:
@@ -82,8 +90,25 @@ def block_scaled_gemm(kind: str, **knobs: Any) -> bytes:
 def attention_forward(dim: int) -> bytes:
     """The cubin of the attention forward without a mask."""
     q, k, v = (torch.empty(1, 16, 4096, dim, dtype=torch.bfloat16, device="meta") for _ in range(3))
-    (launch,) = recorded(lambda: attention(q, k, v), Device.of_gpu(GPUS["B200"]))
+    (launch,) = recorded(lambda: attention(q, k, v), Device.of_gpu(GPU))
     cubin: bytes = launch.compile(ARCH).asm["cubin"]
+    return cubin
+
+
+def decode(dim: int) -> bytes:
+    """The cubin of the decode kernel of a batch of sequences, with groups of four query heads."""
+    q, k, v = (torch.empty(8, n, s, dim, dtype=torch.bfloat16, device="meta") for n, s in ((32, 1), *[(8, 4096)] * 2))
+    launch = recorded(lambda: attention_decode(q, k, v, num_splits=2), Device.of_gpu(GPU))[0]
+    cubin: bytes = launch.compile(ARCH).asm["cubin"]
+    return cubin
+
+
+def hoppers_decode(dim: int) -> bytes:
+    """The cubin of the kernel that a Hopper GPU runs for `decode`."""
+    q, k, v = (torch.empty(8, 8, n, dim, dtype=torch.bfloat16, device="meta") for n in (4, 4096, 4096))
+    o, lse = (torch.empty(8, 8, 2, 4, *n, device="meta") for n in ((dim,), ()))
+    kernel = num_splits.decode_kernel(DecodeKind(torch.bfloat16, dim, dim, lengths=False))
+    cubin: bytes = kernel.compile(q, k, v, o, lse, arch=ARCH, scale=1.0, queries=1).asm["cubin"]
     return cubin
 
 
@@ -96,6 +121,10 @@ KERNELS: dict[str, Callable[[], bytes]] = {
     "gemm, NVFP4, CTA pairs": lambda: block_scaled_gemm("NVFP4", cluster=2),
     "attention forward, D 128": lambda: attention_forward(128),
     "attention forward, D 64": lambda: attention_forward(64),
+    "attention decode, D 128": lambda: decode(128),
+    "attention decode, D 64": lambda: decode(64),
+    "attention decode, D 128, Hopper's kernel": lambda: hoppers_decode(128),
+    "attention decode, D 64, Hopper's kernel": lambda: hoppers_decode(64),
 }
 
 
@@ -134,6 +163,64 @@ def busy(kind: str, **knobs: Any) -> float:
     )
 
 
+def over_reading(dim: int, shape: tuple[int, int, int, int], hoppers: bool) -> float:
+    """The modelled time of decoding, without the kernel that combines splits, over that of reading K and V.
+
+    A CTA is simulated that has as many tasks as any other. As many CTAs as run at once on average share the bandwidth
+    of HBM evenly, and nothing else. `hoppers`: of the kernel that a Hopper GPU runs.
+    """
+    batch, kv_heads, group, keys = shape
+    kind, tiles = DecodeKind(torch.bfloat16, dim, dim), batch * kv_heads
+    rings = num_splits.rings_of(kind) if hoppers else tmem_decode_plan.rings_of(kind, group, (10, 0))
+    split = num_splits.choose_split(tiles, keys, GPU.multiprocessors, GPU.hbm_bytes_per_second, rings)
+    kernel: Any
+    if hoppers:
+        kernel = num_splits.kernel_for(kind, split, tiles, GPU.multiprocessors)
+        slots = GPU.multiprocessors * kernel.blocks_per_sm
+    else:
+        kernel, slots = (
+            tmem_decode_plan.kernel_of(kind, group, (10, 0), split.num_splits > 1, True),
+            GPU.multiprocessors,
+        )
+    ctas = tiles * split.num_splits * split.cluster
+    cycles_a_second, tasks = CLOCK_GHZ * 1e9, -(-ctas // slots)
+    share = min(GPU.chip.l2_bytes, GPU.hbm_bytes_per_second * tasks / ctas / cycles_a_second)
+    with unittest.mock.patch.dict(CHIPS, {100: dataclasses.replace(GPU.chip, l2_bytes=share)}):
+        cycles = _decoded(kernel, tasks, group, dim, -(-keys // split.num_splits))
+    nbytes = tiles * keys * kind.key_bytes
+    return cycles / (nbytes / GPU.hbm_bytes_per_second * cycles_a_second)
+
+
+def _decoded(kernel: Any, tasks: int, rows: int, dim: int, keys: int) -> float:
+    """Modelled cycles of a CTA, or cluster, with so many tasks of a decode kernel."""
+    q, k, v, result = (torch.randn(tasks, 1, n, dim, device="cpu").bfloat16() for n in (rows, keys, keys, rows))
+    tensors = dict(Q=q, K=k, V=v, O=(result.float() if kernel.partial else result)[:, :, None])
+    tensors |= dict(L=torch.empty(tasks, 1, 1, rows), lengths=torch.full((tasks,), keys, dtype=torch.int32))
+    given, numbers = [tensors[name] for name in kernel.tensors], dict(scale=dim**-0.5, queries=1)
+    timeline = Timeline()
+    with sim.device(ARCH, multiprocessors=1, recorder=timeline):
+        if isinstance(kernel, tmem_decode_plan.TmemDecode):
+            kernel.bind(*given, **numbers)(*given)
+        else:
+            kernel(*given, **numbers, blocks=None if kernel.one_tile_per_block else 1)
+    return max(share.cycles for share in timeline.summary())
+
+
+def decodings() -> Iterator[dict[str, Any]]:
+    """`over_reading` of both kernels."""
+    for dim in (128, 64):
+        for shape in DECODED:
+            for kernel, hoppers in (("attention decode", False), ("attention decode, Hopper's kernel", True)):
+                over = round(over_reading(dim, shape, hoppers), 3)
+                yield {
+                    "kernel": kernel,
+                    "modelled": "time over that of reading K and V",
+                    "D": dim,
+                    "shape": shape,
+                    "ratio": over,
+                }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--beside", action="append", default=[], metavar="NAME=CUBIN", help="another kernel's cubin")
@@ -147,6 +234,7 @@ def main() -> None:
         for pairs, knobs in {"": {}, "CTA pairs": dict(cluster=2)}.items():
             name = ", ".join(part for part in ("gemm", kind, pairs) if part)
             rows.append({"kernel": name, "modelled": "tensor cores busy", "share": round(busy(kind, **knobs), 3)})
+    rows += decodings()
     for row in rows:
         print(row, flush=True)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
