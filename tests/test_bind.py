@@ -6,9 +6,11 @@ import torch
 
 from tests.util import poison
 from tritonkittens import sim
+from tritonkittens.kernels.attention import tmem_decode_plan
 from tritonkittens.kernels.attention.call_plan import forward
 from tritonkittens.kernels.attention.config import Config as AttentionConfig
 from tritonkittens.kernels.attention.device.backward import preprocess
+from tritonkittens.kernels.attention.num_splits import DecodeKind
 from tritonkittens.kernels.gemm.call_plan import described, unaligned_plan
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.device.unaligned_tiles import Tiles
@@ -148,3 +150,26 @@ def test_launches_of_unaligned_products_are_bound_once(bound, tiles):
     for (_, args, owners), tensors in zip(seen, launched[:count], strict=True):
         assert all(x is y for x, y in zip(tensors_in(args), tensors, strict=True))
         assert owners == tuple(range(len(tensors)))
+
+
+@pytest.mark.parametrize(
+    "features", [dict(), dict(lengths=False), dict(page_size=16), dict(starts=True, causal=True)], ids=str
+)
+def test_every_tensor_of_decoding_stands_where_that_of_the_example_did(features, monkeypatch):
+    kind = DecodeKind(BF16, 64, 64, **features)
+    kernel = tmem_decode_plan.kernel_of(kind, 4, (10, 0), partial=True, lse=True)
+    pages, keys = (30, 16) if "page_size" in features else (2, 300)
+    k, v = torch.randn(2, pages, 2, keys, 64).to(BF16)
+    table, counts = torch.arange(30, dtype=torch.int32).view(2, 15), torch.tensor([230, 5], dtype=torch.int32)
+    made = dict(Q=torch.randn(2, 2, 4, 64).to(BF16), K=k, V=v, O=torch.empty(2, 2, 2, 4, 64), L=torch.empty(2, 2, 2, 4))
+    made |= dict(pages=table, lengths=counts, starts=torch.tensor([0, 3], dtype=torch.int32))
+    tensors, seen = [made[name] for name in kernel.tensors], []
+    poison(made["O"])
+    monkeypatch.setattr(Launcher, "bind", lambda self, *given: seen.append(given) or given[4])
+    with sim.device("sm_100a", multiprocessors=2):
+        launch = kernel.bind(*tensors, varying=(1, 2), scale=0.1, queries=1)
+        launch(*tensors)
+    ((grid, args, _, owners, _, varying),) = seen
+    assert grid == (8,) and varying == (1, 2)
+    assert [id(x) for x in tensors_in(args)] == [id(tensors[i]) for i in owners]
+    assert torch.isfinite(made["O"]).all()

@@ -211,7 +211,7 @@ class DecodePlan:
         shaped = results.view(*self.shape, results.shape[-1]), None if lses is None else lses.view(self.shape)
         tensors = self.in_order((q, k, v, *shaped, *others))
         if isinstance(self.kernel, TmemDecode):
-            return self.kernel.bind(*tensors, **self.numbers)
+            return self.kernel.bind(*tensors, varying=self.varying, **self.numbers)
         return self.kernel.call(*tensors).bind(*tensors, varying=self.varying, **self.numbers)
 
 

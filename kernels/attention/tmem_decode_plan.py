@@ -19,6 +19,7 @@ from tritonkittens.launch import capability
 DIMS = ((64, 64), (128, 128), (192, 128))  # (head_dim, value_dim)
 FEWEST, MOST = 16, 32  # rows of a tile of queries: of an MMA; that fit into registers
 BARRIERS = 1 * KIB  # bytes of shared memory beside the tiles
+ORDER = ("Q", "K", "V", "O", "L", "pages", "lengths", "starts")  # of the kernel's tensors
 LAUNCH_REGISTERS = 128  # of a thread, before they move between roles
 
 
@@ -63,33 +64,43 @@ class TmemDecode:
     def tensors(self) -> tuple[str, ...]:
         """Names of the tensors of a launch."""
         c = self.constants
-        has = dict(L=c.lse, lengths=c.lengths, starts=c.starts, pages=c.page_size is not None)
-        return ("Q", "K", "V", "O", *(name for name, given in has.items() if given))
+        given = dict(L=c.lse, pages=c.page_size is not None, lengths=c.lengths, starts=c.starts)
+        return tuple(name for name in ORDER if given.get(name, True))
 
-    def bind(self, *tensors: torch.Tensor, scale: float, queries: int, squash: float = 0.0) -> Callable[..., None]:
-        """The launch as a function of tensors: of those of these shapes, apart from K and V, in these dimensions or
-        others of the same memory."""
-        c = self.constants
-        kinds = [None if name in "KV" else (t.shape, t.stride()) for name, t in zip(self.tensors, tensors, strict=True)]
-        shape = tensors[3].shape
-        tasks = shape[0] * shape[1] * shape[2]
-        args = Args(scale, squash, queries, shape[2], tasks)
-        tiles = dict(Q=c.q, K=tk.st(c.dtype, c.copied, c.head_dim), V=tk.st(c.dtype, c.copied, c.value_dim))
+    def bind(
+        self, *tensors: torch.Tensor, varying: tuple[int, ...] = (), scale: float, queries: int, squash: float = 0.0
+    ) -> Callable[..., None]:
+        """The launch as a function of tensors: of those of these shapes, in these dimensions or others of the same
+        memory. Extents and strides of those whose number is in `varying` may differ."""
+        splits = tensors[self.tensors.index("O")].shape[:3]
+        args, grid = Args(scale, squash, queries, splits[2], splits.numel()), (splits.numel(),)
+        kinds = [None if i in varying else (t.shape, t.stride()) for i, t in enumerate(tensors)]
 
-        def launch(*given: torch.Tensor) -> None:
+        def fallback(*given: torch.Tensor) -> None:
             shaped = (t if kind is None else t.as_strided(*kind) for t, kind in zip(given, kinds, strict=True))
-            pairs = zip(self.tensors, shaped, strict=True)
-            x = {name: tk.gl(t, tiles[name]) if name in tiles else tk.gl(t) for name, t in pairs}
-            attention_decode_tmem[(tasks,)](
-                *(x[name] for name in "QKVO"),
-                *(x.get(name) for name in ("L", "pages")),
-                Bounds(x.get("lengths"), x.get("starts")),
-                args,
-                c,
-                maxnreg=LAUNCH_REGISTERS,
-            )
+            attention_decode_tmem[grid](*self._arguments(*shaped), args, self.constants, maxnreg=LAUNCH_REGISTERS)
 
-        return launch
+        owners = [
+            self.tensors.index(name) for name in ORDER if name in self.tensors for _ in range(1 + (name in "QKV"))
+        ]
+        return attention_decode_tmem.bind(
+            grid,
+            tuple(owners),
+            fallback,
+            varying,
+            *self._arguments(*tensors),
+            args,
+            self.constants,
+            maxnreg=LAUNCH_REGISTERS,
+        )
+
+    def _arguments(self, *tensors: torch.Tensor) -> list[Any]:
+        """The kernel's arguments for its tensors."""
+        c = self.constants
+        tiles = dict(Q=[c.q], K=[tk.st(c.dtype, c.copied, c.head_dim)], V=[tk.st(c.dtype, c.copied, c.value_dim)])
+        found = {name: tk.gl(t, *tiles.get(name, ())) for name, t in zip(self.tensors, tensors, strict=True)}
+        *others, lengths, starts = (found.get(name) for name in ORDER)
+        return [*others, Bounds(lengths, starts)]
 
 
 @functools.lru_cache(maxsize=512)

@@ -102,6 +102,20 @@ class Kernel:
         runtime, constants, options = self._bind(args, kwargs)
         self.launcher(grid, self._prepared(runtime), (constants, options))
 
+    def bind(
+        self,
+        grid: Grid,
+        owners: tuple[int, ...],
+        fallback: Callable[..., None],
+        varying: tuple[int, ...],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Callable[..., None]:
+        """Return a launch with these arguments as a function of tensors alone; see `Launcher.bind`. A tensor of
+        `args` that TMA moves counts twice in `owners`."""
+        runtime, constants, options = self._bind(args, kwargs)
+        return self.launcher.bind(grid, self._prepared(runtime), (constants, options), owners, fallback, varying)
+
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch as Triton's decorators do. `grid` may be a function of a dict of all arguments by name, constants
         included.
