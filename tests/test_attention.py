@@ -183,11 +183,13 @@ def test_queries_of_a_group_are_packed_where_that_is_a_view():
 
     def shapes(q, out, lse, left=LIMIT, right=LIMIT):
         scores = call_plan.Scores(1.0, None, left, right)
-        found = call_plan.packed_by_group(q, k, out, lse, scores)
+        *found, seen = call_plan.packed_by_group(q, k, out, lse, scores)
+        assert seen.features(*found[0].shape[2:3], 20) == scores.features(10, 20), "the masks are the same"
         assert all(a is b is None or a.data_ptr() == b.data_ptr() for a, b in zip(found, (q, out, lse), strict=True))
         return [y if y is None else tuple(y.shape) for y in found]
 
     assert shapes(q, q.clone(), lse) == [(2, 3, 20, 64)] * 2 + [(2, 3, 20)]
+    assert shapes(q, q.clone(), lse, 30, 30) == shapes(q, q.clone(), lse), "a window that hides no key"
     assert shapes(q, x(2, 6, 10, 32), None) == [(2, 3, 20, 64), (2, 3, 20, 32), None]
     strided = x(2, 10, 6, 64).transpose(1, 2)
     for kept in ((q, strided, lse), (strided, q, lse), (q, q, x(2, 6, 12)[..., :10])):

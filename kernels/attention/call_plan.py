@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from tritonkittens.kernels._tensors import (
 from tritonkittens.kernels.attention import tmem_plan
 from tritonkittens.kernels.attention.config import Config, Shape, choose
 from tritonkittens.kernels.attention.device.forward import AttentionForward
+from tritonkittens.kernels.attention.reference import LIMIT
 from tritonkittens.launch import multiprocessor_count
 
 TILE = 128  # queries, or keys
@@ -197,7 +198,7 @@ def run_forward(
     if out.numel() == 0 or k.shape[2] == 0:
         return fill_empty(out, lse)
     in_tensor_memory = config is None and tmem_plan.takes(q, k, out.shape[3], scores)
-    q, out, lse = packed_by_group(q, k, out, lse, scores)
+    q, out, lse, scores = packed_by_group(q, k, out, lse, scores)
     if in_tensor_memory:
         return tmem_plan.run(q, k, v, out, lse, scores)
     launch_forward(forward, q.dtype, q, k, as_addressable(v), out, lse, (), scores, config)
@@ -210,8 +211,9 @@ def run_forward(
 
 def packed_by_group(
     q: torch.Tensor, k: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, scores: Scores
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(q, out, lse) as (B, kv_heads, group · queries, …) where these are views and all queries see all keys.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Scores]:
+    """(q, out, lse) as (B, kv_heads, group · queries, …) where these are views and all queries see all keys, and
+    `scores` without a window then, for one that hides nothing may hide keys of the longer sequence.
 
     The heads of a group then follow each other in one sequence of queries, which needs fewer tiles than one sequence a
     head. Otherwise the tensors as they are. So results of different layouts differ by rounding. Source: `pack_gqa` of
@@ -220,9 +222,9 @@ def packed_by_group(
     kv_heads, tensors = k.shape[1], (q, out) if lse is None else (q, out, lse)
     causal, window, _ = scores.features(q.shape[2], k.shape[2])
     if causal or window or q.shape[1] == kv_heads or any(x.stride(1) != x.shape[2] * x.stride(2) for x in tensors):
-        return q, out, lse
+        return q, out, lse, scores
     views = [x.view(len(x), kv_heads, -1, *x.shape[3:]) for x in tensors]
-    return views[0], views[1], None if lse is None else views[2]
+    return views[0], views[1], None if lse is None else views[2], replace(scores, left=LIMIT, right=LIMIT)
 
 
 def kernel_of(

@@ -107,5 +107,5 @@ def _launch(
     programs = -(-keys // KEYS.value)
     values = v.new_empty(batch, kv_heads, value_dim, programs * KEYS.value)
     transposed_values[programs, kv_heads, batch](v, values, *v.stride(), keys, value_dim)
-    q, out, lse = packed_by_group(q, k, out, lse, scores)
+    q, out, lse, scores = packed_by_group(q, k, out, lse, scores)
     launch_forward(forward_fp8, out.dtype, q, k, values, out, lse, (descales,), scores, config)
