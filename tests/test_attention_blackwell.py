@@ -37,6 +37,9 @@ CASES = [
     pytest.param(dict(queries=300, keys=100), dict(causal=True), id="causal, queries without keys"),
     pytest.param(dict(queries=70, keys=400), dict(causal=True), id="causal, more keys"),
     pytest.param(dict(queries=300, keys=450), dict(window=(90, 20)), id="window"),
+    pytest.param(
+        dict(queries=40, keys=64, heads=4, kv_heads=1), dict(window=(110, 110)), id="window that hides no key"
+    ),
     pytest.param(dict(queries=140, keys=200, dim=128, heads=2, dtype=torch.float16), {}, id="dimension 128, fp16"),
     slow(dict(queries=140, keys=200, dim=128, heads=2), dict(causal=True), id="dimension 128, causal"),
     slow(dict(queries=140, keys=200, dim=192, value_dim=128), dict(causal=True), id="dimensions 192 and 128"),

@@ -1,9 +1,14 @@
 """Bound launches of templates and plain kernels: which tensor of a call stands where, and what is done where there is
 no native code."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
+import triton
+import triton.language as tl
 
+import tritonkittens.lang as tk
 from tests.util import poison
 from tritonkittens import sim
 from tritonkittens.kernels.attention import tmem_decode_plan
@@ -18,6 +23,7 @@ from tritonkittens.launch import GlobalArg, Launcher
 from tritonkittens.launch.arguments import leaves
 
 BF16 = torch.bfloat16
+SCALED = (((32, 64), BF16), ((32, 64), torch.float32), ((1,), torch.float32))  # tensors of `scaled`
 
 
 @pytest.fixture
@@ -129,6 +135,40 @@ def test_plain_kernels(bound):
     assert all(torch.equal(x, y) for x, y in zip(*found, strict=True)) and not found[0][0].isnan().any()
     ((grid, _, owners),) = seen
     assert grid == (2, 2, 1) and owners == tuple(range(7)) and len(launched) == 1
+
+
+class Numbers(NamedTuple):
+    factor: float
+    addend: torch.Tensor
+
+
+@tk.kernel
+@triton.jit
+def scaled(X, Y, nothing, numbers):
+    """Y = factor · X + addend. X is moved by TMA, Y and the addend are not."""
+    tile, full = tk.allocate(tk.st(tk.bf16, 32, 64)), tk.semaphores(1)
+    tk.expect(full[0], tile)
+    tk.load_async(tile, X, (0, 0), full[0])
+    tk.wait(full[0], 0)
+    x = tk.mul(tk.cast(tk.load(tile), tk.fp32), numbers.factor)
+    tk.store(Y, tk.add(x, tl.load(numbers.addend)), (0, 0))
+
+
+def test_explicit_kernels(bound):
+    """Tensors are given in order, without their layouts, those in tuples too."""
+    seen, launched = bound
+
+    def arguments(x, y, addend):
+        return tk.gl(x, tk.st(tk.bf16, 32, 64)), tk.gl(y, static=True), None, Numbers(0.5, addend)
+
+    launch = scaled.bind((1,), *arguments(*(torch.zeros(shape, dtype=t) for shape, t in SCALED)), num_warps=4)
+    ((grid, args, owners),) = seen
+    assert grid == (1,) and owners == (0, 0, 1, 2) and len(tensors_in(args)) == 4
+    for _ in range(2):
+        x, y, addend = (torch.randn(shape).to(t) for shape, t in SCALED)
+        launch(x.view(4, 8, 64), poison(y), addend)
+        torch.testing.assert_close(y, 0.5 * x.float() + addend)
+    assert len(launched) == 2
 
 
 @pytest.mark.parametrize("tiles", [Tiles(1, 32, 16, parts=2), Tiles(16, 32, 16, parts=2, wide=True, stages=2)], ids=str)

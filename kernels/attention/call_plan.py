@@ -197,15 +197,25 @@ def run_forward(
         return launch(q, k, v, out, *(() if lse is None else (lse,)))
     if out.numel() == 0 or k.shape[2] == 0:
         return fill_empty(out, lse)
-    in_tensor_memory = config is None and tmem_plan.takes(q, k, out.shape[3], scores)
+    in_tensor_memory = config is None and tmem_plan.takes(q, out.shape[3], scores)
     q, out, lse, scores = packed_by_group(q, k, out, lse, scores)
+    sums = () if lse is None else (lse,)
+    as_they_are = addressable(q) and addressable(k) and addressable(v) and storable(out)
     if in_tensor_memory:
-        return tmem_plan.run(q, k, v, out, lse, scores)
-    launch_forward(forward, q.dtype, q, k, as_addressable(v), out, lse, (), scores, config)
-    if plan is not None and addressable(q) and addressable(k) and addressable(v) and storable(out):
+        home = storable_home(out)
+        tensors = (as_addressable(q), as_addressable(k), as_addressable(v), home)
+        launch = tmem_plan.bind(tensors, lse, None, scores, (q.shape[2], k.shape[2]))
+        launch(*tensors, *sums)
+        if home is not out:
+            out.copy_(home)
+    else:
+        launch_forward(forward, q.dtype, q, k, as_addressable(v), out, lse, (), scores, config)
+        if plan is None or not as_they_are:
+            return None
         kernel, numbers = kernel_of(forward, q.dtype, q, k, out.shape[3], lse is not None, scores)
-        tensors = (q, k, v, out, *(() if lse is None else (lse,)))
-        plan.launches[lse is not None] = kernel.call(*tensors).bind(*tensors, **numbers)
+        launch = kernel.call(q, k, v, out, *sums).bind(q, k, v, out, *sums, **numbers)
+    if plan is not None and as_they_are:
+        plan.launches[lse is not None] = launch
     return None
 
 

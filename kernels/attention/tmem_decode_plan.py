@@ -74,24 +74,9 @@ class TmemDecode:
         memory. Extents and strides of those whose number is in `varying` may differ."""
         splits = tensors[self.tensors.index("O")].shape[:3]
         args, grid = Args(scale, squash, queries, splits[2], splits.numel()), (splits.numel(),)
-        kinds = [None if i in varying else (t.shape, t.stride()) for i, t in enumerate(tensors)]
-
-        def fallback(*given: torch.Tensor) -> None:
-            shaped = (t if kind is None else t.as_strided(*kind) for t, kind in zip(given, kinds, strict=True))
-            attention_decode_tmem[grid](*self._arguments(*shaped), args, self.constants, maxnreg=LAUNCH_REGISTERS)
-
-        owners = [
-            self.tensors.index(name) for name in ORDER if name in self.tensors for _ in range(1 + (name in "QKV"))
-        ]
+        arguments = self._arguments(*tensors)
         return attention_decode_tmem.bind(
-            grid,
-            tuple(owners),
-            fallback,
-            varying,
-            *self._arguments(*tensors),
-            args,
-            self.constants,
-            maxnreg=LAUNCH_REGISTERS,
+            grid, *arguments, args, self.constants, varying=varying, maxnreg=LAUNCH_REGISTERS
         )
 
     def _arguments(self, *tensors: torch.Tensor) -> list[Any]:

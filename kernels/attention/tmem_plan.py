@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 import tritonkittens.lang as tk
 from tritonkittens.arch import chip_of
-from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._tensors import storable_home
 from tritonkittens.kernels.attention.device.forward_tmem import ROWS, TILES, ForwardTmem, attention_forward_tmem
 from tritonkittens.launch import capability, multiprocessor_count
 
@@ -27,7 +27,7 @@ class Args(NamedTuple):
     """The numbers of a call.
 
     `scale`: of scores, in base 2 (times log₂ e). `tiles`: tasks of a head. `heads`: of all batches. `group`: query
-    heads of a key head. `left`, `right`: sides of a window.
+    heads of a key head. `left`, `right`: sides of a window. `entries`: of packed sequences, the list of `list_tiles`.
     """
 
     scale: float
@@ -36,12 +36,12 @@ class Args(NamedTuple):
     group: int
     left: int
     right: int
+    entries: torch.Tensor | None
 
 
-def takes(q: torch.Tensor, k: torch.Tensor, value_dim: int, scores: Scores) -> bool:
+def takes(q: torch.Tensor, value_dim: int, scores: Scores) -> bool:
     """Whether `attention_forward_tmem` computes such a call on the device of `q`."""
-    softcap = scores.features(q.shape[2], k.shape[2])[2]
-    return (q.shape[3], value_dim) in STAGES and not softcap and chip_of(_arch(q)).tcgen05
+    return (q.shape[-1], value_dim) in STAGES and scores.softcap is None and chip_of(_arch(q)).tcgen05
 
 
 def _arch(q: torch.Tensor) -> int:
@@ -51,7 +51,7 @@ def _arch(q: torch.Tensor) -> int:
 
 @functools.lru_cache
 def kernel_of(
-    dtype: torch.dtype, dims: tuple[int, int], causal: bool, window: bool, lse: bool, fast_ex2: bool
+    dtype: torch.dtype, dims: tuple[int, int], causal: bool, window: bool, lse: bool, packed: bool, fast_ex2: bool
 ) -> ForwardTmem:
     """The constants of the kernel for a dtype, (head_dim, value_dim) and features."""
     return ForwardTmem(
@@ -60,6 +60,7 @@ def kernel_of(
         value_dim=dims[1],
         causal=causal,
         window=window,
+        packed=packed,
         lse=lse,
         stages=STAGES[dims],
         order=tk.LongestFirst() if causal else tk.ColumnMajor(),
@@ -67,32 +68,45 @@ def kernel_of(
     )
 
 
-def run(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, scores: Scores
-) -> None:
-    """Launch the kernel. Operands are copied where TMA needs it.
+def bind(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    lse: torch.Tensor | None,
+    entries: torch.Tensor | None,
+    scores: Scores,
+    longest: tuple[int, int],
+) -> Callable[..., None]:
+    """The launch of the kernel for tensors like these, which TMA can address.
+
+    Args:
+        tensors: q, k, v and the output, (B, H, S, …), or with `entries`, the list of packed sequences' tiles, (H,
+            total, …).
+        longest: queries and keys of a sequence at most.
+
+    Returns a function of the tensors, `lse` where there is one, and `entries` where there are.
 
     Causal tasks differ in length, and have a CTA each: the hardware hands them out, longest first. Others share the SMs
-    evenly.
+    evenly. Tasks of packed sequences have a CTA each, too.
     """
-    causal, window, _ = scores.features(q.shape[2], k.shape[2])
-    dims = q.shape[3], out.shape[3]
-    constants = kernel_of(q.dtype, dims, causal, window, lse is not None, _arch(q) >= FAST_EX2)
-    tiles, heads = -(-q.shape[2] // HEIGHT), q.shape[0] * q.shape[1]
+    q, k, v, out = tensors
+    causal, window, _ = scores.features(*longest)
+    packed, dims = entries is not None, (q.shape[-1], out.shape[-1])
+    constants = kernel_of(q.dtype, dims, causal, window, lse is not None, packed, _arch(q) >= FAST_EX2)
+    *batch, heads, queries, _ = q.shape
+    tiles = -(-queries // HEIGHT) if entries is None else len(entries)
+    all_heads = math.prod(batch) * heads
     scale = scores.numbers(window=False)["scale"]
-    args = Args(scale, tiles, heads, q.shape[1] // k.shape[1], scores.left, scores.right)
-    grid = tiles * heads if causal or window else min(tiles * heads, multiprocessor_count(q.get_device()))
-    home = storable_home(out)
-    result = tk.gl(home, constants.o)
-    attention_forward_tmem[(grid,)](
-        tk.gl(as_addressable(q), constants.q),
-        tk.gl(as_addressable(k), constants.k),
-        tk.gl(as_addressable(v), constants.v),
-        result,
-        result if lse is None else tk.gl(lse),  # without one, the kernel does not use it
+    args = Args(scale, tiles, all_heads, heads // k.shape[-3], scores.left, scores.right, entries)
+    grid = tiles * all_heads
+    if not (causal or window or packed):
+        grid = min(grid, multiprocessor_count(q.get_device()))
+    return attention_forward_tmem.bind(
+        (grid,),
+        tk.gl(q, constants.q, ragged=packed),
+        tk.gl(k, constants.k, ragged=packed),
+        tk.gl(v, constants.v, ragged=packed),
+        tk.gl(out, constants.o, ragged=packed),
+        None if lse is None else tk.gl(lse),
         args,
         constants,
         maxnreg=LAUNCH_REGISTERS,
     )
-    if home is not out:
-        out.copy_(home)

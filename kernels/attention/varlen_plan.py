@@ -12,6 +12,7 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable
 from tritonkittens.kernels._tensors import addressable, allocator, remember, signature, storable, storable_home
+from tritonkittens.kernels.attention import tmem_plan
 from tritonkittens.kernels.attention.call_plan import Scores, fill_empty
 from tritonkittens.kernels.attention.config import Config, Shape, choose
 from tritonkittens.kernels.attention.device.backward import ROWS
@@ -162,19 +163,23 @@ def _plan(operands: Operands, longest: tuple[int, int], scores: Scores, same: bo
     sequences = starts_q.shape[0] - 1
     mean, masks = queries // max(1, sequences), scores.masks(*longest)
     shape = Shape(dim, value_dim, q.element_size(), mean, longest[1], heads, *masks, varlen=True)
-    kind = (q.dtype, dim, value_dim, *shape.features, shape.causal and not same, lse is not None)
-    kernel = choose(forward_varlen, kind, shape, multiprocessor_count(q.get_device()))
-    listing = Listing(starts_q, starts_k, queries, keys, False, kernel.tile_m * kernel.consumers)  # type: ignore[attr-defined]
+    in_tensor_memory = tmem_plan.takes(q, value_dim, scores)
+    if in_tensor_memory:
+        height = tmem_plan.HEIGHT
+    else:
+        kind = (q.dtype, dim, value_dim, *shape.features, shape.causal and not same, lse is not None)
+        kernel = choose(forward_varlen, kind, shape, multiprocessor_count(q.get_device()))
+        height = kernel.tile_m * kernel.consumers  # type: ignore[attr-defined]
+    listing = Listing(starts_q, starts_k, queries, keys, False, height)
     as_they_are = all(map(addressable, (q, k, v))) and storable(out)
-    sums = () if lse is None else (lse,)
-    example = (
-        *(as_addressable(x).transpose(0, 1) for x in (q, k, v)),
-        storable_home(out).transpose(0, 1),
-        *sums,
-        listing(starts_q, starts_k),
-    )
-    numbers = scores.numbers(shape.window is not None)
-    launch = kernel.call(*example).bind(*example, **numbers)  # of views, which calls need not make
+    # views, which calls need not make
+    q, k, v, home = (x.transpose(0, 1) for x in (*map(as_addressable, (q, k, v)), storable_home(out)))
+    entries = listing(starts_q, starts_k)
+    if in_tensor_memory:
+        launch = tmem_plan.bind((q, k, v, home), lse, entries, scores, longest)
+    else:
+        example = (q, k, v, home, *(() if lse is None else (lse,)), entries)
+        launch = kernel.call(*example).bind(*example, **scores.numbers(shape.window is not None))
 
     def run(
         q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, out: Tensor, lse: Tensor | None

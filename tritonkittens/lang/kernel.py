@@ -102,19 +102,22 @@ class Kernel:
         runtime, constants, options = self._bind(args, kwargs)
         self.launcher(grid, self._prepared(runtime), (constants, options))
 
-    def bind(
-        self,
-        grid: Grid,
-        owners: tuple[int, ...],
-        fallback: Callable[..., None],
-        varying: tuple[int, ...],
-        *args: Any,
-        **kwargs: Any,
-    ) -> Callable[..., None]:
-        """Return a launch with these arguments as a function of tensors alone; see `Launcher.bind`. A tensor of
-        `args` that TMA moves counts twice in `owners`."""
+    def bind(self, grid: Grid, *args: Any, varying: tuple[int, ...] = (), **kwargs: Any) -> Callable[..., None]:
+        """Return the launch with these numbers, constants and options as a function of its tensors alone.
+
+        A call gives the tensors in the order of the arguments, those of `tk.gl` as plain tensors. Only their addresses
+        are read: dtypes, and extents and strides in memory, must be those of the tensors here. Those of the tensors
+        whose number is in `varying` may differ. Saves host time where a launch repeats; see `Launcher.bind`.
+        """
         runtime, constants, options = self._bind(args, kwargs)
-        return self.launcher.bind(grid, self._prepared(runtime), (constants, options), owners, fallback, varying)
+        key = (constants, options)
+
+        def fallback(*tensors: torch.Tensor) -> None:
+            given = ((tensor, number in varying) for number, tensor in enumerate(tensors))
+            self.launcher(grid, self._prepared([_with_tensors(x, given) for x in runtime]), key)
+
+        owners = [i for i, places in enumerate(_addresses(runtime)) for _ in range(places)]
+        return self.launcher.bind(grid, self._prepared(runtime), key, tuple(owners), fallback, varying)
 
     def run(self, *args: Any, grid: Grid, warmup: bool = False, **kwargs: Any) -> Any:
         """Launch as Triton's decorators do. `grid` may be a function of a dict of all arguments by name, constants
@@ -426,6 +429,32 @@ def prepare(argument: Any) -> Any:
     if isinstance(argument, tuple) and not isinstance(argument, GlobalArg):
         prepared = [prepare(a) for a in argument]
         return type(argument)(*prepared) if hasattr(argument, "_fields") else tuple(prepared)
+    return argument
+
+
+def _addresses(argument: Any) -> Iterator[int]:
+    """Yield, for each tensor of an argument, how many parameters hold its address: two where TMA moves it."""
+    if isinstance(argument, gl):
+        yield 2 if argument.specs else 1
+    elif isinstance(argument, torch.Tensor):
+        yield 1
+    elif isinstance(argument, (tuple, list)):
+        for item in argument:
+            yield from _addresses(item)
+
+
+def _with_tensors(argument: Any, tensors: Iterator[tuple[torch.Tensor, bool]]) -> Any:
+    """Return an argument with the next of `tensors` in place of each of its own: as it is where it varies, else in the
+    shape of that one."""
+    if isinstance(argument, gl):
+        tensor, varies = next(tensors)
+        shape, strides = argument.tensor.shape, argument.tensor.stride()
+        return argument.of(tensor if varies else tensor.as_strided(shape, strides))
+    if isinstance(argument, torch.Tensor):
+        return next(tensors)[0]
+    if isinstance(argument, tuple):
+        items = [_with_tensors(item, tensors) for item in argument]
+        return type(argument)(*items) if hasattr(argument, "_fields") else tuple(items)
     return argument
 
 

@@ -21,6 +21,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.inline_ptx import tcgen05
 from tritonkittens.kernels.attention.device.masks import hidden, keys_of
+from tritonkittens.kernels.attention.device.varlen import entry
 
 ROWS = tl.constexpr(128)  # queries of a tile: a lane of tensor memory and a thread of a softmax warpgroup for each
 TILES = tl.constexpr(2)
@@ -41,6 +42,7 @@ class ForwardTmem(tk.Knob):
         tile_n: keys of a block.
         head_dim: of Q and K; value_dim: of V and O, a multiple of 64.
         causal, window: see `masks`.
+        packed: whether sequences of different lengths follow each other along the rows, with tasks of `list_tiles`.
         lse: whether the log-sum-exp is written.
         stages: of the rings of K and of V.
         order: raster order of the tasks.
@@ -53,6 +55,7 @@ class ForwardTmem(tk.Knob):
     value_dim: int = 128
     causal: bool = False
     window: bool = False
+    packed: bool = False
     lse: bool = False
     stages: int = 2
     order: tk.Order = tk.ColumnMajor()
@@ -83,21 +86,37 @@ class ForwardTmem(tk.Knob):
 
 
 @triton.jit
+def tasks_end(args, C: tl.constexpr):
+    """The number after that of the last task. Of packed sequences, a CTA has one task, or none after the last tile."""
+    if C.packed:
+        return tl.where(entry(args.entries, tk.block_index() // args.heads, True)[0] >= 0, args.tiles * args.heads, 0)
+    else:
+        return args.tiles * args.heads
+
+
+@triton.jit
 def task_at(index, Q, K, args, C: tl.constexpr):
     """Task number `index`: which queries of which head, and the blocks of keys that they see.
 
-    It has at least one block. Queries that see no key see one that is all masked.
+    `batch` and `kv_batch` are the first coordinates of queries and keys: a number, or the sequence. A task has at least
+    one block. Queries that see no key see one that is all masked.
     """
     HEIGHT: tl.constexpr = ROWS * TILES
-    row, batch_head = tk.tile_at(C.order, index, args.tiles, args.heads)
-    batch, head = tk.unravel(batch_head, tk.extent(Q, 1))
-    queries, keys, first = tk.extent(Q, 2), tk.extent(K, 2), row * HEIGHT
-    shift = keys - queries
+    if C.packed:
+        slot, head = tk.unravel(index, args.heads)
+        row, batch, kv_batch, _, _ = entry(args.entries, slot, True)
+        queries, keys = batch.rows, kv_batch.rows
+    else:
+        row, batch_head = tk.tile_at(C.order, index, args.tiles, args.heads)
+        batch, head = tk.unravel(batch_head, tk.extent(Q, 1))
+        queries, keys, kv_batch = tk.extent(Q, 2), tk.extent(K, 2), batch
+    first, shift = row * HEIGHT, keys - queries
     last, count = keys_of(tk.struct(config=C, args=args), first, tl.minimum(first + HEIGHT, queries), shift, keys)
     return tk.struct(
         config=C,
         args=args,
         batch=batch,
+        kv_batch=kv_batch,
         head=head,
         kv_head=head // args.group,
         row=row,
@@ -135,14 +154,14 @@ def load(memory, Q, K, V, args, C: tl.constexpr):
     """Load Q of a task, then K and V block by block."""
     stage = tk.pipeline_state(memory.k_pipe)
     turn = 0
-    for index in range(tk.block_index(), args.tiles * args.heads, tk.block_count()):
+    for index in range(tk.block_index(), tasks_end(args, C), tk.block_count()):
         task = task_at(index, Q, K, args, C)
         for t in tl.static_range(TILES):
             tk.wait(memory.q_empty[t], (turn & 1) ^ 1)
             tk.expect(memory.q_full[t], memory.q[t])
             tk.load_async(memory.q[t], Q, (task.batch, task.head, task.row * TILES + t, 0), memory.q_full[t])
         for i in range(task.count):
-            coord = (task.batch, task.kv_head, task.last - i, 0)
+            coord = (task.kv_batch, task.kv_head, task.last - i, 0)
             load_block(memory.k, memory.k_pipe, stage, K, coord)
             load_block(memory.v, memory.v_pipe, stage, V, coord)
             stage = tk.advance(stage)
@@ -184,7 +203,7 @@ def multiply(memory, Q, K, args, C: tl.constexpr):
     """
     k_stage, v_stage = tk.pipeline_state(memory.k_pipe), tk.pipeline_state(memory.v_pipe)
     turn = 0
-    for index in range(tk.block_index(), args.tiles * args.heads, tk.block_count()):
+    for index in range(tk.block_index(), tasks_end(args, C), tk.block_count()):
         count = task_at(index, Q, K, args, C).count
         tk.consumer_wait(memory.k_pipe, k_stage)
         for t in tl.static_range(TILES):
@@ -216,7 +235,7 @@ def softmax(memory, Q, K, L, args, T: tl.constexpr, C: tl.constexpr):
     scale = args.scale
     turn = 0
     block = 0
-    for index in range(tk.block_index(), args.tiles * args.heads, tk.block_count()):
+    for index in range(tk.block_index(), tasks_end(args, C), tk.block_count()):
         task = task_at(index, Q, K, args, C)
         # zeros that the compiler cannot tell: otherwise it computes bounds of the mask before the roles begin, for both
         # tiles, and spills them
@@ -260,7 +279,7 @@ def correct(memory, Q, K, Out, args, C: tl.constexpr):
     vector: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, ROWS, PART, "row"))
     turn = 0
     block = 0
-    for index in range(tk.block_index(), args.tiles * args.heads, tk.block_count()):
+    for index in range(tk.block_index(), tasks_end(args, C), tk.block_count()):
         task = task_at(index, Q, K, args, C)
         for _ in range(task.count):
             for t in tl.static_range(TILES):
@@ -292,7 +311,8 @@ def attention_forward_tmem(Q, K, V, Out, L, args, C: tl.constexpr):
     """Write O to `Out`, and with `C.lse` the log-sum-exp L. Any lengths, GQA, causal (bottom right alignment), windows.
 
     Q: (B, H, S, head_dim), K: (B, H_kv, S_kv, head_dim), V and O with value_dim, L: (B, H, S) fp32. `args`: see
-    `tmem_plan.Args`. CTAs share the tasks evenly, in the raster order.
+    `tmem_plan.Args`. CTAs share the tasks evenly, in the raster order. With `C.packed` the tensors have no dimension B,
+    their layouts are ragged, and each task has a CTA.
     """
     s = tk.tensor_allocator(tk.tt(tk.fp32, ROWS, C.tile_n), TILES)
     P: tl.constexpr = tk.tt(C.dtype, ROWS, C.tile_n)

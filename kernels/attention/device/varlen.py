@@ -98,7 +98,7 @@ def list_tiles(
 
 
 @triton.jit
-def _entry(entries, slot, inside):
+def entry(entries, slot, inside):
     """(tile, queries, keys, first block of numbers, first tile) of a slot; the tile is −1 where there is none."""
     place = entries + slot * FIELDS
     tile = tl.load(place, mask=inside, other=-1)
@@ -112,7 +112,7 @@ def _task(ctx, heads):
     """(head, tile, queries, keys, first block of numbers, first tile) of this task; the tile is −1 where there is
     none."""
     slot, head = tk.unravel(ctx.task_id, heads)
-    row, queries, keys, numbers, first = _entry(
+    row, queries, keys, numbers, first = entry(
         ctx.globals.entries.pointer, slot, slot < tk.extent(ctx.globals.entries, 0)
     )
     return head, row, queries, keys, numbers, first
@@ -134,7 +134,7 @@ def varlen_preprocess(
     """
     tk.dependency_wait()
     tk.dependents_launch()
-    tile, rows, _, block, _ = _entry(entries, tl.program_id(0), True)
+    tile, rows, _, block, _ = entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     if tile >= 0:
         first = rows.begin.to(tl.int64)
@@ -189,7 +189,7 @@ def varlen_postprocess(
     WIDTH) with these strides, the last 1. `launch_pdl`: it starts early and waits.
     """
     tk.dependency_wait()
-    tile, queries, keys, block, first = _entry(entries, tl.program_id(0), True)
+    tile, queries, keys, block, first = entry(entries, tl.program_id(0), True)
     head = tl.program_id(1).to(tl.int64)
     rows, first = (keys, first) if OF_KEYS else (queries, block)
     EACH: tl.constexpr = TILES if OF_KEYS else 1

@@ -156,6 +156,10 @@ class gl:
             raise TileError("gl(static=…, ragged=True): extents of a ragged tensor are those of its sequences")
         self.ragged, self.specs = ragged, map_specs(tiles, tensor.ndim, fill, ragged)
 
+    def of(self, tensor: torch.Tensor) -> gl:
+        """Return this layout of another tensor, of the same dtype, extents and strides."""
+        return gl(tensor, *self.tiles, fill=self.fill, static=self.static, ragged=self.ragged)
+
     def fixed(self) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
         """Return (extents, strides) that the kernel is compiled for. A run-time value has None in its place."""
         extents, strides = self.tensor.shape, self.tensor.stride()
