@@ -45,7 +45,7 @@ def check(q, k, v, queries, keys, out, lse, error=0.02, **given):
 CASES = [
     pytest.param(QUERIES, KEYS, {}, {}, id="ragged"),
     pytest.param(QUERIES, KEYS, {}, dict(causal=True), id="causal"),
-    pytest.param((300, 40), (350, 200), {}, dict(window=(90, 20), scale=0.2), id="window"),
+    pytest.param((300, 40), (350, 200), {}, dict(window=(90, 20), scale=0.2, softcap=1.0), id="window, soft-cap"),
     pytest.param((3, 0, 1, 2) * 9, (2, 1, 0, 2) * 9, dict(heads=1), dict(causal=True), id="more than a list's program"),
     pytest.param((), (), {}, {}, id="no sequence"),
     pytest.param((0, 0), (3, 0), {}, {}, id="no query in a sequence"),

@@ -282,20 +282,28 @@ def test_contract_on_blackwell(name):
     )
 
 
-@pytest.mark.parametrize("arch", ["sm_100a", slow("sm_103a")])
-@pytest.mark.parametrize("dim, causal", some_slow([(64, False), (64, True), (128, False), (128, True)], [(128, True)]))
-def test_contract_of_attention_in_tensor_memory(dim, causal, arch):
-    """Per element of a row of scores: one exponential at most, and nothing through shared memory. Nothing spills,
-    though the softmax roles hold a row of scores each."""
-    x = torch.empty(4, 16, 4096, dim, dtype=torch.bfloat16, device="cpu")
+def in_tensor_memory(arch, call):
+    """What the attention kernel of `call()` compiles to for `arch`."""
     gpu = replace(Device.of_gpu(GPUS["B200"]), capability=divmod(CHIPS[int(arch[3:6])].capability, 10))
-    (launch,) = recorded(lambda: attention.attention(x, x, x, causal=causal), gpu)
-    report = inspect(launch.compile(arch))
+    report = inspect(recorded(call, gpu)[-1].compile(arch))
     print(report.table())
-    # S of two tiles and two products with V, each in the loop over blocks and beside it; 16 of depth an instruction
-    assert report.mma == {"UTCHMMA": 4 * (dim + 128) // 16}
     assert report.spill_instructions == 0 and report.reallocated and report.registers == 128
     assert report.tensor_columns == 512 and report.shared_bytes <= CHIPS[100].shared_per_block
+    return report
+
+
+DIMS = [(64, 64, False), (64, 64, True), (128, 128, False), (128, 128, True), (192, 128, False), (192, 128, True)]
+
+
+@pytest.mark.parametrize("arch", ["sm_100a", slow("sm_103a")])
+@pytest.mark.parametrize("dim, value_dim, causal", some_slow(DIMS, [(128, 128, True)]))
+def test_contract_of_attention_in_tensor_memory(dim, value_dim, causal, arch):
+    """Per element of a row of scores: one exponential at most, and nothing through shared memory. Nothing spills,
+    though the softmax roles hold a row of scores each."""
+    x, v = (torch.empty(4, 16, 4096, n, dtype=torch.bfloat16, device="cpu") for n in (dim, value_dim))
+    report = in_tensor_memory(arch, lambda: attention.attention(x, x, v, causal=causal))
+    # S of two tiles and two products with V, each in the loop over blocks and beside it; 16 of depth an instruction
+    assert report.mma == {"UTCHMMA": 4 * (dim + 128) // 16}
     softmax, correct, multiply = (report.role(name).counts for name in ("softmax1", "correct", "multiply"))
     exponentials = 128 if arch == "sm_103a" else 96  # of 128 scores of a row; the others are polynomials
     assert exponentials < softmax["MUFU"] <= exponentials + 4  # the factor of earlier sums, logarithms and quotients
@@ -304,8 +312,22 @@ def test_contract_of_attention_in_tensor_memory(dim, causal, arch):
     assert not any(softmax.get(name) for name in THREAD_MEMORY if name not in ("STSM", "STS", "STG"))
     assert softmax.get("STSM", 0) + softmax.get("STS", 0) <= 1
     # per tile the factor, and O in the loop and at the end
-    assert (correct["LDTM"], correct["STTM"]) == (2 * (1 + 2 * dim // 32), 2 * dim // 32)
+    assert (correct["LDTM"], correct["STTM"]) == (2 * (1 + 2 * value_dim // 32), 2 * value_dim // 32)
     assert not any(multiply.get(name) for name in THREAD_MEMORY)
+
+
+PACKED = [(64, 64, False), (128, 128, True), (192, 128, True)]
+
+
+@pytest.mark.parametrize("dim, value_dim, softcap", some_slow(PACKED, [(128, 128, True)]))
+def test_contract_of_packed_attention_in_tensor_memory(dim, value_dim, softcap):
+    """Nothing spills. A soft-cap costs a row of 128 scores an exponential and a quotient each."""
+    x, v = (torch.empty(4096, 16, n, dtype=torch.bfloat16, device="meta") for n in (dim, value_dim))
+    starts = torch.empty(9, dtype=torch.int32, device="meta")
+    given = dict(causal=True, softcap=3.0 if softcap else None)
+    report = in_tensor_memory("sm_100a", lambda: attention.attention_varlen(x, x, v, starts, starts, **given))
+    exponentials, found = 96 + 256 * softcap, report.role("softmax1").counts
+    assert exponentials < found["MUFU"] <= exponentials + 6 and (found["LDTM"], found["STTM"]) == (2, 5)
 
 
 def test_what_is_streamed_leaves_l2_first():

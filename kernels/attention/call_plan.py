@@ -197,7 +197,7 @@ def run_forward(
         return launch(q, k, v, out, *(() if lse is None else (lse,)))
     if out.numel() == 0 or k.shape[2] == 0:
         return fill_empty(out, lse)
-    in_tensor_memory = config is None and tmem_plan.takes(q, out.shape[3], scores)
+    in_tensor_memory = config is None and tmem_plan.takes(q, out.shape[3])
     q, out, lse, scores = packed_by_group(q, k, out, lse, scores)
     sums = () if lse is None else (lse,)
     as_they_are = addressable(q) and addressable(k) and addressable(v) and storable(out)

@@ -26,22 +26,23 @@ HEIGHT = ROWS.value * TILES.value  # queries of a task
 class Args(NamedTuple):
     """The numbers of a call.
 
-    `scale`: of scores, in base 2 (times log₂ e). `tiles`: tasks of a head. `heads`: of all batches. `group`: query
-    heads of a key head. `left`, `right`: sides of a window. `entries`: of packed sequences, the list of `list_tiles`.
+    `tiles`: tasks of a head. `heads`: of all batches. `group`: query heads of a key head. `entries`: of packed
+    sequences, the list of `list_tiles`. Others: see `numbers` of `QueryTiles`.
     """
 
-    scale: float
     tiles: int
     heads: int
     group: int
+    entries: torch.Tensor | None
+    scale: float
     left: int
     right: int
-    entries: torch.Tensor | None
+    squash: float = 0.0
 
 
-def takes(q: torch.Tensor, value_dim: int, scores: Scores) -> bool:
+def takes(q: torch.Tensor, value_dim: int) -> bool:
     """Whether `attention_forward_tmem` computes such a call on the device of `q`."""
-    return (q.shape[-1], value_dim) in STAGES and scores.softcap is None and chip_of(_arch(q)).tcgen05
+    return (q.shape[-1], value_dim) in STAGES and chip_of(_arch(q)).tcgen05
 
 
 def _arch(q: torch.Tensor) -> int:
@@ -51,7 +52,14 @@ def _arch(q: torch.Tensor) -> int:
 
 @functools.lru_cache
 def kernel_of(
-    dtype: torch.dtype, dims: tuple[int, int], causal: bool, window: bool, lse: bool, packed: bool, fast_ex2: bool
+    dtype: torch.dtype,
+    dims: tuple[int, int],
+    causal: bool,
+    window: bool,
+    softcap: bool,
+    packed: bool,
+    lse: bool,
+    fast_ex2: bool,
 ) -> ForwardTmem:
     """The constants of the kernel for a dtype, (head_dim, value_dim) and features."""
     return ForwardTmem(
@@ -60,6 +68,7 @@ def kernel_of(
         value_dim=dims[1],
         causal=causal,
         window=window,
+        softcap=softcap,
         packed=packed,
         lse=lse,
         stages=STAGES[dims],
@@ -88,14 +97,13 @@ def bind(
     evenly. Tasks of packed sequences have a CTA each, too.
     """
     q, k, v, out = tensors
-    causal, window, _ = scores.features(*longest)
+    causal, window, softcap = scores.features(*longest)
     packed, dims = entries is not None, (q.shape[-1], out.shape[-1])
-    constants = kernel_of(q.dtype, dims, causal, window, lse is not None, packed, _arch(q) >= FAST_EX2)
+    constants = kernel_of(q.dtype, dims, causal, window, softcap, packed, lse is not None, _arch(q) >= FAST_EX2)
     *batch, heads, queries, _ = q.shape
     tiles = -(-queries // HEIGHT) if entries is None else len(entries)
-    all_heads = math.prod(batch) * heads
-    scale = scores.numbers(window=False)["scale"]
-    args = Args(scale, tiles, all_heads, heads // k.shape[-3], scores.left, scores.right, entries)
+    all_heads, group = math.prod(batch) * heads, heads // k.shape[-3]
+    args = Args(tiles, all_heads, group, entries, **scores.numbers(window=True))
     grid = tiles * all_heads
     if not (causal or window or packed):
         grid = min(grid, multiprocessor_count(q.get_device()))

@@ -163,7 +163,7 @@ def _plan(operands: Operands, longest: tuple[int, int], scores: Scores, same: bo
     sequences = starts_q.shape[0] - 1
     mean, masks = queries // max(1, sequences), scores.masks(*longest)
     shape = Shape(dim, value_dim, q.element_size(), mean, longest[1], heads, *masks, varlen=True)
-    in_tensor_memory = tmem_plan.takes(q, value_dim, scores)
+    in_tensor_memory = tmem_plan.takes(q, value_dim)
     if in_tensor_memory:
         height = tmem_plan.HEIGHT
     else:

@@ -180,7 +180,7 @@ class AttentionBackwardQueries(QueryTiles):
         """(P, derivative of the soft-cap) of a block's scores."""
         slope = 1.0
         if ctx.config.softcap:
-            s = squashed(ctx, s)
+            s = squashed(s, ctx.config._descaled(ctx, ctx.args.squash))
             slope = 1.0 - s * s
         if ctx.edge:
             if (ctx.iter < ctx.masked) | (ctx.iter >= ctx.whole):
@@ -373,7 +373,7 @@ class AttentionBackwardKeys(QueryTiles):
         OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.tile_n))
         slope = 1.0
         if ctx.config.softcap:
-            s = squashed(ctx, s)
+            s = squashed(s, ctx.config._descaled(ctx, ctx.args.squash))
             slope = 1.0 - s * s
         if ctx.edge:
             _, block = place_of(ctx)

@@ -177,7 +177,7 @@ class AttentionForward(QueryTiles):
     def _masked(ctx, s):
         """A block's scores after soft-cap and mask."""
         if ctx.config.softcap:
-            s = squashed(ctx, s)
+            s = squashed(s, ctx.config._descaled(ctx, ctx.args.squash))
         if ctx.edge:
             if (ctx.iter < ctx.masked) | (ctx.iter >= ctx.whole):
                 s = ctx.config._hidden(ctx, s)

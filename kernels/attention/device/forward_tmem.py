@@ -20,7 +20,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tritonkittens.inline_ptx import tcgen05
-from tritonkittens.kernels.attention.device.masks import hidden, keys_of
+from tritonkittens.kernels.attention.device.masks import hidden, keys_of, squashed
 from tritonkittens.kernels.attention.device.varlen import entry
 
 ROWS = tl.constexpr(128)  # queries of a tile: a lane of tensor memory and a thread of a softmax warpgroup for each
@@ -42,6 +42,7 @@ class ForwardTmem(tk.Knob):
         tile_n: keys of a block.
         head_dim: of Q and K; value_dim: of V and O, a multiple of 64.
         causal, window: see `masks`.
+        softcap: whether scores have a soft-cap.
         packed: whether sequences of different lengths follow each other along the rows, with tasks of `list_tiles`.
         lse: whether the log-sum-exp is written.
         stages: of the rings of K and of V.
@@ -55,6 +56,7 @@ class ForwardTmem(tk.Knob):
     value_dim: int = 128
     causal: bool = False
     window: bool = False
+    softcap: bool = False
     packed: bool = False
     lse: bool = False
     stages: int = 2
@@ -171,8 +173,8 @@ def load(memory, Q, K, V, args, C: tl.constexpr):
 @triton.jit
 def scores(memory, stage, T: tl.constexpr):
     """S = Q Kᵀ of tile `T`, over the last block's P. The last tile releases K."""
-    # addressed at each product: descriptors of all parts of Q would take the uniform registers
-    q, k = memory.q[tk.opaque_zero() + T], memory.k[stage.index]
+    # addressed at each product: descriptors of all parts of Q and K would take the uniform registers
+    q, k = memory.q[tk.opaque_zero() + T], memory.k[tk.opaque_zero() + stage.index]
     if T + 1 < TILES:
         tk.mm_ABt(q, k, into=memory.s[T], arrived=memory.s_full[T])
     else:
@@ -183,7 +185,7 @@ def scores(memory, stage, T: tl.constexpr):
 def values(memory, stage, accumulate, T: tl.constexpr):
     """O += P V of tile `T`, half of the keys at a time: the first half once its P is written and O corrected. The last
     tile releases V."""
-    p, v, o = memory.p[T], memory.v[stage.index], memory.o[T]
+    p, v, o = memory.p[T], memory.v[tk.opaque_zero() + stage.index], memory.o[T]
     KEYS: tl.constexpr = tk.shape(v, 0) // 2
     wait(memory.p_half[T], stage.count & 1)
     tk.mma_AB(tk.subtile(p, ROWS, KEYS), tk.subtile(v, KEYS, o.shape[1]), o, wait=False, accumulate=accumulate)
@@ -237,14 +239,17 @@ def softmax(memory, Q, K, L, args, T: tl.constexpr, C: tl.constexpr):
     block = 0
     for index in range(tk.block_index(), tasks_end(args, C), tk.block_count()):
         task = task_at(index, Q, K, args, C)
-        # zeros that the compiler cannot tell: otherwise it computes bounds of the mask before the roles begin, for both
-        # tiles, and spills them
-        row, shift = tk.pin(task.row + tk.opaque_zero()), tk.pin(task.shift + tk.opaque_zero())
-        ctx = tk.with_field(task.replace(row=row, shift=shift), "consumer", T + tk.opaque_zero())
+        # The compiler cannot tell these. Otherwise it computes bounds of the mask before the roles begin, for both
+        # tiles, and spills them. It moves terms of sums: hence xor
+        zero = tk.opaque_zero()
+        ctx = tk.with_field(task.replace(row=task.row ^ zero, shift=task.shift ^ zero), "consumer", T ^ zero)
         m, total = tk.neg_infty(vector), tk.zero(vector)
         for i in range(task.count):
             wait(memory.s_full[T], block & 1)
-            s = hidden(tk.with_field(ctx, "iter", i), tk.load(memory.s[T]))
+            s = tk.load(memory.s[T])
+            if C.softcap:
+                s = squashed(s, args.squash)
+            s = hidden(tk.with_field(ctx, "iter", i), s)
             # m ← max(m, max S) where that is more than GROWTH larger. O is zero before a row's first key
             largest = tk.row_max(s, accumulate=m)
             grown = (largest - m) * scale > GROWTH
@@ -308,7 +313,8 @@ def correct(memory, Q, K, Out, args, C: tl.constexpr):
 @tk.kernel
 @triton.jit
 def attention_forward_tmem(Q, K, V, Out, L, args, C: tl.constexpr):
-    """Write O to `Out`, and with `C.lse` the log-sum-exp L. Any lengths, GQA, causal (bottom right alignment), windows.
+    """Write O to `Out`, and with `C.lse` the log-sum-exp L. Any lengths, GQA, causal (bottom right alignment), windows,
+    soft-cap.
 
     Q: (B, H, S, head_dim), K: (B, H_kv, S_kv, head_dim), V and O with value_dim, L: (B, H, S) fp32. `args`: see
     `tmem_plan.Args`. CTAs share the tasks evenly, in the raster order. With `C.packed` the tensors have no dimension B,

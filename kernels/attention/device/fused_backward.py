@@ -195,7 +195,7 @@ class AttentionBackward(tk.ReduceStoreWarp, AttentionBackwardKeys):
         """(P, derivative of the soft-cap) of the scores of queries from `query` on."""
         slope = 1.0
         if ctx.config.softcap:
-            s = squashed(ctx, s)
+            s = squashed(s, ctx.config._descaled(ctx, ctx.args.squash))
             slope = 1.0 - s * s
             s = s + tk.mm_AB(state.ones, input.LSE_log2)
         if ctx.edge:

@@ -48,12 +48,12 @@ def edges_of(ctx, first, behind, shift, keys, last):
 
 
 @triton.jit
-def squashed(ctx, s):
-    """tanh of the scores, in units of the soft-cap.
+def squashed(s, factor):
+    """tanh of the scores, in units of the soft-cap. `factor`: `squash` of the numbers of `QueryTiles`.
 
     Its error is a unit in the last place of 1; tanh.approx has 2⁻¹¹ of a score.
     """
-    return 1.0 - 2.0 * tk.reciprocal(1.0 + tk.exp2(s * ctx.config._descaled(ctx, ctx.args.squash)))
+    return 1.0 - 2.0 * tk.reciprocal(1.0 + tk.exp2(s * factor))
 
 
 @triton.jit
