@@ -42,6 +42,11 @@ CASES = [
         dict(queries=40, keys=64, heads=4, kv_heads=1), dict(window=(110, 110)), id="window that hides no key"
     ),
     pytest.param(dict(queries=140, keys=200, dim=128, heads=2, dtype=torch.float16), {}, id="dimension 128, fp16"),
+    pytest.param(dict(queries=140, keys=130, dim=16), {}, id="dimension 16"),
+    pytest.param(dict(queries=140, keys=130, dim=32, value_dim=80), dict(causal=True), id="dimensions 32 and 80"),
+    slow(dict(queries=140, keys=130, dim=96), dict(causal=True), id="dimension 96"),
+    slow(dict(queries=140, keys=130, dim=112, value_dim=48, heads=2, kv_heads=1), {}, id="dimensions 112 and 48"),
+    slow(dict(queries=140, keys=130, dim=160, value_dim=16), dict(causal=True), id="dimensions 160 and 16"),
     slow(dict(queries=140, keys=200, dim=128, heads=2), dict(causal=True), id="dimension 128, causal"),
     slow(dict(queries=140, keys=200, dim=192, value_dim=128), dict(causal=True), id="dimensions 192 and 128"),
 ]
@@ -50,10 +55,12 @@ CASES = [
 @pytest.mark.parametrize("shape, given", CASES)
 def test_results_are_those_of_float64(shape, given, rng):
     q, k, v = operands(**shape)
-    out = poison(torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype))
+    around = poison(torch.empty(*q.shape[:3], v.shape[3] + 16, dtype=q.dtype))
+    out = around[..., 8:-8]
     with sim.device(**BLACKWELL):
         _, lse = attention(q, k, v, out=out, return_lse=True, **given)
     check(q, k, v, out, lse, **given)
+    assert around.isnan().sum() == around.numel() - out.numel(), "nothing beside the output is written"
 
 
 def test_scores_that_grow_from_block_to_block_rescale_the_output(rng):
@@ -108,16 +115,18 @@ def test_every_schedule_gives_these_results(shape, given, schedules, rng):
 
 def launched(gpu, **given):
     """Names of the kernels that a call launches on a GPU."""
-    q, k, v = operands(130, 130, given.pop("dim", 64))
+    q, k, v = operands(130, 130, **{name: given.pop(name) for name in ("dim", "value_dim") if name in given})
     return [launch.name for launch in recorded(lambda: attention(q, k, v, **given), Device.of_gpu(GPUS[gpu]))]
 
 
-@pytest.mark.parametrize("given", [{}, dict(causal=True), dict(window=(5, 5)), dict(softcap=3.0)], ids=str)
+@pytest.mark.parametrize(
+    "given", [{}, dict(causal=True), dict(window=(5, 5)), dict(softcap=3.0), dict(dim=144, value_dim=16)], ids=str
+)
 def test_the_chip_chooses_the_kernel(given):
     assert launched("B200", **given) == [KERNEL]
     assert KERNEL not in launched("H200", **given)
 
 
-@pytest.mark.parametrize("given", [dict(dim=96), dict(config=Config())], ids=str)
+@pytest.mark.parametrize("given", [dict(dim=208), dict(config=Config())], ids=str)
 def test_what_the_kernel_does_not_take_runs_as_before(given):
     assert KERNEL not in launched("B200", **given)

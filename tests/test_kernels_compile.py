@@ -292,15 +292,17 @@ def in_tensor_memory(arch, call):
     return report
 
 
-DIMS = [(64, 64, False), (64, 64, True), (128, 128, False), (128, 128, True), (192, 128, False), (192, 128, True)]
+# (D, D_v, of tiles, causal)
+TILES = [(64, 64), (64, 128), (128, 64), (128, 128), (192, 64), (192, 128)]
+DIMS = [(*tile, *tile, causal) for tile in TILES for causal in (False, True)] + [(80, 16, 128, 64, True)]
 
 
 @pytest.mark.parametrize("arch", ["sm_100a", slow("sm_103a")])
-@pytest.mark.parametrize("dim, value_dim, causal", some_slow(DIMS, [(128, 128, True)]))
-def test_contract_of_attention_in_tensor_memory(dim, value_dim, causal, arch):
+@pytest.mark.parametrize("d, d_v, dim, value_dim, causal", some_slow(DIMS, [(128, 128, 128, 128, True)]))
+def test_contract_of_attention_in_tensor_memory(d, d_v, dim, value_dim, causal, arch):
     """Per element of a row of scores: one exponential at most, and nothing through shared memory. Nothing spills,
     though the softmax roles hold a row of scores each."""
-    x, v = (torch.empty(4, 16, 4096, n, dtype=torch.bfloat16, device="cpu") for n in (dim, value_dim))
+    x, v = (torch.empty(4, 16, 4096, n, dtype=torch.bfloat16, device="cpu") for n in (d, d_v))
     report = in_tensor_memory(arch, lambda: attention.attention(x, x, v, causal=causal))
     # S of two tiles and two products with V, each in the loop over blocks and beside it; 16 of depth an instruction
     assert report.mma == {"UTCHMMA": 4 * (dim + 128) // 16}

@@ -11,13 +11,14 @@ import torch
 
 import tritonkittens.lang as tk
 from tritonkittens.arch import chip_of
-from tritonkittens.kernels.attention.device.forward_tmem import ROWS, TILES, ForwardTmem, attention_forward_tmem
+from tritonkittens.kernels.attention.device.forward_tmem import ROWS, STAGED, TILES, ForwardTmem, attention_forward_tmem
 from tritonkittens.launch import capability, multiprocessor_count
 
 if TYPE_CHECKING:
     from tritonkittens.kernels.attention.call_plan import Scores
 
-STAGES = {(64, 64): 4, (128, 128): 2, (192, 128): 1}  # of the rings of K and of V that fit, by (head_dim, value_dim)
+# of the rings of K and of V that fit, by (head_dim, value_dim) of tiles
+STAGES = {(64, 64): 4, (64, 128): 3, (128, 64): 2, (128, 128): 2, (192, 64): 1, (192, 128): 1}
 FAST_EX2 = 103  # from this capability on, exponentials take half the time: none are worth the FMA units
 LAUNCH_REGISTERS = 128  # of a thread, before they move between roles: all of an SM's for 512 threads
 HEIGHT = ROWS.value * TILES.value  # queries of a task
@@ -42,7 +43,16 @@ class Args(NamedTuple):
 
 def takes(q: torch.Tensor, value_dim: int) -> bool:
     """Whether `attention_forward_tmem` computes such a call on the device of `q`."""
-    return (q.shape[-1], value_dim) in STAGES and chip_of(_arch(q)).tcgen05
+    return tile_dims(q.shape[-1], value_dim) in STAGES and chip_of(_arch(q)).tcgen05
+
+
+def tile_dims(head_dim: int, value_dim: int) -> tuple[int, int]:
+    """(head_dim, value_dim) of tiles: whole columns of O that are staged at a time.
+
+    TMA fills what lies past the tensors with zeros, and does not store it. The products of zeros run while the softmax
+    limits the kernel.
+    """
+    return -(-head_dim // STAGED) * STAGED, -(-value_dim // STAGED) * STAGED
 
 
 def _arch(q: torch.Tensor) -> int:
@@ -61,7 +71,7 @@ def kernel_of(
     lse: bool,
     fast_ex2: bool,
 ) -> ForwardTmem:
-    """The constants of the kernel for a dtype, (head_dim, value_dim) and features."""
+    """The constants of the kernel for a dtype, (head_dim, value_dim) of tiles, and features."""
     return ForwardTmem(
         dtype=tk.from_torch(dtype),
         head_dim=dims[0],
@@ -98,7 +108,7 @@ def bind(
     """
     q, k, v, out = tensors
     causal, window, softcap = scores.features(*longest)
-    packed, dims = entries is not None, (q.shape[-1], out.shape[-1])
+    packed, dims = entries is not None, tile_dims(q.shape[-1], out.shape[-1])
     constants = kernel_of(q.dtype, dims, causal, window, softcap, packed, lse is not None, _arch(q) >= FAST_EX2)
     *batch, heads, queries, _ = q.shape
     tiles = -(-queries // HEIGHT) if entries is None else len(entries)

@@ -40,7 +40,7 @@ class ForwardTmem(tk.Knob):
     Args:
         dtype: of the operands and O, bf16 or fp16.
         tile_n: keys of a block.
-        head_dim: of Q and K; value_dim: of V and O, a multiple of 64.
+        head_dim: columns of tiles of Q and K; value_dim: of V and O, a multiple of 64. Tensors may have fewer.
         causal, window: see `masks`.
         softcap: whether scores have a soft-cap.
         packed: whether sequences of different lengths follow each other along the rows, with tasks of `list_tiles`.
@@ -316,9 +316,9 @@ def attention_forward_tmem(Q, K, V, Out, L, args, C: tl.constexpr):
     """Write O to `Out`, and with `C.lse` the log-sum-exp L. Any lengths, GQA, causal (bottom right alignment), windows,
     soft-cap.
 
-    Q: (B, H, S, head_dim), K: (B, H_kv, S_kv, head_dim), V and O with value_dim, L: (B, H, S) fp32. `args`: see
-    `tmem_plan.Args`. CTAs share the tasks evenly, in the raster order. With `C.packed` the tensors have no dimension B,
-    their layouts are ragged, and each task has a CTA.
+    Q: (B, H, S, D), K: (B, H_kv, S_kv, D), V and O with D_v, L: (B, H, S) fp32. `args`: see `tmem_plan.Args`. CTAs
+    share the tasks evenly, in the raster order. With `C.packed` the tensors have no dimension B, their layouts are
+    ragged, and each task has a CTA.
     """
     s = tk.tensor_allocator(tk.tt(tk.fp32, ROWS, C.tile_n), TILES)
     P: tl.constexpr = tk.tt(C.dtype, ROWS, C.tile_n)
