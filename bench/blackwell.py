@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import functools
 import json
 import pathlib
 import unittest.mock
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -49,8 +50,9 @@ SCALED = {
     "MXFP8": (torch.float8_e4m3fn, torch.float8_e8m0fnu, 32),
     "NVFP4": (torch.float4_e2m1fn_x2, torch.float8_e4m3fn, 16),
 }
-DEPTH, TILES = 4096, 4  # of the modelled product: bytes of K, and tiles of 256 × 256 of a pair
+DEPTH, TILES = 4096, 4  # of what is modelled: bytes of K, and tiles of 256 × 256 of a pair
 GPU = GPUS["B200"]
+KEYS = 2048  # of the modelled attention forward
 # of modelled decoding: sequences, key heads, query heads of each, keys of a sequence
 DECODED = ((8, 8, 4, 4096), (32, 8, 4, 4096), (64, 8, 8, 1024), (16, 32, 1, 4096), (1, 8, 4, 65536))
 
@@ -144,23 +146,41 @@ def _counts(graph: _sass.Graph, loop: _sass.Loop) -> dict[str, int]:
     return {**counts, "instructions": len(opcodes)}
 
 
-def busy(kind: str, **knobs: Any) -> float:
-    """The modelled share of a launch in which the tensor cores multiply, in fp16 ("") or a format with scales."""
-    lines = (TILES * knobs.get("cluster", 1) * 128, 256)
-    c = torch.empty(*lines, dtype=torch.float16, device="cpu")
+def busy(run: Callable[[], object]) -> float:
+    """The modelled share of `run()` in which the tensor cores multiply."""
     timeline = Timeline()
     with sim.device(ARCH, recorder=timeline):
-        if kind:
-            a, b, *scales = scaled_operands(kind, lines, DEPTH, "cpu")
-            block_scaled(kind, **knobs)(a, b, c, *scales, blocks=1)
-        else:
-            a, b = (torch.ones(n, DEPTH // 2, dtype=torch.float16, device="cpu") for n in lines)
-            Gemm(**TILE, **knobs)(a, b, c, blocks=1)
-    return max(
+        run()
+    shares = (
         total([s.busy for s in timeline.spans(cta) if s.name.startswith("tcgen05.mma") and s.busy is not None])
         / cta.end
         for cta in timeline.ctas
     )
+    return round(max(shares), 3)
+
+
+def busy_in_gemm(kind: str, **knobs: Any) -> float:
+    """`busy` of a launch that computes `TILES` tiles, in fp16 ("") or a format with scales."""
+    lines = (TILES * knobs.get("cluster", 1) * 128, 256)
+    c = torch.empty(*lines, dtype=torch.float16, device="cpu")
+    if kind:
+        a, b, *scales = scaled_operands(kind, lines, DEPTH, "cpu")
+        return busy(lambda: block_scaled(kind, **knobs)(a, b, c, *scales, blocks=1))
+    a, b = (torch.ones(n, DEPTH // 2, dtype=torch.float16, device="cpu") for n in lines)
+    return busy(lambda: Gemm(**TILE, **knobs)(a, b, c, blocks=1))
+
+
+def busy_in_attention(dim: int) -> float:
+    """`busy` of one task of the attention forward without a mask."""
+    q, k, v = (torch.randn(1, 1, n, dim, dtype=torch.float32, device="cpu").bfloat16() for n in (256, KEYS, KEYS))
+    return busy(lambda: attention(q, k, v))
+
+
+MODELLED: Mapping[str, Callable[[], float]] = {
+    ", ".join(part for part in ("gemm", kind, pairs) if part): functools.partial(busy_in_gemm, kind, **knobs)
+    for kind in ("", *SCALED)
+    for pairs, knobs in {"": {}, "CTA pairs": {"cluster": 2}}.items()
+} | {f"attention forward, D {dim}": functools.partial(busy_in_attention, dim) for dim in (128, 64)}
 
 
 def over_reading(dim: int, shape: tuple[int, int, int, int], hoppers: bool) -> float:
@@ -230,10 +250,7 @@ def main() -> None:
     cubins = {name: make() for name, make in KERNELS.items()}
     cubins |= {name: pathlib.Path(path).read_bytes() for name, path in others}
     rows = [{"kernel": name, **counts} for name, cubin in cubins.items() for counts in loops(cubin)]
-    for kind in ("", *SCALED):
-        for pairs, knobs in {"": {}, "CTA pairs": dict(cluster=2)}.items():
-            name = ", ".join(part for part in ("gemm", kind, pairs) if part)
-            rows.append({"kernel": name, "modelled": "tensor cores busy", "share": round(busy(kind, **knobs), 3)})
+    rows += [{"kernel": name, "modelled": "tensor cores busy", "share": model()} for name, model in MODELLED.items()]
     rows += decodings()
     for row in rows:
         print(row, flush=True)
