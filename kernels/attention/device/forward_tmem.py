@@ -183,18 +183,21 @@ def scores(memory, stage, T: tl.constexpr):
 
 @triton.jit
 def values(memory, stage, accumulate, T: tl.constexpr):
-    """O += P V of tile `T`, half of the keys at a time: the first half once its P is written and O corrected. The last
+    """O += P V of tile `T`, a part of the keys at a time: most of them once their P is written and O corrected. The last
     tile releases V."""
     p, v, o = memory.p[T], memory.v[tk.opaque_zero() + stage.index], memory.o[T]
-    KEYS: tl.constexpr = tk.shape(v, 0) // 2
-    wait(memory.p_half[T], stage.count & 1)
-    tk.mma_AB(tk.subtile(p, ROWS, KEYS), tk.subtile(v, KEYS, o.shape[1]), o, wait=False, accumulate=accumulate)
-    wait(memory.p_full[T], stage.count & 1)
-    p, v = tk.subtile(p, ROWS, KEYS, 0, 1), tk.subtile(v, KEYS, o.shape[1], 1, 0)
-    if T + 1 < TILES:
-        tk.mma_AB(p, v, o, wait=False)
-    else:
-        tk.mma_AB(p, v, o, arrived=memory.v_pipe.empty[stage.index])
+    PARTS: tl.constexpr = tk.shape(v, 0) // PART
+    wait(memory.p_most[T], stage.count & 1)
+    for j in tl.static_range(PARTS):
+        keys, of = tk.subtile(v, PART, o.shape[1], j, 0), tk.subtile(p, ROWS, PART, 0, j)
+        if j + 1 < PARTS:
+            tk.mma_AB(of, keys, o, wait=False, accumulate=accumulate | (j > 0))
+        else:
+            wait(memory.p_full[T], stage.count & 1)
+            if T + 1 < TILES:
+                tk.mma_AB(of, keys, o, wait=False)
+            else:
+                tk.mma_AB(of, keys, o, arrived=memory.v_pipe.empty[stage.index])
 
 
 @triton.jit
@@ -263,8 +266,8 @@ def softmax(memory, Q, K, L, args, T: tl.constexpr, C: tl.constexpr):
                 p = tk.exp2_row(parts[j], scale, offset, C.fma_share)
                 tk.store(tk.subtile(memory.p[T], ROWS, PART, 0, j), tk.cast(p, C.dtype))
                 sums = tk.add(sums, tk.row_sum(p))
-                if j == len(parts) // 2 - 1:
-                    arrive(memory.p_half[T])
+                if j == len(parts) - 2:
+                    arrive(memory.p_most[T])
                     tk.scheduling_barrier(block)  # without it, ptxas holds too many columns at a time
             arrive(memory.p_full[T])
             total = total * alpha + sums
@@ -291,7 +294,7 @@ def correct(memory, Q, K, Out, args, C: tl.constexpr):
                 # S of this block is complete, hence also the product before it, into O
                 wait(memory.alpha_full[t], block & 1)
                 tk.rescale_row(memory.o[t], tk.load(memory.alpha[t]))
-                arrive(memory.p_half[t])
+                arrive(memory.p_most[t])
             block += 1
         for t in tl.static_range(TILES):
             tk.wait(memory.share_full[t], turn & 1)
@@ -338,7 +341,7 @@ def attention_forward_tmem(Q, K, V, Out, L, args, C: tl.constexpr):
         q_full=tk.semaphores(TILES),
         q_empty=tk.semaphores(TILES),
         s_full=tk.semaphores(TILES),
-        p_half=tk.semaphores(TILES, 8),  # the warps of a softmax, and of `correct`
+        p_most=tk.semaphores(TILES, 8),  # the warps of a softmax, and of `correct`
         p_full=tk.semaphores(TILES, 4),
         alpha_full=tk.semaphores(TILES, 4),
         o_full=tk.semaphores(TILES),
