@@ -24,7 +24,7 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.inline_ptx import barrier, clc
 from tritonkittens.kernels.attention.device.decode import ZEROED
-from tritonkittens.kernels.attention.device.forward_tmem import GROWTH, LN_2, arrive, load_block, wait
+from tritonkittens.kernels.attention.device.forward_tmem import GROWTH, LN_2, arrive, load_block
 
 KEYS = tl.constexpr(128)  # of a block: a lane of tensor memory and a thread of the softmax for each
 SLOTS = tl.constexpr(2)  # blocks whose scores, and whose weights, exist at a time; tasks whose queries do
@@ -130,7 +130,7 @@ def receive(memory, state, K, args, C: tl.constexpr):
     numbers = memory.tasks[state.index]
     index, keys, start = tk.load_scalar(numbers, 0), tk.load_scalar(numbers, 1), tk.load_scalar(numbers, 2)
     barrier.syncwarp()  # all lanes have read before one lane arrives for them
-    tk.arrive(memory.task_pipe.empty[state.index], per="warp", fenced=True)
+    arrive(memory.task_pipe.empty[state.index])
     return task_of(index, keys, start, K, args, C)
 
 
@@ -253,7 +253,7 @@ def values(memory, stage, accumulate):
     """Oᵀ += Vᵀ Pᵀ of a block."""
     slot = stage.count % SLOTS
     tk.consumer_wait(memory.v_pipe, stage)
-    wait(memory.p_full[slot], stage.count // SLOTS & 1)
+    tk.wait(memory.p_full[slot], stage.count // SLOTS & 1)
     complete = (memory.v_pipe.empty[stage.index], memory.p_empty[slot])
     tk.mma_AtB(memory.v[stage.index], memory.p[slot], memory.o, accumulate=accumulate, arrived=complete)
 
@@ -333,7 +333,7 @@ def softmax(memory, K, Out, L, bounds, args, C: tl.constexpr):
         m, sums = tk.neg_infty(tk.row_vec(SCORES)), tk.zero(SCORES)
         for i in range(task.count):
             slot, phase = stage.count % SLOTS, stage.count // SLOTS & 1
-            wait(memory.s_full[slot], phase)
+            tk.wait(memory.s_full[slot], phase)
             col = (task.last - i) * KEYS
             s = masked(tk.load(memory.s[slot]), task, col, args, C)
             if exceeds(s, m + GROWTH / scale):
@@ -341,11 +341,11 @@ def softmax(memory, K, Out, L, bounds, args, C: tl.constexpr):
                 alpha = tk.where(m > float("-inf"), tk.exp2((m - largest) * scale), 1.0)
                 sums, m = tk.mul_col(sums, alpha), largest
                 if i > 0:
-                    wait(memory.p_empty[slot ^ 1], (stage.count - 1) // SLOTS & 1)
+                    tk.wait(memory.p_empty[slot ^ 1], (stage.count - 1) // SLOTS & 1)
                     tk.store(memory.o, tk.mul_col(tk.load(memory.o), alpha))
             p = tk.exp2_col(s, scale, tk.where(m > float("-inf"), m * scale, 0.0))
             sums = tk.add(sums, p)
-            wait(memory.p_empty[slot], phase ^ 1)
+            tk.wait(memory.p_empty[slot], phase ^ 1)
             tk.store(memory.p[slot], tk.cast(p, C.dtype))
             if C.lengths:
                 if (i == 0) & (task.keys - col < KEYS):
@@ -357,7 +357,7 @@ def softmax(memory, K, Out, L, bounds, args, C: tl.constexpr):
         total = tk.col_sum(sums)
         coord = (task.batch, task.tile, task.split, 0, 0)
         if task.count > 0:
-            wait(memory.p_empty[(stage.count - 1) % SLOTS], (stage.count - 1) // SLOTS & 1)
+            tk.wait(memory.p_empty[(stage.count - 1) % SLOTS], (stage.count - 1) // SLOTS & 1)
             o = tk.mul_col(tk.load(memory.o), tk.where(total > 0, 1.0 / total, 0.0))
             tk.store(Out, tk.transpose(o), coord)
         else:

@@ -19,7 +19,6 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.inline_ptx import tcgen05
 from tritonkittens.kernels.attention.device.masks import hidden, keys_of, squashed
 from tritonkittens.kernels.attention.device.varlen import entry
 
@@ -130,16 +129,8 @@ def task_at(index, Q, K, args, C: tl.constexpr):
 
 
 @triton.jit
-def wait(semaphore, phase):
-    """Wait until other threads have finished with tensor memory."""
-    tk.wait(semaphore, phase)
-    tcgen05.fence_after_thread_sync()
-
-
-@triton.jit
 def arrive(semaphore):
-    """Give other threads the tensor memory that this warp has accessed."""
-    tcgen05.fence_before_thread_sync()
+    """Each warp of this role arrives. It has read no shared memory that TMA will overwrite."""
     tk.arrive(semaphore, per="warp", fenced=True)
 
 
@@ -183,17 +174,17 @@ def scores(memory, stage, T: tl.constexpr):
 
 @triton.jit
 def values(memory, stage, accumulate, T: tl.constexpr):
-    """O += P V of tile `T`, a part of the keys at a time: most of them once their P is written and O corrected. The last
-    tile releases V."""
+    """O += P V of tile `T`, a part of the keys at a time: most of them once their P is written and O corrected. The
+    last tile releases V."""
     p, v, o = memory.p[T], memory.v[tk.opaque_zero() + stage.index], memory.o[T]
     PARTS: tl.constexpr = tk.shape(v, 0) // PART
-    wait(memory.p_most[T], stage.count & 1)
+    tk.wait(memory.p_most[T], stage.count & 1)
     for j in tl.static_range(PARTS):
         keys, of = tk.subtile(v, PART, o.shape[1], j, 0), tk.subtile(p, ROWS, PART, 0, j)
         if j + 1 < PARTS:
             tk.mma_AB(of, keys, o, wait=False, accumulate=accumulate | (j > 0))
         else:
-            wait(memory.p_full[T], stage.count & 1)
+            tk.wait(memory.p_full[T], stage.count & 1)
             if T + 1 < TILES:
                 tk.mma_AB(of, keys, o, wait=False)
             else:
@@ -248,7 +239,7 @@ def softmax(memory, Q, K, L, args, T: tl.constexpr, C: tl.constexpr):
         ctx = tk.with_field(task.replace(row=task.row ^ zero, shift=task.shift ^ zero), "consumer", T ^ zero)
         m, total = tk.neg_infty(vector), tk.zero(vector)
         for i in range(task.count):
-            wait(memory.s_full[T], block & 1)
+            tk.wait(memory.s_full[T], block & 1)
             s = tk.load(memory.s[T])
             if C.softcap:
                 s = squashed(s, args.squash)
@@ -274,7 +265,7 @@ def softmax(memory, Q, K, L, args, T: tl.constexpr, C: tl.constexpr):
             block += 1
         tk.wait(memory.share_empty[T], (turn & 1) ^ 1)
         tk.store(memory.share[T], tk.where(total > 0, 1.0 / total, 0.0))
-        tk.arrive(memory.share_full[T], per="warp", fenced=True)
+        arrive(memory.share_full[T])
         if C.lse:
             lse = tk.where(m == float("inf"), m, (m * scale + tk.log2(total)) * LN_2)
             tk.store(L, lse, (task.batch, task.head, task.row * TILES + T))
@@ -292,15 +283,15 @@ def correct(memory, Q, K, Out, args, C: tl.constexpr):
         for _ in range(task.count):
             for t in tl.static_range(TILES):
                 # S of this block is complete, hence also the product before it, into O
-                wait(memory.alpha_full[t], block & 1)
+                tk.wait(memory.alpha_full[t], block & 1)
                 tk.rescale_row(memory.o[t], tk.load(memory.alpha[t]))
                 arrive(memory.p_most[t])
             block += 1
         for t in tl.static_range(TILES):
             tk.wait(memory.share_full[t], turn & 1)
             share = tk.load(memory.share[t], vector, fenced=True)
-            tk.arrive(memory.share_empty[t], per="warp", fenced=True)
-            wait(memory.o_full[t], turn & 1)
+            arrive(memory.share_empty[t])
+            tk.wait(memory.o_full[t], turn & 1)
             parts = tk.split_cols(memory.o[t], C.o.cols)
             for j in tl.static_range(len(parts)):
                 staged = memory.staged[(t * len(parts) + j) % TILES]
