@@ -44,7 +44,7 @@ FAST := $(addprefix tests/,test_types.py test_tensors.py test_decorators.py test
 	sim/test_combiners.py gpu/test_gemm_gpu.py::test_layouts gpu/test_attention_gpu.py::test_causal)
 
 test: $(READY)
-	@$(PYTEST) -m "not slow" $(ARGS)
+	@$(PYTEST) -m "not slow" --durations=25 --durations-min=5 $(ARGS)
 
 test-fast: $(READY)
 	@$(PYTEST) -m "not slow" $(FAST) $(ARGS)

@@ -294,7 +294,8 @@ def test_runs_are_bitwise_equal(dim, causal, rng):
 
 
 @pytest.mark.parametrize(
-    "dim, config", [slow(128, None), slow(64, Config(tile_n=64, consumers=1)), (64, Config(consumers=3)), (64, None)]
+    "dim, config",
+    [slow(128, None), slow(64, Config(tile_n=64, consumers=1)), slow(64, Config(consumers=3)), (64, None)],
 )
 def test_error_with_outliers(dim, config, rng):
     """Hardly larger than if no weight were above one: where one key gets most of a row's weight, this is rounded to

@@ -106,7 +106,9 @@ def check(queries, keys, heads=4, kv_heads=2, dim=64, value_dim=None, dtype=BF16
 FEATURES = [{}, dict(causal=True), dict(window=(40, 5), softcap=3.0, scale=0.2)]
 
 
-@pytest.mark.parametrize("given", [slow(FEATURES[0]), *FEATURES[1:], dict(causal=True, deterministic=True)], ids=str)
+@pytest.mark.parametrize(
+    "given", [*map(slow, FEATURES[:2]), FEATURES[2], dict(causal=True, deterministic=True)], ids=str
+)
 def test_lengths(given, rng):
     check(QUERIES, KEYS, **given)
     for queries, keys in on_gpu_or_simulated([(KEYS, QUERIES), ((1000, 3, 2500, 128),) * 2], [((150, 70), (128, 3))]):
@@ -220,7 +222,7 @@ def overlapping():
         assert {f.kind for f in error.findings} == {"race"}, error
 
 
-@pytest.mark.parametrize("wrong", on_gpu_or_simulated(WRONG, WRONG[:3]), ids=str)
+@pytest.mark.parametrize("wrong", on_gpu_or_simulated(WRONG, WRONG[:1]), ids=str)
 def test_wrong_starts_stay_inside(wrong, rng):
     """Results mean nothing then, but nothing beside the tensors is touched (the simulator would say so)."""
     q, k, v = (torch.randn(2 + n, 2, 64, device=DEVICE).to(BF16)[1:-1].requires_grad_() for n in (100, 90, 90))

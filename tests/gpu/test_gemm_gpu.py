@@ -63,7 +63,7 @@ def test_layouts(rng, transposed, dtype):
 
 WIDE = [
     slow(Config(consumers=1, tile_n=176)),
-    Config(tile_n=112),
+    slow(Config(tile_n=112)),
     slow(Config(tile_n=96, cluster=2)),
     slow(Config(tile_n=224, cluster=2)),
     slow(Config(consumers=1, tile_n=192, cluster=4)),

@@ -123,7 +123,8 @@ def test_any_extents_and_strides(rng, dtype):
 @pytest.mark.parametrize("kind, transposed", crossed(list(KINDS), [True, False]))
 def test_every_kind_of_kernel(rng, kind, transposed):
     rows = 3 if KINDS[kind].rows == 1 else 19  # several tiles of rows
-    for k, n, start in ((45, 67, 0), (40, 61, 3), (7, 72, 5), (1, 33, 1), (61, 1, 2), (23, 9, 7)):
+    shapes = ((45, 67, 0), (40, 61, 3), (1, 33, 1), (7, 72, 5), (61, 1, 2), (23, 9, 7))
+    for k, n, start in on_gpu_or_simulated(shapes, shapes[:3]):
         a, b = matrix(rows, k, start=1), matrix(k, n, BF16, transposed, start)
         for name, (whole, out) in results(rows, n).items():
             first = multiply(a, b, KINDS[kind], out).clone()

@@ -70,11 +70,13 @@ def test_gemm_of_random_shapes(dtype, transposed, rng):
         check_gemm(a, b, gemm(a, b), "new")
 
 
-@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
-    "m, n, k", on_gpu_or_simulated([(4096, 4096, 1024), (1536, 3000, 8192)], [(640, 1100, 96), (200, 300, 1024)])
+    "shape, transposed",
+    crossed(on_gpu_or_simulated([(4096, 4096, 1024), (1536, 3000, 8192)], [(640, 1100, 96), (200, 300, 1024)]), [0, 1]),
+    ids=str,
 )
-def test_gemm_of_many_tasks_a_block(m, n, k, transposed, rng):
+def test_gemm_of_many_tasks_a_block(shape, transposed, rng):
+    m, n, k = shape
     a, b = randn(m, k, dtype=torch.bfloat16), operand_b(k, n, transposed, torch.bfloat16)
     check_gemm(a, b, gemm(a, b))
 

@@ -223,7 +223,9 @@ def test_what_ran_before_runs_as_before(name, rng):
         assert torch.equal(x.isnan(), y.isnan()) and relative_error(x.nan_to_num(), y.nan_to_num().double()) < 1e-2
 
 
-@pytest.mark.parametrize("given", [{}, slow(dict(is_causal=True)), dict(scale=0.2), dict(enable_gqa=True)], ids=str)
+@pytest.mark.parametrize(
+    "given", [slow({}), slow(dict(is_causal=True)), dict(scale=0.2), dict(enable_gqa=True)], ids=str
+)
 def test_jagged_tensors_run_on_the_kernel_of_packed_sequences(given, rng, monkeypatch):
     """Values and gradients, of which padding and PyTorch's implementation are no part."""
     lengths, kv_heads = (16, 1, 37, 0, 8), 1 if given.get("enable_gqa") else 2

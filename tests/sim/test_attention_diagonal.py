@@ -4,7 +4,7 @@ right without them, too."""
 import pytest
 import torch
 
-from tests.util import relative_error
+from tests.util import relative_error, slow
 from tritonkittens import sim
 from tritonkittens.kernels.attention import attention, attention_torch, backward_plan
 from tritonkittens.kernels.attention.config import Config
@@ -24,7 +24,7 @@ def products(timeline):
     return found["consumer0"], found["consumer1"]
 
 
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64, slow(128)])
 def test_first_consumer_of_the_forward(dim, rng):
     """A task is 128 queries, a block 128 keys. Of three blocks' six products each, two tasks leave out half of the
     scores of one."""
@@ -42,7 +42,7 @@ def test_first_consumer_of_the_forward(dim, rng):
     assert taken[True][0] == pytest.approx(taken[True][1] * 5 / 6)
 
 
-@pytest.mark.parametrize("dim, queries", [(64, 128), (128, 64)])
+@pytest.mark.parametrize("dim, queries", [(64, 128), slow(128, 64)])
 def test_second_consumer_of_the_backward(dim, queries, rng, monkeypatch):
     """A task is 128 keys, a block so many `queries`: five products of 256 cycles, and what is added to its scores and
     to dP. The first 64 queries of each task see none of the second consumer's keys: no scores, dP and dV of them (dK

@@ -18,7 +18,7 @@ def test_fault_is_found(case, rng):
 
 
 @pytest.mark.parametrize("kernel", TWINS)
-@explored(10, 50)
+@explored(5, 50)
 def test_twin_is_clean_and_right(kernel, rng, schedules):
     check_twin(TWINS[kernel], rng, schedules)
 

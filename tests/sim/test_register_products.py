@@ -43,7 +43,7 @@ def two_roles(A, B, C, OUT, n, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl
     )
 
 
-@explored(12, 50)
+@explored(4, 50)
 @pytest.mark.parametrize("cols", [96, slow(128)])
 @pytest.mark.parametrize("rows", [64, 128])
 def test_two_roles_multiply_at_once(rng, rows, cols, schedules):
