@@ -18,7 +18,7 @@ from tritonkittens.launch import capability
 
 DIMS = ((64, 64), (128, 128), (192, 128))  # (head_dim, value_dim)
 FEWEST, MOST = 16, 32  # rows of a tile of queries: of an MMA; that fit into registers
-BARRIERS = 1 * KIB  # bytes of shared memory beside the tiles
+SPARE = 2 * KIB  # bytes of shared memory for barriers, numbers of tasks, and the compiler
 ORDER = ("Q", "K", "V", "O", "L", "pages", "lengths", "starts")  # of the kernel's tensors
 LAUNCH_REGISTERS = 128  # of a thread, before they move between roles
 
@@ -93,7 +93,7 @@ def kernel_of(kind: DecodeKind, rows: int, arch: tuple[int, int], partial: bool,
     """The kernel for tiles of so many rows. `partial`: its results are splits in fp32."""
     knobs: dict[str, Any] = {**kind._asdict(), "dtype": tk.from_torch(kind.dtype)}
     c = DecodeTmem(**knobs, rows=max(FEWEST, power_of_two(rows)), partial=partial, lse=lse)
-    rest = chip_of(arch).shared_per_block - BARRIERS - SLOTS.value * (c.q.nbytes + c.p.nbytes)
+    rest = chip_of(arch).shared_per_block - SPARE - SLOTS.value * (c.q.nbytes + c.p.nbytes)
     return TmemDecode(replace(c, stages=rest // (c.k.nbytes + c.v.nbytes)))
 
 

@@ -154,10 +154,10 @@ def take_over(memory, turn, args):
 
 
 @triton.jit
-def schedule(memory, K, pages, bounds, args, C: tl.constexpr):
+def schedule(memory, first, K, pages, bounds, args, C: tl.constexpr):
     """Take over tasks, each when `load` is about to end the one before, and broadcast them."""
     state, window = tk.pipeline_state(memory.task_pipe), tk.pipeline_state(memory.window_pipe)
-    task = task_at(tk.block_index(), K, bounds, args, C)
+    task = first
     while task.is_valid:
         if C.page_size is not None:
             window = find(memory, window, task, pages, C)
@@ -206,12 +206,12 @@ def load_pages(ring, pipe, stage, X, task, i, numbers, C: tl.constexpr):
 
 
 @triton.jit
-def load(memory, Q, K, V, bounds, args, C: tl.constexpr):
+def load(memory, first, Q, K, V, args, C: tl.constexpr):
     """Load the queries of a task, then K and V block by block."""
     COPIES: tl.constexpr = KEYS // C.copied
     stage, q_stage = tk.pipeline_state(memory.k_pipe), tk.pipeline_state(memory.q_pipe)
     state, window = tk.pipeline_state(memory.task_pipe), tk.pipeline_state(memory.window_pipe)
-    task = task_at(tk.block_index(), K, bounds, args, C)
+    task = first
     while task.is_valid:
         if task.count > 0:
             load_block(memory.q, memory.q_pipe, q_stage, Q, (task.batch, task.tile, 0, 0))
@@ -259,11 +259,11 @@ def values(memory, stage, accumulate):
 
 
 @triton.jit
-def multiply(memory, K, bounds, args, C: tl.constexpr):
+def multiply(memory, first, K, args, C: tl.constexpr):
     """Issue the products: S of the first block, then S of each further block before O of the one before it."""
     k_stage, v_stage = tk.pipeline_state(memory.k_pipe), tk.pipeline_state(memory.v_pipe)
     q_stage, state = tk.pipeline_state(memory.q_pipe), tk.pipeline_state(memory.task_pipe)
-    task = task_at(tk.block_index(), K, bounds, args, C)
+    task = first
     while task.is_valid:
         count = task.count
         if count > 0:
@@ -318,7 +318,7 @@ def exceeds(s, limit):
 
 
 @triton.jit
-def softmax(memory, K, Out, L, bounds, args, C: tl.constexpr):
+def softmax(memory, first, K, Out, L, args, C: tl.constexpr):
     """Pᵀ = 2^(Sᵀ · scale − m) of each block, and a task's results.
 
     m is the largest score of a query's first keys. It and O change only where a score is GROWTH larger.
@@ -328,7 +328,7 @@ def softmax(memory, K, Out, L, bounds, args, C: tl.constexpr):
         tk.dependents_launch()  # `combine` starts while this kernel runs, and waits for its end
     scale = args.scale
     stage, state = tk.pipeline_state(memory.v_pipe), tk.pipeline_state(memory.task_pipe)
-    task = task_at(tk.block_index(), K, bounds, args, C)
+    task = first
     while task.is_valid:
         m, sums = tk.neg_infty(tk.row_vec(SCORES)), tk.zero(SCORES)
         for i in range(task.count):
@@ -377,6 +377,7 @@ def attention_decode_tmem(Q, K, V, Out, L, pages, bounds, args, C: tl.constexpr)
 
     `bounds`: lengths and starts, where the kernel has them. `args`: see `tmem_decode_plan.Args`. Grid: the tasks.
     """
+    first = task_at(tk.block_index(), K, bounds, args, C)  # read while the barriers are made
     memory = tk.struct(
         q=tk.allocate(C.q, SLOTS),
         k=tk.allocate(C.k, C.stages),
@@ -400,10 +401,10 @@ def attention_decode_tmem(Q, K, V, Out, L, pages, bounds, args, C: tl.constexpr)
     )
     tk.specialize(
         (
-            (softmax, (memory, K, Out, L, bounds, args, C)),
-            (multiply, (memory, K, bounds, args, C)),
-            (load, (memory, Q, K, V, bounds, args, C)),
-            (schedule, (memory, K, pages, bounds, args, C)),
+            (softmax, (memory, first, K, Out, L, args, C)),
+            (multiply, (memory, first, K, args, C)),
+            (load, (memory, first, Q, K, V, args, C)),
+            (schedule, (memory, first, K, pages, bounds, args, C)),
         ),
         warps=(4, 1, 1, 1),
         registers=(208, 48, 48, 48),
