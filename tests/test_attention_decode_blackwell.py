@@ -82,8 +82,11 @@ def test_dimension_128(given, rng):
     check(2, 4, 2, 1, 300, 128, **given)
 
 
-def test_dimensions_192_and_128(rng):
-    check(1, 4, 2, 2, 200, 192, value_dim=128)
+@pytest.mark.parametrize("dim, value_dim", [(192, 128), (96, 96), (80, 16), slow(16, 80)], ids=str)
+def test_other_dimensions(dim, value_dim, rng):
+    """The tensors may have fewer columns than tiles."""
+    check(1, 4, 2, 2, 200, dim, value_dim=value_dim)
+    check(2, 4, 2, 1, 200, dim, value_dim=value_dim, lengths=[130, 0], page_size=16, num_splits=1)
 
 
 @pytest.mark.parametrize("num_splits", [None, 1, 3])
@@ -182,7 +185,7 @@ def test_the_chip_chooses_the_kernel(shape):
     assert launches("H200", *shape)[0].name != KERNEL
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 2, 1, 300, 96), (1, 64, 1, 1, 300)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 4, 2, 1, 300, 208), (1, 64, 1, 1, 300)], ids=str)
 def test_what_the_kernel_does_not_take_runs_as_before(shape):
     assert launches("B200", *shape)[0].name == "AttentionDecode"
 

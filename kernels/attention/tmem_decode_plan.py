@@ -14,9 +14,10 @@ from tritonkittens.arch import KIB, chip_of
 from tritonkittens.kernels._tensors import power_of_two
 from tritonkittens.kernels.attention.device.decode_tmem import KEYS, SLOTS, DecodeTmem, attention_decode_tmem
 from tritonkittens.kernels.attention.num_splits import DecodeKind, Ring, Rings
+from tritonkittens.kernels.attention.tmem_plan import tile_dims
 from tritonkittens.launch import capability
 
-DIMS = ((64, 64), (128, 128), (192, 128))  # (head_dim, value_dim)
+DIMS = 192, 128  # the largest head_dim and value_dim
 FEWEST, MOST = 16, 32  # rows of a tile of queries: of an MMA; that fit into registers
 SPARE = 2 * KIB  # bytes of shared memory for barriers, numbers of tasks, and the compiler
 ORDER = ("Q", "K", "V", "O", "L", "pages", "lengths", "starts")  # of the kernel's tensors
@@ -46,7 +47,8 @@ class Bounds(NamedTuple):
 
 def takes(kind: DecodeKind, rows: int, device: torch.device) -> bool:
     """Whether `attention_decode_tmem` computes tiles of so many rows on a device."""
-    return (kind.head_dim, kind.value_dim) in DIMS and rows <= MOST and chip_of(capability(device)).tcgen05
+    fits = kind.head_dim <= DIMS[0] and kind.value_dim <= DIMS[1] and rows <= MOST
+    return fits and chip_of(capability(device)).tcgen05
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,9 @@ class TmemDecode:
 @functools.lru_cache(maxsize=512)
 def kernel_of(kind: DecodeKind, rows: int, arch: tuple[int, int], partial: bool, lse: bool) -> TmemDecode:
     """The kernel for tiles of so many rows. `partial`: its results are splits in fp32."""
-    knobs: dict[str, Any] = {**kind._asdict(), "dtype": tk.from_torch(kind.dtype)}
+    head_dim, value_dim = tile_dims(kind.head_dim, kind.value_dim)
+    dims = dict(head_dim=head_dim, value_dim=value_dim)
+    knobs: dict[str, Any] = {**kind._asdict(), **dims, "dtype": tk.from_torch(kind.dtype)}
     c = DecodeTmem(**knobs, rows=max(FEWEST, power_of_two(rows)), partial=partial, lse=lse)
     rest = chip_of(arch).shared_per_block - SPARE - SLOTS.value * (c.q.nbytes + c.p.nbytes)
     return TmemDecode(replace(c, stages=rest // (c.k.nbytes + c.v.nbytes)))

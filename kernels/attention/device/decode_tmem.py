@@ -40,7 +40,7 @@ class DecodeTmem(tk.Knob):
     Args:
         dtype: of Q, K and V, bf16 or fp16.
         rows: of a tile of queries, 16 or 32.
-        head_dim: of Q and K; value_dim: of V and O, 64 or 128.
+        head_dim: columns of tiles of Q and K; value_dim: of V and O, 64 or 128. Tensors may have fewer.
         causal, softcap, lengths, starts, row_tiles, partial: see `AttentionDecode`.
         lse: whether the log-sum-exp is written.
         stages: of the rings of K and of V.
