@@ -1,0 +1,307 @@
+"""What a call of a norm does: its launches, and the memory of its results."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels._tensors import allocator, remember, signature
+from tritonkittens.kernels.norm.checks import check_operands, check_reachable
+from tritonkittens.kernels.norm.config import MOST_WARPS, Parts, programs_of, tiles_of
+from tritonkittens.kernels.norm.device.backward import dropout_mask, norm_backward, norm_projections, sum_partials
+from tritonkittens.kernels.norm.device.forward import norm_forward
+from tritonkittens.launch import multiprocessor_count, plain_kernel
+
+SUM_PARTS, SUM_COLS = 32, 64  # partial sums that a program adds up at once, and its columns
+MASK = (4, 256)  # rows and columns of the mask that a program computes
+Allocate: TypeAlias = Callable[[], Tensor | None]
+MULTIPLE = 16  # of elements that a width and strides are known to be multiples of, at most
+
+
+class Options(NamedTuple):
+    """Options of a norm, in the order of its operator."""
+
+    eps: float
+    dropout_p: float
+    rms: bool
+    zero_centered_weight: bool
+    residual_in_fp32: bool
+    out_dtype: torch.dtype | None
+
+    @property
+    def name(self) -> str:
+        return "rms_norm" if self.rms else "layer_norm"
+
+
+class Operands(NamedTuple):
+    """Tensors of a norm, in the order of its operator."""
+
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    residual: Tensor | None
+    x1: Tensor | None
+    weight1: Tensor | None
+    bias1: Tensor | None
+    rowscale: Tensor | None
+    seed: Tensor | None
+
+    def z_dtype(self, options: Options) -> torch.dtype | None:
+        """Return the dtype in which z is stored; None where z is x."""
+        dtype = torch.float32 if options.residual_in_fp32 else self.x.dtype
+        if self.residual is not None:
+            return self.residual.dtype
+        sums = self.x1 is not None or self.rowscale is not None or options.dropout_p > 0
+        return dtype if sums or dtype != self.x.dtype else None
+
+    def parts(self, options: Options) -> Parts:
+        return Parts(
+            options.rms,
+            float(options.zero_centered_weight),
+            self.weight is not None,
+            self.bias is not None,
+            self.weight1 is not None,
+            self.bias1 is not None,
+            self.rowscale is not None,
+            self.x1 is not None,
+            options.dropout_p > 0,
+            self.residual is not None,
+            self.z_dtype(options) is not None,
+        )
+
+
+@functools.cache
+def _with_warps(kernel: Any, warps: int) -> Any:
+    return plain_kernel(kernel, num_warps=warps)
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _merged(x: Tensor, first: int, behind: int) -> int | None:
+    """Return the stride of some dimensions as one; None where they cannot be merged."""
+    dims = [(n, stride) for n, stride in zip(x.shape[first:behind], x.stride()[first:behind], strict=True) if n != 1]
+    for (_, stride), (extent, below) in zip(dims, dims[1:], strict=False):
+        if stride != extent * below:
+            return None
+    return dims[-1][1] if dims else 0
+
+
+class Rows:
+    """How the kernels read tensors of one shape (…, columns): rows in two dimensions, with a stride for each.
+
+    All tensors have their leading dimensions split at one place. Those that do not fit it are copied.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor | None]):
+        x = next(t for t in tensors if t is not None)
+        lead, self.width = x.ndim - 1, x.shape[-1]
+        self.count = math.prod(x.shape[:-1])
+        given = [t for t in tensors if t is not None]
+        split = max(range(lead + 1), key=lambda at: (sum(self._fits(t, at) for t in given), at))
+        self.inner = math.prod(x.shape[split:-1])
+        self.copied = [t is not None and not self._fits(t, split) for t in tensors]
+        strides = [self._strides(t, split, copied) for t, copied in zip(tensors, self.copied, strict=True)]
+        self.unit = math.gcd(MULTIPLE, self.width, *(n for pair in strides for n in pair))
+        self.at = tuple((outer // self.unit, inner // self.unit) for outer, inner in strides)
+        self.size = (self.count, self.width // self.unit)
+
+    @staticmethod
+    def _fits(x: Tensor, split: int) -> bool:
+        lead = x.ndim - 1
+        return (x.stride(-1) == 1 or x.shape[-1] == 1) and None not in (_merged(x, 0, split), _merged(x, split, lead))
+
+    def _strides(self, x: Tensor | None, split: int, copied: bool) -> tuple[int, int]:
+        if x is None:
+            return 0, 0
+        if copied:
+            return self.inner * self.width, self.width
+        return _merged(x, 0, split) or 0, _merged(x, split, x.ndim - 1) or 0
+
+    def ready(self, tensors: Sequence[Tensor | None], stand_in: Tensor) -> list[Tensor]:
+        """Return the tensors as the kernels read them; one that is left out has the memory of another."""
+        return [
+            stand_in if t is None else t.contiguous() if copied else t
+            for t, copied in zip(tensors, self.copied, strict=True)
+        ]
+
+
+# ---------------------------------------------------------------- forward
+
+
+class Forward:
+    """The launch of a forward for tensors of one kind."""
+
+    def __init__(self, operands: Operands, options: Options):
+        x, z_dtype = operands.x, operands.z_dtype(options)
+        self.parts, self.options = operands.parts(options), options
+        self.rows = Rows((x, operands.residual, operands.x1))
+        self.tiles = tiles_of(self.rows.width, MOST_WARPS)
+        rows, dtype = (self.rows.count,), options.out_dtype or x.dtype
+
+        def results(shape: Sequence[int], dtype: torch.dtype | None, wanted: bool = True) -> Allocate:
+            return allocator(tuple(shape), dtype, x.device) if wanted and dtype is not None else lambda: None
+
+        self.results = [
+            results(x.shape, dtype),
+            results(x.shape, dtype, operands.weight1 is not None),
+            results(x.shape, z_dtype),
+            results(rows, torch.float32, not options.rms),
+            results(rows, torch.float32),
+        ]
+        self.bound: Callable[..., None] | None = None
+
+    def __call__(self, operands: Operands) -> list[Tensor | None]:
+        found = [allocate() for allocate in self.results]
+        if self.rows.count == 0:
+            return found
+        x, weight, bias, residual, x1, weight1, bias1, rowscale, seed = operands
+        x, residual, x1 = self.rows.ready((x, residual, x1), x)
+        others = [t if t is None else t.contiguous() for t in (weight, bias, weight1, bias1, rowscale, seed)]
+        tensors = [x if t is None else t for t in (x, residual, x1, *others, *found)]
+        if self.bound is None:
+            self.bound = self._bind(tensors)
+        self.bound(*tensors)
+        return found
+
+    def _bind(self, tensors: list[Tensor]) -> Callable[..., None]:
+        rows, tiles = self.rows, self.tiles
+        grid = (-(-rows.count // tiles.rows), 1, 1)
+        return _with_warps(norm_forward, tiles.warps).bind(
+            grid, *tensors, rows.size, rows.inner, rows.at, self.options.eps, self.options.dropout_p,
+            self.parts, *tiles[:3], rows.unit,
+        )  # fmt: skip
+
+
+_plans: dict[Hashable, Any] = {}  # by what is known of a call
+
+
+def run_forward(operands: Operands, options: Options) -> list[Tensor | None]:
+    """The norm of plain tensors: y, y1, z, means and reciprocal standard deviations of the rows; None for what there
+    is not: z where it is x, for example."""
+    key = (signature(*operands), options)
+    plan = _plans.get(key)
+    if plan is None:
+        check_operands(options.name, **operands._asdict())
+        check_reachable(options.name, operands.x)
+        plan = remember(_plans, key, Forward(operands, options))
+    return plan(operands)
+
+
+# ---------------------------------------------------------------- backward
+
+
+class Gradients(NamedTuple):
+    """Tensors of a backward, in the order of its operator: the gradients of y, y1 and z as results, and what was saved;
+    `z` is x where no z was stored."""
+
+    dy: Tensor | None
+    dy1: Tensor | None
+    dz: Tensor | None
+    z: Tensor
+    weight: Tensor | None
+    weight1: Tensor | None
+    rowscale: Tensor | None
+    seed: Tensor | None
+    mean: Tensor | None
+    rstd: Tensor
+
+
+class Wanted(NamedTuple):
+    """Which gradients a backward computes, in the order of its operator: dtypes of x, of x1 and of parameters, whether
+    there is a residual, and which of weight, bias, weight1 and bias1 want gradients."""
+
+    x: torch.dtype
+    x1: torch.dtype | None
+    params: torch.dtype | None
+    residual: bool
+    grads: tuple[bool, ...]
+    dropout_p: float
+    rms: bool
+    zero_centered_weight: bool
+
+    def result_dtypes(self, z: Tensor, rowscale: Tensor | None) -> list[torch.dtype | None]:
+        """Return dtypes of the gradients of x, x1 and residual; None for one that is not wanted, or that is equal to
+        the gradient of x."""
+        residual = self.residual and (self.dropout_p > 0 or rowscale is not None or z.dtype != self.x)
+        x1 = self.x1 if self.dropout_p > 0 or self.x1 != self.x else None
+        return [self.x, x1, z.dtype if residual else None]
+
+
+class Backward:
+    """The launches of a backward for tensors of one kind."""
+
+    def __init__(self, given: Gradients, wanted: Wanted):
+        z = given.z
+        self.rows = Rows((given.dy, given.dy1, z, given.dz))
+        dtypes = wanted.result_dtypes(z, given.rowscale)
+        self.parts = Parts(
+            wanted.rms, float(wanted.zero_centered_weight), given.weight is not None, False,
+            given.weight1 is not None, False, given.rowscale is not None, dtypes[1] is not None,
+            wanted.dropout_p > 0, dtypes[2] is not None, False, given.dz is not None, tuple(wanted.grads),
+        )  # fmt: skip
+        self.p, self.sums = wanted.dropout_p, sum(wanted.grads)
+        self.tiles = tiles_of(self.rows.width, MOST_WARPS // 2)
+        self.programs = programs_of(self.tiles, self.rows.count, multiprocessor_count(z.device))
+        self.results = [allocator(tuple(z.shape), dtype, z.device) if dtype else lambda: None for dtype in dtypes]
+        shape = (self.sums, self.rows.width)
+        self.dparams = allocator(shape, wanted.params or torch.float32, z.device)
+        self.partials = allocator((self.sums, self.programs, self.rows.width), torch.float32, z.device)
+        self.projections = allocator((2, self.rows.count if self.tiles.chunks > 1 else 0), torch.float32, z.device)
+
+    def __call__(self, given: Gradients) -> list[Tensor | None]:
+        found: list[Tensor | None] = [*(allocate() for allocate in self.results), self.dparams()]
+        if self.rows.count == 0:
+            found[3].zero_()  # type: ignore[union-attr]
+            return found
+        rows, tiles, z = self.rows, self.tiles, given.z
+        dy, dy1, z, dz = rows.ready((given.dy, given.dy1, z, given.dz), z)
+        partials, projections = self.partials(), self.projections()
+        weight, weight1, rowscale, seed = (z if t is None else t.contiguous() for t in given[4:8])
+        saved = (weight, weight1, *((z if t is None else t) for t in given[8:]))
+        numbers = (rows.size, rows.inner, rows.at)
+        if tiles.chunks > 1:
+            _with_warps(norm_projections, tiles.warps)[(rows.count,)](
+                dy, dy1, z, *saved, projections, *numbers, self.parts, *tiles[1:3], rows.unit
+            )
+        results = [z if t is None else t for t in found[:3]]
+        _with_warps(norm_backward, tiles.warps)[(self.programs, tiles.chunks)](
+            dy, dy1, dz, z, *saved[:2], rowscale, seed, *saved[2:], projections, *results, partials, *numbers, self.p,
+            self.parts, *tiles[:3], rows.unit,
+        )  # fmt: skip
+        if self.sums:
+            grid = (-(-rows.width // SUM_COLS), self.sums)
+            sum_partials[grid](partials, found[3], self.programs, rows.width, SUM_PARTS, SUM_COLS)
+        return found
+
+
+def run_backward(given: Gradients, wanted: Wanted) -> list[Tensor | None]:
+    """Gradients of x, x1 and residual, and of the parameters, (wanted ones, columns). None for one that is not wanted
+    or that is equal to another (`Wanted.result_dtypes`)."""
+    nothing = given.z.new_zeros(given.z.shape[-1:]).expand(given.z.shape) if given.dy is None else given.dy
+    given = given._replace(dy=nothing)
+    if given.weight1 is not None and given.dy1 is None:
+        given = given._replace(dy1=given.z.new_zeros(given.z.shape[-1:]).expand(given.z.shape))
+    key = (signature(*given), wanted)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = remember(_plans, key, Backward(given, wanted))
+    return plan(given)
+
+
+# ---------------------------------------------------------------- the mask of dropout
+
+
+def run_mask(x: Tensor, seed: Tensor, p: float, branch: int) -> Tensor:
+    """Which elements of a tensor of the shape of x dropout keeps, bool. `branch`: 0 for x, 1 for x1."""
+    found = torch.empty(x.shape, dtype=torch.bool, device=x.device)
+    if found.numel():
+        rows, width = found.shape[:-1].numel(), x.shape[-1]
+        grid = (-(-rows // MASK[0]), -(-width // MASK[1]))
+        dropout_mask[grid](seed.contiguous(), found.view(torch.uint8), rows, width, p, branch, *MASK)
+    return found

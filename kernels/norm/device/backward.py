@@ -1,0 +1,111 @@
+"""Backward: gradients of the rows, and of weights and biases.
+
+Programs are persistent. Each sums the gradients of its columns' parameters over its rows in registers, and stores the
+sums; `sum_partials` adds them up in the order of the programs, so results are the same bits in every run. Where one
+chunk of columns does not cover a row, `norm_projections` computes the two sums over each row first.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.norm.device.rows import dropout, load, load_cols, load_rows, store, tile
+from tritonkittens.launch import plain_kernel
+
+
+@triton.jit
+def _scaled(DY, DY1, Z, W, W1, MEAN, RSTD, at, t, HAS: tl.constexpr):
+    """(dy, dy1, normalised z, its gradient) of a tile."""
+    dy, dy1, z = load(DY, at[0], t), 0.0, load(Z, at[2], t)
+    if not HAS.rms:
+        z = tl.where(t.inside, z - load_rows(MEAN, t), 0)
+    g = dy
+    if HAS.weight:
+        g = dy * (load_cols(W, t) + HAS.centre)
+    if HAS.weight1:
+        dy1 = load(DY1, at[1], t)
+        g += dy1 * (load_cols(W1, t) + HAS.centre)
+    return dy, dy1, z * load_rows(RSTD, t), g
+
+
+@triton.jit
+def norm_projections(
+    DY, DY1, Z, W, W1, MEAN, RSTD, C, size, inner, at,
+    HAS: tl.constexpr, COLS: tl.constexpr, CHUNKS: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """C: sums of g · z and of g over each row, where g is the gradient of the normalised z. A program has a row."""
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    along, total = tl.zeros((1,), tl.float32), tl.zeros((1,), tl.float32)
+    for i in tl.static_range(CHUNKS):
+        _, _, z, g = _scaled(
+            DY, DY1, Z, W, W1, MEAN, RSTD, at, tile(row, i * COLS, size[0], size[1], inner, COLS, UNIT), HAS
+        )
+        along += tk.row_sum(g * z)
+        total += tk.row_sum(g)
+    tl.store(C + row, along)
+    tl.store(C + size[0] + row, total)
+
+
+@triton.jit
+def norm_backward(
+    DY, DY1, DZ, Z, W, W1, S, RNG, MEAN, RSTD, C, DX, DX1, DR, P, size, inner, at, p,
+    HAS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CHUNKS: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """DX, DX1, DR: gradients of x, x1 and z. DZ: the gradient of z as a result. P: partial sums of the gradients of
+    weight, bias, weight1 and bias1, those that there are, (…, programs, columns). `at`: strides of dy, dy1, z and dz.
+    Grid: programs, chunks."""
+    dw, db = tl.zeros((ROWS, COLS), tl.float32), tl.zeros((ROWS, COLS), tl.float32)
+    dw1, db1, first_col = dw, db, tl.program_id(1) * COLS
+    for first in range(tl.program_id(0) * ROWS, size[0], tl.num_programs(0) * ROWS):
+        row = tl.cast(first, tl.int64) + tl.arange(0, ROWS)
+        t = tile(row, first_col, size[0], size[1], inner, COLS, UNIT)
+        dy, dy1, z, g = _scaled(DY, DY1, Z, W, W1, MEAN, RSTD, at, t, HAS)
+        dw, db = dw + dy * z, db + dy
+        if HAS.weight1:
+            dw1, db1 = dw1 + dy1 * z, db1 + dy1
+        dz = g - z * ((tk.row_sum(g * z)[:, None] if CHUNKS == 1 else load_rows(C, t)) / t.n)
+        if not HAS.rms:
+            dz -= (tk.row_sum(g)[:, None] if CHUNKS == 1 else load_rows(C + size[0], t)) / t.n
+        dz *= load_rows(RSTD, t)
+        if HAS.dz:
+            dz += load(DZ, at[3], t)
+        if HAS.residual:
+            store(DR, dz, t)
+        if HAS.x1:
+            store(DX1, dropout(dz, RNG, p, t, 1) if HAS.dropout else dz, t)
+        if HAS.dropout:
+            dz = dropout(dz, RNG, p, t, 0)
+        if HAS.rowscale:
+            dz *= load_rows(S, t)
+        store(DX, dz, t)
+    t = tile(tl.program_id(0).to(tl.int64) + tl.arange(0, 1), first_col, tl.num_programs(0), size[1], 1, COLS, UNIT)
+    for k in tl.static_range(4):
+        if HAS.grads[k]:
+            store(P, tl.sum((dw, db, dw1, db1)[k], 0)[None, :], t)
+            P += tl.num_programs(0).to(tl.int64) * t.n
+
+
+@plain_kernel(num_warps=4)
+@triton.jit
+def sum_partials(P, D, programs, n, PARTS: tl.constexpr, COLS: tl.constexpr):
+    """D (…, columns): sums of P (…, programs, columns) over the programs. Grid: parts of COLS columns, sums."""
+    col, i = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :], tl.arange(0, PARTS)[:, None]
+    total = tl.zeros((PARTS, COLS), tl.float32)
+    P += tl.program_id(1).to(tl.int64) * programs * n
+    for first in range(0, programs, PARTS):
+        place = (first + i).to(tl.int64) * n + col
+        total += tl.load(P + place, mask=(first + i < programs) & (col < n), other=0)
+    place = tl.program_id(1) * n + tl.program_id(0) * COLS + tl.arange(0, COLS)
+    inside = tl.program_id(0) * COLS + tl.arange(0, COLS) < n
+    tl.store(D + place, tk.cast(tl.sum(total, 0), D.dtype.element_ty), mask=inside)
+
+
+@plain_kernel(num_warps=4)
+@triton.jit
+def dropout_mask(RNG, K, m, n, p, BRANCH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """K: 1 where dropout keeps an element, else 0. Grid: parts of ROWS rows, parts of COLS columns."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    t = tile(row, tl.program_id(1) * COLS, m, n, 1, COLS, 1)
+    store(K, (dropout(tl.full((ROWS, COLS), 1.0, tl.float32), RNG, p, t, BRANCH) > 0).to(tl.uint8), t)

@@ -1,0 +1,54 @@
+"""What the kernels of both directions share: tiles of rows, their loads and stores, and dropout."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+
+
+@triton.jit
+def tile(row, first, m, n, inner, COLS: tl.constexpr, UNIT: tl.constexpr):
+    """A tile of a tensor of m rows of n · UNIT columns: rows `row`, columns from `first` on."""
+    col, n = first + tl.arange(0, COLS), n * UNIT
+    inside = (row < m)[:, None] & (col < n)[None, :]
+    return tk.struct(row=row, first=first, col=col, m=m, n=n, inner=inner, unit=UNIT, inside=inside)
+
+
+@triton.jit
+def load(P, at, t):
+    """The tile of a tensor in fp32, zero beyond the edges. `at`: its strides from outer row to outer row, of `inner`
+    rows each, and from row to row in there, in units of UNIT elements. So the compiler knows what divides them."""
+    place = (t.row // t.inner * at[0] + t.row % t.inner * at[1]) * t.unit
+    return tk.cast(tl.load(P + (place[:, None] + t.col[None, :]), mask=t.inside, other=0), tk.fp32)
+
+
+@triton.jit
+def store(P, values, t):
+    """Store a tile to a contiguous tensor."""
+    tl.store(P + (t.row[:, None] * t.n + t.col[None, :]), tk.cast(values, P.dtype.element_ty), mask=t.inside)
+
+
+@triton.jit
+def load_rows(P, t):
+    """A number of each row, (ROWS, 1) in fp32."""
+    return tk.cast(tl.load(P + t.row, mask=t.row < t.m, other=0), tk.fp32)[:, None]
+
+
+@triton.jit
+def load_cols(P, t):
+    """A number of each column, (1, COLS) in fp32."""
+    return tk.cast(tl.load(P + t.col, mask=t.col < t.n, other=0), tk.fp32)[None, :]
+
+
+@triton.jit
+def dropout(x, RNG, p, t, BRANCH: tl.constexpr):
+    """x / (1 - p), or 0 where a uniform number of [0, 1) is below p. Philox has four of them, for four neighbouring
+    columns, at a counter. RNG: its seed, and what is added to counters. BRANCH: 0 for x, 1 for x1."""
+    quads = t.first // 4 + tl.arange(0, x.shape[1] // 4)
+    counter = tl.load(RNG + 1) + t.row[:, None] * tl.cdiv(t.n, 4) + quads[None, :]
+    zero = tl.zeros(counter.shape, tl.uint32)
+    a, b, c, d = tl.philox(tl.load(RNG), counter.to(tl.uint32), (counter >> 32).to(tl.uint32), zero + BRANCH, zero)
+    uniform = (tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), x.shape) >> 8).to(tl.float32) * (1 / 16777216)
+    return tl.where(uniform >= p, x / (1 - p), 0)
