@@ -27,7 +27,14 @@ def test_two_processes_agree_with_one(outcomes, case):
 # ---- rules
 
 
-REFUSING = {"quantize_mxfp8", "quantize_nvfp4", "nvfp4_tensor_scale"}  # operators that take no DTensor
+REFUSING = {  # operators that take no DTensor
+    "quantize_mxfp8",
+    "quantize_nvfp4",
+    "nvfp4_tensor_scale",
+    "norm",
+    "norm_backward",
+    "norm_dropout_mask",
+}
 
 
 def spec(*shape, mesh=(2,), dtype=torch.float32):
@@ -109,7 +116,8 @@ def test_pools_of_pages_are_whole_where_batches_are_sharded():
 
 
 def test_every_operator_has_a_rule_for_each_tensor():
-    importlib.import_module("tritonkittens.kernels.quantize.operators")  # registers them
+    for family in ("quantize", "norm"):
+        importlib.import_module(f"tritonkittens.kernels.{family}.operators")  # registers them
     all_names = (name.split("::") for name in vars(torch._library.custom_ops)["OPDEFS"])
     names = {name for library, name in all_names if library == "tritonkittens"}
     ruled = {name for name in ("gemm", *_sharding.ATTENTION) if " " not in name}

@@ -20,6 +20,7 @@ from tritonkittens.launch import multiprocessor_count, plain_kernel
 SUM_PARTS, SUM_COLS = 32, 64  # partial sums that a program adds up at once, and its columns
 MASK = (4, 256)  # rows and columns of the mask that a program computes
 Allocate: TypeAlias = Callable[[], Tensor | None]
+PARAMS = ("weight", "bias", "weight1", "bias1")
 MULTIPLE = 16  # of elements that a width and strides are known to be multiples of, at most
 
 
@@ -214,16 +215,21 @@ class Gradients(NamedTuple):
 
 class Wanted(NamedTuple):
     """Which gradients a backward computes, in the order of its operator: dtypes of x, of x1 and of parameters, whether
-    there is a residual, and which of weight, bias, weight1 and bias1 want gradients."""
+    there is a residual, and names of those of PARAMS that want gradients, with spaces between them."""
 
     x: torch.dtype
     x1: torch.dtype | None
-    params: torch.dtype | None
+    param_dtype: torch.dtype | None
     residual: bool
-    grads: tuple[bool, ...]
+    params_wanted: str
     dropout_p: float
     rms: bool
     zero_centered_weight: bool
+
+    @property
+    def grads(self) -> tuple[bool, ...]:
+        """Return which of PARAMS want gradients."""
+        return tuple(name in self.params_wanted.split() for name in PARAMS)
 
     def result_dtypes(self, z: Tensor, rowscale: Tensor | None) -> list[torch.dtype | None]:
         """Return dtypes of the gradients of x, x1 and residual; None for one that is not wanted, or that is equal to
@@ -243,14 +249,14 @@ class Backward:
         self.parts = Parts(
             wanted.rms, float(wanted.zero_centered_weight), given.weight is not None, False,
             given.weight1 is not None, False, given.rowscale is not None, dtypes[1] is not None,
-            wanted.dropout_p > 0, dtypes[2] is not None, False, given.dz is not None, tuple(wanted.grads),
+            wanted.dropout_p > 0, dtypes[2] is not None, False, given.dz is not None, wanted.grads,
         )  # fmt: skip
         self.p, self.sums = wanted.dropout_p, sum(wanted.grads)
         self.tiles = tiles_of(self.rows.width, MOST_WARPS // 2)
         self.programs = programs_of(self.tiles, self.rows.count, multiprocessor_count(z.device))
         self.results = [allocator(tuple(z.shape), dtype, z.device) if dtype else lambda: None for dtype in dtypes]
         shape = (self.sums, self.rows.width)
-        self.dparams = allocator(shape, wanted.params or torch.float32, z.device)
+        self.dparams = allocator(shape, wanted.param_dtype or torch.float32, z.device)
         self.partials = allocator((self.sums, self.programs, self.rows.width), torch.float32, z.device)
         self.projections = allocator((2, self.rows.count if self.tiles.chunks > 1 else 0), torch.float32, z.device)
 

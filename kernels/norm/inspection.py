@@ -31,7 +31,9 @@ def _backward(rms: bool, width: int, fused: bool) -> Any:
     seed = _empty(2, dtype=torch.int64) if fused else None
     mean = None if rms else rows
     given = Gradients(z, None, z if fused else None, z, w, None, None, seed, mean, rows)
-    return run_backward(given, Wanted(BF16, None, BF16, fused, (True, not rms, False, False), 0.1 * fused, rms, False))
+    return run_backward(
+        given, Wanted(BF16, None, BF16, fused, "weight" if rms else "weight bias", 0.1 * fused, rms, False)
+    )
 
 
 inspectable: dict[str, Inspectable] = {

@@ -19,6 +19,7 @@ from tritonkittens.kernels._dispatch import (
     vmap_by_loop,
 )
 from tritonkittens.kernels.norm.call_plan import (
+    PARAMS,
     Gradients,
     Operands,
     Options,
@@ -93,7 +94,7 @@ def backward_operator(
     x1_dtype: torch.dtype | None,
     param_dtype: torch.dtype | None,
     has_residual: bool,
-    param_grads: Sequence[bool],
+    params_wanted: str,
     dropout_p: float,
     rms: bool,
     zero_centered_weight: bool,
@@ -101,9 +102,7 @@ def backward_operator(
     """Gradients of the norms: of x, x1 and residual, empty where equal to that of x, and those of weight, bias, weight1
     and bias1 that are wanted, as one tensor."""
     given = Gradients(dy, dy1, dz, z, weight, weight1, rowscale, seed, mean, rstd)
-    wanted = Wanted(
-        x_dtype, x1_dtype, param_dtype, has_residual, tuple(param_grads), dropout_p, rms, zero_centered_weight
-    )
+    wanted = Wanted(x_dtype, x1_dtype, param_dtype, has_residual, params_wanted, dropout_p, rms, zero_centered_weight)
     return _filled(run_backward(given, wanted), z)
 
 
@@ -114,7 +113,7 @@ def _(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     z, dtypes = given.z, wanted.result_dtypes(given.z, given.rowscale)
     dx, dx1, dr = (z.new_empty(0) if dtype is None else z.new_empty(z.shape, dtype=dtype) for dtype in dtypes)
     shape = (sum(wanted.grads), z.shape[-1])
-    return dx, dx1, dr, z.new_empty(shape, dtype=wanted.params or torch.float32)
+    return dx, dx1, dr, z.new_empty(shape, dtype=wanted.param_dtype or torch.float32)
 
 
 @torch.library.custom_op("tritonkittens::norm_dropout_mask", mutates_args=())
@@ -139,12 +138,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) 
     ctx.save_for_backward(
         z if ctx.has_z else o.x, o.weight, o.weight1, o.rowscale, o.seed, None if options.rms else mean, rstd
     )
-    params = (o.weight, o.bias, o.weight1, o.bias1)
-    param_dtype = next((t.dtype for t in params if t is not None), None)
-    wanted = [ctx.needs_input_grad[Operands._fields.index(n)] for n in ("weight", "bias", "weight1", "bias1")]
+    param_dtype = next((t.dtype for name in PARAMS if (t := getattr(o, name)) is not None), None)
+    wanted = " ".join(name for name in PARAMS if ctx.needs_input_grad[Operands._fields.index(name)])
     x1_dtype = None if o.x1 is None else o.x1.dtype
     dropped = (options.dropout_p, options.rms, options.zero_centered_weight)
-    ctx.wanted = Wanted(o.x.dtype, x1_dtype, param_dtype, o.residual is not None, tuple(wanted), *dropped)
+    ctx.wanted = Wanted(o.x.dtype, x1_dtype, param_dtype, o.residual is not None, wanted, *dropped)
     ctx.set_materialize_grads(False)
 
 
@@ -159,7 +157,7 @@ def _gradients(ctx: Any, dy: Tensor | None, dy1: Tensor | None, dz: Tensor | Non
     if not torch.is_grad_enabled() and is_plain(*given) and have_memory(*given):
         found: list[Any] = run_backward(given, wanted)
     else:
-        found = list(call("norm_backward", *given, *wanted[:4], list(wanted.grads), *wanted[5:]))
+        found = list(call("norm_backward", *given, *wanted))
     dx = found[0]
     dtypes = wanted.result_dtypes(z, rowscale)
     dx1, dr = (dx if dtype is None else t for t, dtype in zip(found[1:3], dtypes[1:], strict=True))

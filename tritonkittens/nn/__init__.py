@@ -1,5 +1,7 @@
-"""PyTorch modules on the shipped kernels: `Linear`, and `replace_linears`, which replaces a model's own."""
+"""PyTorch modules on the shipped kernels: `Linear`, `RMSNorm`, `LayerNorm`, and `replace_linears`, which replaces a
+model's Linears."""
 
 from tritonkittens.nn.linear import Linear, replace_linears
+from tritonkittens.nn.norm import LayerNorm, RMSNorm
 
-__all__ = ["Linear", "replace_linears"]
+__all__ = ["LayerNorm", "Linear", "RMSNorm", "replace_linears"]

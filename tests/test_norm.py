@@ -1,0 +1,335 @@
+"""Norms as torch sees them, their modules, their machine code, and what they refuse."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from tests.cases_norm import BF16, FP32, check, operands
+from tests.util import DEVICE, Seen, refused, relative_error, slow
+from tritonkittens import sim
+from tritonkittens.inspect import _sass, _tools
+from tritonkittens.kernels.norm import backward_operator, layer_norm, mask_operator, norm_operator, norm_torch, rms_norm
+from tritonkittens.kernels.norm.call_plan import Rows
+from tritonkittens.kernels.norm.config import Tiles, programs_of, tiles_of
+from tritonkittens.kernels.norm.inspection import inspectable
+from tritonkittens.nn import LayerNorm, RMSNorm
+
+X, W = torch.randn(4, 32), torch.randn(32)
+SEED = torch.tensor([7, 11])
+
+
+@pytest.fixture(autouse=True)
+def inputs_of_the_simulator(monkeypatch):
+    """These tests simulate, also where there is a GPU."""
+    monkeypatch.setattr("tests.cases_norm.DEVICE", "cpu")
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a", slow("sm_89"), slow("sm_120a")])
+def test_chips(arch):
+    with sim.device(arch):
+        check(False, *operands((5, 72), BF16, ["weight", "bias", "residual"]))
+
+
+# ---------------------------------------------------------------- as torch sees them
+
+
+def block(x, w, b, r):
+    """Two norms of a residual stream, of which the second has dropout, as a layer has them."""
+    y, z = layer_norm(x * 2, w, b, r, prenorm=True)
+    out, z = rms_norm(y, w, residual=z, prenorm=True, dropout_p=0.5, seed=SEED)
+    return out, z
+
+
+def test_torch_compile_sees_operators():
+    leaves = [t.requires_grad_() for t in (torch.randn(4, 32), torch.randn(32), torch.randn(32), torch.randn(4, 32))]
+    with sim.device():
+        compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+        results = [function(*leaves) for function in (block, compiled)]
+        gradients = [torch.autograd.grad([t.square().sum() for t in found], leaves) for found in results]
+    for a, b in zip((*results[0], *gradients[0]), (*results[1], *gradients[1]), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_compiled_modules():
+    with sim.device():
+        model = nn.Sequential(RMSNorm(32), LayerNorm(32)).requires_grad_(False)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(X), model(X))
+
+
+def test_opcheck():
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    nothing = (None,) * 4
+    rows = torch.rand(4) + 0.5
+    with sim.device():
+        for operator, args in (
+            (norm_operator, (x, w, w, X, *nothing, None, 1e-6, 0.0, False, False, False, None)),
+            (norm_operator, (x, None, None, None, X, W, W, None, SEED, 1e-6, 0.5, True, True, True, BF16)),
+            (
+                backward_operator,
+                (X, None, None, X, W, None, None, None, None, rows, FP32, None, FP32, True, "weight",
+                 0.0, True, False),
+            ),
+            (mask_operator, (X, SEED, 0.5, 0)),
+        ):  # fmt: skip
+            torch.library.opcheck(
+                operator, args, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
+            )
+
+
+def test_an_eager_call_is_the_operator():
+    """Plain tensors take an autograd function; a dispatch mode sees operators, which give the same bits."""
+
+    def run():
+        leaves = [t.clone().requires_grad_() for t in (X, W, W)]
+        y = layer_norm(*leaves)
+        return y, torch.autograd.grad(y.sum(), leaves)
+
+    with sim.device():
+        y, gradients = run()
+        assert type(y.grad_fn).__name__ == "NormFunctionBackward"
+        with Seen() as seen:
+            again, others = run()
+    assert {"tritonkittens::norm", "tritonkittens::norm_backward"} <= seen.names
+    assert all(torch.equal(a, b) for a, b in zip((y, *gradients), (again, *others), strict=True))
+
+
+def test_transforms_of_functions():
+    x = torch.randn(3, 4, 32)
+    with sim.device():
+        found = torch.vmap(lambda t: rms_norm(t, W))(x)
+        gradients = torch.vmap(torch.func.grad(lambda t: (rms_norm(t, W) * X).sum()))(x)
+    torch.testing.assert_close(found, nn.functional.rms_norm(x, (32,), W, 1e-6))
+    leaf = x.clone().requires_grad_()
+    (nn.functional.rms_norm(leaf, (32,), W, 1e-6) * X).sum().backward()
+    torch.testing.assert_close(gradients, leaf.grad)
+
+
+def test_no_second_derivative():
+    x = X.clone().requires_grad_()
+    with sim.device():
+        (dx,) = torch.autograd.grad(rms_norm(x, W).square().sum(), x, create_graph=True)
+        with refused("norm_backward has no second derivative; use torch's norms", NotImplementedError):
+            dx.sum().backward()
+
+
+def test_frozen_weights_have_no_gradient():
+    x, w, b = X.clone().requires_grad_(), W.clone(), W.clone().requires_grad_()
+    with sim.device() as device:
+        layer_norm(x, w, b).sum().backward()
+        count = len(device.launches)
+        torch.testing.assert_close(b.grad, torch.full((32,), 4.0))
+        b.requires_grad_(False)
+        layer_norm(x, w, b).sum().backward()
+        assert w.grad is None and len(device.launches) - count == count - 1, "no partial sums are added up"
+
+
+# ---------------------------------------------------------------- modules
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        (RMSNorm, {}),
+        (RMSNorm, dict(eps=1e-3, elementwise_affine=False)),
+        (LayerNorm, {}),
+        (LayerNorm, dict(bias=False)),
+        (LayerNorm, dict(elementwise_affine=False)),
+    ],
+)
+@pytest.mark.parametrize("shape", [(40,), (4, 10)], ids=str)
+def test_modules_are_torchs(kind, options, shape):
+    theirs = getattr(nn, kind.__name__)(shape, **options)
+    for p in theirs.parameters():
+        nn.init.normal_(p)
+    ours = kind(shape, **options)
+    ours.load_state_dict(theirs.state_dict())
+    results = []
+    for module in (theirs, ours):
+        x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        with sim.device() as device:
+            y = module(x)
+            (y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum().backward()
+        assert (len(device.launches) > 0) == (module is ours)
+        results.append([y, x.grad, *(p.grad for p in module.parameters())])
+    for ref, out in zip(*results, strict=True):
+        assert out.shape == ref.shape and relative_error(out, ref) < 2e-6
+    assert repr(ours) == repr(theirs) and copy.deepcopy(ours).eps == theirs.eps
+
+
+def test_modules_of_half_types():
+    x = torch.randn(3, 40)
+    for dtype in (BF16, torch.float16):
+        with sim.device():
+            for ours, theirs in ((RMSNorm(40), nn.RMSNorm(40)), (LayerNorm(40), nn.LayerNorm(40))):
+                found, expected = (module.to(dtype)(1e-3 * x.to(dtype)) for module in (ours, theirs))
+                assert found.dtype == dtype and relative_error(found, expected) < 4e-3
+
+
+def test_modules_without_a_kernel_are_torchs():
+    with sim.device() as device:
+        for ours, theirs in ((RMSNorm(32), nn.RMSNorm(32)), (LayerNorm(32), nn.LayerNorm(32))):
+            torch.testing.assert_close(ours.double()(X.double()), theirs.double()(X.double()))
+        assert not device.launches
+        with pytest.raises(RuntimeError, match="normalized_shape"):
+            RMSNorm(32)(torch.randn(4, 31))
+    torch.testing.assert_close(LayerNorm(32)(X), nn.LayerNorm(32)(X))
+
+
+def test_torchscript_is_refused():
+    with refused("torch.jit.script(RMSNorm): TorchScript cannot compile it", NotImplementedError):
+        torch.jit.script(RMSNorm(32))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="torch casts operands of norms on a GPU alone")
+def test_autocast_as_torch():
+    x = torch.randn(4, 32, dtype=BF16, device="cuda", requires_grad=True)
+    for ours, theirs in ((RMSNorm(32), nn.RMSNorm(32)), (LayerNorm(32), nn.LayerNorm(32))):
+        with torch.autocast("cuda", torch.bfloat16):
+            found, expected = ours.cuda()(x), theirs.cuda()(x)
+        assert found.dtype == expected.dtype == FP32
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (found, expected)))
+
+
+# ---------------------------------------------------------------- plans and machine code
+
+
+def test_tiles():
+    assert tiles_of(1, 32) == Tiles(256, 16, 1, 4) and tiles_of(128, 32) == Tiles(32, 128, 1, 4)
+    assert tiles_of(4096, 32) == Tiles(1, 4096, 1, 4) and tiles_of(4097, 32) == Tiles(1, 8192, 1, 8)
+    assert tiles_of(32768, 32) == Tiles(1, 32768, 1, 32) and tiles_of(32769, 32) == Tiles(1, 16384, 3, 16)
+    assert tiles_of(16384, 16).chunks == 1 and tiles_of(16385, 16) == Tiles(1, 8192, 3, 8)
+    assert programs_of(tiles_of(4096, 16), 10**6, 132) == 4 * 132 and programs_of(tiles_of(64, 16), 65, 132) == 2
+
+
+def test_rows_of_strided_tensors():
+    packed = torch.empty(2, 5, 3, 4, 64)
+    rows = Rows((packed[:, :, 0], torch.empty(2, 5, 4, 64), None))
+    assert (rows.count, rows.inner, rows.copied) == (40, 4, [False, False, False])
+    assert rows.unit == 16 and rows.at == ((48, 4), (16, 4), (0, 0))
+    rows = Rows((torch.empty(7, 1000), torch.empty(1000, 7).T))
+    assert rows.copied == [False, True] and rows.unit == 8 and rows.size == (7, 125)
+    assert Rows((torch.empty(3, 7),)).unit == 1
+
+
+@pytest.mark.parametrize(
+    "name, most",
+    [
+        ("rms_norm_4096", 14.0),
+        ("layer_norm_4096", 19.0),
+        ("rms_norm_4096_backward", 22.0),
+        ("layer_norm_4096_backward", 32.0),
+        slow("layer_norm_128_backward", 35.0),
+        slow("layer_norm_8192_fused_backward", 62.0),
+    ],
+)
+def test_instructions_of_an_element(name, most):
+    """At most; a thread has 32 elements. 16 bytes are loaded and stored at once, and nothing spills."""
+    kernel = inspectable[name]("sm_90a")
+    instructions, _ = _sass.parse(*_tools.disassemble(kernel.asm["cubin"]))
+    assert not {"LDL", "STL"} & {i.base for i in instructions}, "nothing spills"
+    assert len(instructions) <= most * 32, f"{len(instructions) / 32:.1f} instructions an element"
+    widths = re.findall(r"(?:ld|st)\.global\.(v4\.b32|v2\.b32|b32|b16)", kernel.asm["ptx"])
+    assert set(widths) <= {"v4.b32", "b32"} and widths.count("b32") <= 2 + 8 * ("128" in name), "statistics are words"
+
+
+def test_the_reference_is_torchs():
+    x, b = X.double(), torch.randn(32).double()
+    torch.testing.assert_close(
+        norm_torch(X, W, b, rms=False, eps=1e-3)[0], nn.functional.layer_norm(x, (32,), W.double(), b, 1e-3)
+    )
+    torch.testing.assert_close(
+        norm_torch(X, W, rms=True, zero_centered_weight=True)[0], nn.functional.rms_norm(x, (32,), W.double() + 1, 1e-6)
+    )
+
+
+# ---------------------------------------------------------------- refusals
+
+DTYPES = "torch.bfloat16 or torch.float16 or torch.float32"
+
+
+@pytest.mark.parametrize(
+    "call, kind, message",
+    [
+        (lambda: rms_norm([1.0]), TypeError, "rms_norm: x is list; it must be a torch tensor"),
+        (lambda: layer_norm(X, 1.0), TypeError, "layer_norm: weight is float; it must be a torch tensor"),
+        (lambda: rms_norm(X.double()), TypeError, f"rms_norm: x has dtype torch.float64; it must be {DTYPES}"),
+        (lambda: rms_norm(X, W.int()), TypeError, f"rms_norm: weight has dtype torch.int32; it must be {DTYPES}"),
+        (
+            lambda: rms_norm(torch.ones(())),
+            ValueError,
+            "rms_norm: x has shape (); its last dimension must have 1 to 65536 elements",
+        ),
+        (
+            lambda: rms_norm(X[:, :0]),
+            ValueError,
+            "x has shape (4, 0); its last dimension must have 1 to 65536 elements",
+        ),
+        (
+            lambda: rms_norm(torch.ones(1, 65537)),
+            ValueError,
+            "x has shape (1, 65537); its last dimension must have 1 to",
+        ),
+        (
+            lambda: layer_norm(X, W[:31]),
+            ValueError,
+            "layer_norm: weight has shape (31,); it must be (32,), a number for each column of x",
+        ),
+        (lambda: layer_norm(X, W, X), ValueError, "layer_norm: bias has shape (4, 32); it must be (32,)"),
+        (
+            lambda: layer_norm(X, W, W.bfloat16()),
+            TypeError,
+            "layer_norm: bias has dtype torch.bfloat16, weight torch.float32; they must be equal",
+        ),
+        (
+            lambda: rms_norm(X, residual=X[:3]),
+            ValueError,
+            "rms_norm: residual has shape (3, 32); it must be (4, 32), that of x",
+        ),
+        (
+            lambda: rms_norm(X, rowscale=W),
+            ValueError,
+            "rms_norm: rowscale has shape (32,); it must be (4,), a number for each row of x",
+        ),
+        (
+            lambda: rms_norm(X, x1=X, rowscale=W[:4]),
+            ValueError,
+            "rms_norm: x1 and rowscale; rowscale scales x alone, so they go not together",
+        ),
+        (lambda: rms_norm(X, bias1=W), ValueError, "rms_norm: bias1 without weight1; there is a second result with"),
+        (lambda: rms_norm(X, dropout_p=1.0), ValueError, "rms_norm: dropout_p=1.0; it must be in [0, 1)"),
+        (
+            lambda: rms_norm(X, dropout_p=0.5, seed=torch.tensor([1.0, 2.0])),
+            TypeError,
+            "rms_norm: seed has dtype torch.float32; it must be torch.int64",
+        ),
+        (
+            lambda: rms_norm(X, dropout_p=0.5, seed=torch.tensor(1)),
+            ValueError,
+            "rms_norm: seed has shape (); it must be (2,), a seed and an offset",
+        ),
+        (lambda: rms_norm(X, out_dtype=torch.int8), TypeError, f"rms_norm: out_dtype=torch.int8; it must be {DTYPES}"),
+        (
+            lambda: rms_norm(X, W.to("meta")),
+            ValueError,
+            "rms_norm: weight is on meta, x on cpu; all tensors must be on one device",
+        ),
+        (
+            lambda: torch.func.jvp(lambda x: rms_norm(x, W), (X,), (X,)),
+            ValueError,
+            "rms_norm: it has no forward-mode derivative; use torch's norms",
+        ),
+    ],
+)
+def test_refusals(call, kind, message):
+    with sim.device(), refused(message, kind):
+        call()
+
+
+def test_a_cpu_tensor_outside_of_the_simulator():
+    with refused("rms_norm: x is on cpu; it must be on a CUDA device", ValueError):
+        rms_norm(X)

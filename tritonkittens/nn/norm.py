@@ -1,0 +1,99 @@
+"""`torch.nn.RMSNorm` and `torch.nn.LayerNorm` on `tritonkittens.kernels.norm`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tritonkittens.kernels._dispatch import (
+    autocasts,
+    constant_in_traces,
+    has_tangent,
+    is_ordinary,
+    unseen_by_function_modes,
+)
+from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels.norm import layer_norm, rms_norm
+from tritonkittens.kernels.norm.config import INPUTS, WIDEST
+from tritonkittens.launch import is_reachable
+
+EPS = torch.finfo(torch.float32).eps  # of torch's rms_norm where it is given none: it computes in fp32
+
+
+@constant_in_traces  # a device does not change between a trace and its runs
+def _has_kernels(device: torch.device) -> bool:
+    return is_reachable(device)
+
+
+class _Norm(nn.Module):
+    """What both modules share: how a kernel is reached."""
+
+    normalized_shape: tuple[int, ...]
+    eps: float | None
+    weight: Any
+    bias: Any
+    _kernel: Any
+
+    @unseen_by_function_modes
+    def _by_kernel(self, x: Tensor) -> Tensor | None:
+        """Return the result if the kernel takes the operands, else None."""
+        shape, weight, bias = self.normalized_shape, self.weight, getattr(self, "bias", None)
+        casts = autocasts(x.device) is not None
+        given = [x] + [t for t in (weight, bias) if t is not None]
+        fits = all(
+            is_ordinary(t) and not is_distributed(type(t)) and t.device == x.device and t.dtype in INPUTS for t in given
+        )
+        alike = all(t.dtype == (given[1] if casts else x).dtype for t in given[1:])
+        if not (fits and alike and 1 <= math.prod(shape) <= WIDEST and _has_kernels(x.device)) or has_tangent(*given):
+            return None
+        if tuple(x.shape[x.ndim - len(shape) :]) != tuple(shape) or x.ndim < len(shape):
+            return None  # torch says what is wrong
+        rows = x if len(shape) == 1 else x.flatten(-len(shape))
+        weight, bias = (t if t is None or t.ndim == 1 else t.flatten() for t in (weight, bias))
+        y: Tensor = type(self)._kernel(rows, weight, bias, eps=EPS if self.eps is None else self.eps)
+        return y if len(shape) == 1 else y.view(x.shape)
+
+    def __prepare_scriptable__(self) -> None:
+        raise NotImplementedError(
+            f"torch.jit.script({type(self).__name__}): TorchScript cannot compile it; use torch.compile or "
+            f"torch.export, or keep torch.nn.{type(self).__name__} in what is scripted"
+        )
+
+
+class RMSNorm(_Norm, nn.RMSNorm):
+    """y = x / √(mean of x² + eps) · weight, a `torch.nn.RMSNorm` with the same arguments and state_dict.
+
+    bf16, fp16 and fp32 on a GPU from sm_80 on (or in the simulator) run as one kernel each way,
+    `tritonkittens.kernels.norm.rms_norm`, which computes in fp32. Everything else (other dtypes, devices, tensor
+    subclasses, more than 65,536 numbers in a row) runs as torch's module. Under `torch.autocast` on a GPU the result is
+    fp32, as of torch's.
+
+    Example::
+
+        norm = RMSNorm(4096, eps=1e-6, device="cuda", dtype=torch.bfloat16)
+    """
+
+    _kernel = staticmethod(rms_norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self._by_kernel(x)
+        return nn.RMSNorm.forward(self, x) if y is None else y
+
+
+class LayerNorm(_Norm, nn.LayerNorm):
+    """y = (x - mean) / √(variance + eps) · weight + bias, a `torch.nn.LayerNorm` with the same arguments and
+    state_dict. All else is as of `RMSNorm`.
+
+    Example::
+
+        norm = LayerNorm(1024, bias=False, device="cuda", dtype=torch.bfloat16)
+    """
+
+    _kernel = staticmethod(layer_norm)
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = self._by_kernel(input)
+        return nn.LayerNorm.forward(self, input) if y is None else y
