@@ -33,6 +33,7 @@ MODULES = (
     "attention_random",
     "decode",
     "quantize",
+    "norm",
     "attention_models",
     "generate",
     "examples",

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from bench import norm as bench_norm
 from tests.cases_norm import BF16, FP32, check, operands
 from tests.util import DEVICE, Seen, refused, relative_error, slow
 from tritonkittens import sim
@@ -245,6 +246,31 @@ def test_the_reference_is_torchs():
     torch.testing.assert_close(
         norm_torch(X, W, rms=True, zero_centered_weight=True)[0], nn.functional.rms_norm(x, (32,), W.double() + 1, 1e-6)
     )
+
+
+# ---------------------------------------------------------------- the benchmark
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+@pytest.mark.parametrize("kind", bench_norm.KINDS)
+def test_the_benchmark(monkeypatch, kind, both_ways):
+    """Ours and a peer are right, and a wrong result is found out."""
+    monkeypatch.setattr("bench.gemm.DEVICE", "cpu")
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    with sim.device():
+        trial = bench_norm.prepare(kind, 3, 64, both_ways)
+        for make in (trial.ours[bench_norm.OURS], trial.peers["torch.compile"]):
+            found = make()()
+            assert trial.error(found) < trial.bound < trial.error([1.1 * t for t in bench_norm.parts(found)])
+
+
+def test_cases_of_the_benchmark():
+    found = {case.name: case for suite in bench_norm.SUITES for case in suite.cases(None)}
+    assert len(found) == 2 * len(bench_norm.KINDS) * len(bench_norm.SHAPES)
+    size = 16384 * 4096
+    assert found["layer 16384x4096"].work == 4 * size and found["rms residual 16384x4096"].work == 8 * size
+    assert found["rms backward 16384x4096"].work == 6 * size == found["layer backward 16384x4096"].work
+    assert found["rms residual backward 16384x4096"].work == 8 * size
 
 
 # ---------------------------------------------------------------- refusals
