@@ -328,6 +328,42 @@ def test_contract_of_packed_attention_in_tensor_memory(dim, value_dim, softcap):
     assert exponentials < found["MUFU"] <= exponentials + 6 and (found["LDTM"], found["STTM"]) == (2, 5)
 
 
+@pytest.mark.parametrize("arch", ["sm_100a", slow("sm_103a")])
+@pytest.mark.parametrize("dim, causal", some_slow([(64, False), (64, True), (128, False), (128, True)], [(128, True)]))
+def test_contract_of_the_attention_backward_in_tensor_memory(dim, causal, arch):
+    """Per element of P: one exponential at most. P and dS pass through no thread's memory. No loop spills; without a
+    mask, nothing does."""
+    x = torch.empty(2, 16, 4096, dim, dtype=torch.bfloat16, device="cpu", requires_grad=True)
+    gpu = replace(Device.of_gpu(GPUS["B200"]), capability=divmod(CHIPS[int(arch[3:6])].capability, 10))
+
+    def backward():
+        out = attention.attention(x, x, x, causal=causal)
+        torch.autograd.grad(out, x, torch.empty_like(out))
+
+    (launch,) = (launch for launch in recorded(backward, gpu) if launch.name == "attention_backward_tmem")
+    compiled = launch.compile(arch)
+    report = inspect(compiled)
+    print(report.table())
+    # S and dP, one more instruction deep for dPsum, in the loop over blocks and before it; dV, dK and dQ in the loop
+    assert report.mma == {"UTCHMMA": 2 * (2 * dim // 16 + 1) + 3 * 128 // 16}
+    assert report.reallocated and report.registers == 128
+    assert report.tensor_columns == 512 and report.shared_bytes <= CHIPS[100].shared_per_block
+    roles = {name: report.role(name).counts for name in ("reduce", "compute0", "compute1", "multiply")}
+    for name in ("compute0", "compute1"):
+        compute = roles[name]
+        assert compute["MUFU"] == (64 if arch == "sm_103a" else 48)  # of 64 scores of a row; others are polynomials
+        # halves of S and of dP; dV or dK at the end. P in two halves
+        assert (compute["LDTM"], compute["STTM"]) == (4 + dim // 32, 2)
+        # 64 numbers of L; dS; dV or dK. Two loads of a task's values
+        assert (compute["LDS"], compute["STS"]) == (18, 8 + dim // 8)
+    assert roles["reduce"]["UTMAREDG"] == (2 if dim == 64 else 8)
+    assert not any(roles["multiply"].get(name) for name in THREAD_MEMORY if name != "LDS")
+    assert report.spill_instructions <= (16 if causal else 0)
+    control = graph_of(compiled)
+    inner = [a for a in control.loops if not any(b.blocks < a.blocks for b in control.loops)]
+    assert not {"LDL", "STL"} & {i.base for a in inner for block in a.blocks for i in control.blocks[block]}
+
+
 def test_what_is_streamed_leaves_l2_first():
     """B and the results carry a policy, A does not."""
     ptx = KERNELS["gemm_fp8_pingpong"]("sm_90a").asm["ptx"]

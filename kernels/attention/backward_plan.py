@@ -22,6 +22,7 @@ from tritonkittens.kernels._tensors import (
     remember,
     signature,
 )
+from tritonkittens.kernels.attention import tmem_plan
 from tritonkittens.kernels.attention.call_plan import Scores, empty_like
 from tritonkittens.kernels.attention.config import (
     BackwardKind,
@@ -173,6 +174,8 @@ def _plan(operands: Operands, scores: Scores, deterministic: bool) -> BackwardPl
         return BackwardPlan(operands, like_operands(q, k, v))
     features = scores.features(queries, keys)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
+    if not deterministic and tmem_plan.takes_backward(q, value_dim, scores):
+        return TmemPlan(operands, scores)
     kind = BackwardKind(tk.from_torch(q.dtype), dim, value_dim, *features)
     shape = BackwardShape(batch * kv_heads, heads // kv_heads, queries, keys, dim, value_dim, scores.left, scores.right)
     sums = not deterministic and has_single_pass(dim, value_dim) and worth_sums(shape, slots_of(q))
@@ -217,7 +220,7 @@ class SinglePassPlan(BackwardPlan):
 
         tensors, scale = self.tensors(*operands), numbers["gradient"]
         self.steps = [
-            preprocess_step(tensors, factor, self.zeros_each),
+            preprocess_step(tensors, factor, self.zeros_each, addends=2),
             template_step(fused, tensors, numbers),
             postprocess_step(tensors, fused, scale, (blocks * fused.tile_n // ROWS, rows_of_parts), parts > 1),
         ]
@@ -267,29 +270,52 @@ class TwoPassPlan(BackwardPlan):
         )
 
 
-def preprocess_step(tensors: Tensors, factor: float = 0.0, zeros_each: int = 0) -> Step:
-    """LSE_log2 and dPsum, see `preprocess`. `factor`: see `summand_factor`, for the single pass; 0 for two passes.
+class TmemPlan(BackwardPlan):
+    """One kernel for dQ, dK and dV, on chips with tensor memory."""
 
-    The single pass also needs zeros, from the address of `words` on, of which each program writes `zeros_each`.
+    def __init__(self, operands: Operands, scores: Scores):
+        _, _, q, k, v, *_ = operands
+        super().__init__(operands, like_operands(q, k, v))
+        batch, heads, queries, dim = q.shape
+        groups = -(-queries // ROWS)  # each program of `preprocess` clears one of dQ_accum
+        self.new_dq_accum = allocator((batch, heads, groups * ROWS, dim), torch.float32, q.device)
+        self.new_row_values = allocator((batch, heads, groups * ROWS), torch.float32, q.device)
+        tensors, named = self.tensors(*operands), itemgetter(*tmem_plan.BACKWARD_TENSORS)
+        launch = tmem_plan.bind_backward(tensors, scores)
+        self.steps = [
+            preprocess_step(tensors, zeros_each=ROWS * dim, addends=1),
+            lambda tensors: launch(*named(tensors)),
+            lambda tensors: tensors["dQ"].copy_(tensors["dQ_accum"][:, :, :queries]),
+        ]
+
+    def make(self, tensors: Tensors) -> None:
+        dq_accum, (_, dPsum) = self.new_dq_accum(), addends_in(tensors["dQ"])
+        tensors.update(dQ_accum=dq_accum, words=dq_accum, LSE_log2=self.new_row_values(), dPsum=dPsum)
+
+
+def preprocess_step(tensors: Tensors, factor: float = 0.0, zeros_each: int = 0, addends: int = 0) -> Step:
+    """LSE_log2 and dPsum, see `preprocess`, which has so many `addends`. `factor`: see `summand_factor`.
+
+    A single pass also needs zeros, from the address of `words` on, of which each program writes `zeros_each`.
     """
-    o, do, lse, LSE_log2, dl = (tensors[name] for name in ("O", "dO", "L", "LSE_log2", "dL"))
+    o, do, lse, dPsum, dl = (tensors[name] for name in ("O", "dO", "L", "dPsum", "dL"))
     batch, heads, queries, dim = o.shape
     return plain_step(
         preprocess,
         (-(-queries // ROWS), heads, batch),
         tensors,
-        ("O", "dO", "L", "dL", "LSE_log2", "dPsum", "words" if factor else "LSE_log2"),
+        ("O", "dO", "L", "dL", "LSE_log2", "dPsum", "words" if addends else "LSE_log2"),
         *o.stride()[:3],
         *do.stride()[:3],
         *lse.stride()[:2],
-        *strides_of_tiles(LSE_log2),
+        *strides_of_tiles(dPsum),
         queries,
         zeros_each,
         factor,
         dim,
         power_of_two(dim),
         dl is not lse,
-        factor != 0,
+        addends,
     )
 
 

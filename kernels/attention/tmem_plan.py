@@ -1,4 +1,4 @@
-"""The forward on chips with tensor memory: which calls it takes, and its launch."""
+"""Forward and backward on chips with tensor memory: which calls their kernels take, and their launches."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 import tritonkittens.lang as tk
 from tritonkittens.arch import chip_of
+from tritonkittens.kernels.attention.device.backward_tmem import BackwardTmem, attention_backward_tmem
 from tritonkittens.kernels.attention.device.forward_tmem import ROWS, STAGED, TILES, ForwardTmem, attention_forward_tmem
 from tritonkittens.launch import capability, multiprocessor_count
 
@@ -124,6 +125,70 @@ def bind(
         tk.gl(v, constants.v, ragged=packed),
         tk.gl(out, constants.o, ragged=packed),
         None if lse is None else tk.gl(lse),
+        args,
+        constants,
+        maxnreg=LAUNCH_REGISTERS,
+    )
+
+
+class BackwardArgs(NamedTuple):
+    """The numbers of a backward.
+
+    `tiles`: tasks of a key head. `heads`: key heads of all batches. `group`: query heads of a key head. `gradient`: the
+    factor of dQ and dK. Others: see `numbers` of `QueryTiles`.
+    """
+
+    tiles: int
+    heads: int
+    group: int
+    gradient: float
+    scale: float
+    left: int
+    right: int
+
+
+def takes_backward(q: torch.Tensor, value_dim: int, scores: Scores) -> bool:
+    """Whether `attention_backward_tmem` computes such a backward on the device of `q`."""
+    return max(q.shape[3], value_dim) <= 128 and scores.softcap is None and chip_of(_arch(q)).tcgen05
+
+
+@functools.lru_cache
+def backward_kernel_of(
+    dtype: torch.dtype, dim: int, causal: bool, window: bool, cut: bool, fast_ex2: bool
+) -> BackwardTmem:
+    """The constants of the backward kernel for a dtype, dimension of tiles, and features."""
+    return BackwardTmem(
+        dtype=tk.from_torch(dtype),
+        head_dim=dim,
+        causal=causal,
+        window=window,
+        cut=cut,
+        order=tk.LongestFirst() if causal else tk.ColumnMajor(),
+        fma_share=0.0 if fast_ex2 else 0.25,
+    )
+
+
+# the tensors of the backward kernel, by their names in a `BackwardPlan`, and their tiles in `BackwardTmem`
+BACKWARD_TENSORS = dict(
+    Q="tile", dO="tile", K="tile", V="tile", LSE_log2="lse", dPsum="group", dQ_accum="dq", dK="tile", dV="tile"
+)
+
+
+def bind_backward(tensors: dict[str, torch.Tensor], scores: Scores) -> Callable[..., None]:
+    """The launch of the backward kernel for tensors like these, as a function of those named `BACKWARD_TENSORS`.
+
+    Tiles are 64 or 128 wide, see `tile_dims`. Every task has a CTA. Causal tasks differ in length: longest first.
+    """
+    q, k, v = (tensors[name] for name in "QKV")
+    queries, keys = q.shape[2], k.shape[2]
+    causal, window, _ = scores.features(queries, keys)
+    dim, height = 64 if max(q.shape[3], v.shape[3]) <= 64 else 128, BackwardTmem.tile_m
+    constants = backward_kernel_of(q.dtype, dim, causal, window, keys % height != 0, _arch(q) >= FAST_EX2)
+    tiles, heads = -(-keys // height), k.shape[0] * k.shape[1]
+    args = BackwardArgs(tiles, heads, q.shape[1] // k.shape[1], scores.scale, **scores.numbers(window=True))
+    return attention_backward_tmem.bind(
+        (tiles * heads,),
+        *(tk.gl(tensors[name], getattr(constants, tile)) for name, tile in BACKWARD_TENSORS.items()),
         args,
         constants,
         maxnreg=LAUNCH_REGISTERS,

@@ -93,9 +93,10 @@ def preprocess(
     dPsum: (B, H, S) fp32, `n_tile` between tiles. WIDTH: the power of two from DIM on. LSE_log2 is +∞ for a query
     without keys, so that its P is zero.
 
-    With ADDENDS they are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ): (B, H, tiles, PARTS, 64)
-    bf16, see `store_addends`, zeros after the last query. Then every program writes `zeros_each` int32 of `zeros`, a
-    multiple of 4. `launch_pdl`: it starts early and waits, and the next kernel does so, too.
+    With 2 ADDENDS they are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ): (B, H, tiles, PARTS,
+    64) bf16, see `store_addends`, zeros after the last query. With 1, dPsum alone is, and LSE_log2 is (B, H, tiles, 64)
+    fp32. Then every program writes `zeros_each` 32-bit zeros of `zeros`, a multiple of 4. `launch_pdl`: it
+    starts early and waits, and the next kernel does so, too.
     """
     tk.dependency_wait()
     tk.dependents_launch()
@@ -116,7 +117,10 @@ def preprocess(
     )
     place = batch * n_batch + head * n_head + tile.to(tl.int64) * n_tile
     if ADDENDS:
-        store_addends(LSE_log2 + place, n_part, -lse_log2 * factor)
+        if ADDENDS == 1:
+            tl.store(LSE_log2 + (number * tl.num_programs(0) + tile) * 64 + tl.arange(0, 64), lse_log2)
+        else:
+            store_addends(LSE_log2 + place, n_part, -lse_log2 * factor)
         store_addends(dPsum + place, n_part, -dpsum)
         mine = zeros + (number * tl.num_programs(0) + tile) * zeros_each
         for begin in range(0, zeros_each, CLEARED):

@@ -1,0 +1,380 @@
+"""Gradients of attention on chips with tensor memory, in a single pass of five roles.
+
+A task is a tile of 128 keys of a key head, and the blocks of 128 queries that see them, of all query heads of its
+group. Scores are transposed: a lane of tensor memory is a key. Per block:
+
+- `load`: Q and dO with their row values by TMA, and K and V once;
+- `multiply`, one warp: S = K Qᵀ, dP = V dOᵀ − Δ, dV += P dO, dK += dS Q, dQ = dSᵀ K;
+- `compute`, two warpgroups, of 64 queries each: P = 2^(S · scale − L) over S in tensor memory, dS = P ∘ dP in shared
+  memory, and at the end dV and dK;
+- `reduce`, a warpgroup: adds dQ to fp32 numbers in global memory by TMA.
+
+The Δ come by a product, too: three ones a row times the three bf16 parts of each value, as in `AttentionBackward`. A
+thread has a key. It would otherwise load the values of all queries from shared memory, between two products. It does
+that with L, under the products of dK and dP.
+
+Source: FlashAttention-4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.attention.device.backward import PARTS, STEP
+from tritonkittens.kernels.attention.device.forward_tmem import ROWS, arrive
+from tritonkittens.kernels.attention.device.masks import hidden_from, queries_of
+
+HALVES = tl.constexpr(2)  # compute roles
+COLS = tl.constexpr(64)  # queries of a block that a compute role has
+PART = tl.constexpr(32)  # columns that a thread holds beside P
+GROUP = tl.constexpr(64)  # queries of a tile of Δ in global memory
+
+
+@dataclass(frozen=True)
+class BackwardTmem(tk.Knob):
+    """The constants of `attention_backward_tmem`.
+
+    Args:
+        dtype: of the operands and of dK and dV, bf16 or fp16.
+        head_dim: of Q, K, V and O, 64 or 128.
+        causal, window: see `masks`.
+        cut: whether the last tile of keys may be partial.
+        order: raster order of the tasks.
+        fma_share: of the exponentials that the FMA units compute; see `tk.exp2`.
+    """
+
+    dtype: tl.dtype = tk.bf16
+    head_dim: int = 128
+    causal: bool = False
+    window: bool = False
+    cut: bool = True
+    order: tk.Order = tk.ColumnMajor()
+    fma_share: float = 0.25
+
+    tile_m = tile_n = 128  # keys of a task and queries of a block
+
+    @property
+    def tile(self) -> tk.st:
+        """A tile of keys, of values, or of their gradients; a block of queries or of dO."""
+        return tk.st(self.dtype, self.tile_m, self.head_dim)
+
+    @property
+    def lse(self) -> tk.sv:
+        """L of a block of queries."""
+        return tk.sv(tk.fp32, self.tile_n)
+
+    @property
+    def addends(self) -> tk.st:
+        """Δ of a block of queries."""
+        return tk.st(tk.bf16, STEP.value, self.tile_n)
+
+    @property
+    def group(self) -> tk.st:
+        """Δ as they lie in global memory."""
+        return tk.st(tk.bf16, STEP.value, GROUP.value)
+
+    @property
+    def ones(self) -> tk.st:
+        """What the Δ are multiplied by."""
+        return tk.st(tk.bf16, self.tile_m, STEP.value)
+
+    @property
+    def ds(self) -> tk.st:
+        """dS of a block."""
+        return tk.st(self.dtype, self.tile_m, self.tile_n)
+
+    @property
+    def dq(self) -> tk.st:
+        """The columns of dQ that are staged at a time."""
+        return tk.st(tk.fp32, self.tile_n, 32 if self.head_dim == 64 else 16)
+
+    @property
+    def dq_stages(self) -> int:
+        """Staged tiles of dQ that fit into shared memory."""
+        return 2 if self.head_dim == 64 else 3
+
+    @property
+    def dq_apart(self) -> bool:
+        """Whether dQ has columns of tensor memory of its own. Otherwise it overwrites dP."""
+        return self.head_dim == 64
+
+    @property
+    def do_stages(self) -> int:
+        """Blocks of dO that fit into shared memory."""
+        return 2 if self.head_dim == 64 else 1
+
+
+@triton.jit
+def task_of(Q, K, args, C: tl.constexpr):
+    """This CTA's task: a tile of keys, and the blocks of queries that see them.
+
+    It has at least one block. Keys that no query sees have one that is all masked.
+    """
+    row, batch_head = tk.tile_at(C.order, tk.block_index(), args.tiles, args.heads)
+    row = args.tiles - 1 - row  # most queries see the first keys: longest first
+    batch, kv_head = tk.unravel(batch_head, tk.extent(K, 1))
+    queries, keys, first = tk.extent(Q, 2), tk.extent(K, 2), row * ROWS
+    shift = keys - queries
+    begin, end = queries_of(tk.struct(config=C, args=args), first, first + ROWS, shift, queries)
+    # pinned: otherwise every role computes them
+    return tk.struct(
+        config=C,
+        args=args,
+        batch=tk.pin(batch),
+        kv_head=tk.pin(kv_head),
+        head=tk.pin(kv_head * args.group),
+        row=tk.pin(row),
+        shift=shift,
+        keys=keys,
+        begin=tk.pin(begin),
+        end=tk.pin(tl.maximum(end, begin + 1)),
+    )
+
+
+@triton.jit
+def load(memory, task, Q, dO, K, V, LSE_log2, dPsum):
+    """Load K and V of the task, and Q, dO and their row values block by block."""
+    GROUPS: tl.constexpr = tk.shape(memory.dpsum[0], 1) // GROUP
+    q_stage, do_stage = tk.pipeline_state(memory.q_pipe), tk.pipeline_state(memory.do_pipe)
+    keys = (task.batch, task.kv_head, task.row, 0)
+    tk.expect(memory.k_full, memory.k[0])
+    tk.load_async(memory.k[0], K, keys, memory.k_full)
+    tk.expect(memory.v_full, memory.v[0])
+    tk.load_async(memory.v[0], V, keys, memory.v_full)
+    for head in range(task.head, task.head + task.args.group):
+        for block in range(task.begin, task.end):
+            q, lse, full = memory.q[q_stage.index], memory.lse[q_stage.index], memory.q_pipe.full[q_stage.index]
+            tk.producer_acquire(memory.q_pipe, q_stage)
+            tk.producer_commit(memory.q_pipe, q_stage, (q, lse))
+            tk.load_async(q, Q, (task.batch, head, block, 0), full)
+            tk.load_async(lse, LSE_log2, (task.batch, head, block), full)
+            do, dpsum, full = (
+                memory.do[do_stage.index],
+                memory.dpsum[do_stage.index],
+                memory.do_pipe.full[do_stage.index],
+            )
+            tk.producer_acquire(memory.do_pipe, do_stage)
+            tk.producer_commit(memory.do_pipe, do_stage, (do, dpsum))
+            tk.load_async(do, dO, (task.batch, head, block, 0), full)
+            for i in tl.static_range(GROUPS):
+                part = tk.subtile(dpsum, STEP, GROUP, 0, i)
+                tk.load_async(part, dPsum, (task.batch, head, block * GROUPS + i, 0, 0), full)
+            q_stage, do_stage = tk.advance(q_stage), tk.advance(do_stage)
+
+
+@triton.jit
+def scores(memory, stage):
+    """S = K Qᵀ of a block."""
+    # K is addressed at each product: descriptors of all parts of such tiles would take the uniform registers
+    tk.mm_ABt(memory.k[tk.opaque_zero()], memory.q[stage.index], into=memory.s, arrived=memory.s_full)
+
+
+@triton.jit
+def score_gradients(memory, stage):
+    """dP = V dOᵀ − Δ of a block."""
+    zero = tk.opaque_zero()
+    dp = tk.mm_ABt(memory.v[zero], memory.do[stage.index], into=memory.dp, wait=False)
+    tk.mma_AB(memory.ones[zero], memory.dpsum[stage.index], dp, arrived=memory.dp_full)
+
+
+@triton.jit
+def values(memory, stage, number):
+    """dV += P dO of block `number`, and the release of dO."""
+    do, dv = memory.do[stage.index], memory.dv
+    for half in tl.static_range(HALVES):
+        tk.wait(memory.p_full[half], number & 1)
+        part = tk.subtile(do, COLS, dv.shape[1], half, 0)
+        if half + 1 < HALVES:
+            tk.mma_AB(memory.p[half], part, dv, wait=False, accumulate=number > 0)
+        else:
+            tk.mma_AB(memory.p[half], part, dv, arrived=memory.do_pipe.empty[stage.index])
+
+
+@triton.jit
+def multiply(memory, task, C: tl.constexpr):
+    """Issue the products: S and dP of the first block, then for each block dV, the next S, dQ, dK, and the next dP.
+
+    Products of one thread complete in order. So the next S overwrites P, and the next dV reads it, without a wait.
+    """
+    count = (task.end - task.begin) * task.args.group
+    q_stage, do_stage = tk.pipeline_state(memory.q_pipe), tk.pipeline_state(memory.do_pipe)
+    tk.wait(memory.k_full, 0)
+    tk.consumer_wait(memory.q_pipe, q_stage)
+    scores(memory, q_stage)
+    tk.wait(memory.v_full, 0)
+    tk.consumer_wait(memory.do_pipe, do_stage)
+    score_gradients(memory, do_stage)
+    for i in range(count):
+        values(memory, do_stage, i)
+        do_stage, following = tk.advance(do_stage), tk.advance(q_stage)
+        if i + 1 < count:
+            tk.consumer_wait(memory.q_pipe, following)
+            scores(memory, following)
+        if C.dq_apart:
+            tk.wait(memory.dq_empty, (i & 1) ^ 1)
+        tk.wait(memory.ds_full, i & 1)
+        zero, released = tk.opaque_zero(), (memory.ds_empty, memory.q_pipe.empty[q_stage.index])
+        tk.mm_AtB(memory.ds[zero], memory.k[zero], into=memory.dq, arrived=memory.dq_full)
+        tk.mma_AB(memory.ds[zero], memory.q[q_stage.index], memory.dk, accumulate=i > 0, arrived=released)
+        if i + 1 < count:
+            tk.consumer_wait(memory.do_pipe, do_stage)
+            if not C.dq_apart:
+                tk.wait(memory.dq_empty, i & 1)
+            score_gradients(memory, do_stage)
+        q_stage = following
+    tk.mma_commit(memory.complete)
+
+
+@triton.jit
+def weights(memory, task, stage, block, NUMBER: tl.constexpr):
+    """P of part `NUMBER` of a block's queries, written to tensor memory: 0 where a query does not see a key, and for
+    keys after the last."""
+    C: tl.constexpr = task.config
+    OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ROWS, PART, "row"))
+    s, key = tk.load(tk.subtile(memory.s, ROWS, PART, 0, NUMBER)), task.row * ROWS
+    s = hidden_from(task, s, key, block * ROWS + NUMBER * PART)
+    if C.cut:
+        if key + ROWS > task.keys:
+            s = tk.lower_fill(s, task.keys - key, float("-inf"))
+    lse = tk.load(tk.subvector(memory.lse[stage.index], PART, NUMBER), OF_QUERIES, fenced=True)
+    p = tk.exp2_col(s, task.args.scale, lse, C.fma_share)
+    PER_HALF: tl.constexpr = COLS // PART
+    tk.store(tk.subtile(memory.p[NUMBER // PER_HALF], ROWS, PART, 0, NUMBER % PER_HALF), tk.cast(p, C.dtype))
+    return p
+
+
+@triton.jit
+def weight_gradients(memory, p, NUMBER: tl.constexpr, C: tl.constexpr):
+    """Write dS = P ∘ dP of part `NUMBER` of a block's queries to shared memory."""
+    ds = p * tk.load(tk.subtile(memory.dp, ROWS, PART, 0, NUMBER))
+    tk.store(tk.subtile(memory.ds[0], ROWS, PART, 0, NUMBER), tk.cast(ds, C.dtype))
+
+
+@triton.jit
+def compute(memory, task, Out, HALF: tl.constexpr, C: tl.constexpr):
+    """P and dS of half the queries of each block. At the end the first role writes dV, the second dK."""
+    FIRST: tl.constexpr = HALF * (COLS // PART)
+    # zeros that the compiler cannot tell: otherwise it computes bounds of the mask before the roles begin
+    row, shift = tk.pin(task.row + tk.opaque_zero()), tk.pin(task.shift + tk.opaque_zero())
+    task = task.replace(row=row, shift=shift)
+    stage = tk.pipeline_state(memory.q_pipe)
+    for _ in range(task.args.group):
+        for block in range(task.begin, task.end):
+            parity = stage.count & 1
+            tk.consumer_wait(memory.q_pipe, stage)
+            tk.wait(memory.s_full, parity)
+            p0 = weights(memory, task, stage, block, FIRST)
+            tk.scheduling_barrier(block)  # without these, ptxas holds more columns than it has registers for
+            p1 = weights(memory, task, stage, block, FIRST + 1)
+            arrive(memory.p_full[HALF])
+            tk.wait(memory.dp_full, parity)
+            tk.wait(memory.ds_empty, parity ^ 1)
+            weight_gradients(memory, p0, FIRST, C)
+            tk.scheduling_barrier(block)
+            weight_gradients(memory, p1, FIRST + 1, C)
+            tk.fence_async()
+            arrive(memory.ds_full)
+            tk.consumer_release(memory.q_pipe, stage, per="warp")
+            stage = tk.advance(stage)
+    tk.wait(memory.complete, 0)
+    if HALF == 0:
+        write(Out, memory.v[0], memory.dv, task, 1.0)
+    else:
+        write(Out, memory.k[0], memory.dk, task, task.args.gradient)
+
+
+@triton.jit
+def write(Out, staged, sums, task, factor):
+    """Write `factor` times the gradient of a tile of keys, by way of the shared memory of the operand."""
+    parts = tk.split_cols(sums, PART)
+    for j in tl.static_range(len(parts)):
+        tk.store(tk.subtile(staged, ROWS, PART, 0, j), tk.load(parts[j]) * factor)
+    tk.fence_async()
+    tk.sync()
+    tk.store_async(Out, staged, (task.batch, task.kv_head, task.row, 0))
+    tk.store_read_wait(0)
+
+
+@triton.jit
+def reduce(memory, task, dQ, C: tl.constexpr):
+    """Add dQ of each block to global memory, times `args.gradient`."""
+    number, stage = 0, tk.pipeline_state(C.dq_stages)
+    for head in range(task.head, task.head + task.args.group):
+        for block in range(task.begin, task.end):
+            tk.wait(memory.dq_full, number & 1)
+            # in registers as a whole: then the next dP may overwrite it
+            parts = tk.split_cols(tk.load(memory.dq), C.dq.cols)
+            arrive(memory.dq_empty)
+            for j in tl.static_range(len(parts)):
+                staged = memory.staged[stage.index]
+                tk.store_read_wait(C.dq_stages - 1)  # the addition before the last ones no longer reads this tile
+                tk.store(staged, parts[j] * task.args.gradient)
+                tk.fence_async()
+                tk.sync()
+                tk.store_add_async(dQ, staged, (task.batch, head, block, j))
+                stage = tk.advance(stage)
+            number += 1
+    tk.store_read_wait(0)
+
+
+@tk.kernel
+@triton.jit
+def attention_backward_tmem(Q, dO, K, V, LSE_log2, dPsum, dQ, dK, dV, args, C: tl.constexpr):
+    """Write dK and dV, and add dQ to fp32 numbers that are zero at first. Any lengths, GQA, causal (bottom right
+    alignment), windows. The last bits of dQ differ from run to run.
+
+    Q, dO: (B, H, S, head_dim), K, V, dK, dV: (B, H_kv, S_kv, head_dim). LSE_log2: (B, H, S) fp32, dPsum: (B, H,
+    groups, 3, 64) bf16, as `preprocess` writes them with one of ADDENDS. dQ: (B, H, S, head_dim) fp32; it and LSE_log2
+    may have more rows a head. `args`: see `tmem_plan.BackwardArgs`. A CTA computes one task.
+    """
+    task = task_of(Q, K, args, C)
+    s = tk.tensor_allocator(tk.tt(tk.fp32, ROWS, C.tile_n))
+    dp = tk.tensor_allocator(tk.tt(tk.fp32, ROWS, C.tile_n))
+    SUMS: tl.constexpr = tk.tt(tk.fp32, ROWS, C.head_dim)
+    P: tl.constexpr = tk.tt(C.dtype, ROWS, COLS)
+    memory = tk.struct(
+        q=tk.allocate(C.tile, 2),
+        do=tk.allocate(C.tile, C.do_stages),
+        k=tk.allocate(C.tile, 1),
+        v=tk.allocate(C.tile, 1),
+        ds=tk.allocate(C.ds, 1),
+        staged=tk.allocate(C.dq, C.dq_stages),
+        lse=tk.allocate(C.lse, 2),
+        dpsum=tk.allocate(C.addends, C.do_stages),
+        ones=tk.allocate(C.ones, 1),
+        s=s,
+        dp=dp,
+        p=(tk.reinterpret(s, P, 0), tk.reinterpret(s, P, COLS)),  # over the scores that the same role reads
+        dv=tk.tensor_allocator(SUMS),
+        dk=tk.tensor_allocator(SUMS),
+        dq=tk.tensor_allocator(SUMS) if C.dq_apart else dp,
+        q_pipe=tk.pipeline(2, 9),  # released by a product, and by the warps that read L
+        do_pipe=tk.pipeline(C.do_stages),
+        k_full=tk.semaphores(1)[0],
+        v_full=tk.semaphores(1)[0],
+        s_full=tk.semaphores(1)[0],
+        p_full=tk.semaphores(2, 4),
+        dp_full=tk.semaphores(1)[0],
+        ds_full=tk.semaphores(1, 8)[0],
+        ds_empty=tk.semaphores(1)[0],
+        dq_full=tk.semaphores(1)[0],
+        dq_empty=tk.semaphores(1, 4)[0],
+        complete=tk.semaphores(1)[0],
+    )
+    ones = tk.right_fill(tk.one(tk.rt(tk.fp32, ROWS, STEP)), PARTS)
+    tk.store(memory.ones[0], tk.cast(ones, tk.bf16))
+    tk.specialize(
+        (
+            (reduce, (memory, task, dQ, C)),
+            (compute, (memory, task, dV, 0, C)),
+            (compute, (memory, task, dK, 1, C)),
+            (multiply, (memory, task, C)),
+            (load, (memory, task, Q, dO, K, V, LSE_log2, dPsum)),
+        ),
+        warps=(4, 4, 4, 1, 1),
+        registers=(152, 136, 136, 88, 88),
+    )
