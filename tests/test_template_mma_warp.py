@@ -235,18 +235,24 @@ def test_when_two_ctas_are_a_pair():
         return Products(**(dict(cluster=2, cols=64) | knobs)).pairs(100)
 
     assert pairs() and pairs(consumers=2) and pairs(schedule=tk.SplitK(2))
-    # 64 rows of a CTA; which axis of B is the depth is not known; no power of two; a task's A; four CTAs
-    for knobs in (
-        dict(rows=64),
-        dict(depth=64),
-        dict(cols=96),
-        dict(task_tiles=True),
-        dict(cluster=4),
-        dict(cluster=1),
-    ):
-        assert not pairs(**knobs), knobs
-    assert not Products(cluster=2, cols=64).pairs(90)
+    assert not pairs(cluster=4) and not pairs(cluster=1) and not Products(cluster=2, cols=64).pairs(90)
     assert "CTA pairs: one MMA multiplies 128 rows of each CTA" in Products(cluster=2, cols=64).explain("sm_100a")
+
+
+NO_PAIRS = {
+    "accumulators of 128 rows in each CTA, not acc rt(fp32, 64, 64)": dict(rows=64),
+    "multicast tiles with one axis of 64, the accumulators' columns, unlike B st(bf16, 64, 64)": dict(depth=64),
+    "one number of columns of all accumulators, a power of two from 32 on, not 96": dict(cols=96),
+    "a layout without task tiles": dict(task_tiles=True),
+}
+
+
+@pytest.mark.parametrize("needed", NO_PAIRS)
+def test_what_a_pair_needs(needed):
+    template = Products(**(dict(cluster=2, cols=64) | NO_PAIRS[needed]))
+    assert not template.pairs(100)
+    assert f"  no CTA pair, which needs {needed}\n" in template.explain("sm_100a") + "\n"
+    assert "CTA pair" not in template.explain("sm_90a")
 
 
 # ---------------------------------------------------------------- machine code

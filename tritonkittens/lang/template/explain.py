@@ -79,6 +79,8 @@ def _tensor_memory(T: lcf, arch: int) -> list[str]:
     if T.pairs(arch):
         halved = ", ".join(T._plan.multicast)
         lines.append(f"  CTA pairs: one MMA multiplies 128 rows of each CTA; each loads half the columns of {halved}")
+    elif T.cluster == 2:
+        lines.append(f"  no CTA pair, which needs {T._pair_parts[1]}")
     half = [n for n, tile in T._plan.accumulators if tile.rows % FULL_RATE_ROWS]
     if half:
         lines.append(

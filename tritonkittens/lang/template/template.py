@@ -40,7 +40,7 @@ from tritonkittens.lang.template.hook_table import check_hooks, hooks_of, refere
 from tritonkittens.lang.template.kernel import _template_kernel
 from tritonkittens.lang.template.layout import layout
 from tritonkittens.lang.template.layout import layout as Layout  # a method of templates has this name
-from tritonkittens.lang.template.pair import pair_parts
+from tritonkittens.lang.template.pair import Part, pair_parts
 from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.template.smem_plan import ALIGNMENT, Placement, place
 from tritonkittens.lang.template.storage import tensor_home
@@ -368,22 +368,22 @@ class lcf(Configuration, Interned):
     def pairs(self, arch: int) -> bool:
         """Do the CTAs of a cluster multiply as a pair on an architecture? They do where two share a tile of B, each
         loads half of its columns, and each has 128 rows of every accumulator."""
-        return self.has_mma_warp(arch) and self.cluster == 2 and bool(self._pair_parts)
+        return self.has_mma_warp(arch) and self.cluster == 2 and bool(self._pair_parts[0])
 
     @functools.cached_property
-    def _pair_parts(self) -> dict[str, tuple[str, TileType]]:
+    def _pair_parts(self) -> tuple[dict[str, Part], str]:
         return pair_parts(self._plan)
 
     def stored(self, arch: int) -> Layout:
         """The layout of what a CTA has in memory on an architecture: of a pair's tile of B its half."""
         if not self.pairs(arch):
             return self._plan
-        halves = {name: half for name, (part, half) in self._pair_parts.items() if part != "own"}
+        halves = {name: half for name, (part, half) in self._pair_parts[0].items() if part != "own"}
         return replace(self._plan, input=dict(self._plan.input) | halves)
 
     def pair_part(self, name: str, arch: int) -> str | None:
         """What a CTA of a pair has of input tile `name` (`shared.pair`); None without pairs."""
-        return self._pair_parts[name][0] if self.pairs(arch) else None
+        return self._pair_parts[0][name][0] if self.pairs(arch) else None
 
     @property
     def accumulator_slots(self) -> int:
