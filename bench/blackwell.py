@@ -52,7 +52,7 @@ SCALED = {
 }
 DEPTH, TILES = 4096, 4  # of what is modelled: bytes of K, and tiles of 256 × 256 of a pair
 GPU = GPUS["B200"]
-KEYS = 2048  # of the modelled attention forward
+KEYS = 2048  # of the modelled attention forward; queries of its backward
 # of modelled decoding: sequences, key heads, query heads of each, keys of a sequence
 DECODED = ((8, 8, 4, 4096), (32, 8, 4, 4096), (64, 8, 8, 1024), (16, 32, 1, 4096), (1, 8, 4, 65536))
 
@@ -97,6 +97,15 @@ def attention_forward(dim: int) -> bytes:
     return cubin
 
 
+def attention_backward(dim: int) -> bytes:
+    """The cubin of the attention backward without a mask."""
+    x = torch.empty(1, 16, 4096, dim, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    launches = recorded(lambda: torch.autograd.grad(attention(x, x, x), x, x), Device.of_gpu(GPU))
+    (launch,) = (launch for launch in launches if launch.name == "attention_backward_tmem")
+    cubin: bytes = launch.compile(ARCH).asm["cubin"]
+    return cubin
+
+
 def decode(dim: int) -> bytes:
     """The cubin of the decode kernel of a batch of sequences, with groups of four query heads."""
     q, k, v = (torch.empty(8, n, s, dim, dtype=torch.bfloat16, device="meta") for n, s in ((32, 1), *[(8, 4096)] * 2))
@@ -123,6 +132,8 @@ KERNELS: dict[str, Callable[[], bytes]] = {
     "gemm, NVFP4, CTA pairs": lambda: block_scaled_gemm("NVFP4", cluster=2),
     "attention forward, D 128": lambda: attention_forward(128),
     "attention forward, D 64": lambda: attention_forward(64),
+    "attention backward, D 128": lambda: attention_backward(128),
+    "attention backward, D 64": lambda: attention_backward(64),
     "attention decode, D 128": lambda: decode(128),
     "attention decode, D 64": lambda: decode(64),
     "attention decode, D 128, Hopper's kernel": lambda: hoppers_decode(128),
@@ -176,11 +187,24 @@ def busy_in_attention(dim: int) -> float:
     return busy(lambda: attention(q, k, v))
 
 
+def busy_in_backward(dim: int) -> float:
+    """`busy` of one task of the attention backward, 128 keys of all queries, without a mask."""
+    shapes = (KEYS, 128, 128)
+    q, k, v = (torch.randn(1, 1, n, dim, device="cpu").bfloat16().requires_grad_() for n in shapes)
+    with sim.device(ARCH):
+        out = attention(q, k, v)
+    return busy(lambda: torch.autograd.grad(out, (q, k, v), torch.ones_like(out)))
+
+
 MODELLED: Mapping[str, Callable[[], float]] = {
     ", ".join(part for part in ("gemm", kind, pairs) if part): functools.partial(busy_in_gemm, kind, **knobs)
     for kind in ("", *SCALED)
     for pairs, knobs in {"": {}, "CTA pairs": {"cluster": 2}}.items()
-} | {f"attention forward, D {dim}": functools.partial(busy_in_attention, dim) for dim in (128, 64)}
+} | {
+    f"attention {name}, D {dim}": functools.partial(model, dim)
+    for name, model in (("forward", busy_in_attention), ("backward", busy_in_backward))
+    for dim in (128, 64)
+}
 
 
 def over_reading(dim: int, shape: tuple[int, int, int, int], hoppers: bool) -> float:
