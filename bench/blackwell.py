@@ -67,7 +67,8 @@ def gemm(**knobs: Any) -> bytes:
 def block_scaled(kind: str, **knobs: Any) -> BlockScaledGemm:
     """The template of a GEMM whose scales the tensor cores apply."""
     dtype, scales, _ = SCALED[kind]
-    return BlockScaledGemm(**TILE | dict(dtype=tk.from_torch(dtype)), scale_dtype=tk.from_torch(scales), **knobs)
+    tile = TILE | dict(dtype=tk.from_torch(dtype), epilogue_n=128)
+    return BlockScaledGemm(**tile, scale_dtype=tk.from_torch(scales), **knobs)
 
 
 def scaled_operands(kind: str, lines: tuple[int, ...], k: int, device: str) -> Iterator[torch.Tensor]:

@@ -81,6 +81,7 @@ PAIR = replace(SMALL, cluster=2)
         ("mxfp8", 300, 200, 416, PAIR),
         ("nvfp4", 100, 300, 416, replace(WIDE, cluster=2)),  # without rows for the odd CTA
         slow("mxfp8", 257, 129, 80, replace(WIDE, cluster=2)),
+        slow("mxfp8", 257, 300, 160, replace(WIDE, cluster=2, epilogue_n=128)),
         slow("mxfp8 e5m2", 520, 150, 1056, replace(PAIR, stages=None)),
         slow("mxfp4", 130, 270, 288, replace(WIDE, cluster=2, stages=None)),
         slow("nvfp4", 600, 40, 32, PAIR),
@@ -250,11 +251,14 @@ def test_every_size_has_candidates_that_fit(kind):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_large_products_are_of_pairs(kind):
+@pytest.mark.parametrize(("out", "epilogue_n"), [("bf16", 128), ("fp32", 32)])
+def test_large_products_are_of_pairs(kind, out, epilogue_n):
+    """Sums of 256 columns are read in halves where these leave three stages."""
     dtype, scales, _ = FORMATS[kind]
     name = {E4M3: "fp8e4nv", E5M2: "fp8e5", FP4: "uint8"}[dtype]
-    problem = Problem(name, "bf16", "mk", "nk", "", str(scales).removeprefix("torch."), 1, 8192, 8192, 8192)
-    assert family.choose(problem, None, tune.Device.named("B200")).cluster == 2
+    problem = Problem(name, out, "mk", "nk", "", str(scales).removeprefix("torch."), 1, 8192, 8192, 8192)
+    chosen = family.choose(problem, None, tune.Device.named("B200"))
+    assert (chosen.cluster, chosen.tile_n, chosen.epilogue_n) == (2, 256, epilogue_n)
 
 
 @pytest.mark.parametrize("arch", ["sm_100a", slow("sm_103a")])
@@ -264,7 +268,7 @@ def test_large_products_are_of_pairs(kind):
         ("mxfp8", dict(tile_n=128), 2),
         ("nvfp4", dict(tile_n=256, epilogue_n=64), 12),
         slow("mxfp4", dict(), 4),
-        ("nvfp4", dict(tile_n=256, epilogue_n=64, cluster=2), 12),
+        ("nvfp4", dict(tile_n=256, epilogue_n=128, cluster=2), 12),
         slow("mxfp8", dict(tile_n=128, cluster=2), 2),
         slow("mxfp4", dict(tile_n=256, epilogue_n=64, cluster=2), 6),
     ],

@@ -35,6 +35,7 @@ BYTES_PER_SCALE = {
 FEW_ROWS = 64  # of A: its columns become those of the tile
 LEAST_PART = 4  # iterations of a part of a task
 SUMMED_COLS = 128  # columns of parts of tasks whose sums a thread adds in registers, one row each
+FEWEST_STAGES = 3  # with which half of the columns of results are staged at a time
 WASTE = 1.6  # padding of C beside the least of any tile
 
 
@@ -297,11 +298,23 @@ def _microscaled(problem: Problem) -> Iterator[Config]:
     of columns."""
     for config in _tensor_memory_tiles(problem.kind):
         if config.consumers == 1 and config.tile_n % BLOCK == 0 and not config.swap_ab and fits(problem, config):
+            config = _by_halves(problem, config)
             yield config
             if config.tiles(problem)[0] >= 2:
                 yield _with(config, cluster=2)  # a pair of CTAs
             if config.tile_n <= SUMMED_COLS:  # whose parts are summed in registers
                 yield from (c for c in _split(problem, config, 1) if fits(problem, c))
+
+
+def _by_halves(problem: Problem, config: Config) -> Config:
+    """Return the configuration with half of its columns staged at a time, where that leaves `FEWEST_STAGES`.
+
+    Scales leave no room in tensor memory for two sets of sums of 256 columns: the next products wait until the sums are
+    read. Between smaller sub-tiles, consumers would wait for stores.
+    """
+    halves = replace(config, epilogue_n=config.tile_n // 2)
+    long = config.tile_n > SUMMED_COLS and config.epilogue_n
+    return halves if long and fits(problem, halves) and stages(problem, halves) >= FEWEST_STAGES else config
 
 
 def _block_scaled(problem: Problem) -> Iterator[Config]:
