@@ -12,10 +12,10 @@ from torch import Tensor
 
 from tritonkittens.kernels._tensors import allocator, remember, signature
 from tritonkittens.kernels.norm.checks import check_operands, check_reachable
-from tritonkittens.kernels.norm.config import MOST_WARPS, Parts, programs_of, tiles_of
+from tritonkittens.kernels.norm.config import REGISTERS, Parts, backward_tiles, forward_tiles, programs_of, stages_of
 from tritonkittens.kernels.norm.device.backward import dropout_mask, norm_backward, norm_projections, sum_partials
 from tritonkittens.kernels.norm.device.forward import norm_forward
-from tritonkittens.launch import multiprocessor_count, plain_kernel
+from tritonkittens.launch import device_facts, plain_kernel
 
 SUM_PARTS, SUM_COLS = 32, 64  # partial sums that a program adds up at once, and its columns
 MASK = (4, 256)  # rows and columns of the mask that a program computes
@@ -77,8 +77,8 @@ class Operands(NamedTuple):
 
 
 @functools.cache
-def _with_warps(kernel: Any, warps: int) -> Any:
-    return plain_kernel(kernel, num_warps=warps)
+def _with_warps(kernel: Any, warps: int, **options: Any) -> Any:
+    return plain_kernel(kernel.fn, num_warps=warps, **options)
 
 
 # ---------------------------------------------------------------- rows
@@ -142,7 +142,7 @@ class Forward:
         x, z_dtype = operands.x, operands.z_dtype(options)
         self.parts, self.options = operands.parts(options), options
         self.rows = Rows((x, operands.residual, operands.x1))
-        self.tiles = tiles_of(self.rows.width, MOST_WARPS)
+        self.tiles = forward_tiles(self.rows.width)
         rows, dtype = (self.rows.count,), options.out_dtype or x.dtype
 
         def results(shape: Sequence[int], dtype: torch.dtype | None, wanted: bool = True) -> Allocate:
@@ -252,8 +252,11 @@ class Backward:
             wanted.dropout_p > 0, dtypes[2] is not None, False, given.dz is not None, wanted.grads,
         )  # fmt: skip
         self.p, self.sums = wanted.dropout_p, sum(wanted.grads)
-        self.tiles = tiles_of(self.rows.width, MOST_WARPS // 2)
-        self.programs = programs_of(self.tiles, self.rows.count, multiprocessor_count(z.device))
+        self.tiles = backward_tiles(self.rows.width)
+        facts = device_facts(z.device)
+        read = sum(t.element_size() for t in given[:4] if t is not None)
+        self.stages = stages_of(self.tiles, read, facts)
+        self.programs = programs_of(self.tiles, self.rows.count, facts.multiprocessors)
         self.results = [allocator(tuple(z.shape), dtype, z.device) if dtype else lambda: None for dtype in dtypes]
         shape = (self.sums, self.rows.width)
         self.dparams = allocator(shape, wanted.param_dtype or torch.float32, z.device)
@@ -276,9 +279,9 @@ class Backward:
                 dy, dy1, z, *saved, projections, *numbers, self.parts, *tiles[1:3], rows.unit
             )
         results = [z if t is None else t for t in found[:3]]
-        _with_warps(norm_backward, tiles.warps)[(self.programs, tiles.chunks)](
+        _with_warps(norm_backward, tiles.warps, maxnreg=REGISTERS)[(self.programs, tiles.chunks)](
             dy, dy1, dz, z, *saved[:2], rowscale, seed, *saved[2:], projections, *results, partials, *numbers, self.p,
-            self.parts, *tiles[:3], rows.unit,
+            self.parts, *tiles[:3], rows.unit, self.stages,
         )  # fmt: skip
         if self.sums:
             grid = (-(-rows.width // SUM_COLS), self.sums)

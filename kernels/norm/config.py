@@ -8,11 +8,13 @@ from typing import NamedTuple
 import torch
 
 from tritonkittens.kernels._tensors import power_of_two
+from tritonkittens.launch import Device
 
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 65536  # columns
-NUMBERS = 32  # of a tile in a thread
-FEWEST, MOST_WARPS = 4, 32  # warps of a program
+RESIDENT_WARPS, REGISTERS = 16, 128  # of a multiprocessor in the backward, and of a thread, so that they fit
+MOST_PIPELINED = 8192  # columns of a tile
+RESERVED = 4096  # bytes of shared memory for sums and statistics of rows
 NARROWEST = 16  # columns of a tile
 
 
@@ -49,16 +51,36 @@ class Tiles(NamedTuple):
     warps: int
 
 
-def tiles_of(width: int, most_warps: int) -> Tiles:
-    """Return tiles of NUMBERS numbers a thread: whole rows, unless a row takes more than `most_warps` warps. Chunks are
-    of half as many columns, so that fewer of the last one's are beyond the edge."""
+def _tiles(width: int, warps: tuple[int, int], numbers: int, most: int) -> Tiles:
+    """Return tiles of about `numbers` numbers a thread, whole rows of up to `most` columns. Chunks of wider rows are of
+    half as many, so that fewer of the last one's are beyond the edge."""
     cols = max(power_of_two(width), NARROWEST)
-    most = most_warps * 32 * NUMBERS
     cols = cols if cols <= most else most // 2
-    warps = max(FEWEST, cols // (32 * NUMBERS))
-    return Tiles(max(1, FEWEST * 32 * NUMBERS // cols), cols, -(-width // cols), warps)
+    fewest, most_warps = warps
+    used = min(max(cols // (32 * numbers), fewest), most_warps)
+    return Tiles(max(1, used * 32 * numbers // cols), cols, -(-width // cols), used)
+
+
+def forward_tiles(width: int) -> Tiles:
+    return _tiles(width, (4, 32), 32, 32768)
+
+
+def backward_tiles(width: int) -> Tiles:
+    """As of the forward; a thread's sums of gradients take as many registers again."""
+    return _tiles(width, (8, 16), 16, 16384)
+
+
+def stages_of(tiles: Tiles, element_bytes: int, facts: Device) -> int:
+    """Return the stages of the backward's loop: with S of them, S - 1 tiles of all operands are in shared memory.
+
+    `element_bytes`: of an element in all operands. Wide tiles have one stage: addresses of loads in flight would spill.
+    """
+    share = facts.shared_memory_per_multiprocessor * tiles.warps // RESIDENT_WARPS
+    slots = (min(facts.shared_memory_per_block, share) - RESERVED) // (tiles.rows * tiles.cols * element_bytes)
+    return 1 if tiles.cols > MOST_PIPELINED else min(slots, 2) + 1
 
 
 def programs_of(tiles: Tiles, rows: int, multiprocessors: int) -> int:
-    """Return the number of persistent programs of the backward: 16 warps a multiprocessor, or fewer for few rows."""
-    return min(-(-rows // tiles.rows), multiprocessors * max(1, 16 // tiles.warps))
+    """Return the number of persistent programs of the backward: those that a multiprocessor runs at once, or fewer for
+    few rows."""
+    return min(-(-rows // tiles.rows), multiprocessors * (RESIDENT_WARPS // tiles.warps))

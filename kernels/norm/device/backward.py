@@ -1,8 +1,9 @@
 """Backward: gradients of the rows, and of weights and biases.
 
-Programs are persistent. Each sums the gradients of its columns' parameters over its rows in registers, and stores the
-sums; `sum_partials` adds them up in the order of the programs, so results are the same bits in every run. Where one
-chunk of columns does not cover a row, `norm_projections` computes the two sums over each row first.
+Programs are persistent, and load rows while they compute others (cp.async). Each sums the gradients of its columns'
+parameters over its rows in registers, and stores the sums. `sum_partials` adds them up in the order of the programs, so
+results are the same bits in every run. Where one chunk of columns does not cover a row, `norm_projections` computes the
+two sums over each row first.
 """
 
 from __future__ import annotations
@@ -11,25 +12,29 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.norm.device.rows import dropout, load, load_cols, load_rows, store, tile
+from tritonkittens.kernels.norm.device.rows import dropout, load, load_vector, store, tile
 from tritonkittens.launch import plain_kernel
 
 
 @triton.jit
-def _scaled(DY, DY1, Z, W, W1, MEAN, RSTD, at, t, HAS: tl.constexpr):
+def _weights(W, first, n, COLS: tl.constexpr, CENTRE: tl.constexpr):
+    return load_vector(W, first + tl.arange(0, COLS), n)[None, :] + CENTRE
+
+
+@triton.jit
+def _scaled(DY, DY1, Z, w, w1, MEAN, RSTD, at, t, HAS: tl.constexpr):
     """(dy, dy1, normalised z, its gradient) of a tile."""
     dy, dy1, z = load(DY, at[0], t), 0.0, load(Z, at[2], t)
     if not HAS.rms:
-        z = tl.where(t.inside, z - load_rows(MEAN, t), 0)
-    g = dy
-    if HAS.weight:
-        g = dy * (load_cols(W, t) + HAS.centre)
+        z = tl.where(t.inside, z - load_vector(MEAN, t.row, t.m)[:, None], 0)
+    g = dy * w
     if HAS.weight1:
         dy1 = load(DY1, at[1], t)
-        g += dy1 * (load_cols(W1, t) + HAS.centre)
-    return dy, dy1, z * load_rows(RSTD, t), g
+        g += dy1 * w1
+    return dy, dy1, z * load_vector(RSTD, t.row, t.m)[:, None], g
 
 
+@plain_kernel
 @triton.jit
 def norm_projections(
     DY, DY1, Z, W, W1, MEAN, RSTD, C, size, inner, at,
@@ -39,36 +44,43 @@ def norm_projections(
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     along, total = tl.zeros((1,), tl.float32), tl.zeros((1,), tl.float32)
     for i in tl.static_range(CHUNKS):
-        _, _, z, g = _scaled(
-            DY, DY1, Z, W, W1, MEAN, RSTD, at, tile(row, i * COLS, size[0], size[1], inner, COLS, UNIT), HAS
-        )
-        along += tk.row_sum(g * z)
-        total += tk.row_sum(g)
+        t = tile(row, i * COLS, size, inner, COLS, UNIT)
+        w = _weights(W, t.first, t.n, COLS, HAS.centre) if HAS.weight else 1.0
+        w1 = _weights(W1, t.first, t.n, COLS, HAS.centre) if HAS.weight1 else 0.0
+        _, _, z, g = _scaled(DY, DY1, Z, w, w1, MEAN, RSTD, at, t, HAS)
+        along, total = along + tk.row_sum(g * z), total + tk.row_sum(g)
     tl.store(C + row, along)
     tl.store(C + size[0] + row, total)
 
 
+@plain_kernel
 @triton.jit
 def norm_backward(
     DY, DY1, DZ, Z, W, W1, S, RNG, MEAN, RSTD, C, DX, DX1, DR, P, size, inner, at, p,
     HAS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CHUNKS: tl.constexpr, UNIT: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """DX, DX1, DR: gradients of x, x1 and z. DZ: the gradient of z as a result. P: partial sums of the gradients of
     weight, bias, weight1 and bias1, those that there are, (…, programs, columns). `at`: strides of dy, dy1, z and dz.
-    Grid: programs, chunks."""
+    STAGES: of the loop over rows. Grid: programs, chunks."""
     dw, db = tl.zeros((ROWS, COLS), tl.float32), tl.zeros((ROWS, COLS), tl.float32)
     dw1, db1, first_col = dw, db, tl.program_id(1) * COLS
-    for first in range(tl.program_id(0) * ROWS, size[0], tl.num_programs(0) * ROWS):
+    w = _weights(W, first_col, size[1] * UNIT, COLS, HAS.centre) if HAS.weight else 1.0
+    w1 = _weights(W1, first_col, size[1] * UNIT, COLS, HAS.centre) if HAS.weight1 else 0.0
+    for first in tl.range(tl.program_id(0) * ROWS, size[0], tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = tl.cast(first, tl.int64) + tl.arange(0, ROWS)
-        t = tile(row, first_col, size[0], size[1], inner, COLS, UNIT)
-        dy, dy1, z, g = _scaled(DY, DY1, Z, W, W1, MEAN, RSTD, at, t, HAS)
+        t = tile(row, first_col, size, inner, COLS, UNIT)
+        dy, dy1, z, g = _scaled(DY, DY1, Z, w, w1, MEAN, RSTD, at, t, HAS)
         dw, db = dw + dy * z, db + dy
         if HAS.weight1:
             dw1, db1 = dw1 + dy1 * z, db1 + dy1
-        dz = g - z * ((tk.row_sum(g * z)[:, None] if CHUNKS == 1 else load_rows(C, t)) / t.n)
+        along, total = tk.row_sum(g * z), tk.row_sum(g)
+        if CHUNKS > 1:
+            along, total = load_vector(C, row, t.m), load_vector(C + t.m, row, t.m)
+        dz = g - z * (along / t.n)[:, None]
         if not HAS.rms:
-            dz -= (tk.row_sum(g)[:, None] if CHUNKS == 1 else load_rows(C + size[0], t)) / t.n
-        dz *= load_rows(RSTD, t)
+            dz -= (total / t.n)[:, None]
+        dz *= load_vector(RSTD, row, t.m)[:, None]
         if HAS.dz:
             dz += load(DZ, at[3], t)
         if HAS.residual:
@@ -78,9 +90,9 @@ def norm_backward(
         if HAS.dropout:
             dz = dropout(dz, RNG, p, t, 0)
         if HAS.rowscale:
-            dz *= load_rows(S, t)
+            dz *= load_vector(S, row, t.m)[:, None]
         store(DX, dz, t)
-    t = tile(tl.program_id(0).to(tl.int64) + tl.arange(0, 1), first_col, tl.num_programs(0), size[1], 1, COLS, UNIT)
+    t = tile(tl.program_id(0).to(tl.int64) + tl.arange(0, 1), first_col, (tl.num_programs(0), size[1]), 1, COLS, UNIT)
     for k in tl.static_range(4):
         if HAS.grads[k]:
             store(P, tl.sum((dw, db, dw1, db1)[k], 0)[None, :], t)
@@ -107,5 +119,5 @@ def sum_partials(P, D, programs, n, PARTS: tl.constexpr, COLS: tl.constexpr):
 def dropout_mask(RNG, K, m, n, p, BRANCH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
     """K: 1 where dropout keeps an element, else 0. Grid: parts of ROWS rows, parts of COLS columns."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    t = tile(row, tl.program_id(1) * COLS, m, n, 1, COLS, 1)
+    t = tile(row, tl.program_id(1) * COLS, (m, n), 1, COLS, 1)
     store(K, (dropout(tl.full((ROWS, COLS), 1.0, tl.float32), RNG, p, t, BRANCH) > 0).to(tl.uint8), t)

@@ -9,9 +9,9 @@ import tritonkittens.lang as tk
 
 
 @triton.jit
-def tile(row, first, m, n, inner, COLS: tl.constexpr, UNIT: tl.constexpr):
-    """A tile of a tensor of m rows of n · UNIT columns: rows `row`, columns from `first` on."""
-    col, n = first + tl.arange(0, COLS), n * UNIT
+def tile(row, first, size, inner, COLS: tl.constexpr, UNIT: tl.constexpr):
+    """A tile of a tensor of size[0] rows and size[1] · UNIT columns: rows `row`, columns from `first` on."""
+    col, m, n = first + tl.arange(0, COLS), size[0], size[1] * UNIT
     inside = (row < m)[:, None] & (col < n)[None, :]
     return tk.struct(row=row, first=first, col=col, m=m, n=n, inner=inner, unit=UNIT, inside=inside)
 
@@ -31,15 +31,9 @@ def store(P, values, t):
 
 
 @triton.jit
-def load_rows(P, t):
-    """A number of each row, (ROWS, 1) in fp32."""
-    return tk.cast(tl.load(P + t.row, mask=t.row < t.m, other=0), tk.fp32)[:, None]
-
-
-@triton.jit
-def load_cols(P, t):
-    """A number of each column, (1, COLS) in fp32."""
-    return tk.cast(tl.load(P + t.col, mask=t.col < t.n, other=0), tk.fp32)[None, :]
+def load_vector(P, index, extent):
+    """Numbers of rows or columns in fp32."""
+    return tk.cast(tl.load(P + index, mask=index < extent, other=0), tk.fp32)
 
 
 @triton.jit
@@ -48,7 +42,7 @@ def dropout(x, RNG, p, t, BRANCH: tl.constexpr):
     columns, at a counter. RNG: its seed, and what is added to counters. BRANCH: 0 for x, 1 for x1."""
     quads = t.first // 4 + tl.arange(0, x.shape[1] // 4)
     counter = tl.load(RNG + 1) + t.row[:, None] * tl.cdiv(t.n, 4) + quads[None, :]
-    zero = tl.zeros(counter.shape, tl.uint32)
-    a, b, c, d = tl.philox(tl.load(RNG), counter.to(tl.uint32), (counter >> 32).to(tl.uint32), zero + BRANCH, zero)
-    uniform = (tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), x.shape) >> 8).to(tl.float32) * (1 / 16777216)
-    return tl.where(uniform >= p, x / (1 - p), 0)
+    branch = tl.full(counter.shape, BRANCH, tl.uint32)
+    a, b, c, d = tl.philox(tl.load(RNG), counter.to(tl.uint32), (counter >> 32).to(tl.uint32), branch, branch)
+    words = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), x.shape)
+    return tl.where((words >> 8).to(tl.float32) * (1 / 16777216) >= p, x / (1 - p), 0)
