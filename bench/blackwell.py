@@ -118,7 +118,7 @@ def decode(dim: int) -> bytes:
 def hoppers_decode(dim: int) -> bytes:
     """The cubin of the kernel that a Hopper GPU runs for `decode`."""
     q, k, v = (torch.empty(8, 8, n, dim, dtype=torch.bfloat16, device="meta") for n in (4, 4096, 4096))
-    o, lse = (torch.empty(8, 8, 2, 4, *n, device="meta") for n in ((dim,), ()))
+    o, lse = (torch.empty(8, 8, 2, 4, *n, dtype=torch.float32, device="meta") for n in ((dim,), ()))
     kernel = num_splits.decode_kernel(DecodeKind(torch.bfloat16, dim, dim, lengths=False))
     cubin: bytes = kernel.compile(q, k, v, o, lse, arch=ARCH, scale=1.0, queries=1).asm["cubin"]
     return cubin
@@ -191,7 +191,7 @@ def busy_in_attention(dim: int) -> float:
 def busy_in_backward(dim: int) -> float:
     """`busy` of one task of the attention backward, 128 keys of all queries, without a mask."""
     shapes = (KEYS, 128, 128)
-    q, k, v = (torch.randn(1, 1, n, dim, device="cpu").bfloat16().requires_grad_() for n in shapes)
+    q, k, v = (torch.randn(1, 1, n, dim, dtype=torch.float32, device="cpu").bfloat16().requires_grad_() for n in shapes)
     with sim.device(ARCH):
         out = attention(q, k, v)
     return busy(lambda: torch.autograd.grad(out, (q, k, v), torch.ones_like(out)))
@@ -238,9 +238,14 @@ def over_reading(dim: int, shape: tuple[int, int, int, int], hoppers: bool) -> f
 
 def _decoded(kernel: Any, tasks: int, rows: int, dim: int, keys: int) -> float:
     """Modelled cycles of a CTA, or cluster, with so many tasks of a decode kernel."""
-    q, k, v, result = (torch.randn(tasks, 1, n, dim, device="cpu").bfloat16() for n in (rows, keys, keys, rows))
+    q, k, v, result = (
+        torch.randn(tasks, 1, n, dim, dtype=torch.float32, device="cpu").bfloat16() for n in (rows, keys, keys, rows)
+    )
     tensors = dict(Q=q, K=k, V=v, O=(result.float() if kernel.partial else result)[:, :, None])
-    tensors |= dict(L=torch.empty(tasks, 1, 1, rows), lengths=torch.full((tasks,), keys, dtype=torch.int32))
+    tensors |= dict(
+        L=torch.empty(tasks, 1, 1, rows, dtype=torch.float32, device="cpu"),
+        lengths=torch.full((tasks,), keys, dtype=torch.int32, device="cpu"),
+    )
     given, numbers = [tensors[name] for name in kernel.tensors], dict(scale=dim**-0.5, queries=1)
     timeline = Timeline()
     with sim.device(ARCH, multiprocessors=1, recorder=timeline):
