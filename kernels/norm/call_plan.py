@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -15,7 +14,7 @@ from tritonkittens.kernels.norm.checks import check_operands, check_reachable
 from tritonkittens.kernels.norm.config import REGISTERS, Parts, backward_tiles, forward_tiles, programs_of, stages_of
 from tritonkittens.kernels.norm.device.backward import dropout_mask, norm_backward, norm_projections, sum_partials
 from tritonkittens.kernels.norm.device.forward import norm_forward
-from tritonkittens.launch import device_facts, plain_kernel
+from tritonkittens.launch import device_facts
 
 SUM_PARTS, SUM_COLS = 32, 64  # partial sums that a program adds up at once, and its columns
 MASK = (4, 256)  # rows and columns of the mask that a program computes
@@ -74,11 +73,6 @@ class Operands(NamedTuple):
             self.residual is not None,
             self.z_dtype(options) is not None,
         )
-
-
-@functools.cache
-def _with_warps(kernel: Any, warps: int, **options: Any) -> Any:
-    return plain_kernel(kernel.fn, num_warps=warps, **options)
 
 
 # ---------------------------------------------------------------- rows
@@ -173,7 +167,7 @@ class Forward:
     def _bind(self, tensors: list[Tensor]) -> Callable[..., None]:
         rows, tiles = self.rows, self.tiles
         grid = (-(-rows.count // tiles.rows), 1, 1)
-        return _with_warps(norm_forward, tiles.warps).bind(
+        return norm_forward.with_options(num_warps=tiles.warps).bind(
             grid, *tensors, rows.size, rows.inner, rows.at, self.options.eps, self.options.dropout_p,
             self.parts, *tiles[:3], rows.unit,
         )  # fmt: skip
@@ -262,31 +256,46 @@ class Backward:
         self.dparams = allocator(shape, wanted.param_dtype or torch.float32, z.device)
         self.partials = allocator((self.sums, self.programs, self.rows.width), torch.float32, z.device)
         self.projections = allocator((2, self.rows.count if self.tiles.chunks > 1 else 0), torch.float32, z.device)
+        self.bound: list[Callable[..., None] | None] | None = None
 
     def __call__(self, given: Gradients) -> list[Tensor | None]:
         found: list[Tensor | None] = [*(allocate() for allocate in self.results), self.dparams()]
         if self.rows.count == 0:
             found[3].zero_()  # type: ignore[union-attr]
             return found
-        rows, tiles, z = self.rows, self.tiles, given.z
-        dy, dy1, z, dz = rows.ready((given.dy, given.dy1, z, given.dz), z)
+        dy, dy1, z, dz = self.rows.ready((given.dy, given.dy1, given.z, given.dz), given.z)
         partials, projections = self.partials(), self.projections()
         weight, weight1, rowscale, seed = (z if t is None else t.contiguous() for t in given[4:8])
         saved = (weight, weight1, *((z if t is None else t) for t in given[8:]))
-        numbers = (rows.size, rows.inner, rows.at)
-        if tiles.chunks > 1:
-            _with_warps(norm_projections, tiles.warps)[(rows.count,)](
-                dy, dy1, z, *saved, projections, *numbers, self.parts, *tiles[1:3], rows.unit
-            )
         results = [z if t is None else t for t in found[:3]]
-        _with_warps(norm_backward, tiles.warps, maxnreg=REGISTERS)[(self.programs, tiles.chunks)](
-            dy, dy1, dz, z, *saved[:2], rowscale, seed, *saved[2:], projections, *results, partials, *numbers, self.p,
-            self.parts, *tiles[:3], rows.unit, self.stages,
-        )  # fmt: skip
-        if self.sums:
-            grid = (-(-rows.width // SUM_COLS), self.sums)
-            sum_partials[grid](partials, found[3], self.programs, rows.width, SUM_PARTS, SUM_COLS)
+        projected = (dy, dy1, z, *saved, projections)
+        differentiated = (dy, dy1, dz, z, *saved[:2], rowscale, seed, *saved[2:], projections, *results, partials)
+        summed = (partials, found[3])
+        if self.bound is None:
+            self.bound = self._bind(projected, differentiated, summed)
+        for launch, tensors in zip(self.bound, (projected, differentiated, summed), strict=True):
+            if launch is not None:
+                launch(*tensors)
         return found
+
+    def _bind(self, projected: Any, differentiated: Any, summed: Any) -> list[Callable[..., None] | None]:
+        """Return the launches of the three kernels as functions of their tensors; None for one that is not needed."""
+        rows, tiles, numbers = self.rows, self.tiles, (self.rows.size, self.rows.inner, self.rows.at)
+        project = norm_projections.with_options(num_warps=tiles.warps)
+        differentiate = norm_backward.with_options(num_warps=tiles.warps, maxnreg=REGISTERS)
+        width, parts = rows.width, (SUM_PARTS, SUM_COLS)
+        return [
+            project.bind((rows.count, 1, 1), *projected, *numbers, self.parts, *tiles[1:3], rows.unit)
+            if tiles.chunks > 1
+            else None,
+            differentiate.bind(
+                (self.programs, tiles.chunks, 1), *differentiated, *numbers, self.p, self.parts, *tiles[:3], rows.unit,
+                self.stages,
+            ),
+            sum_partials.bind((-(-width // SUM_COLS), self.sums, 1), *summed, self.programs, width, *parts)
+            if self.sums
+            else None,
+        ]  # fmt: skip
 
 
 def run_backward(given: Gradients, wanted: Wanted) -> list[Tensor | None]:

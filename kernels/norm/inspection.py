@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from tritonkittens.kernels._inspection import Inspectable, launches_of
-from tritonkittens.kernels.norm.call_plan import Gradients, Wanted, run_backward
+from tritonkittens.kernels.norm.call_plan import Gradients, Wanted, run_backward, run_mask
 from tritonkittens.kernels.norm.interface import layer_norm, rms_norm
 
-ROWS, WIDTHS = 16384, (128, 1024, 4096, 8192, 16384)
+ROWS, WIDTHS, WIDE = 16384, (128, 1024, 4096, 8192, 16384), 32768
 BF16 = torch.bfloat16
 
 
@@ -36,6 +36,10 @@ def _backward(rms: bool, width: int, fused: bool) -> Any:
     )
 
 
+def _mask() -> Any:
+    return run_mask(_empty(ROWS, 1024), _empty(2, dtype=torch.int64), 0.1, 0)
+
+
 inspectable: dict[str, Inspectable] = {
     name: kernel
     for rms in (True, False)
@@ -51,3 +55,10 @@ inspectable: dict[str, Inspectable] = {
         ),
     }.items()
 }
+inspectable |= {
+    **launches_of(
+        functools.partial(_backward, False, WIDE, False),
+        f"layer_norm_{WIDE}_projections", f"layer_norm_{WIDE}_backward", None,
+    ),
+    **launches_of(_mask, "norm_dropout_mask"),
+}  # fmt: skip

@@ -1,11 +1,13 @@
 """Norms against references in float64, forward and backward, on the GPU, or simulated."""
 
+import random
+
 import pytest
 import torch
 
 from tests.cases_norm import BF16, FP16, FP32, OPERANDS, check, numbers, operands, poisoned
-from tests.util import DEVICE, crossed, on_gpu_or_simulated, slow
-from tritonkittens.kernels.norm import layer_norm, rms_norm
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, slow, some_slow
+from tritonkittens.kernels.norm import call_plan, layer_norm, rms_norm
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -126,6 +128,41 @@ def test_only_z_has_a_gradient():
     z = rms_norm(x, **given, prenorm=True)[1]
     dx, dw, dr = torch.autograd.grad(z, [x, given["weight"], given["residual"]], torch.ones_like(z))
     assert (dx == 1).all() and (dr == 1).all() and (dw == 0).all()
+
+
+# ---------------------------------------------------------------- persistent programs
+
+
+@pytest.mark.parametrize(
+    "rows, programs", [(5, 1), (9, 2), (16, 2), (17, 2), (3, 2), slow(40, 3), slow(64, 4), slow(65, 4)]
+)
+@pytest.mark.parametrize("stages", [3, slow(2), slow(1)])
+def test_loops_over_rows(monkeypatch, rows, programs, stages):
+    """Programs with no tile of 4 rows, with one, two and three, the last one not whole."""
+    monkeypatch.setattr(call_plan, "programs_of", lambda *_: programs)
+    monkeypatch.setattr(call_plan, "stages_of", lambda *_: stages)
+    check(False, *operands((rows, 1000), BF16, ["weight", "bias", "residual"]))
+
+
+@pytest.mark.parametrize("seed", some_slow(list(range(60)), list(range(4))))
+def test_random_configurations(seed):
+    choose = random.Random(seed)
+    width = choose.choice([choose.randint(1, 300), 8 * choose.randint(1, 400), choose.randint(1, 5000)])
+    rows = tuple(choose.randint(1, 6) for _ in range(choose.randint(1, 3)))
+    names = [name for name in OPERANDS if choose.random() < 0.5]
+    if "x1" in names and "rowscale" in names:
+        names.remove("rowscale")
+    if "weight1" not in names and "bias1" in names:
+        names.remove("bias1")
+    dtypes = [choose.choice([BF16, FP16, FP32]) for _ in range(3)]
+    options = dict(
+        dropout_p=choose.choice([0.0, 0.0, 0.4]),
+        zero_centered_weight=choose.random() < 0.5,
+        residual_in_fp32=choose.random() < 0.5,
+        out_dtype=choose.choice([None, BF16, FP32]),
+        eps=choose.choice([1e-6, 1e-3]),
+    )
+    check(choose.random() < 0.5, *operands((*rows, width), dtypes[0], names, *dtypes[1:]), **options)
 
 
 # ---------------------------------------------------------------- numbers

@@ -54,6 +54,7 @@ class PlainKernel:
 
     def __init__(self, fn: Any, **options: Any):
         self.fn, self.options = fn, {"num_warps": 4, "enable_fp_fusion": True, **options}
+        self.variants: dict[tuple[tuple[str, Any], ...], PlainKernel] = {}
         functools.update_wrapper(self, fn.fn, updated=())  # type: ignore[arg-type]
         if isinstance(fn, JITFunction):
             self.names = fn.arg_names
@@ -67,6 +68,13 @@ class PlainKernel:
     def _names(self, key: Specialization) -> list[str]:
         """Return the parameters that are not compiled in."""
         return [name for name in self.runtime if name not in key.constants]
+
+    def with_options(self, **options: Any) -> PlainKernel:
+        """Return the kernel with other options of Triton, one object for equal ones."""
+        key = tuple(sorted(options.items()))
+        if key not in self.variants:
+            self.variants[key] = PlainKernel(self.fn, **{**self.options, **options})
+        return self.variants[key]
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return functools.partial(self.launch, grid) if isinstance(self.fn, JITFunction) else self.fn[grid]
