@@ -9,11 +9,19 @@ from torch import nn
 
 from bench import norm as bench_norm
 from tests.cases_norm import BF16, FP32, check, operands
-from tests.util import DEVICE, Seen, refused, relative_error, slow
+from tests.util import DEVICE, Seen, explored, refused, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.arch import GPUS, chip_of
 from tritonkittens.inspect import _sass, _tools
-from tritonkittens.kernels.norm import backward_operator, layer_norm, mask_operator, norm_operator, norm_torch, rms_norm
+from tritonkittens.kernels.norm import (
+    backward_operator,
+    call_plan,
+    layer_norm,
+    mask_operator,
+    norm_operator,
+    norm_torch,
+    rms_norm,
+)
 from tritonkittens.kernels.norm.call_plan import Rows
 from tritonkittens.kernels.norm.config import Tiles, backward_tiles, forward_tiles, programs_of, stages_of
 from tritonkittens.kernels.norm.inspection import inspectable
@@ -34,6 +42,25 @@ def inputs_of_the_simulator(monkeypatch):
 def test_chips(arch):
     with sim.device(arch):
         check(False, *operands((5, 72), BF16, ["weight", "bias", "residual"]))
+
+
+@explored(4, 40)
+def test_interleavings_of_chunks_and_programs(monkeypatch, schedules):
+    """Rows of three chunks, of which two programs have two and one in the backward: the same results in all orders."""
+    monkeypatch.setattr(call_plan, "_plans", {})
+    monkeypatch.setattr(call_plan, "forward_tiles", lambda width: Tiles(1, 64, 3, 4))
+    monkeypatch.setattr(call_plan, "backward_tiles", lambda width: Tiles(1, 64, 3, 8))
+    monkeypatch.setattr(call_plan, "programs_of", lambda *_: 2)
+    x, given = operands((3, 150), FP32, ["weight", "bias", "residual"])
+    with sim.device():
+        check(False, x, given)
+        check(True, x, given)
+    leaves = [x, *given.values()]
+
+    def run():
+        torch.autograd.grad(layer_norm(x, **given).sum(), leaves)
+
+    sim.explore(run, schedules=schedules)
 
 
 # ---------------------------------------------------------------- as torch sees them

@@ -67,7 +67,7 @@ def norm_forward(
     if not HAS.rms:
         tl.store(MEAN + row, mean, mask=row < size[0])
     if CHUNKS > 1:
-        tl.debug_barrier()  # Z is read by other threads than those that wrote it
+        tl.debug_barrier()  # other threads may read Z than those that wrote it
     for i in tl.static_range(CHUNKS):
         if CHUNKS > 1:
             t = tile(row, i * COLS, size, inner, COLS, UNIT)
