@@ -199,6 +199,24 @@ def test_a_share_of_exponentials_is_a_polynomial_on_the_fma_units(share, rng):
 
 @tk.kernel
 @triton.jit
+def fused(X, Y, factor):
+    x = tk.load(X, tk.rt(tk.fp32, 128, 32), (0, 0))
+    tk.store(Y, tk.fma(x, factor, x), (0, 0))
+
+
+@pytest.mark.parametrize("arch, instruction", [("sm_90a", "fma.rn.f32"), ("sm_100a", "fma.rn.f32x2")])
+def test_a_fused_multiply_add_takes_two_elements_an_instruction_where_it_can(arch, instruction, rng):
+    x = torch.randn(ROWS, 32)
+    y = poison(torch.empty_like(x))
+    with sim.device(arch):
+        fused[(1,)](tk.gl(x), tk.gl(y), 0.7)
+    assert (y.double() - (x.double() * 0.7 + x)).abs().max() < 1e-6
+    ptx = fused.compile(tk.gl(x), tk.gl(y), 0.7, arch=arch).asm["ptx"]
+    assert ptx.count(f"{instruction} ") == ROWS * 32 // 128 // (2 if instruction.endswith("x2") else 1)
+
+
+@tk.kernel
+@triton.jit
 def masked(X, Y, MASK: tl.constexpr, a, b):
     x = tk.load(X, tk.rt(tk.fp32, 128, 32, "row"), (0, 0))
     if MASK == "right":

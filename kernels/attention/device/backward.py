@@ -94,8 +94,8 @@ def preprocess(
     without keys, so that its P is zero.
 
     With 2 ADDENDS they are what `AttentionBackward` adds to scores (−L · factor) and to dP (−Δ): (B, H, tiles, PARTS,
-    64) bf16, see `store_addends`, zeros after the last query. With 1, dPsum alone is, and LSE_log2 is (B, H, tiles, 64)
-    fp32. Then every program writes `zeros_each` 32-bit zeros of `zeros`, a multiple of 4. `launch_pdl`: it
+    64) bf16, see `store_addends`, zeros after the last query. With 1, dPsum alone is, and LSE_log2 is −L, (B, H, tiles,
+    64) fp32. Then every program writes `zeros_each` 32-bit zeros of `zeros`, a multiple of 4. `launch_pdl`: it
     starts early and waits, and the next kernel does so, too.
     """
     tk.dependency_wait()
@@ -118,7 +118,7 @@ def preprocess(
     place = batch * n_batch + head * n_head + tile.to(tl.int64) * n_tile
     if ADDENDS:
         if ADDENDS == 1:
-            tl.store(LSE_log2 + (number * tl.num_programs(0) + tile) * 64 + tl.arange(0, 64), lse_log2)
+            tl.store(LSE_log2 + (number * tl.num_programs(0) + tile) * 64 + tl.arange(0, 64), -lse_log2)
         else:
             store_addends(LSE_log2 + place, n_part, -lse_log2 * factor)
         store_addends(dPsum + place, n_part, -dpsum)

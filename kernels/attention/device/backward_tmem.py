@@ -40,7 +40,7 @@ class BackwardTmem(tk.Knob):
 
     Args:
         dtype: of the operands and of dK and dV, bf16 or fp16.
-        head_dim: of Q, K, V and O, 64 or 128.
+        head_dim: columns of the tiles of Q, K, V and O, 64 or 128; TMA fills what lies past narrower tensors with zeros.
         causal, window: see `masks`.
         cut: whether the last tile of keys may be partial.
         order: raster order of the tasks.
@@ -64,7 +64,7 @@ class BackwardTmem(tk.Knob):
 
     @property
     def lse(self) -> tk.sv:
-        """L of a block of queries."""
+        """−L of a block of queries: no instruction that computes two elements negates an addend."""
         return tk.sv(tk.fp32, self.tile_n)
 
     @property
@@ -240,8 +240,8 @@ def weights(memory, task, stage, block, NUMBER: tl.constexpr):
     if C.cut:
         if key + ROWS > task.keys:
             s = tk.lower_fill(s, task.keys - key, float("-inf"))
-    lse = tk.load(tk.subvector(memory.lse[stage.index], PART, NUMBER), OF_QUERIES, fenced=True)
-    p = tk.exp2_col(s, task.args.scale, lse, C.fma_share)
+    minus_lse = tk.load(tk.subvector(memory.lse[stage.index], PART, NUMBER), OF_QUERIES, fenced=True)
+    p = tk.exp2(tk.fma(s, task.args.scale, tk.broadcast_col(s, minus_lse)), C.fma_share)
     PER_HALF: tl.constexpr = COLS // PART
     tk.store(tk.subtile(memory.p[NUMBER // PER_HALF], ROWS, PART, 0, NUMBER % PER_HALF), tk.cast(p, C.dtype))
     return p
@@ -327,9 +327,9 @@ def attention_backward_tmem(Q, dO, K, V, LSE_log2, dPsum, dQ, dK, dV, args, C: t
     """Write dK and dV, and add dQ to fp32 numbers that are zero at first. Any lengths, GQA, causal (bottom right
     alignment), windows. The last bits of dQ differ from run to run.
 
-    Q, dO: (B, H, S, head_dim), K, V, dK, dV: (B, H_kv, S_kv, head_dim). LSE_log2: (B, H, S) fp32, dPsum: (B, H,
-    groups, 3, 64) bf16, as `preprocess` writes them with one of ADDENDS. dQ: (B, H, S, head_dim) fp32; it and LSE_log2
-    may have more rows a head. `args`: see `tmem_plan.BackwardArgs`. A CTA computes one task.
+    Q, dO: (B, H, S, head_dim), K, V, dK, dV: (B, H_kv, S_kv, head_dim), or narrower. LSE_log2: (B, H, S) fp32, dPsum:
+    (B, H, groups, 3, 64) bf16, as `preprocess` writes them with ADDENDS=1. dQ: (B, H, S, head_dim) fp32; it and
+    LSE_log2 may have more rows a head. `args`: see `tmem_plan.BackwardArgs`. A CTA computes one task.
     """
     task = task_of(Q, K, args, C)
     s = tk.tensor_allocator(tk.tt(tk.fp32, ROWS, C.tile_n))

@@ -443,10 +443,20 @@ def fma(t: Trace, a: Traced, b: Traced, c: Traced) -> Traced:
     """Compute `a` · `b` + `c`, element by element, with one rounding where the target fuses.
 
     The operands are tiles or vectors of one shape, or scalars. Returns a value of that shape. Raises `TileError` for
-    fp8 elements or where shapes differ.
+    fp8 elements or where shapes differ. From sm_100 on, an instruction computes two elements of fp32.
     """
     refuse_fp8("fma", a, b, c)
-    return apply_pieces(t, keep_type(t, in_fp32(t, lambda x, y, z: t.call(_fma, x, y, z))), a, b, c)
+
+    def fused(*operands: Traced) -> Traced:
+        in_pairs = (
+            not t.interpreted
+            and t.chip.f32x2
+            and all(isinstance(x, tl.tensor) and x.dtype == tl.float32 for x in operands)
+            and any(x.type.is_block() for x in operands)
+        )
+        return t.call(ptx_math.fma_f32x2 if in_pairs else _fma, *operands)
+
+    return apply_pieces(t, keep_type(t, in_fp32(t, fused)), a, b, c)
 
 
 @op
