@@ -40,7 +40,7 @@ class BackwardTmem(tk.Knob):
 
     Args:
         dtype: of the operands and of dK and dV, bf16 or fp16.
-        head_dim: columns of the tiles of Q, K, V and O, 64 or 128; TMA fills what lies past narrower tensors with zeros.
+        head_dim: columns of the tiles of Q, K, V and O, 64 or 128. TMA fills the rest with zeros.
         causal, window: see `masks`.
         cut: whether the last tile of keys may be partial.
         order: raster order of the tasks.
