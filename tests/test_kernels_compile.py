@@ -278,12 +278,15 @@ def test_contract_on_blackwell(name):
     )
 
 
-def in_tensor_memory(arch, call):
-    """What the attention kernel of `call()` compiles to for `arch`."""
+def in_tensor_memory(arch, call, value_dim):
+    """What the attention kernel of `call()` compiles to for `arch`. Nothing spills but numbers of threads, where P is
+    apart from S: they are stored once, and loaded once a task by the softmax roles."""
     gpu = replace(Device.of_gpu(GPUS["B200"]), capability=divmod(CHIPS[int(arch[3:6])].capability, 10))
     report = inspect(recorded(call, gpu)[-1].compile(arch))
     print(report.table())
-    assert report.spill_instructions == 0 and report.reallocated and report.registers == 128
+    assert report.spill_instructions <= (4 if value_dim <= 64 else 0)
+    assert all(report.role(f"softmax{t}").counts.get("LDL", 0) <= 1 for t in range(2))
+    assert report.reallocated and report.registers == 128
     assert report.tensor_columns == 512 and report.shared_bytes <= CHIPS[100].shared_per_block
     return report
 
@@ -299,18 +302,19 @@ def test_contract_of_attention_in_tensor_memory(d, d_v, dim, value_dim, causal, 
     """Per element of a row of scores: one exponential at most, and nothing through shared memory. Nothing spills,
     though the softmax roles hold a row of scores each."""
     x, v = (torch.empty(4, 16, 4096, n, dtype=torch.bfloat16, device="cpu") for n in (d, d_v))
-    report = in_tensor_memory(arch, lambda: attention.attention(x, x, v, causal=causal))
+    report = in_tensor_memory(arch, lambda: attention.attention(x, x, v, causal=causal), value_dim)
     # S of two tiles and two products with V, each in the loop over blocks and beside it; 16 of depth an instruction
     assert report.mma == {"UTCHMMA": 4 * (dim + 128) // 16}
     softmax, correct, multiply = (report.role(name).counts for name in ("softmax1", "correct", "multiply"))
     exponentials = 128 if arch == "sm_103a" else 96  # of 128 scores of a row; the others are polynomials
     assert exponentials < softmax["MUFU"] <= exponentials + 4  # the factor of earlier sums, logarithms and quotients
-    # a row of S and of P in four parts; the factor; the row's share at the end of a task
-    assert (softmax["LDTM"], softmax["STTM"]) == (2, 5)
-    assert not any(softmax.get(name) for name in THREAD_MEMORY if name not in ("STSM", "STS", "STG"))
-    assert softmax.get("STSM", 0) + softmax.get("STS", 0) <= 1
+    # a row of S and of P in four parts; the factor, in shared memory where P is apart; the row's share after a task
+    apart = value_dim <= 64
+    assert (softmax["LDTM"], softmax["STTM"]) == (2, 5 - apart)
+    assert not any(softmax.get(name) for name in THREAD_MEMORY if name not in ("STSM", "STS", "STG", "LDL", "STL"))
+    assert softmax.get("STSM", 0) + softmax.get("STS", 0) <= 1 + apart
     # per tile the factor, and O in the loop and at the end
-    assert (correct["LDTM"], correct["STTM"]) == (2 * (1 + 2 * value_dim // 32), 2 * value_dim // 32)
+    assert (correct["LDTM"], correct["STTM"]) == (2 * (1 - apart + 2 * value_dim // 32), 2 * value_dim // 32)
     assert not any(multiply.get(name) for name in THREAD_MEMORY)
 
 
@@ -323,9 +327,12 @@ def test_contract_of_packed_attention_in_tensor_memory(dim, value_dim, softcap):
     x, v = (torch.empty(4096, 16, n, dtype=torch.bfloat16, device="meta") for n in (dim, value_dim))
     starts = torch.empty(9, dtype=torch.int32, device="meta")
     given = dict(causal=True, softcap=3.0 if softcap else None)
-    report = in_tensor_memory("sm_100a", lambda: attention.attention_varlen(x, x, v, starts, starts, **given))
+    report = in_tensor_memory(
+        "sm_100a", lambda: attention.attention_varlen(x, x, v, starts, starts, **given), value_dim
+    )
     exponentials, found = 96 + 256 * softcap, report.role("softmax1").counts
-    assert exponentials < found["MUFU"] <= exponentials + 6 and (found["LDTM"], found["STTM"]) == (2, 5)
+    assert exponentials < found["MUFU"] <= exponentials + 6
+    assert (found["LDTM"], found["STTM"]) == (2, 4 if value_dim <= 64 else 5)
 
 
 @pytest.mark.parametrize("arch", ["sm_100a", slow("sm_103a")])

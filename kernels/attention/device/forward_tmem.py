@@ -5,8 +5,11 @@ other. Per block of keys, last to first:
 
 - `load`: K and V by TMA, and Q once;
 - `multiply`, one warp: S = Q Kᵀ and O += P V of both tiles, whose completion releases Q, K and V;
-- `softmax`, a warpgroup a tile: P = 2^(S · scale − m), written over S in tensor memory;
+- `softmax`, a warpgroup a tile: P = 2^(S · scale − m), in tensor memory;
 - `correct`, a warpgroup: O · 2^(m_old − m) where m has grown much, and the results.
+
+Where tensor memory has no columns for P, it is written over S. The next S is then multiplied after P. Otherwise S is
+multiplied while the softmax works on the S before.
 
 Source: FlashAttention-4.
 """
@@ -19,6 +22,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
+from tritonkittens.arch import TENSOR_COLUMNS
 from tritonkittens.kernels.attention.device.masks import hidden, keys_of, squashed
 from tritonkittens.kernels.attention.device.varlen import entry
 
@@ -64,6 +68,11 @@ class ForwardTmem(tk.Knob):
 
     tile_m = 128  # with `consumers`, what `masks.hidden` computes a tile's first row from
     consumers = 2
+
+    @property
+    def apart(self) -> bool:
+        """Whether P has columns of its own."""
+        return TILES.value * (self.tile_n + self.tile_n // 2 + self.value_dim) <= TENSOR_COLUMNS
 
     @property
     def q(self) -> tk.st:
@@ -162,8 +171,10 @@ def load(memory, Q, K, V, args, C: tl.constexpr):
 
 
 @triton.jit
-def scores(memory, stage, T: tl.constexpr):
-    """S = Q Kᵀ of tile `T`, over the last block's P. The last tile releases K."""
+def scores(memory, stage, T: tl.constexpr, C: tl.constexpr):
+    """S = Q Kᵀ of tile `T`, once S of the last block is loaded, or over its P. The last tile releases K."""
+    if C.apart:
+        tk.wait(memory.s_empty[T], (stage.count & 1) ^ 1)
     # addressed at each product: descriptors of all parts of Q and K would take the uniform registers
     q, k = memory.q[tk.opaque_zero() + T], memory.k[tk.opaque_zero() + stage.index]
     if T + 1 < TILES:
@@ -173,29 +184,37 @@ def scores(memory, stage, T: tl.constexpr):
 
 
 @triton.jit
-def values(memory, stage, accumulate, T: tl.constexpr):
-    """O += P V of tile `T`, a part of the keys at a time: most of them once their P is written and O corrected. The
-    last tile releases V."""
-    p, v, o = memory.p[T], memory.v[tk.opaque_zero() + stage.index], memory.o[T]
+def values(memory, stage, accumulate, T: tl.constexpr, C: tl.constexpr):
+    """O += P V of tile `T`: of most keys once their P is written and O corrected, then of the last ones. The last tile
+    releases V.
+    """
+    # addressed at each product, and not part by part: addresses of all parts would take the uniform registers
+    v, o = memory.v[tk.opaque_zero() + stage.index], memory.o[T]
+    if C.apart:
+        p = memory.p[tk.opaque_zero() + T]
+    else:
+        p = memory.p[T]
+    HALF: tl.constexpr = tk.shape(v, 0) // 2
     PARTS: tl.constexpr = tk.shape(v, 0) // PART
+    COLS: tl.constexpr = o.shape[1]
     tk.wait(memory.p_most[T], stage.count & 1)
-    for j in tl.static_range(PARTS):
-        keys, of = tk.subtile(v, PART, o.shape[1], j, 0), tk.subtile(p, ROWS, PART, 0, j)
-        if j + 1 < PARTS:
-            tk.mma_AB(of, keys, o, wait=False, accumulate=accumulate | (j > 0))
-        else:
+    tk.mma_AB(tk.subtile(p, ROWS, HALF), tk.subtile(v, HALF, COLS), o, wait=False, accumulate=accumulate)
+    for j in tl.static_range(PARTS // 2, PARTS):
+        if j + 1 == PARTS:
             tk.wait(memory.p_full[T], stage.count & 1)
-            if T + 1 < TILES:
-                tk.mma_AB(of, keys, o, wait=False)
-            else:
-                tk.mma_AB(of, keys, o, arrived=memory.v_pipe.empty[stage.index])
+        tk.mma_AB(tk.subtile(p, ROWS, PART, 0, j), tk.subtile(v, PART, COLS, j, 0), o, wait=False)
+    if C.apart:
+        tk.mma_commit(memory.p_empty[T])
+    if T + 1 == TILES:
+        tk.mma_commit(memory.v_pipe.empty[stage.index])
 
 
 @triton.jit
 def multiply(memory, Q, K, args, C: tl.constexpr):
     """Issue the products: S0, S1, then for each further block O0, S0, O1, S1, and the last O0, O1.
 
-    Products of one thread complete in order. So a tile's S follows its O without a wait.
+    Products of one thread complete in order. So a tile's S follows its O, whose P it overwrites, without a wait. Where
+    P has columns of its own, the products of a further block are S0, S1, O0, O1.
     """
     k_stage, v_stage = tk.pipeline_state(memory.k_pipe), tk.pipeline_state(memory.v_pipe)
     turn = 0
@@ -204,21 +223,27 @@ def multiply(memory, Q, K, args, C: tl.constexpr):
         tk.consumer_wait(memory.k_pipe, k_stage)
         for t in tl.static_range(TILES):
             tk.wait(memory.q_full[t], turn & 1)
-            scores(memory, k_stage, t)
+            scores(memory, k_stage, t, C)
         k_stage = tk.advance(k_stage)
         for i in range(1, count):
+            if C.apart:
+                tk.consumer_wait(memory.k_pipe, k_stage)
+                for t in tl.static_range(TILES):
+                    scores(memory, k_stage, t, C)
             tk.consumer_wait(memory.v_pipe, v_stage)
-            values(memory, v_stage, i > 1, 0)
-            tk.consumer_wait(memory.k_pipe, k_stage)
-            scores(memory, k_stage, 0)
-            values(memory, v_stage, i > 1, 1)
-            scores(memory, k_stage, 1)
+            values(memory, v_stage, i > 1, 0, C)
+            if not C.apart:
+                tk.consumer_wait(memory.k_pipe, k_stage)
+                scores(memory, k_stage, 0, C)
+            values(memory, v_stage, i > 1, 1, C)
+            if not C.apart:
+                scores(memory, k_stage, 1, C)
             v_stage, k_stage = tk.advance(v_stage), tk.advance(k_stage)
         for t in tl.static_range(TILES):
             tk.mma_commit(memory.q_empty[t])
         tk.consumer_wait(memory.v_pipe, v_stage)
         for t in tl.static_range(TILES):
-            values(memory, v_stage, count > 1, t)
+            values(memory, v_stage, count > 1, t, C)
             tk.mma_commit(memory.o_full[t])
         v_stage = tk.advance(v_stage)
         turn += 1
@@ -241,6 +266,8 @@ def softmax(memory, Q, K, L, args, T: tl.constexpr, C: tl.constexpr):
         for i in range(task.count):
             tk.wait(memory.s_full[T], block & 1)
             s = tk.load(memory.s[T])
+            if C.apart:
+                arrive(memory.s_empty[T])
             if C.softcap:
                 s = squashed(s, args.squash)
             s = hidden(tk.with_field(ctx, "iter", i), s)
@@ -249,6 +276,8 @@ def softmax(memory, Q, K, L, args, T: tl.constexpr, C: tl.constexpr):
             grown = (largest - m) * scale > GROWTH
             alpha = tk.where(grown & (m > float("-inf")), tk.exp2((m - largest) * scale), 1.0)
             m = tk.where(grown, largest, m)
+            if C.apart:
+                tk.wait(memory.p_empty[T], (block & 1) ^ 1)
             tk.store(memory.alpha[T], alpha)
             arrive(memory.alpha_full[T])
             offset = tk.where(m > float("-inf"), m * scale, 0.0)
@@ -273,6 +302,15 @@ def softmax(memory, Q, K, L, args, T: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
+def alpha_of(memory, t: tl.constexpr, vector: tl.constexpr, C: tl.constexpr):
+    """The factors of the rows of O of tile `t`."""
+    if C.apart:
+        return tk.load(memory.alpha[t], vector, fenced=True)
+    else:
+        return tk.load(memory.alpha[t])
+
+
+@triton.jit
 def correct(memory, Q, K, Out, args, C: tl.constexpr):
     """O ← alpha · O before each product, and O / sum after the last."""
     vector: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, ROWS, PART, "row"))
@@ -282,9 +320,9 @@ def correct(memory, Q, K, Out, args, C: tl.constexpr):
         task = task_at(index, Q, K, args, C)
         for _ in range(task.count):
             for t in tl.static_range(TILES):
-                # S of this block is complete, hence also the product before it, into O
+                # the softmax has seen the product before it, into O, complete
                 tk.wait(memory.alpha_full[t], block & 1)
-                tk.rescale_row(memory.o[t], tk.load(memory.alpha[t]))
+                tk.rescale_row(memory.o[t], alpha_of(memory, t, vector, C))
                 arrive(memory.p_most[t])
             block += 1
         for t in tl.static_range(TILES):
@@ -316,7 +354,15 @@ def attention_forward_tmem(Q, K, V, Out, L, args, C: tl.constexpr):
     """
     s = tk.tensor_allocator(tk.tt(tk.fp32, ROWS, C.tile_n), TILES)
     P: tl.constexpr = tk.tt(C.dtype, ROWS, C.tile_n)
-    ALPHA: tl.constexpr = tk.tt(tk.fp32, ROWS, 1)
+    if C.apart:
+        p = tk.tensor_allocator(P, TILES)
+        alpha = tk.allocate(tk.sv(tk.fp32, ROWS), TILES)
+        s_empty, p_empty = tk.semaphores(TILES, 4), tk.semaphores(TILES)
+    else:
+        ALPHA: tl.constexpr = tk.tt(tk.fp32, ROWS, 1)
+        p = (tk.reinterpret(s[0], P), tk.reinterpret(s[1], P))
+        alpha = (tk.reinterpret(s[0], ALPHA, C.tile_n // 2), tk.reinterpret(s[1], ALPHA, C.tile_n // 2))
+        s_empty, p_empty = None, None
     memory = tk.struct(
         q=tk.allocate(C.q, TILES),
         k=tk.allocate(C.k, C.stages),
@@ -324,16 +370,18 @@ def attention_forward_tmem(Q, K, V, Out, L, args, C: tl.constexpr):
         staged=tk.allocate(C.o, TILES),
         share=tk.allocate(tk.sv(tk.fp32, ROWS), TILES),
         s=s,
-        p=(tk.reinterpret(s[0], P), tk.reinterpret(s[1], P)),
-        alpha=(tk.reinterpret(s[0], ALPHA, C.tile_n // 2), tk.reinterpret(s[1], ALPHA, C.tile_n // 2)),
+        p=p,
+        alpha=alpha,
         o=tk.tensor_allocator(tk.tt(tk.fp32, ROWS, C.value_dim), TILES),
         k_pipe=tk.pipeline(C.stages),
         v_pipe=tk.pipeline(C.stages),
         q_full=tk.semaphores(TILES),
         q_empty=tk.semaphores(TILES),
         s_full=tk.semaphores(TILES),
+        s_empty=s_empty,
         p_most=tk.semaphores(TILES, 8),  # the warps of a softmax, and of `correct`
         p_full=tk.semaphores(TILES, 4),
+        p_empty=p_empty,
         alpha_full=tk.semaphores(TILES, 4),
         o_full=tk.semaphores(TILES),
         share_full=tk.semaphores(TILES, 4),
