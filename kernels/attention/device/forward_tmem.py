@@ -194,19 +194,20 @@ def values(memory, stage, accumulate, T: tl.constexpr, C: tl.constexpr):
         p = memory.p[tk.opaque_zero() + T]
     else:
         p = memory.p[T]
-    HALF: tl.constexpr = tk.shape(v, 0) // 2
-    PARTS: tl.constexpr = tk.shape(v, 0) // PART
     COLS: tl.constexpr = o.shape[1]
+    HALF: tl.constexpr = tk.shape(v, 0) // 2
+    LAST: tl.constexpr = tk.shape(v, 0) // PART - 1
     tk.wait(memory.p_most[T], stage.count & 1)
     tk.mma_AB(tk.subtile(p, ROWS, HALF), tk.subtile(v, HALF, COLS), o, wait=False, accumulate=accumulate)
-    for j in tl.static_range(PARTS // 2, PARTS):
-        if j + 1 == PARTS:
-            tk.wait(memory.p_full[T], stage.count & 1)
-        tk.mma_AB(tk.subtile(p, ROWS, PART, 0, j), tk.subtile(v, PART, COLS, j, 0), o, wait=False)
+    tk.mma_AB(tk.subtile(p, ROWS, PART, 0, LAST - 1), tk.subtile(v, PART, COLS, LAST - 1, 0), o, wait=False)
+    tk.wait(memory.p_full[T], stage.count & 1)
+    p, v = tk.subtile(p, ROWS, PART, 0, LAST), tk.subtile(v, PART, COLS, LAST, 0)
+    if T + 1 < TILES:
+        tk.mma_AB(p, v, o, wait=False)
+    else:
+        tk.mma_AB(p, v, o, arrived=memory.v_pipe.empty[stage.index])
     if C.apart:
         tk.mma_commit(memory.p_empty[T])
-    if T + 1 == TILES:
-        tk.mma_commit(memory.v_pipe.empty[stage.index])
 
 
 @triton.jit
