@@ -11,7 +11,15 @@ from torch import Tensor
 
 from tritonkittens.kernels._tensors import allocator, remember, signature
 from tritonkittens.kernels.norm.checks import check_operands, check_reachable
-from tritonkittens.kernels.norm.config import REGISTERS, Parts, backward_tiles, forward_tiles, programs_of, stages_of
+from tritonkittens.kernels.norm.config import (
+    FORWARD_REGISTERS,
+    REGISTERS,
+    Parts,
+    backward_tiles,
+    forward_tiles,
+    programs_of,
+    stages_of,
+)
 from tritonkittens.kernels.norm.device.backward import dropout_mask, norm_backward, norm_projections, sum_partials
 from tritonkittens.kernels.norm.device.forward import norm_forward
 from tritonkittens.launch import device_facts
@@ -167,7 +175,8 @@ class Forward:
     def _bind(self, tensors: list[Tensor]) -> Callable[..., None]:
         rows, tiles = self.rows, self.tiles
         grid = (-(-rows.count // tiles.rows), 1, 1)
-        return norm_forward.with_options(num_warps=tiles.warps).bind(
+        registers = {} if self.parts.dropout else {"maxnreg": FORWARD_REGISTERS}
+        return norm_forward.with_options(num_warps=tiles.warps, **registers).bind(
             grid, *tensors, rows.size, rows.inner, rows.at, self.options.eps, self.options.dropout_p,
             self.parts, *tiles[:3], rows.unit,
         )  # fmt: skip

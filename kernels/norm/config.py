@@ -12,6 +12,7 @@ from tritonkittens.launch import Device
 
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 65536  # columns
+FORWARD_REGISTERS = 64  # of a thread, so that 32 warps fit a multiprocessor; dropout takes more
 RESIDENT_WARPS, REGISTERS = 16, 128  # of a multiprocessor in the backward, and of a thread, so that they fit
 MOST_PIPELINED = 8192  # columns of a tile
 RESERVED = 4096  # bytes of shared memory for sums and statistics of rows
