@@ -9,13 +9,14 @@ from torch import nn
 
 from bench import norm as bench_norm
 from tests.cases_norm import BF16, FP32, check, operands
-from tests.util import DEVICE, Seen, explored, refused, relative_error, slow
+from tests.util import DEVICE, Seen, explored, meta, refused, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.arch import GPUS, chip_of
 from tritonkittens.inspect import _sass, _tools
 from tritonkittens.kernels.norm import (
     backward_operator,
     call_plan,
+    interface,
     layer_norm,
     mask_operator,
     norm_operator,
@@ -26,6 +27,7 @@ from tritonkittens.kernels.norm.call_plan import Rows
 from tritonkittens.kernels.norm.config import Tiles, backward_tiles, forward_tiles, programs_of, stages_of
 from tritonkittens.kernels.norm.inspection import inspectable
 from tritonkittens.launch import Device
+from tritonkittens.launch.recorder import recorded
 from tritonkittens.nn import LayerNorm, RMSNorm
 
 X, W = torch.randn(4, 32), torch.randn(32)
@@ -212,6 +214,17 @@ def test_modules_without_a_kernel_are_torchs():
 def test_torchscript_is_refused():
     with refused("torch.jit.script(RMSNorm): TorchScript cannot compile it", NotImplementedError):
         torch.jit.script(RMSNorm(32))
+
+
+def test_autocast_gives_fp32_unless_a_dtype_is_given(monkeypatch):
+    monkeypatch.setattr(interface, "autocasts", lambda device: BF16)
+    found = []
+
+    def run():
+        found.extend([rms_norm(meta(4, 32), meta(32)), rms_norm(meta(4, 32), out_dtype=BF16)])
+
+    recorded(run, Device.of_gpu(GPUS["H200"]))
+    assert [y.dtype for y in found] == [FP32, BF16]
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="torch casts operands of norms on a GPU alone")
