@@ -46,10 +46,10 @@ def attention(
         window: (left, right), how many keys a query sees before and after its own; None for any number.
         scale: positive; None for 1/√D.
         softcap: scores become softcap · tanh(score / softcap).
-        return_lse: also return the logarithm of each query's sum of exponentials.
+        return_lse: also return the natural logarithm of each query's sum of exp(scale · score), after the soft-cap.
         deterministic: gradients have the same bits in every run, by 7 matrix products instead of 5. None: as
             `torch.use_deterministic_algorithms` says.
-        out: receives the output.
+        out: receives the output: its shape, dtype and device, any strides.
         config: a `Config` of the forward kernel instead of the chosen one. It has no effect where torch traces the
             call.
 

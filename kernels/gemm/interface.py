@@ -58,8 +58,8 @@ def gemm(
         epilogue: an `Epilogue`, a user's function and its operands, in place of an activation.
         tune: measure configurations first (`tune_gemm`), unless operands of this kind were measured before.
 
-    Returns (…, M, N), summed in fp32 and rounded once. Differentiable in a, b, bias, gate and residual. docs/kernels.md
-    has more on copies, precision, tuning and gradients.
+    Returns (…, M, N). Of 16-bit operands it is differentiable in a, b, bias, gate and residual. docs/kernels.md has
+    more on copies, precision, tuning and gradients.
 
     Raises TypeError or ValueError for what does not fit together, a scale that requires a gradient, or an `out` whose
     elements share memory; ArchitectureError on a GPU without TMA.

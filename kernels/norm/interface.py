@@ -35,24 +35,25 @@ def layer_norm(
     out_dtype: torch.dtype | None = None,
     seed: Tensor | None = None,
 ) -> Results:
-    """LayerNorm of z = dropout(rowscale · x) + dropout(x1) + residual over the last dimension (flash-attn's
-    `layer_norm_fn`).
+    """Normalise the rows of x, after an optional dropout and addition of a residual.
 
+    z = dropout(rowscale · x) + dropout(x1) + residual, as in flash-attn's `layer_norm_fn`, and
     y = (z - mean) / √(variance + eps) · weight + bias, with the biased variance. Statistics and sums are in fp32.
 
     Args:
-        x: (…, N) in bf16, fp16 or fp32, any strides, N from 1 to 65,536. One head of a tensor of heads is a row, too.
-        weight, bias: (N,), of any one of these dtypes.
-        residual, x1: added to x, of its shape; x1 with a dropout of its own.
+        x: (…, N) in bf16, fp16 or fp32, N from 1 to 65,536. Any strides: it is read without a copy if the last stride
+            is 1 and the leading dimensions merge into two.
+        weight, bias: (N,), of one of these dtypes, the same for all four parameters.
+        residual, x1: of the shape of x, each in any of these dtypes; x1 has a dropout of its own.
         weight1, bias1: (N,); with weight1 there is a second result y1 of the same z.
         dropout_p: the probability with which an element becomes 0; others are divided by 1 - dropout_p.
         rowscale: a number for each row of x, x.shape[:-1]; it has no gradient. Not with x1.
-        prenorm: return z, too. It is in the dtype of residual, without one in that of x, or in fp32 with
-            residual_in_fp32. y is the norm of z as rounded to this dtype.
-        zero_centered_weight: multiply by weight + 1.
-        return_dropout_mask: return the masks of x and x1, True where dropout keeps an element; None for one that there
-            is not.
-        out_dtype: of y and y1; that of x by default, and fp32 under `torch.autocast` on a GPU, as of torch's norms.
+        prenorm: return z, too, x itself if nothing changes x. It is in the dtype of residual, without one in that of x,
+            or in fp32 with residual_in_fp32. y is the norm of z as rounded to this dtype.
+        zero_centered_weight: multiply by weight + 1, and weight1 + 1.
+        return_dropout_mask: return the masks of x and x1, True where dropout keeps an element; None without x1, and
+            without dropout.
+        out_dtype: of y and y1; by default that of x, and fp32 under `torch.autocast` on a GPU.
         seed: int64 (2,), seed and offset of Philox for dropout. None: from torch's generator. The same numbers drop the
             same elements, and the backward computes the mask again.
 
@@ -60,7 +61,12 @@ def layer_norm(
 
     Gradients are deterministic: the same bits in every run.
 
-    Raises TypeError or ValueError for what it does not take.
+    Raises TypeError for other dtypes or a DTensor; ValueError for a shape or device that differs from that of x, for
+    dropout_p outside [0, 1), bias1 without weight1, x1 with rowscale, or a forward-mode tangent.
+
+    Example::
+
+        y, stream = layer_norm(x, weight, bias, residual=stream, prenorm=True)
     """
     given = dict(weight=weight, bias=bias, residual=residual, x1=x1, weight1=weight1, bias1=bias1, rowscale=rowscale)
     options = Options(eps, dropout_p, False, zero_centered_weight, residual_in_fp32, out_dtype)
@@ -86,7 +92,8 @@ def rms_norm(
     out_dtype: torch.dtype | None = None,
     seed: Tensor | None = None,
 ) -> Results:
-    """RMSNorm over the last dimension: y = z / √(mean of z² + eps) · weight + bias. All else is as of `layer_norm`."""
+    """RMSNorm over the last dimension: y = z / √(mean of z² + eps) · weight + bias. Arguments and results: see
+    `layer_norm`."""
     given = dict(weight=weight, bias=bias, residual=residual, x1=x1, weight1=weight1, bias1=bias1, rowscale=rowscale)
     options = Options(eps, dropout_p, True, zero_centered_weight, residual_in_fp32, out_dtype)
     return _norm(options, x, given, seed, prenorm, return_dropout_mask)

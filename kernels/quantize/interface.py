@@ -15,15 +15,15 @@ from tritonkittens.kernels.quantize.operators import ADVICE
 
 
 class Mxfp8(NamedTuple):
-    """A matrix in MXFP8: `values` in e4m3 or e5m2, and `scales` in e8m0 of blocks of 32 values of a line."""
+    """A matrix in MXFP8: `values` in e4m3 or e5m2, and `scales` in e8m0, one for 32 values along a row or column."""
 
     values: Tensor
     scales: Tensor
 
 
 class Nvfp4(NamedTuple):
-    """A matrix in NVFP4: `values` in e2m1, two in a byte, `scales` in e4m3 of blocks of 16 values of a line, and
-    `tensor_scale` in fp32, which multiplies all of them."""
+    """A matrix in NVFP4: `values` in e2m1, two in a byte, `scales` in e4m3, one for 16 values along a row or
+    column, and `tensor_scale` in fp32, which multiplies all of them."""
 
     values: Tensor
     scales: Tensor
@@ -49,18 +49,18 @@ def quantize_mxfp8(
     """Quantise to MXFP8: 8-bit values, and a power of two for each 32 of them (OCP Microscaling Formats 1.0).
 
     Args:
-        x: (…, M, K) in bf16, fp16 or fp32, any strides. The last block of a line may be shorter than 32.
+        x: (…, M, K) in bf16, fp16 or fp32, any strides. The last block of a row or column may be shorter than 32.
         dtype: of the values, e4m3 or e5m2.
         axes: "rows" for blocks along K, "cols" for blocks along M, "both" for both in one pass. Values of columns are
             transposed, (…, K, M), as a product along M reads them.
         scaling: "up" for the least scale with which no value saturates (as PTX `cvt.rp.satfinite.ue8m0x2` of the
             largest magnitude of a block / the largest value of `dtype`, TransformerEngine, torchao's RCEIL). "floor"
-            for OCP's, with which a value may.
-        layout: of the scales. "blocked" as tcgen05 and `torch._scaled_mm` read them, padded by zeros to 128 lines and 4
-            scales. "plain" for (…, M, ⌈K/32⌉).
+            for that of OCP, with which a value may saturate.
+        layout: of the scales. "blocked" as tcgen05 and `torch._scaled_mm` read them, padded by zeros to 128 rows and 4
+            scales. "plain" for (…, M, ⌈K/32⌉), of columns (…, K, ⌈M/32⌉).
 
-    Returns `Mxfp8(values, scales)`, for "both" a pair of them. Blocked scales are (…, ⌈M/128⌉, ⌈K/128⌉, 32, 16): scale
-    j of line i of 128 lines × 4 scales is at [i mod 32, 4 · (i div 32) + j]. A line is a row, or for "cols" a column.
+    Returns `Mxfp8(values, scales)`, for "both" a pair of them. Blocked scales are (…, ⌈M/128⌉, ⌈K/128⌉, 32, 16), of
+    columns (…, ⌈K/128⌉, ⌈M/128⌉, 32, 16): scale j of row (column) i of 128 is at [i mod 32, 4 · (i div 32) + j].
 
     Values are rounded to nearest even. A block of zeros has scale 2**-127. A block with an infinity has scale 2**127,
     and its infinities become the largest value. A block with NaN has scale NaN (0xFF) and NaN values. No gradient.
@@ -86,18 +86,18 @@ def quantize_nvfp4(
     """Quantise to NVFP4: e2m1 values, an e4m3 scale for each 16 of them, and one fp32 scale.
 
     Args:
-        x: (…, M, K) in bf16, fp16 or fp32, any strides; an even number of values in a line.
+        x: (…, M, K) in bf16, fp16 or fp32, any strides; K even, or for "cols" M.
         tensor_scale: fp32, one positive number on the device of x; None: `nvfp4_tensor_scale(x, axes=…, hadamard=…)`.
         axes, layout: as of `quantize_mxfp8`, with blocks of 16; plain scales are (…, M, ⌈K/16⌉), blocked ones
             (…, ⌈M/128⌉, ⌈K/64⌉, 32, 16).
         random_bits: int32 or uint32, (…, M, ⌈K/4⌉), for stochastic rounding: byte k mod 4 of word k div 4 of a row,
-            from the lowest, is r of element k. A magnitude between two values is rounded up if ⌊256 f⌋ + r ≥ 256, where
+            from the lowest, is u of element k. A magnitude between two values is rounded up if ⌊256 f⌋ + u ≥ 256, where
             f is its distance from the lower one in parts of that between them (as `cvt.rs.satfinite.e2m1x4`).
-        hadamard: 16 signs, ±1. Blocks of 16 along the quantised axis are multiplied by them, by the Hadamard matrix of
-            16 and by 1/4 first, in fp32.
+        hadamard: (16,) of ±1, integers or floats. Blocks of 16 along the quantised axis are multiplied by them, by the
+            Hadamard matrix of 16 and by 1/4 first, in fp32.
 
     Returns `Nvfp4(values, scales, tensor_scale)`, for "both" a pair of them. `values` have dtype float4_e2m1fn_x2, and
-    half the length of a line: the first number of a pair is in the low four bits.
+    half as many columns: the first number of a pair is in the low four bits.
 
     With r = 1 / tensor_scale, a block's scale s is (its largest magnitude) · (r / 6) in e4m3, saturating, and its
     values are x · (r / s) in e2m1, saturating, rounded to nearest even; each step is rounded to fp32. Where s is 0, so

@@ -105,9 +105,19 @@ class Kernel:
     def bind(self, grid: Grid, *args: Any, varying: tuple[int, ...] = (), **kwargs: Any) -> Callable[..., None]:
         """Return the launch with these numbers, constants and options as a function of its tensors alone.
 
-        A call gives the tensors in the order of the arguments, those of `tk.gl` as plain tensors. Only their addresses
-        are read: dtypes, and extents and strides in memory, must be those of the tensors here. Those of the tensors
-        whose number is in `varying` may differ. Saves host time where a launch repeats; see `Launcher.bind`.
+        Args:
+            grid, args, kwargs: as of a launch.
+            varying: indices, among the tensors of a call, of those whose extents and strides may differ from the ones
+                here. Their tensor maps are encoded at each call.
+
+        Returns:
+            A function of the tensors in the order of the arguments, a plain tensor for each `tk.gl`. It launches on the
+            current stream. It reads addresses only: other dtypes, extents or strides than here are not noticed.
+
+        Saves host time where a launch repeats; see `Launcher.bind`. Example::
+
+            run = kernel.bind(grid, tk.gl(x, tile), tk.gl(y), tile)
+            run(x, y)
         """
         runtime, constants, options = self._bind(args, kwargs)
         key = (constants, options)

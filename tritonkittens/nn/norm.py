@@ -66,8 +66,8 @@ class _Norm(nn.Module):
 class RMSNorm(_Norm, nn.RMSNorm):
     """y = x / √(mean of x² + eps) · weight, a `torch.nn.RMSNorm` with the same arguments and state_dict.
 
-    bf16, fp16 and fp32 on a GPU from sm_80 on (or in the simulator) run as one kernel each way,
-    `tritonkittens.kernels.norm.rms_norm`, which computes in fp32. Everything else (other dtypes, devices, tensor
+    bf16, fp16 and fp32 on a GPU from sm_80 on (or in the simulator) run on the kernels of
+    `tritonkittens.kernels.norm.rms_norm`, which compute in fp32. Everything else (other dtypes, devices, tensor
     subclasses, more than 65,536 numbers in a row) runs as torch's module. Under `torch.autocast` on a GPU the result is
     fp32, as of torch's.
 
