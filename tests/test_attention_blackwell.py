@@ -31,13 +31,13 @@ def check(q, k, v, out, lse, **given):
 
 CASES = [
     pytest.param(dict(queries=1, keys=1), {}, id="a query and a key"),
-    pytest.param(dict(queries=100, keys=70), {}, id="fewer keys than a block"),
-    pytest.param(dict(queries=256, keys=128), {}, id="one block"),
+    slow(dict(queries=100, keys=70), {}, id="fewer keys than a block"),
+    slow(dict(queries=256, keys=128), {}, id="one block"),
     pytest.param(dict(queries=130, keys=256, heads=5), {}, id="two blocks, several tasks a CTA"),
     pytest.param(dict(queries=300, keys=333, heads=4, kv_heads=2, batch=2), {}, id="groups"),
     pytest.param(dict(queries=300, keys=300, heads=2, kv_heads=1), dict(causal=True), id="causal"),
     pytest.param(dict(queries=300, keys=100), dict(causal=True), id="causal, queries without keys"),
-    pytest.param(dict(queries=70, keys=400), dict(causal=True), id="causal, more keys"),
+    slow(dict(queries=70, keys=400), dict(causal=True), id="causal, more keys"),
     pytest.param(dict(queries=300, keys=450), dict(window=(90, 20)), id="window"),
     pytest.param(dict(queries=140, keys=200, heads=2), dict(softcap=1.0, causal=True), id="soft-cap"),
     pytest.param(

@@ -37,7 +37,6 @@ QUICK = {
     "attention_dkdv_d64",
     "attention_dq_d64_causal",
     "attention_backward_d128_causal",
-    "attention_backward_d64_parts",
     "attention_decode_d64_3_at_once",
 }
 HOOKS = (

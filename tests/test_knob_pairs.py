@@ -177,7 +177,7 @@ def construct(*options):
     """A template with these options, and what they need."""
     base = tk.lcsf if "`lcsf`" in options else tk.lcf
     pipelined = {} if base is tk.lcsf else dict(compute_first=_of_state, compute_last=_of_state)
-    hooks = dict(setup=_of_task, load=_of_tiles, compute=_of_more, finish=_of_state, **pipelined)
+    hooks = dict(setup=_of_task, load=_of_tiles, start=_of_task, compute=_of_more, finish=_of_state, **pipelined)
     fields = dict(globals=dict(X=TILE), input=dict(X=TILE), accumulators=dict(sums=SUMS))
     knobs = {}
     for option in options:

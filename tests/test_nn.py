@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize, prune
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.util import DEVICE, relative_error
+from tests.util import DEVICE, crossed, relative_error
 from tritonkittens import sim
 from tritonkittens.kernels.gemm import call_plan, gemm
 from tritonkittens.launch import Launcher, native
@@ -233,8 +233,7 @@ def test_a_known_call_sees_what_changes(kernel_device, rng, change):
         assert out.dtype == ref.dtype and out.shape == ref.shape and relative_error(out, ref) < 8e-3
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("bias, activation", crossed([False, True], [None, "silu"]))
 def test_a_known_call_is_computed_like_the_first(kernel_device, rng, bias, activation):
     """Also of inputs that lie otherwise, of one row and of none, and of weights that TMA cannot address."""
     for width in (40, 37):

@@ -132,7 +132,7 @@ def test_starts(num_splits, rng):
     check(3, 4, 2, 3, 300, starts=[5, 297, 130], num_splits=num_splits)
 
 
-@pytest.mark.parametrize("cluster", [slow(2), 4, slow(8)])
+@pytest.mark.parametrize("cluster", [2, slow(4), slow(8)])
 def test_blocks_of_a_cluster_share_a_sequence(cluster, rng):
     """Some have no keys, one has the last block alone, and those behind a sequence hold what is no number."""
     with decode_split(DecodeSplit(1, cluster)):

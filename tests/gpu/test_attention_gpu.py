@@ -82,7 +82,7 @@ def test_several_tasks_a_block(dim, causal, rng):
 
 @pytest.mark.parametrize(
     "window",
-    [(0, 0), (70, 0), (0, 70), slow((200, 30)), (None, 5), (5, None), slow((1000, 1000)), (None, None)],
+    [(0, 0), (0, 70), (5, None), *map(slow, [(70, 0), (200, 30), (None, 5), (1000, 1000), (None, None)])],
     ids=str,
 )
 def test_window(window, rng):
@@ -102,7 +102,7 @@ def test_softcap(softcap, causal, rng):
 DIMS = [*((d, d) for d in (16, 32, 48, 80, 96, 112, 160, 192, 224, 256)), (192, 128), (64, 128), (128, 64), (64, 256)]
 
 
-QUICK_DIMS = [(16, 16, BF16), (112, 112, BF16), (256, 256, BF16), (192, 128, BF16), (64, 128, BF16), (128, 64, FP16)]
+QUICK_DIMS = [(16, 16, BF16), (112, 112, BF16), (256, 256, BF16), (128, 64, FP16)]
 
 
 @pytest.mark.parametrize("dim, value_dim, dtype", some_slow(in_types(DIMS, BF16, FP16), QUICK_DIMS))

@@ -29,7 +29,7 @@ from tests.streaming import (
     prefixes,
     reference,
 )
-from tests.util import DEVICE, multiprocessors, on_gpu_or_simulated, poison, slow, synchronize
+from tests.util import DEVICE, crossed, multiprocessors, on_gpu_or_simulated, poison, slow, synchronize
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -152,8 +152,7 @@ def test_stream(cls, knobs, placement, rng):
         assert torch.equal(again, first), f"run {repeat} differs"
 
 
-@pytest.mark.parametrize("cls", [Stream, PipelinedStream])
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("cls, length", crossed([Stream, PipelinedStream], LENGTHS))
 def test_tasks_of_one_length(cls, length, rng):
     """Among them blocks that never use a stage, and a ring that never gets past its first stage. Without debug mode the
     code is another."""
@@ -437,11 +436,11 @@ def test_more_blocks_than_the_device_holds(rng):
     "knobs",
     [
         dict(consumers=2, stages=2),
-        dict(consumers=1, stages=3, page_indices=16),
-        dict(consumers=1, stages=3, lagged_producer=True, page_indices=9),
+        slow(dict(consumers=1, stages=3, page_indices=16)),
+        slow(dict(consumers=1, stages=3, lagged_producer=True, page_indices=9)),
         dict(consumers=1, stages=3, lagged_producer=True, page_indices=16, broadcast_tile=True),
         dict(consumers=1, stages=2, schedule=tk.OnePerBlock(), page_indices=12, broadcast_tile=True),
-        dict(consumers=2, stages=2, schedule=tk.Dynamic(), page_indices=16),
+        slow(dict(consumers=2, stages=2, schedule=tk.Dynamic(), page_indices=16)),
         dict(consumers=1, cluster=2, stages=3, page_indices=5),
     ],
     ids=str,

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tests.util import explored, meta, poison, relative_error, slow
+from tests.util import crossed, explored, meta, poison, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.inspect import inspect
 from tritonkittens.inspect.cli import registry
@@ -181,9 +181,7 @@ def report(dtype=tk.bf16, rows=128, cols=64, depth=64, a="shared", b="shared", a
 KIND = {tk.bf16: "f16", tk.fp16: "f16", tk.fp8e4m3: "f8f6f4", tk.fp32: "tf32", tk.int8: "i8"}
 
 
-@pytest.mark.parametrize("a", ["shared", "registers"])
-@pytest.mark.parametrize("rows", [64, 128])
-@pytest.mark.parametrize("dtype", KIND, ids=str)
+@pytest.mark.parametrize("dtype, rows, a", crossed(list(KIND), [64, 128], ["shared", "registers"]), ids=str)
 def test_the_machine_code_has_tcgen05_alone(dtype, rows, a):
     compiled, found = report(dtype, rows, a=a)
     ptx = compiled.asm["ptx"]
