@@ -94,6 +94,72 @@ def test_a_plan_launches_again_for_other_sequences(rng):
         check(q, k, v, queries, keys, out, lse, causal=True)
 
 
+def gradients(q, k, v, queries, keys, grad, **given):
+    """(dQ, dK, dV) of the packed call."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = attention_varlen(*leaves, starts(queries), starts(keys), **given)
+    return torch.autograd.grad(out, leaves, grad)
+
+
+def check_gradients(q, k, v, queries, keys, grad, found, **given):
+    """Of every sequence against float64. Behind them, zeros."""
+    assert all((x[-BEHIND:] == 0).all() for x in found)
+    lengths = [list(n) for n in (queries, keys, keys, queries, queries, keys, keys)]
+    packed = [x[:-BEHIND].split(n) for x, n in zip((q, k, v, grad, *found), lengths, strict=True)]
+    for one_q, one_k, one_v, one_grad, *mine in zip(*packed, strict=True):
+        exact = [x.double().transpose(0, 1)[None].requires_grad_() for x in (one_q, one_k, one_v)]
+        wanted, _ = attention_torch(*exact, **given)
+        for x, g in zip(mine, torch.autograd.grad(wanted, exact, one_grad.double().transpose(0, 1)[None]), strict=True):
+            torch.testing.assert_close(x.double().transpose(0, 1), g[0], rtol=0.02, atol=0.05)
+
+
+GRADIENTS = [
+    pytest.param(QUERIES, KEYS, {}, {}, id="ragged"),
+    pytest.param(QUERIES, KEYS, {}, dict(causal=True), id="causal"),
+    pytest.param((300, 40), (350, 200), dict(heads=4, kv_heads=2), dict(window=(90, 20), scale=0.2), id="window"),
+    pytest.param((3, 0, 1, 2) * 9, (2, 1, 0, 2) * 9, dict(heads=1), dict(causal=True), id="more than a list's program"),
+    pytest.param((), (), {}, {}, id="no sequence"),
+    pytest.param((0, 0), (3, 0), {}, {}, id="no query in a sequence"),
+    pytest.param(
+        (140, 30), (200, 150), dict(dim=128, dtype=torch.float16), dict(causal=True), id="dimension 128, fp16"
+    ),
+    slow((140, 30), (130, 40), dict(dim=32, value_dim=80), dict(causal=True), id="dimensions 32 and 80"),
+]
+
+
+@pytest.mark.parametrize("queries, keys, shape, given", GRADIENTS)
+def test_gradients_are_those_of_float64(queries, keys, shape, given, rng):
+    q, k, v = operands(queries, keys, **shape)
+    grad = torch.randn(len(q), q.shape[1], v.shape[2]).to(q.dtype)
+    with sim.device(**BLACKWELL):
+        found = gradients(q, k, v, queries, keys, grad, **given)
+    check_gradients(q, k, v, queries, keys, grad, found, **given)
+
+
+def test_gradients_of_a_sequence_do_not_reach_another(rng):
+    lengths = (130, 100, 150)
+    q, k, v = operands(lengths, lengths)
+    grad = torch.randn_like(q)
+    for x in (q, k, v, grad):
+        x[130:230] = float("nan")
+    with sim.device(**BLACKWELL):
+        found = gradients(q, k, v, lengths, lengths, grad, causal=True)
+    for x in found:
+        assert x[130:230].isnan().all() and torch.isfinite(x[:130]).all() and torch.isfinite(x[230:]).all()
+
+
+@explored(2, 20)
+def test_every_schedule_gives_these_gradients(schedules, rng):
+    queries, keys = (140, 70), (200, 130)
+    q, k, v = operands(queries, keys)
+    grad, found = torch.randn_like(q), []
+    sim.explore(
+        lambda: found.append(gradients(q, k, v, queries, keys, grad, causal=True)), schedules=schedules, **BLACKWELL
+    )
+    for one in found:
+        check_gradients(q, k, v, queries, keys, grad, one, causal=True)
+
+
 @explored(3, 20)
 def test_every_schedule_gives_these_results(schedules, rng):
     queries, keys = (300, 70), (200, 300)
@@ -119,3 +185,17 @@ def test_the_chip_chooses_the_kernel(given):
         return [launch.name for launch in found]
 
     assert launched("B200") == ["list_tiles", "list_tiles", KERNEL] and KERNEL not in launched("H200")
+
+
+@pytest.mark.parametrize("given", [{}, dict(softcap=3.0), dict(deterministic=True)], ids=str)
+def test_the_chip_chooses_the_kernel_of_the_backward(given):
+    q, k, v = (x.requires_grad_() for x in operands(QUERIES, KEYS))
+
+    def launched(gpu):
+        def backward():
+            out = attention_varlen(q, k, v, starts(QUERIES), starts(KEYS), **given)
+            torch.autograd.grad(out, q, torch.empty_like(out))
+
+        return "attention_backward_tmem" in [launch.name for launch in recorded(backward, Device.of_gpu(GPUS[gpu]))]
+
+    assert launched("B200") == (not given) and not launched("H200")

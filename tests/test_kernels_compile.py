@@ -370,6 +370,24 @@ def test_contract_of_the_attention_backward_in_tensor_memory(dim, causal, arch):
     assert not {"LDL", "STL"} & {i.base for a in inner for block in a.blocks for i in control.blocks[block]}
 
 
+@pytest.mark.parametrize("dim, causal", some_slow([(64, False), (64, True), (128, False), (128, True)], [(64, True)]))
+def test_contract_of_the_packed_attention_backward_in_tensor_memory(dim, causal):
+    """As without packing, but for one more instruction that spills."""
+    x = torch.empty(4096, 16, dim, dtype=torch.bfloat16, device="cpu", requires_grad=True)
+    starts = torch.empty(9, dtype=torch.int32, device="cpu")
+
+    def backward():
+        out = attention.attention_varlen(x, x, x, starts, starts, causal=causal)
+        torch.autograd.grad(out, x, torch.empty_like(out))
+
+    launches = recorded(backward, Device.of_gpu(GPUS["B200"]))
+    (launch,) = (launch for launch in launches if launch.name == "attention_backward_tmem")
+    report = inspect(launch.compile("sm_100a"))
+    assert report.mma == {"UTCHMMA": 2 * (2 * dim // 16 + 1) + 3 * 128 // 16}
+    assert report.tensor_columns == 512 and report.shared_bytes <= CHIPS[100].shared_per_block
+    assert report.spill_instructions <= (17 if causal else 0)
+
+
 def test_what_is_streamed_leaves_l2_first():
     """B and the results carry a policy, A does not."""
     ptx = KERNELS["gemm_fp8_pingpong"]("sm_90a").asm["ptx"]

@@ -134,13 +134,15 @@ def bind(
 class BackwardArgs(NamedTuple):
     """The numbers of a backward.
 
-    `tiles`: tasks of a key head. `heads`: key heads of all batches. `group`: query heads of a key head. `gradient`: the
-    factor of dQ and dK. Others: see `numbers` of `QueryTiles`.
+    `tiles`: tasks of a key head. `heads`: key heads of all batches. `group`: query heads of a key head. `entries`: of
+    packed sequences, the list of `list_tiles`. `gradient`: the factor of dQ and dK. Others: see `numbers` of
+    `QueryTiles`.
     """
 
     tiles: int
     heads: int
     group: int
+    entries: torch.Tensor | None
     gradient: float
     scale: float
     left: int
@@ -149,12 +151,12 @@ class BackwardArgs(NamedTuple):
 
 def takes_backward(q: torch.Tensor, value_dim: int, scores: Scores) -> bool:
     """Whether `attention_backward_tmem` computes such a backward on the device of `q`."""
-    return max(q.shape[3], value_dim) <= 128 and scores.softcap is None and chip_of(_arch(q)).tcgen05
+    return max(q.shape[-1], value_dim) <= 128 and scores.softcap is None and chip_of(_arch(q)).tcgen05
 
 
 @functools.lru_cache
 def backward_kernel_of(
-    dtype: torch.dtype, dim: int, causal: bool, window: bool, cut: bool, fast_ex2: bool
+    dtype: torch.dtype, dim: int, causal: bool, window: bool, cut: bool, packed: bool, fast_ex2: bool
 ) -> BackwardTmem:
     """The constants of the backward kernel for a dtype, dimension of tiles, and features."""
     return BackwardTmem(
@@ -163,6 +165,7 @@ def backward_kernel_of(
         causal=causal,
         window=window,
         cut=cut,
+        packed=packed,
         order=tk.LongestFirst() if causal else tk.ColumnMajor(),
         fma_share=0.0 if fast_ex2 else 0.25,
     )
@@ -174,21 +177,32 @@ BACKWARD_TENSORS = dict(
 )
 
 
-def bind_backward(tensors: dict[str, torch.Tensor], scores: Scores) -> Callable[..., None]:
-    """The launch of the backward kernel for tensors like these, as a function of those named `BACKWARD_TENSORS`.
+def bind_backward(
+    tensors: dict[str, torch.Tensor], scores: Scores, longest: tuple[int, int] | None = None
+) -> Callable[..., None]:
+    """The launch of the backward kernel for tensors like these, as a function of those named `BACKWARD_TENSORS`, and
+    of `entries` where sequences are packed. Then Q, K, V and gradients are (H, total, …), and `longest` are queries and
+    keys of a sequence at most.
 
     Tiles are 64 or 128 wide, see `tile_dims`. Every task has a CTA. Causal tasks differ in length: longest first.
     """
     q, k, v = (tensors[name] for name in "QKV")
-    queries, keys = q.shape[2], k.shape[2]
-    causal, window, _ = scores.features(queries, keys)
-    dim, height = 64 if max(q.shape[3], v.shape[3]) <= 64 else 128, BackwardTmem.tile_m
-    constants = backward_kernel_of(q.dtype, dim, causal, window, keys % height != 0, _arch(q) >= FAST_EX2)
-    tiles, heads = -(-keys // height), k.shape[0] * k.shape[1]
-    args = BackwardArgs(tiles, heads, q.shape[1] // k.shape[1], scores.scale, **scores.numbers(window=True))
+    packed = longest is not None
+    causal, window, _ = scores.features(*(longest or (q.shape[2], k.shape[2])))
+    dim, height = 64 if max(q.shape[-1], v.shape[-1]) <= 64 else 128, BackwardTmem.tile_m
+    keys, kv_heads = k.shape[-2], k.shape[-3]
+    constants = backward_kernel_of(
+        q.dtype, dim, causal, window, packed or keys % height != 0, packed, _arch(q) >= FAST_EX2
+    )
+    entries = tensors["entries"] if packed else None
+    tiles, heads = -(-keys // height) if entries is None else len(entries), k.shape[:-2].numel()
+    args = BackwardArgs(tiles, heads, q.shape[-3] // kv_heads, entries, scores.scale, **scores.numbers(window=True))
     return attention_backward_tmem.bind(
         (tiles * heads,),
-        *(tk.gl(tensors[name], getattr(constants, tile)) for name, tile in BACKWARD_TENSORS.items()),
+        *(
+            tk.gl(tensors[name], getattr(constants, tile), ragged=packed and name not in ("LSE_log2", "dPsum"))
+            for name, tile in BACKWARD_TENSORS.items()
+        ),
         args,
         constants,
         maxnreg=LAUNCH_REGISTERS,

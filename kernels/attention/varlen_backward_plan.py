@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import allocator, power_of_two, remember, signature
+from tritonkittens.kernels.attention import tmem_plan
 from tritonkittens.kernels.attention.backward_plan import (
     BackwardPlan,
     FusedOf,
@@ -34,6 +36,7 @@ from tritonkittens.kernels.attention.config import (
 )
 from tritonkittens.kernels.attention.cost_model import BackwardShape, single_pass, two_passes
 from tritonkittens.kernels.attention.device.backward import PARTS, ROWS
+from tritonkittens.kernels.attention.device.backward_tmem import BackwardTmem
 from tritonkittens.kernels.attention.device.fused_backward import AttentionBackward
 from tritonkittens.kernels.attention.device.varlen import VarlenBackward, varlen_postprocess, varlen_preprocess
 from tritonkittens.kernels.attention.varlen_plan import Listing, tiles_apart
@@ -84,19 +87,19 @@ def run_varlen_backward(operands: Operands, longest: tuple[int, int], scores: Sc
     key = (signature(q, k, v, out, grad, starts_q, starts_k), grad_lse is None, features, scores, deterministic)
     run = _plans.get(key)
     if run is None:
-        run = remember(_plans, key, _plan(operands, features, scores, deterministic))
+        run = remember(_plans, key, _plan(operands, longest, scores, deterministic))
     return run(*operands)
 
 
-def _plan(
-    operands: Operands, features: tuple[bool, bool, bool], scores: Scores, deterministic: bool
-) -> VarlenBackwardPlan:
-    """The plan of calls with operands like these. `features`: see `Scores.features`."""
-    q, v = operands.q, operands.v
+def _plan(operands: Operands, longest: tuple[int, int], scores: Scores, deterministic: bool) -> VarlenBackwardPlan:
+    """The plan of calls with operands like these."""
+    q, v, features = operands.q, operands.v, scores.features(*longest)
     if operands.out.numel() == 0 or v.shape[0] == 0:
         return VarlenBackwardPlan(operands)
     numbers = {**scores.numbers(features[1]), "gradient": scores.scale}
     kind = BackwardKind(tk.from_torch(q.dtype), q.shape[2], v.shape[2], *features)
+    if not deterministic and tmem_plan.takes_backward(q, v.shape[2], scores):
+        return VarlenTmemPlan(operands, scores, longest)
     factor = 0.0 if deterministic else summand_factor(numbers)
     if factor and has_single_pass(kind.head_dim, kind.value_dim):
         return VarlenSinglePassPlan(
@@ -152,12 +155,12 @@ def heads_first(tensors: Tensors, *names: str) -> Tensors:
     return tensors | {name: tensors[name].transpose(0, 1) for name in names}
 
 
-def preprocess_step(tensors: Tensors, block: int, factor: float = 0.0) -> Step:
-    """LSE_log2 and dPsum, see `varlen_preprocess`.
+def preprocess_step(tensors: Tensors, block: int, factor: float = 0.0, addends: int = 0) -> Step:
+    """LSE_log2 and dPsum, see `varlen_preprocess`, which has so many `addends`.
 
-    `block`: queries of a block of them. `factor`: see `summand_factor`, for the single pass; 0 for two passes.
+    `block`: queries of a block of them. `factor`: see `summand_factor`.
     """
-    o, do, LSE_log2 = tensors["O"], tensors["dO"], tensors["LSE_log2"]
+    o, do, dPsum = tensors["O"], tensors["dO"], tensors["dPsum"]
     queries, heads, value_dim = o.shape
     return plain_step(
         varlen_preprocess,
@@ -166,14 +169,14 @@ def preprocess_step(tensors: Tensors, block: int, factor: float = 0.0) -> Step:
         ("O", "dO", "L", "dL", "of_rows", "LSE_log2", "dPsum"),
         *o.stride()[:2],
         *do.stride()[:2],
-        *strides_of_tiles(LSE_log2)[1:],
+        *strides_of_tiles(dPsum)[1:],
         queries,
         factor,
         value_dim,
         power_of_two(value_dim),
         tensors["dL"] is not tensors["L"],
         block // ROWS,
-        factor != 0,
+        addends,
     )
 
 
@@ -231,7 +234,7 @@ class VarlenSinglePassPlan(VarlenBackwardPlan):
         seen = heads_first(tensors, "Q", "K", "V", "dO", "dQ", *(() if parts > 1 else ("dK", "dV")))
         self.steps = [
             *listings,
-            preprocess_step(tensors, block, factor),
+            preprocess_step(tensors, block, factor, addends=2),
             template_step(fused, seen, numbers),
             postprocess_step(tensors, fused, "dQ_accum", "dQ", scale, blocks),
         ]
@@ -246,6 +249,39 @@ class VarlenSinglePassPlan(VarlenBackwardPlan):
         tensors.update(dQ_accum=self.new_dq_accum(), words=self.new_words().zero_(), LSE_log2=LSE_log2, dPsum=dPsum)
         if self.new_parts is not None:
             tensors["dK"], tensors["dV"] = self.new_parts().zero_().unbind()
+
+
+class VarlenTmemPlan(VarlenBackwardPlan):
+    """One kernel for dQ, dK and dV, on chips with tensor memory."""
+
+    def __init__(self, operands: Operands, scores: Scores, longest: tuple[int, int]):
+        super().__init__(operands)
+        q, k, starts = operands.q, operands.k, (operands.starts_q, operands.starts_k)
+        (queries, heads, dim), keys, block = q.shape, k.shape[0], BackwardTmem.tile_n
+        groups = tiles_apart(queries, self.sequences, block) * (block // ROWS)
+        self.new_dq_accum = allocator((heads, queries, dim), torch.float32, q.device)
+        self.new_lse = allocator((1, heads, groups * ROWS), torch.float32, q.device)
+        self.new_dpsum = allocator((1, heads, groups, PARTS.value, ROWS), torch.bfloat16, q.device)
+        listings = [
+            listing_step("of_rows", Listing(*starts, queries, keys, False, ROWS, block)),
+            listing_step("entries", Listing(*starts, queries, keys, True, BackwardTmem.tile_m, block)),
+        ]
+        tensors, moved = self.tensors(*operands), ("Q", "K", "V", "dO", "dK", "dV")
+        for step in listings:
+            step(tensors)
+        named = itemgetter(*tmem_plan.BACKWARD_TENSORS, "entries")
+        launch = tmem_plan.bind_backward(heads_first(tensors, *moved), scores, longest)
+        self.steps = [
+            *listings,
+            preprocess_step(tensors, block, addends=1),
+            lambda tensors: launch(*named(tensors)),
+            lambda tensors: tensors["dQ"].copy_(tensors["dQ_accum"].transpose(0, 1)),
+        ]
+
+    def make(self, tensors: Tensors) -> None:
+        # row values after the last tile of a sequence are read, too: not a number there would reach all sums
+        found = dict(dQ_accum=self.new_dq_accum(), LSE_log2=self.new_lse(), dPsum=self.new_dpsum())
+        tensors.update({name: tensor.zero_() for name, tensor in found.items()})
 
 
 class VarlenTwoPassPlan(VarlenBackwardPlan):

@@ -27,6 +27,7 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.device.backward import PARTS, STEP
 from tritonkittens.kernels.attention.device.forward_tmem import ROWS, arrive
 from tritonkittens.kernels.attention.device.masks import hidden_from, queries_of
+from tritonkittens.kernels.attention.device.varlen import entry
 
 HALVES = tl.constexpr(2)  # compute roles
 COLS = tl.constexpr(64)  # queries of a block that a compute role has
@@ -43,6 +44,7 @@ class BackwardTmem(tk.Knob):
         head_dim: columns of the tiles of Q, K, V and O, 64 or 128. TMA fills the rest with zeros.
         causal, window: see `masks`.
         cut: whether the last tile of keys may be partial.
+        packed: whether sequences of different lengths follow each other along the rows, with tasks of `list_tiles`.
         order: raster order of the tasks.
         fma_share: of the exponentials that the FMA units compute; see `tk.exp2`.
     """
@@ -52,6 +54,7 @@ class BackwardTmem(tk.Knob):
     causal: bool = False
     window: bool = False
     cut: bool = True
+    packed: bool = False
     order: tk.Order = tk.ColumnMajor()
     fma_share: float = 0.25
 
@@ -112,19 +115,33 @@ class BackwardTmem(tk.Knob):
 def task_of(Q, K, args, C: tl.constexpr):
     """This CTA's task: a tile of keys, and the blocks of queries that see them.
 
-    It has at least one block. Keys that no query sees have one that is all masked.
+    `batch` and `kv_batch` are the first coordinates of queries and keys: a number, or the sequence. `numbers` is that
+    of row values, whose block number `first` is that of the first query. A task has at least one block of queries. Keys
+    that no query sees have one that is all masked. Packed tasks after the last tile have no key.
     """
-    row, batch_head = tk.tile_at(C.order, tk.block_index(), args.tiles, args.heads)
-    row = args.tiles - 1 - row  # most queries see the first keys: longest first
-    batch, kv_head = tk.unravel(batch_head, tk.extent(K, 1))
-    queries, keys, first = tk.extent(Q, 2), tk.extent(K, 2), row * ROWS
-    shift = keys - queries
+    if C.packed:
+        slot, kv_head = tk.unravel(tk.block_index(), args.heads)
+        row, batch, kv_batch, first_block, _ = entry(args.entries, slot, True)
+        row, numbers, queries, keys = tl.maximum(row, 0), 0, batch.rows, kv_batch.rows
+    else:
+        row, batch_head = tk.tile_at(C.order, tk.block_index(), args.tiles, args.heads)
+        row = args.tiles - 1 - row  # most queries see the first keys: longest first
+        batch, kv_head = tk.unravel(batch_head, tk.extent(K, 1))
+        batch = tk.pin(batch)
+        kv_batch, numbers, first_block, queries, keys = batch, batch, 0, tk.extent(Q, 2), tk.extent(K, 2)
+    first, shift = row * ROWS, keys - queries
     begin, end = queries_of(tk.struct(config=C, args=args), first, first + ROWS, shift, queries)
+    if C.packed:  # the row values behind are those of another sequence
+        begin = tl.minimum(begin, tl.maximum(tk.ceil_div(queries, C.tile_n) - 1, 0))
     # pinned: otherwise every role computes them
     return tk.struct(
         config=C,
         args=args,
-        batch=tk.pin(batch),
+        batch=batch,
+        kv_batch=kv_batch,
+        numbers=numbers,
+        first=first_block,
+        queries=queries,
         kv_head=tk.pin(kv_head),
         head=tk.pin(kv_head * args.group),
         row=tk.pin(row),
@@ -140,7 +157,7 @@ def load(memory, task, Q, dO, K, V, LSE_log2, dPsum):
     """Load K and V of the task, and Q, dO and their row values block by block."""
     GROUPS: tl.constexpr = tk.shape(memory.dpsum[0], 1) // GROUP
     q_stage, do_stage = tk.pipeline_state(memory.q_pipe), tk.pipeline_state(memory.do_pipe)
-    keys = (task.batch, task.kv_head, task.row, 0)
+    keys = (task.kv_batch, task.kv_head, task.row, 0)
     tk.expect(memory.k_full, memory.k[0])
     tk.load_async(memory.k[0], K, keys, memory.k_full)
     tk.expect(memory.v_full, memory.v[0])
@@ -151,7 +168,7 @@ def load(memory, task, Q, dO, K, V, LSE_log2, dPsum):
             tk.producer_acquire(memory.q_pipe, q_stage)
             tk.producer_commit(memory.q_pipe, q_stage, (q, lse))
             tk.load_async(q, Q, (task.batch, head, block, 0), full)
-            tk.load_async(lse, LSE_log2, (task.batch, head, block), full)
+            tk.load_async(lse, LSE_log2, (task.numbers, head, task.first + block), full)
             do, dpsum, full = (
                 memory.do[do_stage.index],
                 memory.dpsum[do_stage.index],
@@ -162,7 +179,7 @@ def load(memory, task, Q, dO, K, V, LSE_log2, dPsum):
             tk.load_async(do, dO, (task.batch, head, block, 0), full)
             for i in tl.static_range(GROUPS):
                 part = tk.subtile(dpsum, STEP, GROUP, 0, i)
-                tk.load_async(part, dPsum, (task.batch, head, block * GROUPS + i, 0, 0), full)
+                tk.load_async(part, dPsum, (task.numbers, head, (task.first + block) * GROUPS + i, 0, 0), full)
             q_stage, do_stage = tk.advance(q_stage), tk.advance(do_stage)
 
 
@@ -292,10 +309,13 @@ def write(Out, staged, sums, task, factor):
     """Write `factor` times the gradient of a tile of keys, by way of the shared memory of the operand."""
     parts = tk.split_cols(sums, PART)
     for j in tl.static_range(len(parts)):
-        tk.store(tk.subtile(staged, ROWS, PART, 0, j), tk.load(parts[j]) * factor)
+        x = tk.load(parts[j]) * factor
+        if task.config.packed:  # rows after the last sequence may hold NaN, and have no query
+            x = tk.where(task.queries > 0, x, 0.0)
+        tk.store(tk.subtile(staged, ROWS, PART, 0, j), x)
     tk.fence_async()
     tk.sync()
-    tk.store_async(Out, staged, (task.batch, task.kv_head, task.row, 0))
+    tk.store_async(Out, staged, (task.kv_batch, task.kv_head, task.row, 0))
     tk.store_read_wait(0)
 
 

@@ -15,6 +15,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.attention.device.backward import (
+    PARTS,
     AttentionBackwardKeys,
     AttentionBackwardQueries,
     lse_and_dpsum,
@@ -128,9 +129,9 @@ def varlen_preprocess(
     """`preprocess` of sequences of different lengths. Grid: entries of the list of tiles of 64 queries, heads.
 
     O, dO: (total, H, DIM) with these strides, the last 1. L, dL: (H, total) fp32, contiguous. LSE_log2, dPsum: (1, H,
-    tiles · 64) fp32, or with ADDENDS (1, H, tiles, PARTS, 64) bf16 as `preprocess` writes them, each sequence in whole
-    blocks of TILES tiles, with zeros after its end. `launch_pdl`: it starts early and waits, and the next kernel does
-    so, too.
+    tiles · 64) fp32, or with 2 ADDENDS (1, H, tiles, PARTS, 64) bf16 as `preprocess` writes them, each sequence in
+    whole blocks of TILES tiles, with zeros after its end. With 1, dPsum alone is, and LSE_log2 is −L in fp32; nothing
+    is written after a sequence's last tile. `launch_pdl`: it starts early and waits, and the next kernel does so, too.
     """
     tk.dependency_wait()
     tk.dependents_launch()
@@ -152,7 +153,10 @@ def varlen_preprocess(
             HAS_DL,
         )
         place = head * n_head + (block * TILES + tile).to(tl.int64) * n_tile
-        if ADDENDS:
+        if ADDENDS == 1:
+            tl.store(LSE_log2 + place // PARTS + tl.arange(0, 64), -lse_log2)
+            store_addends(dPsum + place, n_part, -dpsum)
+        elif ADDENDS:
             store_addends(LSE_log2 + place, n_part, -lse_log2 * factor)
             store_addends(dPsum + place, n_part, -dpsum)
             if (tile + 1) * 64 >= rows.rows:
