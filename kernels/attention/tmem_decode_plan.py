@@ -14,14 +14,13 @@ from tritonkittens.arch import KIB, chip_of
 from tritonkittens.kernels._tensors import power_of_two
 from tritonkittens.kernels.attention.device.decode_tmem import KEYS, SLOTS, DecodeTmem, attention_decode_tmem
 from tritonkittens.kernels.attention.num_splits import DecodeKind, Ring, Rings
-from tritonkittens.kernels.attention.tmem_plan import tile_dims
+from tritonkittens.kernels.attention.tmem_plan import LAUNCH_REGISTERS, tile_dims
 from tritonkittens.launch import capability
 
 DIMS = 192, 128  # the largest head_dim and value_dim
 FEWEST, MOST = 16, 32  # rows of a tile of queries: of an MMA; that fit into registers
 SPARE = 2 * KIB  # bytes of shared memory for barriers, numbers of tasks, and the compiler
 ORDER = ("Q", "K", "V", "O", "L", "pages", "lengths", "starts")  # of the kernel's tensors
-LAUNCH_REGISTERS = 128  # of a thread, before they move between roles
 
 
 class Args(NamedTuple):

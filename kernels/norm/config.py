@@ -63,6 +63,7 @@ def _tiles(width: int, warps: tuple[int, int], numbers: int, most: int) -> Tiles
 
 
 def forward_tiles(width: int) -> Tiles:
+    """Return the tiles of the forward, 32 numbers a thread."""
     return _tiles(width, (4, 32), 32, 32768)
 
 

@@ -72,7 +72,10 @@ def test_gemm_of_random_shapes(dtype, transposed, rng):
 
 @pytest.mark.parametrize(
     "shape, transposed",
-    crossed(on_gpu_or_simulated([(4096, 4096, 1024), (1536, 3000, 8192)], [(640, 1100, 96), (200, 300, 1024)]), [0, 1]),
+    crossed(
+        on_gpu_or_simulated([(4096, 4096, 1024), (1536, 3000, 8192)], [(640, 1100, 96), (200, 300, 1024)]),
+        [False, True],
+    ),
     ids=str,
 )
 def test_gemm_of_many_tasks_a_block(shape, transposed, rng):

@@ -153,17 +153,17 @@ def varlen_preprocess(
             HAS_DL,
         )
         place = head * n_head + (block * TILES + tile).to(tl.int64) * n_tile
-        if ADDENDS == 1:
-            tl.store(LSE_log2 + place // PARTS + tl.arange(0, 64), -lse_log2)
+        if ADDENDS:
             store_addends(dPsum + place, n_part, -dpsum)
-        elif ADDENDS:
-            store_addends(LSE_log2 + place, n_part, -lse_log2 * factor)
-            store_addends(dPsum + place, n_part, -dpsum)
-            if (tile + 1) * 64 >= rows.rows:
-                for _ in range(tile % TILES + 1, TILES):
-                    place += n_tile
-                    store_addends(LSE_log2 + place, n_part, tl.zeros_like(lse_log2))
-                    store_addends(dPsum + place, n_part, tl.zeros_like(dpsum))
+            if ADDENDS == 1:
+                tl.store(LSE_log2 + place // PARTS + tl.arange(0, 64), -lse_log2)
+            else:
+                store_addends(LSE_log2 + place, n_part, -lse_log2 * factor)
+                if (tile + 1) * 64 >= rows.rows:
+                    for _ in range(tile % TILES + 1, TILES):
+                        place += n_tile
+                        store_addends(LSE_log2 + place, n_part, tl.zeros_like(lse_log2))
+                        store_addends(dPsum + place, n_part, tl.zeros_like(dpsum))
         else:
             query = tl.arange(0, 64)
             tl.store(dPsum + place + query, dpsum)

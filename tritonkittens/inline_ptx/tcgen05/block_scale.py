@@ -18,7 +18,7 @@ from .._formats import decode
 from .._meaning import Instruction, Machine, PtxFault, Register, from_bytes, lanes, meaning
 from .._products import accumulator_values, multiply_add
 from .._traced import Semantic, Traced
-from .descriptors import decode_descriptor
+from .descriptors import checked_fields, decode_descriptor
 from .issue import Read, Write, cta_group, ctas_of, issue
 from .products import LANES, OTHER_SHARED, OTHER_TENSOR, cells, of_pair
 
@@ -97,13 +97,7 @@ def decode_scaled_instruction(descriptor: int, kind: str, ctas: int = 1) -> dict
         scale_id=descriptor >> 29 & 3,
         b_scale_id=descriptor >> 4 & 3,
     )
-    try:
-        again = scaled_instruction_descriptor(**fields, ctas=ctas)
-    except ValueError as error:
-        raise PtxFault(str(error)) from None
-    if again != descriptor:
-        raise PtxFault(f"instruction descriptor {descriptor:#x}: bits {descriptor ^ again:#x} belong to no field")
-    return fields
+    return checked_fields(descriptor, fields, scaled_instruction_descriptor, ctas)
 
 
 @builtin

@@ -1,6 +1,7 @@
 """The descriptors of an MMA, encoded and decoded: the instruction's (PTX ISA 9.7.16.4.2) and those of operands in
 shared memory (9.7.16.4.1)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -153,13 +154,17 @@ def decode_instruction(descriptor: int, kind: str, ctas: int = 1) -> dict[str, A
         negate_b=bool(descriptor >> 14 & 1),
         saturate=bool(descriptor >> 3 & 1),
     )
+    return checked_fields(descriptor, fields, instruction_descriptor, ctas, " of a dense product")
+
+
+def checked_fields(
+    descriptor: int, fields: dict[str, Any], encode: Callable[..., int], ctas: int, of: str = ""
+) -> dict[str, Any]:
+    """The fields of an instruction descriptor. Errors: PtxFault where `encode` makes other bits of them."""
     try:
-        again = instruction_descriptor(**fields, ctas=ctas)
+        again = encode(**fields, ctas=ctas)
     except ValueError as error:
         raise PtxFault(str(error)) from None
     if again != descriptor:
-        raise PtxFault(
-            f"instruction descriptor {descriptor:#x}: bits {descriptor ^ again:#x} belong to no field of a dense "
-            "product"
-        )
+        raise PtxFault(f"instruction descriptor {descriptor:#x}: bits {descriptor ^ again:#x} belong to no field{of}")
     return fields

@@ -77,7 +77,7 @@ def sum_dtype(a: Traced, acc: Traced) -> tl.dtype:
 
 def check_places(name: str, a: Traced, b: Traced, acc: Traced, transposed: tuple[bool, bool]) -> None:
     """Check the memory of the operands and of the accumulator."""
-    if isinstance(b, tensor_tile):
+    if isinstance(b, tensor_tile) or (isinstance(acc, tensor_tile) and not isinstance(b, shared)):
         raise TileError(f"{name}: B is {describe(b)}; tcgen05 reads B from shared memory: store it to an st first")
     if acc is not None and not isinstance(acc, (tensor_tile, pending, composite, tl.tensor)):
         what = f"{acc.spec!r} in shared memory" if isinstance(acc, shared) else repr(acc)

@@ -38,8 +38,6 @@ def multiply(t: Trace, product: Product, wait: bool, arrived: tuple[semaphore, .
             f"{name}: the accumulator {acc.spec!r} has a piece of {widest} columns; tcgen05 multiplies at most "
             f"{COLUMNS} at a time: use more accumulators, of fewer columns"
         )
-    if not isinstance(b, shared):
-        raise TileError(f"{name}: B is {describe(b)}; tcgen05 reads B from shared memory: store it to an st first")
     if not isinstance(a, (shared, tensor_tile)):
         raise TileError(f"{name}: A is {describe(a)}; tcgen05 reads A from shared or tensor memory: store it first")
     if a.dtype == tl.int8:
