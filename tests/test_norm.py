@@ -13,6 +13,7 @@ from tests.util import DEVICE, Seen, explored, meta, refused, relative_error, sl
 from tritonkittens import sim
 from tritonkittens.arch import GPUS, chip_of
 from tritonkittens.inspect import _sass, _tools
+from tritonkittens.kernels._rows import Rows
 from tritonkittens.kernels.norm import (
     backward_operator,
     call_plan,
@@ -23,7 +24,6 @@ from tritonkittens.kernels.norm import (
     norm_torch,
     rms_norm,
 )
-from tritonkittens.kernels.norm.call_plan import Rows
 from tritonkittens.kernels.norm.config import Tiles, backward_tiles, forward_tiles, programs_of, stages_of
 from tritonkittens.kernels.norm.inspection import inspectable
 from tritonkittens.launch import Device

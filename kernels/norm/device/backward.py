@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.norm.device.rows import dropout, load, load_vector, store, tile
+from tritonkittens.kernels._row_tiles import load, load_vector, store, tile
+from tritonkittens.kernels.norm.device.dropout import dropout
 from tritonkittens.launch import plain_kernel
 
 
