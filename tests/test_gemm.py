@@ -449,7 +449,7 @@ def calls(draw):
     return given
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(calls())
 def test_candidates_fit_and_cost_something(call):
     """In shared memory as the template places them, with the stages that they need; and the model can tell their

@@ -15,7 +15,9 @@ FILES = sorted((pathlib.Path(__file__).parent / "interpreted").glob("test_*.py")
 
 
 @pytest.mark.parametrize("cases", ["not slow", slow("slow")])
-@pytest.mark.parametrize("file", FILES, ids=[f.stem for f in FILES])
+@pytest.mark.parametrize(
+    "file", [slow(f, id=f.stem) if "quantize" in f.stem else f for f in FILES], ids=lambda f: f.stem
+)
 def test_interpreted(file, cases):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     environment.pop("PYTEST_ADDOPTS", None)

@@ -350,7 +350,7 @@ def test_runs_are_bitwise_equal(rng):
 
 
 @pytest.mark.parametrize(
-    "scores", [(None, None, 0.125, None, LIMIT, 0, False), (100, 130, 0.2, 3.0, 40, 5, True)], ids=str
+    "scores", [(None, None, 0.125, None, LIMIT, 0, False), slow((100, 130, 0.2, 3.0, 40, 5, True))], ids=str
 )
 def test_opcheck(scores, rng):
     q, k, v = (x.nan_to_num().requires_grad_() for x in operands((70, 20), (90, 30)))
@@ -440,7 +440,7 @@ def test_memory_of_gradients(heads, kv_heads, dim):
     assert requested <= allowed + 2**16
 
 
-@pytest.mark.parametrize("parts, dim", [(1, 64), (2, 64), slow(2, 80), slow(4, 160)])
+@pytest.mark.parametrize("parts, dim", [(1, 64), slow(2, 64), slow(2, 80), slow(4, 160)])
 def test_gradients_of_parts_of_groups(parts, dim, rng, monkeypatch):
     monkeypatch.setattr(varlen_backward_plan, "parts_of_group", lambda *_: parts)
     check((70, 130), (70, 150), heads=4, kv_heads=1, dim=dim, causal=True)
