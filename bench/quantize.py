@@ -85,7 +85,9 @@ def ours(kind: str, given: dict[str, Any], x: torch.Tensor, bytes_moved: float) 
 def copy_of(bytes_moved: float) -> Callable[[], Any]:
     """A copy that reads half of the bytes and writes the other half."""
     count = copies(bytes_moved)
-    pairs = [torch.randint(256, (2, int(bytes_moved) // 32 * 16), dtype=torch.uint8, device="cuda") for _ in range(count)]
+    pairs = [
+        torch.randint(256, (2, int(bytes_moved) // 32 * 16), dtype=torch.uint8, device="cuda") for _ in range(count)
+    ]
     return in_turn(lambda i: pairs[i][1].copy_(pairs[i][0]), count)
 
 

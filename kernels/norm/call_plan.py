@@ -8,14 +8,15 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from tritonkittens.arch import chip_of
 from tritonkittens.kernels._rows import Rows
 from tritonkittens.kernels._tensors import allocator, remember, signature
 from tritonkittens.kernels.norm.checks import check_operands, check_reachable
 from tritonkittens.kernels.norm.config import (
-    FORWARD_REGISTERS,
-    REGISTERS,
     Parts,
+    backward_registers,
     backward_tiles,
+    forward_registers,
     forward_tiles,
     programs_of,
     stages_of,
@@ -24,7 +25,7 @@ from tritonkittens.kernels.norm.device.backward import dropout_mask, norm_backwa
 from tritonkittens.kernels.norm.device.forward import norm_forward
 from tritonkittens.launch import device_facts
 
-SUM_PARTS, SUM_COLS = 32, 64  # partial sums that a program adds up at once, and its columns
+SUM_PARTS, SUM_COLS = 256, 16  # partial sums that a program adds up at once, and its columns
 MASK = (4, 256)  # rows and columns of the mask that a program computes
 Allocate: TypeAlias = Callable[[], Tensor | None]
 PARAMS = ("weight", "bias", "weight1", "bias1")
@@ -123,10 +124,10 @@ class Forward:
     def _bind(self, tensors: list[Tensor]) -> Callable[..., None]:
         rows, tiles = self.rows, self.tiles
         grid = (-(-rows.count // tiles.rows), 1, 1)
-        registers = {} if self.parts.dropout else {"maxnreg": FORWARD_REGISTERS}
+        registers = {} if self.parts.dropout else {"maxnreg": forward_registers(tiles)}
         return norm_forward.with_options(num_warps=tiles.warps, **registers).bind(
             grid, *tensors, rows.size, rows.inner, rows.at, self.options.eps, self.options.dropout_p,
-            self.parts, *tiles[:3], rows.unit,
+            self.parts, *tiles[:4], rows.unit,
         )  # fmt: skip
 
 
@@ -207,6 +208,7 @@ class Backward:
         facts = device_facts(z.device)
         read = sum(t.element_size() for t in given[:4] if t is not None)
         self.stages = stages_of(self.tiles, read, facts)
+        self.early = chip_of(facts.capability).tma
         self.programs = programs_of(self.tiles, self.rows.count, facts.multiprocessors)
         self.results = [allocator(tuple(z.shape), dtype, z.device) if dtype else lambda: None for dtype in dtypes]
         shape = (self.sums, self.rows.width)
@@ -239,17 +241,19 @@ class Backward:
         """Return the launches of the three kernels as functions of their tensors; None for one that is not needed."""
         rows, tiles, numbers = self.rows, self.tiles, (self.rows.size, self.rows.inner, self.rows.at)
         project = norm_projections.with_options(num_warps=tiles.warps)
-        differentiate = norm_backward.with_options(num_warps=tiles.warps, maxnreg=REGISTERS)
-        width, parts = rows.width, (SUM_PARTS, SUM_COLS)
+        differentiate = norm_backward.with_options(num_warps=tiles.warps, maxnreg=backward_registers(tiles))
+        width, early = rows.width, self.sums > 0 and self.early
+        total = sum_partials.with_options(launch_pdl=True) if early else sum_partials
         return [
-            project.bind((rows.count, 1, 1), *projected, *numbers, self.parts, *tiles[1:3], rows.unit)
+            project.bind((rows.count, 1, 1), *projected, *numbers, self.parts, tiles.cols, tiles.parts * tiles.chunks,
+                         rows.unit)
             if tiles.chunks > 1
             else None,
             differentiate.bind(
-                (self.programs, tiles.chunks, 1), *differentiated, *numbers, self.p, self.parts, *tiles[:3], rows.unit,
-                self.stages,
+                (self.programs, tiles.chunks, 1), *differentiated, *numbers, self.p, self.parts, *tiles[:4], rows.unit,
+                self.stages, early,
             ),
-            sum_partials.bind((-(-width // SUM_COLS), self.sums, 1), *summed, self.programs, width, *parts)
+            total.bind((-(-width // SUM_COLS), self.sums, 1), *summed, self.programs, width, SUM_PARTS, SUM_COLS, early)
             if self.sums
             else None,
         ]  # fmt: skip

@@ -18,20 +18,20 @@ from tritonkittens.launch import plain_kernel
 
 
 @triton.jit
-def _weights(W, first, n, COLS: tl.constexpr, CENTRE: tl.constexpr):
-    return load_vector(W, first + tl.arange(0, COLS), n)[None, :] + CENTRE
+def _weighted(dy, W, t, CENTRE: tl.constexpr, HAS: tl.constexpr):
+    return dy * (load_vector(W, t.col, t.n)[None, :] + CENTRE) if HAS else dy
 
 
 @triton.jit
-def _scaled(DY, DY1, Z, w, w1, MEAN, RSTD, at, t, HAS: tl.constexpr):
+def _scaled(DY, DY1, Z, W, W1, MEAN, RSTD, at, t, HAS: tl.constexpr):
     """(dy, dy1, normalised z, its gradient) of a tile."""
     dy, dy1, z = load(DY, at[0], t), 0.0, load(Z, at[2], t)
     if not HAS.rms:
         z = tl.where(t.inside, z - load_vector(MEAN, t.row, t.m)[:, None], 0)
-    g = dy * w
+    g = _weighted(dy, W, t, HAS.centre, HAS.weight)
     if HAS.weight1:
         dy1 = load(DY1, at[1], t)
-        g += dy1 * w1
+        g += _weighted(dy1, W1, t, HAS.centre, True)
     return dy, dy1, z * load_vector(RSTD, t.row, t.m)[:, None], g
 
 
@@ -39,16 +39,14 @@ def _scaled(DY, DY1, Z, w, w1, MEAN, RSTD, at, t, HAS: tl.constexpr):
 @triton.jit
 def norm_projections(
     DY, DY1, Z, W, W1, MEAN, RSTD, C, size, inner, at,
-    HAS: tl.constexpr, COLS: tl.constexpr, CHUNKS: tl.constexpr, UNIT: tl.constexpr,
+    HAS: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """C: sums of g · z and of g over each row, where g is the gradient of the normalised z. A program has a row."""
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     along, total = tl.zeros((1,), tl.float32), tl.zeros((1,), tl.float32)
-    for i in tl.static_range(CHUNKS):
-        t = tile(row, i * COLS, size, inner, COLS, UNIT)
-        w = _weights(W, t.first, t.n, COLS, HAS.centre) if HAS.weight else 1.0
-        w1 = _weights(W1, t.first, t.n, COLS, HAS.centre) if HAS.weight1 else 0.0
-        _, _, z, g = _scaled(DY, DY1, Z, w, w1, MEAN, RSTD, at, t, HAS)
+    for j in tl.static_range(PARTS):
+        t = tile(row, j * COLS, size, inner, COLS, UNIT)
+        _, _, z, g = _scaled(DY, DY1, Z, W, W1, MEAN, RSTD, at, t, HAS)
         along, total = along + tk.row_sum(g * z), total + tk.row_sum(g)
     tl.store(C + row, along)
     tl.store(C + size[0] + row, total)
@@ -58,55 +56,68 @@ def norm_projections(
 @triton.jit
 def norm_backward(
     DY, DY1, DZ, Z, W, W1, S, RNG, MEAN, RSTD, C, DX, DX1, DR, P, size, inner, at, p,
-    HAS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CHUNKS: tl.constexpr, UNIT: tl.constexpr,
-    STAGES: tl.constexpr,
+    HAS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr, CHUNKS: tl.constexpr,
+    UNIT: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """DX, DX1, DR: gradients of x, x1 and z. DZ: the gradient of z as a result. P: partial sums of the gradients of
     weight, bias, weight1 and bias1, those that there are, (…, programs, columns). `at`: strides of dy, dy1, z and dz.
-    STAGES: of the loop over rows. Grid: programs, chunks."""
-    dw, db = tl.zeros((ROWS, COLS), tl.float32), tl.zeros((ROWS, COLS), tl.float32)
-    dw1, db1, first_col = dw, db, tl.program_id(1) * COLS
-    w = _weights(W, first_col, size[1] * UNIT, COLS, HAS.centre) if HAS.weight else 1.0
-    w1 = _weights(W1, first_col, size[1] * UNIT, COLS, HAS.centre) if HAS.weight1 else 0.0
+    STAGES: of the loop over rows. EARLY: `sum_partials` may start before this ends. Grid: programs, chunks of PARTS
+    parts."""
+    if EARLY:
+        tk.dependents_launch()
+    first_col, nothing, sums = tl.program_id(1) * (PARTS * COLS), tl.zeros((ROWS, COLS), tl.float32), ()
+    for j in tl.static_range(PARTS):
+        sums += ((nothing, nothing, nothing, nothing),)
     for first in tl.range(tl.program_id(0) * ROWS, size[0], tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = tl.cast(first, tl.int64) + tl.arange(0, ROWS)
-        t = tile(row, first_col, size, inner, COLS, UNIT)
-        dy, dy1, z, g = _scaled(DY, DY1, Z, w, w1, MEAN, RSTD, at, t, HAS)
-        dw, db = dw + dy * z, db + dy
-        if HAS.weight1:
-            dw1, db1 = dw1 + dy1 * z, db1 + dy1
-        along, total = tk.row_sum(g * z), tk.row_sum(g)
+        parts, added, along, total = (), (), 0.0, 0.0
+        for j in tl.static_range(PARTS):
+            t = tile(row, first_col + j * COLS, size, inner, COLS, UNIT)
+            dy, dy1, z, g = _scaled(DY, DY1, Z, W, W1, MEAN, RSTD, at, t, HAS)
+            along, total = (g * z, g) if j == 0 else (along + g * z, total + g)
+            dw, db, dw1, db1 = sums[j]
+            parts, added = parts + ((z, g),), added + ((dw + dy * z, db + dy, dw1 + dy1 * z, db1 + dy1),)
+        sums, n = added, size[1] * UNIT
         if CHUNKS > 1:
-            along, total = load_vector(C, row, t.m), load_vector(C + t.m, row, t.m)
-        dz = g - z * (along / t.n)[:, None]
-        if not HAS.rms:
-            dz -= (total / t.n)[:, None]
-        dz *= load_vector(RSTD, row, t.m)[:, None]
-        if HAS.dz:
-            dz += load(DZ, at[3], t)
-        if HAS.residual:
-            store(DR, dz, t)
-        if HAS.x1:
-            store(DX1, dropout(dz, RNG, p, t, 1) if HAS.dropout else dz, t)
-        if HAS.dropout:
-            dz = dropout(dz, RNG, p, t, 0)
-        if HAS.rowscale:
-            dz *= load_vector(S, row, t.m)[:, None]
-        store(DX, dz, t)
-    t = tile(tl.program_id(0).to(tl.int64) + tl.arange(0, 1), first_col, (tl.num_programs(0), size[1]), 1, COLS, UNIT)
+            along, total = load_vector(C, row, size[0]), load_vector(C + size[0], row, size[0])
+        else:
+            along, total = tk.row_sum(along), tk.row_sum(total)
+        for j in tl.static_range(PARTS):
+            t = tile(row, first_col + j * COLS, size, inner, COLS, UNIT)
+            dz = parts[j][1] - parts[j][0] * (along / n)[:, None]
+            if not HAS.rms:
+                dz -= (total / n)[:, None]
+            dz *= load_vector(RSTD, row, t.m)[:, None]
+            if HAS.dz:
+                dz += load(DZ, at[3], t)
+            if HAS.residual:
+                store(DR, dz, t)
+            if HAS.x1:
+                store(DX1, dropout(dz, RNG, p, t, 1) if HAS.dropout else dz, t)
+            if HAS.dropout:
+                dz = dropout(dz, RNG, p, t, 0)
+            if HAS.rowscale:
+                dz *= load_vector(S, row, t.m)[:, None]
+            store(DX, dz, t)
+    program, programs = tl.program_id(0).to(tl.int64) + tl.arange(0, 1), tl.num_programs(0)
     for k in tl.static_range(4):
         if HAS.grads[k]:
-            store(P, tl.sum((dw, db, dw1, db1)[k], 0)[None, :], t)
-            P += tl.num_programs(0).to(tl.int64) * t.n
+            for j in tl.static_range(PARTS):
+                t = tile(program, first_col + j * COLS, (programs, size[1]), 1, COLS, UNIT)
+                store(P, tl.sum(sums[j][k], 0)[None, :], t)
+            P += programs.to(tl.int64) * (size[1] * UNIT)
 
 
-@plain_kernel(num_warps=4)
+@plain_kernel(num_warps=8)
 @triton.jit
-def sum_partials(P, D, programs, n, PARTS: tl.constexpr, COLS: tl.constexpr):
-    """D (…, columns): sums of P (…, programs, columns) over the programs. Grid: parts of COLS columns, sums."""
+def sum_partials(P, D, programs, n, PARTS: tl.constexpr, COLS: tl.constexpr, EARLY: tl.constexpr):
+    """D (…, columns): sums of P (…, programs, columns) over the programs, in order, PARTS at a time. EARLY: it starts
+    before `norm_backward` ends. Grid: parts of COLS columns, sums."""
     col, i = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :], tl.arange(0, PARTS)[:, None]
     total = tl.zeros((PARTS, COLS), tl.float32)
     P += tl.program_id(1).to(tl.int64) * programs * n
+    if EARLY:
+        tk.dependency_wait()
     for first in range(0, programs, PARTS):
         place = (first + i).to(tl.int64) * n + col
         total += tl.load(P + place, mask=(first + i < programs) & (col < n), other=0)
