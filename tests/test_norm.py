@@ -297,10 +297,10 @@ def test_instructions_of_an_element(name, most):
     assert not {"LDL", "STL"} & {i.base for i in instructions}, "nothing spills"
     assert len(instructions) <= most * elements, f"{len(instructions) / elements:.1f} instructions an element"
     early = re.findall(r"cp\.async\.cg\.shared\.global [^;]*0x10", kernel.asm["ptx"])
-    assert len(early) == (0 if "backward" not in name else 24 if "128" in name else 36), "operands, and weights of parts"
+    assert len(early) == (0 if "backward" not in name else 24 if "128" in name else 36), "and weights of parts"
     widths = re.findall(r"(?:ld|st)\.global\.(v4\.b32|v2\.b32|b32|b16)", kernel.asm["ptx"])
     numbers = widths.count("b32") + widths.count("b16")
-    assert set(widths) <= {"v4.b32", "b32", "b16"} and numbers <= 2 + ("128" in name), "statistics are words"
+    assert set(widths) <= {"v4.b32", "b32", "b16"} and numbers <= 2 + ("128" in name), "of rows"
 
 
 def test_the_reference_is_torchs():

@@ -66,7 +66,7 @@ def norm_backward(
     if EARLY:
         tk.dependents_launch()
     first_col, nothing, sums = tl.program_id(1) * (PARTS * COLS), tl.zeros((ROWS, COLS), tl.float32), ()
-    for j in tl.static_range(PARTS):
+    for _ in tl.static_range(PARTS):
         sums += ((nothing, nothing, nothing, nothing),)
     for first in tl.range(tl.program_id(0) * ROWS, size[0], tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = tl.cast(first, tl.int64) + tl.arange(0, ROWS)
