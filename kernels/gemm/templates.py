@@ -26,9 +26,11 @@ def template_of(
     scales: str,
     accumulate: str,
     launch_pdl: bool,
+    template: type[Gemm] = Gemm,
     **types: object,
 ) -> tk.lcf:
-    """The kernel of a configuration. `launch_pdl`: the knob, for operands that copies before this kernel write."""
+    """The kernel of a configuration. `launch_pdl`: the knob, for operands that copies before this kernel write.
+    `template`: of products without scales; `types` are more of its knobs."""
     knobs = dict(
         tile_m=config.tile_m,
         tile_n=config.tile_n,
@@ -66,7 +68,7 @@ def template_of(
         epilogue = epilogue.transposed()
         knobs["dtype"], knobs["b_dtype"] = knobs["b_dtype"], knobs["dtype"]
     itemsize = tk.to_torch(knobs["dtype"]).itemsize
-    return Gemm(
+    return template(
         a_stored_km=a_order == "km",
         b_stored_nk=b_order == "nk",
         c_stored_nm=config.swap_ab,

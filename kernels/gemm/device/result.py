@@ -32,9 +32,12 @@ def result_tiles(template: Any) -> tuple[tk.st, tk.st]:
 
 @triton.jit
 def place(ctx, tensor, row, col, TRANSPOSED: tl.constexpr = False):
-    """The coordinates of a tile in a matrix, or in a batch of matrices. A batch of one is broadcast."""
+    """The coordinates of a tile in a matrix, in a batch of matrices, or in the task's rows of a packed matrix. A batch
+    of one is broadcast."""
     first, second = (col, row) if TRANSPOSED else (row, col)
-    if ctx.config.batched:
+    if tk.has_sequences(tensor):
+        return tk.sequence(ctx.rows.begin, ctx.rows.rows), first, second
+    elif ctx.config.batched:
         return tl.minimum(ctx.batch, tk.extent(tensor, 0) - 1), first, second
     else:
         return first, second

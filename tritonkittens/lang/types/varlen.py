@@ -5,11 +5,13 @@ A sequence is the first coordinate of a copy. The copy ends where the sequence e
 
 from __future__ import annotations
 
+import triton.language as tl
+
 from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
-from tritonkittens.lang.types.global_layout import is_ragged, rank_of
+from tritonkittens.lang.types.global_layout import check_global, is_ragged, rank_of
 from tritonkittens.launch.tensormap import SPAN
 
 
@@ -66,4 +68,11 @@ def check_sequence(g: Traced, sequence: Traced, of_tile: bool, what: str) -> Non
         )
 
 
-__all__ = ["sequence"]
+@op
+def has_sequences(t: Trace, g: Traced) -> Traced:
+    """Return whether copies of a global layout take a `sequence` as their first coordinate, a constant."""
+    check_global(g, "has_sequences")
+    return tl.constexpr(is_ragged(g))
+
+
+__all__ = ["has_sequences", "sequence"]

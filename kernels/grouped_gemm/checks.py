@@ -1,0 +1,91 @@
+"""What grouped products take: dtypes and shapes that fit together. Errors name the argument."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels._dispatch import check_tensors, check_written
+from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
+from tritonkittens.kernels.gemm.config import Config
+
+MAX_GROUPS = 1024
+RESULTS = (torch.bfloat16, torch.float16, torch.float32)
+SHAPES = {
+    (2, 3): "(M, K) and (G, K, N), with groups of rows",
+    (2, 2): "(M, K) and (K, N), with groups of K",
+    (3, 2): "(G, M, K) and (K, N), with groups of columns",
+    (3, 3): "(G, M, K) and (G, K, N), without offsets",
+}
+
+
+def check_kinds(a: Tensor, b: Tensor, offsets: Tensor | None, out: Tensor | None) -> None:
+    """Raise TypeError for an operand that is no tensor."""
+    check_tensors("grouped_gemm", a=a, b=b)
+    check_tensors("grouped_gemm", optional=True, offsets=offsets, out=out)
+
+
+def result_shape(a: Tensor, b: Tensor, offsets: Tensor | None) -> tuple[int, ...]:
+    """The result's shape. Raises ValueError for operands that do not multiply, or offsets that do not fit."""
+    kinds = (a.ndim, b.ndim)
+    given = f"grouped_gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}"
+    if kinds not in SHAPES:
+        raise ValueError(f"{given}; they must be {', or '.join(SHAPES.values())}")
+    if a.shape[-1] != b.shape[-2] or (kinds == (3, 3) and a.shape[0] != b.shape[0]):
+        raise ValueError(f"{given}; they must be {SHAPES[kinds]}")
+    if (offsets is None) != (kinds == (3, 3)):
+        raise ValueError(
+            f"{given}; two batches have no offsets" if offsets is not None else f"{given}; give the groups' offsets"
+        )
+    if offsets is None:
+        return (*a.shape[:2], b.shape[2])
+    groups = {(2, 3): b.shape[0], (3, 2): a.shape[0]}.get(kinds)
+    if offsets.ndim != 1 or groups not in (None, offsets.shape[0]):
+        wanted = "one for each group" if groups is None else f"({groups},), one for each matrix of the batch"
+        raise ValueError(f"grouped_gemm: offsets is {tuple(offsets.shape)}; it must be {wanted}")
+    if offsets.shape[0] > MAX_GROUPS:
+        raise ValueError(f"grouped_gemm: {offsets.shape[0]} groups; there may be {MAX_GROUPS}")
+    return (offsets.shape[0], a.shape[0], b.shape[1]) if kinds == (2, 2) else (a.shape[-2], b.shape[-1])
+
+
+def check(a: Tensor, b: Tensor, offsets: Tensor | None, out_dtype: torch.dtype | None, out: Tensor | None) -> None:
+    """Raise TypeError or ValueError for what does not fit together."""
+    name = "grouped_gemm"
+    check_tensor(name, "a", a, HALF_TYPES, "a", a)
+    check_tensor(name, "b", b, HALF_TYPES, "a", a)
+    if a.dtype != b.dtype:
+        raise TypeError(f"{name}: a has dtype {a.dtype}, b {b.dtype}; they must be equal")
+    if offsets is not None:
+        check_tensor(name, "offsets", offsets, (torch.int32,), "a", a)
+    if out_dtype not in (None, *RESULTS):
+        raise TypeError(f"{name}: out_dtype is {out_dtype}; it must be {' or '.join(map(str, RESULTS))}")
+    shape, dtype = result_shape(a, b, offsets), out_dtype or a.dtype
+    if out is not None:
+        check_tensor(name, "out", out, (dtype,), "a", a)
+        if tuple(out.shape) != shape:
+            raise ValueError(f"{name}: out is {tuple(out.shape)}; it must be {shape}")
+        check_written(name, out)
+
+
+def check_config(config: object, a: Tensor, b: Tensor) -> None:
+    """Raise TypeError for what is neither None nor a `Config`, ValueError for one that grouped products do not have."""
+    if config is None:
+        return
+    if not isinstance(config, Config):
+        raise TypeError(f"grouped_gemm(config={config!r}): must be a Config")
+    if config.schedule != "persistent":
+        raise ValueError(
+            f"grouped_gemm(config={config}): the host does not know the tasks; it needs schedule='persistent'"
+        )
+    if config.cluster > 1 and (config.swap_ab or a.ndim == b.ndim == 2):
+        raise ValueError(
+            f"grouped_gemm(config={config}): the CTAs of a cluster share a tile of B, which here is packed; it needs "
+            "cluster=1"
+        )
+
+
+def check_offsets(offsets: Tensor, total: int) -> None:
+    """Raise ValueError for offsets that do not rise, or leave the packed matrix. Waits for the device."""
+    ends = offsets.tolist()
+    if any(end < begin for begin, end in zip([0, *ends], ends, strict=False)) or max(ends, default=0) > total:
+        raise ValueError(f"grouped_gemm: offsets is {ends}; it must rise from 0 to at most {total}")

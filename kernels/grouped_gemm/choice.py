@@ -1,0 +1,73 @@
+"""The choice of a grouped product's configuration: those of `gemm` whose tasks stay whole, by the model of `gemm` for a
+batch of products of about the mean size. The host knows how many rows and groups there are, not where groups end."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import tritonkittens.lang as tk
+from tritonkittens import tune
+from tritonkittens.kernels.gemm import candidates as of_gemm
+from tritonkittens.kernels.gemm.config import Config, Problem
+from tritonkittens.kernels.gemm.cost_model import cost as cost_of_gemm
+
+SHARES = (0.6, 1.0, 1.4)  # sizes of groups that count, over their mean
+STEPS = 4  # sizes from one power of two to the next that have configurations of their own
+
+
+def about(total: int, groups: int) -> int:
+    """Return the mean size of a group, rounded to a size that has a configuration of its own."""
+    mean = max(1, -(-total // groups))
+    unit = max(1, (1 << (mean.bit_length() - 1)) // STEPS)
+    return -(-mean // unit) * unit
+
+
+def by_depth(problem: Problem) -> bool:
+    """Return whether groups are parts of the depth; else they are rows of A."""
+    return problem.a == "km"
+
+
+def _of_size(problem: Problem, share: float) -> Problem:
+    field = "k" if by_depth(problem) else "m"
+    return problem._replace(**{field: max(1, round(share * getattr(problem, field)))})
+
+
+def can_share(problem: Problem, config: Config) -> bool:
+    """Return whether CTAs may share tiles: all of a cluster load a tile of B that is no part of a packed matrix."""
+    return config.cluster == 1 or not (by_depth(problem) or config.swap_ab)
+
+
+def candidates(problem: Problem, device: tune.Device) -> tuple[Config, ...]:
+    """Return the configurations that are worth a prediction."""
+    found = (config for share in SHARES for config in of_gemm.candidates(_of_size(problem, share), device))
+    return tuple(c for c in dict.fromkeys(found) if c.schedule == "persistent" and can_share(problem, c))
+
+
+def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
+    """Return the mean of what the model says for groups of several sizes."""
+    costs = [cost_of_gemm(_of_size(problem, share), config, device) for share in SHARES]
+    names = [f.name for f in fields(tune.Cost) if f.name != "overlap"]
+    mean = {name: sum(getattr(c, name) for c in costs) / len(costs) for name in names}
+    return tune.Cost(**mean, overlap=costs[0].overlap)
+
+
+def order_of(problem: Problem, config: Config, l2_bytes: int) -> tk.Order:
+    """Return the raster order within a group. Tiles that read the same columns of B follow each other, also where a
+    group of the mean size has one of them."""
+    order = config.ordering(problem, l2_bytes)
+    if isinstance(order, tk.Supergroup) or by_depth(problem):
+        return order
+    return tk.RowMajor() if config.swap_ab else tk.ColumnMajor()
+
+
+family: tune.Family[Problem, Config] = tune.register(
+    tune.Family(
+        "grouped_gemm",
+        Config,
+        candidates,
+        cost,
+        problem_type=Problem,
+        match=("dtype", "out", "a", "b", "epilogue", "scales"),
+        fits=of_gemm.fits,
+    )
+)

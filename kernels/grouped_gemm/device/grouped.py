@@ -1,0 +1,110 @@
+"""Grouped matrix products: `Gemm` whose rows, or whose depth, are groups of a packed matrix that end on the device."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.gemm.device.gemm import Gemm
+
+
+class Grouped(tk.lcf):
+    """What replaces a batch of products of one size.
+
+    `ends`: (groups,) int32. `rows`: those of the packed operands. Their tiles are those of a `tk.sequence`: loads fill
+    what lies after a group, stores skip it.
+    """
+
+    batched: bool = True
+
+    def _packed(self, *names: str) -> tk.layout:
+        plan = super().layout()
+        return replace(plan, globals={**dict(plan.globals), "ends": None}, args=(*plan.args, "rows"), ragged=names)
+
+    def blocks(self, slots: int, *shapes: Any) -> int:
+        """All that run at once: the tasks that `tasks` counts are more than there are."""
+        return min(self.tasks(*shapes), slots)
+
+
+class RowGroupedGemm(Grouped, Gemm):
+    """C[rows of g] = A[rows of g] · B[g]. A: (rows, K), B: (groups, K, N), C: (rows, N). With `c_stored_nm` the
+    groups are those of the columns of Cᵀ, and A and B change places.
+
+    The tiles of a group are tasks one after the other: its rows and its B stay in L2.
+    `most`: a power of two, at least the number of groups.
+    """
+
+    most: int = 16
+
+    def layout(self) -> tk.layout:
+        return self._packed("B" if self.c_stored_nm else "A", "C")
+
+    @property
+    def tile_rows(self) -> int:
+        """Rows of the packed matrix that a tile has."""
+        return self.tile_n if self.c_stored_nm else self.task_rows
+
+    def tasks(self, A: Any, B: Any, C: Any, ends: Any, *others: Any) -> int:
+        tiles = (C[0] + min(ends[0], C[0]) * (self.tile_rows - 1)) // self.tile_rows
+        return tiles * -(-C[1] // (self.task_rows if self.c_stored_nm else self.tile_n))
+
+    @triton.jit
+    def setup(ctx):
+        across = tk.ceil_div(
+            tk.extent(ctx.globals.C, -1), ctx.config.task_rows if ctx.config.c_stored_nm else ctx.config.tile_n
+        )
+        group, rows, first = tk.sequence_of_tile(
+            ctx.globals.ends, ctx.task_id // across, ctx.config.tile_rows, ctx.args.rows, ctx.config.most
+        )
+        down = tl.maximum(tk.ceil_div(rows.rows, ctx.config.tile_rows), 1)  # 0 after the last task
+        tile = ctx.task_id - first * across
+        if ctx.config.c_stored_nm:
+            row, col = tk.tile_at(ctx.config.order, tile, across, down)
+        else:
+            row, col = tk.tile_at(ctx.config.order, tile, down, across)
+        return tk.task(
+            tk.ceil_div(tk.extent(ctx.globals.A, -2 if ctx.config.a_stored_km else -1), ctx.config.tile_k),
+            when=group < tk.extent(ctx.globals.ends, 0),
+            batch=group,
+            rows=rows,
+            row=row * ctx.config.cluster + ctx.rank,
+            col=col,
+            result_col=col,
+        )
+
+
+class DepthGroupedGemm(Grouped, Gemm):
+    """C[g] = Aᵀ[rows of g] · B[rows of g]: gradients of weights. A, stored (rows, M), B: (rows, N), C: (groups, M, N).
+
+    Both loads fill what lies after a group with zeros, so that no other group's infinity meets a zero.
+    """
+
+    a_stored_km: bool = True
+
+    def layout(self) -> tk.layout:
+        return self._packed("A", "B")
+
+    @triton.jit
+    def setup(ctx):
+        down = tk.ceil_div(tk.extent(ctx.globals.C, -1 if ctx.config.c_stored_nm else -2), ctx.config.task_rows)
+        across = tk.ceil_div(tk.extent(ctx.globals.C, -2 if ctx.config.c_stored_nm else -1), ctx.config.tile_n)
+        groups = tk.extent(ctx.globals.ends, 0)
+        group = ctx.task_id // (down * across)
+        row, col = tk.tile_at(ctx.config.order, ctx.task_id - group * down * across, down, across)
+        last = tl.minimum(group, groups - 1)
+        begin = tl.where(last > 0, tk.load_scalar(ctx.globals.ends, (tl.maximum(last - 1, 0),)), 0)
+        begin = tl.minimum(tl.maximum(begin, 0), ctx.args.rows)
+        end = tl.minimum(tl.maximum(tk.load_scalar(ctx.globals.ends, (last,)), begin), ctx.args.rows)
+        return tk.task(
+            tk.ceil_div(end - begin, ctx.config.tile_k),
+            when=group < groups,
+            batch=group,
+            rows=tk.sequence(begin, end - begin),
+            row=row * ctx.config.cluster + ctx.rank,
+            col=col,
+            result_col=col,
+        )

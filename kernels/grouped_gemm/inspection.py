@@ -1,0 +1,42 @@
+"""Kernels of grouped products for `python -m tritonkittens inspect`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from tritonkittens.kernels._inspection import Inspectable, launches_of
+from tritonkittens.kernels.grouped_gemm.interface import grouped_gemm
+
+# groups, tokens, columns of tokens and of results: Mixtral, DeepSeek-V3, a model of small experts, and Mixtral's decode
+KINDS = {
+    "8_groups": (8, 16384, 4096, 14336),
+    "256_groups": (256, 65536, 7168, 2048),
+    "128_groups": (128, 8192, 2048, 768),
+    "few_rows": (8, 256, 4096, 14336),
+}
+
+
+def _forward(groups: int, tokens: int, k: int, n: int) -> Any:
+    a, w = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((tokens, k), (groups, n, k)))
+    return grouped_gemm(a, w.mT, torch.empty(groups, dtype=torch.int32, device="meta"))
+
+
+def _weight_gradient(groups: int, tokens: int, k: int, n: int) -> Any:
+    a, y = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((tokens, k), (tokens, n)))
+    return grouped_gemm(y.mT, a, torch.empty(groups, dtype=torch.int32, device="meta"))
+
+
+inspectable: dict[str, Inspectable] = {
+    name: kernel
+    for kind, shape in KINDS.items()
+    for name, kernel in {
+        **launches_of(functools.partial(_forward, *shape), f"grouped_gemm_{kind}"),
+        **launches_of(
+            functools.partial(_weight_gradient, *shape),
+            f"grouped_gemm_{kind}_weight_gradient" if kind in ("8_groups", "256_groups") else None,
+        ),
+    }.items()
+}

@@ -1,0 +1,173 @@
+"""Grouped products on chips that are simulated, as torch sees them, their machine code, and what they refuse."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.cases_grouped import BF16, check, ends_of, operands
+from tests.util import explored, logical_lines, poison, refused, slow
+from tritonkittens import sim
+from tritonkittens.inspect import inspect
+from tritonkittens.kernels.gemm import Config
+from tritonkittens.kernels.grouped_gemm import grouped_gemm, grouped_gemm_operator, grouped_gemm_torch
+from tritonkittens.kernels.grouped_gemm.device import grouped
+from tritonkittens.kernels.grouped_gemm.inspection import inspectable
+
+
+@pytest.fixture(autouse=True)
+def inputs_of_the_simulator(monkeypatch):
+    """These tests simulate, also where there is a GPU."""
+    for module in ("cases_gemm", "cases_grouped"):
+        monkeypatch.setattr(f"tests.{module}.DEVICE", "cpu")
+
+
+A, B, ENDS = torch.zeros(8, 16, dtype=BF16), torch.zeros(2, 16, 24, dtype=BF16), torch.tensor([3, 8], dtype=torch.int32)
+ERRORS = [
+    (dict(a=[1.0]), TypeError, "grouped_gemm: a is list; it must be a torch tensor"),
+    (dict(offsets=[3, 8]), TypeError, "grouped_gemm: offsets is list; it must be a torch tensor"),
+    (dict(a=A.float()), TypeError, "grouped_gemm: a has dtype torch.float32; it must be torch.bfloat16 or"),
+    (dict(b=B.half()), TypeError, "grouped_gemm: a has dtype torch.bfloat16, b torch.float16; they must be equal"),
+    (dict(b=B.to("meta")), ValueError, "grouped_gemm: b is on meta; it must be on a CUDA device"),
+    (dict(a=A[0]), ValueError, "grouped_gemm: a is (16,), b is (2, 16, 24); they must be (M, K) and (G, K, N), with"),
+    (dict(b=B[:, 1:]), ValueError, "grouped_gemm: a is (8, 16), b is (2, 15, 24); they must be (M, K) and (G, K, N)"),
+    (dict(offsets=None), ValueError, "b is (2, 16, 24); give the groups' offsets"),
+    (dict(a=A[None].expand(2, 8, 16)), ValueError, "two batches have no offsets"),
+    (dict(offsets=ENDS.long()), TypeError, "grouped_gemm: offsets has dtype torch.int64; it must be torch.int32"),
+    (dict(offsets=ENDS[:1]), ValueError, "grouped_gemm: offsets is (1,); it must be (2,), one for each matrix"),
+    (dict(b=B[0], offsets=ENDS[None]), ValueError, "offsets is (1, 2); it must be one for each group"),
+    (dict(b=B[0], offsets=torch.zeros(1025).int()), ValueError, "grouped_gemm: 1025 groups; there may be 1024"),
+    (dict(out_dtype=torch.int8), TypeError, "grouped_gemm: out_dtype is torch.int8; it must be"),
+    (dict(out=A), ValueError, "grouped_gemm: out is (8, 16); it must be (8, 24)"),
+    (dict(config=3), TypeError, "grouped_gemm(config=3): must be a Config"),
+    (dict(config=Config(schedule="stream_k")), ValueError, "it needs schedule='persistent'"),
+    (dict(config=Config(cluster=2, swap_ab=True)), ValueError, "it needs cluster=1"),
+    (dict(offsets=ENDS.flip(0), debug=True), ValueError, "offsets is [8, 3]; it must rise from 0 to at most 8"),
+    (dict(offsets=ENDS + 1, debug=True), ValueError, "offsets is [4, 9]; it must rise from 0 to at most 8"),
+]
+
+
+@pytest.mark.parametrize(("changed", "kind", "message"), ERRORS, ids=str)
+def test_errors(changed, kind, message):
+    given = dict(a=A, b=B, offsets=ENDS) | changed
+    with sim.device(), refused(message, kind):
+        grouped_gemm(given.pop("a"), given.pop("b"), given.pop("offsets"), **given)
+
+
+@pytest.mark.parametrize("kind", ["rows", "depth"])
+@pytest.mark.parametrize("config", [None, slow(Config(tile_m=128, tile_n=128, consumers=1, epilogue_n=32))])
+def test_tensor_memory(kind, config):
+    a, b, ends = operands(kind, [200, 0, 1, 40], 200, 136, 72)
+    out = poison(torch.empty((4, 200, 136) if kind == "depth" else (241, 136), dtype=BF16))
+    with sim.device("sm_100a"):
+        grouped_gemm(a, b, ends, out=out, config=config)
+    check(out, kind, a, b, ends)
+
+
+SMALL = Config(tile_n=64, epilogue_n=16, deferred_epilogue=True, stages=2)
+
+
+@explored(2, 20)
+@pytest.mark.parametrize("kind, config", [("rows", SMALL), ("depth", Config(consumers=1, tile_n=64, stages=2))])
+def test_every_schedule_gives_these_results(kind, config, schedules):
+    """Groups of no iteration, of one, and of more than the ring has stages."""
+    a, b, ends = operands(kind, [130, 0, 1, 200], 72, 72, 192)
+    found = []
+    sim.explore(lambda: found.append(grouped_gemm(a, b, ends, config=config)), schedules=schedules, multiprocessors=2)
+    for out in found:
+        check(out, kind, a, b, ends)
+
+
+# ---------------------------------------------------------------- as torch sees them
+
+
+def test_the_reference_is_torchs():
+    a, b, ends = operands("rows", [3, 0, 5], 0, 24, 16)
+    torch.testing.assert_close(grouped_gemm_torch(a, b, ends)[3:], a[3:].double() @ b[2].double())
+    if hasattr(functional, "grouped_mm"):
+        found = functional.grouped_mm(a, b, offs=ends)
+        torch.testing.assert_close(grouped_gemm_torch(a, b, ends), found.double(), atol=0.1, rtol=0.02)
+
+
+def test_opcheck():
+    given = [operands(kind, [3, 0, 5], 16, 24, 16) for kind in ("rows", "depth", "cols")]
+    with sim.device():
+        for a, b, ends in given:
+            torch.library.opcheck(
+                grouped_gemm_operator,
+                (a.requires_grad_(), b.requires_grad_(), ends, None, None),
+                test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
+            )
+
+
+def test_torch_compile_sees_the_operator():
+    a, b, ends = operands("rows", [3, 0, 5], 0, 24, 16, b_nk=True)
+    leaves = [a.requires_grad_(), b.requires_grad_()]
+    with sim.device():
+        results = []
+        for function in (grouped_gemm, torch.compile(grouped_gemm, fullgraph=True, backend="aot_eager")):
+            out = function(*leaves, ends)
+            results.append([out, *torch.autograd.grad(out.sum(), leaves)])
+    for eager, compiled in zip(*results, strict=True):
+        assert torch.equal(eager, compiled)
+
+
+def test_out_keeps_rows_of_no_group_in_a_graph():
+    a, b, ends = operands("rows", [3, 2], 0, 24, 16, rest=3)
+    with sim.device():
+        out = torch.full((8, 24), 7, dtype=BF16)
+        torch.compile(grouped_gemm, fullgraph=True, backend="aot_eager")(a, b, ends, out=out)
+    check(out, "rows", a, b, ends)
+    assert (out[5:] == 7).all()
+
+
+def test_vmap_and_second_derivatives():
+    a, b, ends = operands("rows", [3, 0, 5], 0, 24, 16)
+    samples = torch.randn(2, *a.shape).to(BF16)
+    with sim.device():
+        found = torch.vmap(lambda x: grouped_gemm(x, b, ends))(samples)
+        assert torch.equal(found, torch.stack([grouped_gemm(x, b, ends) for x in samples]))
+        a, b = a.requires_grad_(), b.requires_grad_()
+        (d_a,) = torch.autograd.grad(grouped_gemm(a, b, ends).float().square().sum(), a, create_graph=True)
+        (second,) = torch.autograd.grad(d_a.sum(), b)
+    assert second.shape == b.shape and second.isfinite().all()
+
+
+@pytest.mark.parametrize("m, k, groups", [(0, 16, 2), (8, 0, 2), (8, 16, 0)])
+def test_nothing_to_multiply(m, k, groups):
+    a, b, ends = torch.ones(m, k, dtype=BF16), torch.ones(groups, k, 24, dtype=BF16), ends_of([m // 2] * groups)
+    out = torch.full((m, 24), 7, dtype=BF16)
+    with sim.device():
+        assert grouped_gemm(a, b, ends).shape == (m, 24)
+        grouped_gemm(a, b, ends, out=out)
+        weights = grouped_gemm(a.mT, out, ends)
+    ended = int(ends[-1]) if groups else 0
+    assert (out[:ended] == 0).all() and (out[ended:] == 7).all() and weights.shape == (groups, k, 24)
+
+
+# ---------------------------------------------------------------- machine code
+
+
+QUICK = {("grouped_gemm_256_groups", "sm_90a"), ("grouped_gemm_8_groups_weight_gradient", "sm_90a")}
+
+
+@pytest.mark.parametrize(
+    "name, arch",
+    [
+        (pytest.param if (name, arch) in QUICK else slow)(name, arch)
+        for name in inspectable
+        for arch in ("sm_90a", "sm_100a")
+    ],
+)
+def test_contract(name, arch):
+    report = inspect(inspectable[name](arch))
+    assert report.mma.get("HGMMA" if arch == "sm_90a" else "UTCHMMA", 0) > 0
+    assert report.wgmma_serialized is not True and not report.remarks
+    assert report.spill_instructions == report.spill_store_bytes == report.spill_load_bytes == 0
+    assert report.counts["UTMALDG"] > 0 and report.counts["UTMASTG"] > 0
+    for loop in report.loops if arch == "sm_90a" else ():
+        assert not any(loop.counts.get(i, 0) for i in ("LDS", "LDG", "REDUX")), "no lookup in the main loop"
+
+
+def test_device_code_is_short():
+    code = "\n".join(line for line in open(grouped.__file__) if not line.strip().startswith("#"))
+    assert logical_lines(code) <= 90
