@@ -29,6 +29,7 @@ MODULES = (
     "workers",
     "gemm",
     "gemm_random",
+    "grouped",
     "attention",
     "attention_random",
     "decode",
