@@ -5,13 +5,14 @@ import torch
 from torch.nn import functional
 
 from tests.cases_grouped import BF16, check, ends_of, operands
-from tests.util import explored, logical_lines, poison, refused, slow
+from tests.util import explored, logical_lines, poison, refused, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.inspect import inspect
 from tritonkittens.kernels.gemm import Config
 from tritonkittens.kernels.grouped_gemm import grouped_gemm, grouped_gemm_operator, grouped_gemm_torch
 from tritonkittens.kernels.grouped_gemm.device import grouped
 from tritonkittens.kernels.grouped_gemm.inspection import inspectable
+from tritonkittens.nn import GroupedLinear
 
 
 @pytest.fixture(autouse=True)
@@ -142,6 +143,27 @@ def test_nothing_to_multiply(m, k, groups):
         weights = grouped_gemm(a.mT, out, ends)
     ended = int(ends[-1]) if groups else 0
     assert (out[:ended] == 0).all() and (out[ended:] == 7).all() and weights.shape == (groups, k, 24)
+
+
+@pytest.mark.parametrize("dtype, bias", [(BF16, True), (torch.float32, False)])
+def test_module(dtype, bias):
+    """As a `torch.nn.Linear` for each group; fp32 runs in torch."""
+    layer = GroupedLinear(3, 16, 24, bias=bias, dtype=dtype)
+    assert layer.weight.abs().max() <= 0.25 and layer.weight.std() > 0.1 and f"bias={bias}" in repr(layer)
+    x, sizes = torch.randn(8, 16).to(dtype).requires_grad_(), [3, 0, 5]
+    with sim.device() as device:
+        y = layer(x, ends_of(sizes))
+        found = [y, *torch.autograd.grad(y.float().square().sum(), (x, *layer.parameters()))]
+        compiled = torch.compile(layer, fullgraph=dtype == BF16, backend="aot_eager")(x, ends_of(sizes))
+        assert (len(device.launches) > 0) == (dtype == BF16)
+    assert torch.equal(compiled, y)
+    leaves = [t.detach().double().requires_grad_() for t in (x, *layer.parameters())]
+    parts = [functional.linear(part, leaves[1][g]) for g, part in enumerate(leaves[0].split(sizes))]
+    parts = [part + leaves[2][g] for g, part in enumerate(parts)] if bias else parts
+    ref = torch.cat(parts)
+    expected = [ref, *torch.autograd.grad(ref.square().sum(), leaves)]
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == dtype and relative_error(a, b) < (2e-2 if dtype == BF16 else 1e-6)
 
 
 # ---------------------------------------------------------------- machine code

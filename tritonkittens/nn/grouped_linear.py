@@ -1,0 +1,91 @@
+"""Linear layers of groups of rows, such as the experts of a mixture, on `tritonkittens.kernels.grouped_gemm`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from tritonkittens.kernels._dispatch import autocasts, is_ordinary, unseen_by_function_modes
+from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels._tensors import HALF_TYPES
+from tritonkittens.kernels.grouped_gemm import grouped_gemm
+from tritonkittens.nn.linear import _autocast, _has_kernels
+
+
+class GroupedLinear(nn.Module):
+    """y = x · W[g]ᵀ + bias[g] for the rows x of group g: a `torch.nn.Linear` for each group, in one kernel.
+
+    Rows are sorted by group. `forward(x, offsets)` takes x, (rows, in_features), and offsets, int32 (groups,), on the
+    device: group g ends before row offsets[g]. It returns (rows, out_features); rows after the last group are
+    undefined. bf16 and fp16 on a Hopper or Blackwell GPU (or in the simulator) run on
+    `tritonkittens.kernels.grouped_gemm.grouped_gemm`, without waiting for the device. Everything else (other dtypes,
+    devices, tensor subclasses) runs group by group in torch, which waits. Under `torch.autocast`, x and the parameters
+    are cast first.
+
+    Args:
+        groups, in_features, out_features: of the weight, (groups, out_features, in_features).
+        bias: whether there is a bias, (groups, out_features).
+
+    Example::
+
+        experts = GroupedLinear(64, 2048, 1408, device="cuda", dtype=torch.bfloat16)
+        y = experts(tokens_by_expert, torch.bincount(expert, minlength=64).cumsum(0, dtype=torch.int32))
+    """
+
+    def __init__(
+        self,
+        groups: int,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.groups, self.in_features, self.out_features = groups, in_features, out_features
+        self.weight = nn.Parameter(torch.empty(groups, out_features, in_features, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(groups, out_features, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw parameters as `torch.nn.Linear` does."""
+        bound = 1 / math.sqrt(self.in_features) if self.in_features > 0 else 0
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(self, input: Tensor, offsets: Tensor) -> Tensor:
+        x, weight, bias = input, self.weight, self.bias
+        if (dtype := autocasts(x.device)) is not None:
+            x, weight = _autocast(x, dtype), _autocast(weight, dtype)
+            bias = None if bias is None else _autocast(bias, dtype)
+        y = self._by_kernel(x, weight, offsets)
+        if y is None:
+            y = self._group_by_group(x, weight, offsets)
+        if bias is None:
+            return y
+        group = torch.searchsorted(offsets, torch.arange(x.shape[0], device=x.device, dtype=offsets.dtype), right=True)
+        return y + bias[group.clamp(max=self.groups - 1)]
+
+    @staticmethod
+    @unseen_by_function_modes
+    def _by_kernel(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor | None:
+        """Return the product if the kernel takes the operands, else None."""
+        given = (x, weight, offsets)
+        fits = x.dtype in HALF_TYPES and weight.dtype is x.dtype and weight.device == x.device
+        if not (fits and all(is_ordinary(t) and not is_distributed(type(t)) for t in given) and _has_kernels(x.device)):
+            return None
+        return grouped_gemm(x, weight.mT, offsets)
+
+    @staticmethod
+    def _group_by_group(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+        ends = offsets.tolist()
+        parts = [x[begin:end] @ w.T for begin, end, w in zip([0, *ends], ends, weight, strict=False)]
+        rest = x.new_zeros(x.shape[0] - (ends[-1] if ends else 0), weight.shape[1])
+        return torch.cat([*parts, rest])
+
+    def extra_repr(self) -> str:
+        return f"groups={self.groups}, in_features={self.in_features}, out_features={self.out_features}, " + (
+            f"bias={self.bias is not None}"
+        )
