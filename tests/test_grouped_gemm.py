@@ -7,11 +7,14 @@ from torch.nn import functional
 from tests.cases_grouped import BF16, check, ends_of, operands
 from tests.util import explored, logical_lines, poison, refused, relative_error, slow
 from tritonkittens import sim
+from tritonkittens.arch import GPUS
 from tritonkittens.inspect import inspect
 from tritonkittens.kernels.gemm import Config
 from tritonkittens.kernels.grouped_gemm import grouped_gemm, grouped_gemm_operator, grouped_gemm_torch
 from tritonkittens.kernels.grouped_gemm.device import grouped
 from tritonkittens.kernels.grouped_gemm.inspection import inspectable
+from tritonkittens.launch import Device
+from tritonkittens.launch.recorder import recorded
 from tritonkittens.nn import GroupedLinear
 
 
@@ -181,7 +184,8 @@ QUICK = {("grouped_gemm_256_groups", "sm_90a"), ("grouped_gemm_8_groups_weight_g
     ],
 )
 def test_contract(name, arch):
-    report = inspect(inspectable[name](arch))
+    gpu = Device.of_gpu(GPUS["H200" if arch == "sm_90a" else "B200"])
+    report = inspect(recorded(inspectable[name].call, gpu)[-1].compile(arch))
     assert report.mma.get("HGMMA" if arch == "sm_90a" else "UTCHMMA", 0) > 0
     assert report.wgmma_serialized is not True and not report.remarks
     assert report.spill_instructions == report.spill_store_bytes == report.spill_load_bytes == 0
