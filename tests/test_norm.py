@@ -265,8 +265,8 @@ def test_tiles():
     assert programs_of(backward_tiles(16384), 10**6, 132) == 132
     # two tiles in flight where they fit beside those of the other programs of a multiprocessor
     h200, ada = Device.of_gpu(GPUS["H200"]), Device.of_chip(chip_of((8, 9)), "", 1, 0, 0)
-    assert [stages_of(backward_tiles(n), 4, h200) for n in (64, 8192, 16384)] == [3, 3, 1]
-    assert stages_of(backward_tiles(8192), 16, h200) == 2 and stages_of(backward_tiles(8192), 16, ada) == 1
+    assert [stages_of(backward_tiles(n), 4, 2, h200) for n in (64, 8192, 16384)] == [3, 3, 1]
+    assert stages_of(backward_tiles(8192), 12, 4, h200) == 2 and stages_of(backward_tiles(8192), 16, 4, ada) == 1
 
 
 def test_rows_of_strided_tensors():

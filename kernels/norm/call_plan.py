@@ -206,8 +206,10 @@ class Backward:
         self.p, self.sums = wanted.dropout_p, sum(wanted.grads)
         self.tiles = backward_tiles(self.rows.width)
         facts = device_facts(z.device)
-        read = sum(t.element_size() for t in given[:4] if t is not None)
-        self.stages = stages_of(self.tiles, read, facts)
+        rows_read, weights_read = (
+            sum(t.element_size() for t in tensors if t is not None) for tensors in (given[:4], given[4:6])
+        )
+        self.stages = stages_of(self.tiles, rows_read, weights_read, facts)
         self.early = chip_of(facts.capability).tma
         self.programs = programs_of(self.tiles, self.rows.count, facts.multiprocessors)
         self.results = [allocator(tuple(z.shape), dtype, z.device) if dtype else lambda: None for dtype in dtypes]

@@ -101,14 +101,15 @@ def backward_registers(tiles: Tiles) -> int:
     return min(255, REGISTERS // (32 * max(RESIDENT_WARPS, tiles.warps)))
 
 
-def stages_of(tiles: Tiles, element_bytes: int, facts: Device) -> int:
+def stages_of(tiles: Tiles, element_bytes: int, weight_bytes: int, facts: Device) -> int:
     """Return the stages of the backward's loop: with S of them, S - 1 tiles of all operands are in shared memory.
 
-    `element_bytes`: of an element in all operands. Wide tiles have one stage: addresses of loads in flight would spill.
+    `element_bytes`: of an element in all operands of rows; `weight_bytes`: of a column's weights, which a tile of parts
+    loads with its rows. Wide tiles have one stage: addresses of loads in flight would spill.
     """
     share = facts.shared_memory_per_multiprocessor * tiles.warps // RESIDENT_WARPS
-    columns = tiles.cols * tiles.parts
-    slots = (min(facts.shared_memory_per_block, share) - RESERVED) // (tiles.rows * columns * element_bytes)
+    columns, column_bytes = tiles.cols * tiles.parts, tiles.rows * element_bytes + (tiles.parts > 1) * weight_bytes
+    slots = (min(facts.shared_memory_per_block, share) - RESERVED) // (columns * column_bytes)
     return 1 if columns > PIPELINED else min(slots, 2) + 1
 
 

@@ -18,20 +18,24 @@ from tritonkittens.launch import plain_kernel
 
 
 @triton.jit
-def _weighted(dy, W, t, CENTRE: tl.constexpr, HAS: tl.constexpr):
-    return dy * (load_vector(W, t.col, t.n)[None, :] + CENTRE) if HAS else dy
+def _weights(W, W1, first, n, COLS: tl.constexpr, HAS: tl.constexpr):
+    """weight and weight1 of columns; 1 and 0 without them."""
+    col = first + tl.arange(0, COLS)
+    w = load_vector(W, col, n)[None, :] + HAS.centre if HAS.weight else 1.0
+    w1 = load_vector(W1, col, n)[None, :] + HAS.centre if HAS.weight1 else 0.0
+    return w, w1
 
 
 @triton.jit
-def _scaled(DY, DY1, Z, W, W1, MEAN, RSTD, at, t, HAS: tl.constexpr):
+def _scaled(DY, DY1, Z, weights, MEAN, RSTD, at, t, HAS: tl.constexpr):
     """(dy, dy1, normalised z, its gradient) of a tile."""
     dy, dy1, z = load(DY, at[0], t), 0.0, load(Z, at[2], t)
     if not HAS.rms:
         z = tl.where(t.inside, z - load_vector(MEAN, t.row, t.m)[:, None], 0)
-    g = _weighted(dy, W, t, HAS.centre, HAS.weight)
+    g = dy * weights[0]
     if HAS.weight1:
         dy1 = load(DY1, at[1], t)
-        g += _weighted(dy1, W1, t, HAS.centre, True)
+        g += dy1 * weights[1]
     return dy, dy1, z * load_vector(RSTD, t.row, t.m)[:, None], g
 
 
@@ -46,7 +50,7 @@ def norm_projections(
     along, total = tl.zeros((1,), tl.float32), tl.zeros((1,), tl.float32)
     for j in tl.static_range(PARTS):
         t = tile(row, j * COLS, size, inner, COLS, UNIT)
-        _, _, z, g = _scaled(DY, DY1, Z, W, W1, MEAN, RSTD, at, t, HAS)
+        _, _, z, g = _scaled(DY, DY1, Z, _weights(W, W1, t.first, t.n, COLS, HAS), MEAN, RSTD, at, t, HAS)
         along, total = along + tk.row_sum(g * z), total + tk.row_sum(g)
     tl.store(C + row, along)
     tl.store(C + size[0] + row, total)
@@ -68,12 +72,15 @@ def norm_backward(
     first_col, nothing, sums = tl.program_id(1) * (PARTS * COLS), tl.zeros((ROWS, COLS), tl.float32), ()
     for _ in tl.static_range(PARTS):
         sums += ((nothing, nothing, nothing, nothing),)
+    weights = _weights(W, W1, first_col, size[1] * UNIT, COLS, HAS)  # of parts they would take too many registers
     for first in tl.range(tl.program_id(0) * ROWS, size[0], tl.num_programs(0) * ROWS, num_stages=STAGES):
         row = tl.cast(first, tl.int64) + tl.arange(0, ROWS)
         parts, added, along, total = (), (), 0.0, 0.0
         for j in tl.static_range(PARTS):
             t = tile(row, first_col + j * COLS, size, inner, COLS, UNIT)
-            dy, dy1, z, g = _scaled(DY, DY1, Z, W, W1, MEAN, RSTD, at, t, HAS)
+            if PARTS > 1:
+                weights = _weights(W, W1, t.first, t.n, COLS, HAS)
+            dy, dy1, z, g = _scaled(DY, DY1, Z, weights, MEAN, RSTD, at, t, HAS)
             along, total = (g * z, g) if j == 0 else (along + g * z, total + g)
             dw, db, dw1, db1 = sums[j]
             parts, added = parts + ((z, g),), added + ((dw + dy * z, db + dy, dw1 + dy1 * z, db1 + dy1),)
