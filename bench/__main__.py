@@ -35,6 +35,7 @@ MODULES = (
     "decode",
     "quantize",
     "norm",
+    "rotary",
     "attention_models",
     "generate",
     "examples",

@@ -1,0 +1,191 @@
+"""Rotary embedding of q and k, forward and backward: beside a copy of as many bytes, torch.compile, and liger
+where it is installed.
+
+`work` is what a call must read and write of q and k. Forwards take turns over so many operands that none is in L2 when
+it is used again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from bench.gemm import OURS, randn
+from bench.harness import Case, Contender, Suite, Trial, deferred
+from bench.quantize import copies, copy_of, in_turn
+
+
+class Model(NamedTuple):
+    """Heads of q and of k, and their dimension."""
+
+    q_heads: int
+    k_heads: int
+    dim: int
+
+
+LLAMA = Model(32, 8, 128)
+SHAPES = (
+    (LLAMA, 1, 512),
+    (LLAMA, 4, 4096),
+    (LLAMA, 128, 1),
+    (Model(32, 32, 64), 8, 2048),
+    (Model(64, 8, 128), 1, 32768),
+)
+KINDS = ("halves", "interleaved", "inplace", "packed qkv")
+BOUND = 1e-2  # results and gradients are rounded to bf16
+
+Rotation = Callable[..., Any]  # a function of q and k, (B, S, H, D)
+
+
+def moved(model: Model, batch: int, tokens: int) -> float:
+    """Bytes of q and k that a call reads and writes, in bf16."""
+    return 4.0 * batch * tokens * (model.q_heads + model.k_heads) * model.dim
+
+
+def operands(kind: str, model: Model, batch: int, tokens: int) -> list[torch.Tensor]:
+    """q and k, of (B, S, H, D)."""
+    if kind == "packed qkv":
+        packed = randn(batch, tokens, model.q_heads + 2 * model.k_heads, model.dim)
+        return list(packed.split([model.q_heads, model.k_heads, model.k_heads], 2)[:2])
+    return [randn(batch, tokens, heads, model.dim) for heads in (model.q_heads, model.k_heads)]
+
+
+def table(model: Model, tokens: int, device: torch.device) -> list[torch.Tensor]:
+    frequency = 10000.0 ** -(torch.arange(0, model.dim, 2, device=device) / model.dim)
+    angle = torch.arange(tokens, device=device)[:, None] * frequency
+    return [angle.cos(), angle.sin()]
+
+
+def eager(kind: str, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> list[torch.Tensor]:
+    """The rotation in torch, in fp32 or the dtype of wider operands, rounded once."""
+    cos, sin = cos[:, None], sin[:, None]
+    found = []
+    for x in (q, k):
+        wide = x.to(torch.promote_types(x.dtype, cos.dtype))
+        if kind == "interleaved":
+            x1, x2 = wide[..., 0::2], wide[..., 1::2]
+            y = torch.stack([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).flatten(-2)
+        else:
+            x1, x2 = wide.chunk(2, -1)
+            y = torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1)
+        found.append(y.to(x.dtype))
+    return found
+
+
+def ours(kind: str, cos: torch.Tensor, sin: torch.Tensor) -> Rotation:
+    from tritonkittens.kernels.rotary import rotary
+
+    options = dict(unsqueeze_dim=2, interleaved=kind == "interleaved", inplace=kind == "inplace")
+    return lambda q, k: rotary(q, k, cos, sin, **options)  # type: ignore[arg-type]
+
+
+def compiled(kind: str, cos: torch.Tensor, sin: torch.Tensor) -> Rotation:
+    torch.compiler.reset()
+    return torch.compile(lambda q, k: eager(kind, q, k, cos, sin), dynamic=False)
+
+
+def liger(kind: str, cos: torch.Tensor, sin: torch.Tensor) -> Rotation:
+    """In place where tokens come before heads in memory, as here."""
+    from liger_kernel.ops.rope import LigerRopeFunction
+
+    if kind == "interleaved":
+        raise ValueError("liger has no interleaved rotation")
+    wide = [torch.cat([t, t], -1)[None] for t in (cos, sin)]
+
+    def run(q: torch.Tensor, k: torch.Tensor) -> Any:
+        return [t.transpose(1, 2) for t in LigerRopeFunction.apply(q.transpose(1, 2), k.transpose(1, 2), *wide)]
+
+    return run
+
+
+PEERS: dict[str, Callable[..., Rotation]] = {"torch.compile": compiled, "liger": liger}
+
+
+def forward(make: Callable[..., Rotation], kind: str, given: Sequence[Any], bytes_moved: float) -> Callable[[], Any]:
+    """A rotation of copies of q and k in turn. In place it rotates what it has rotated before, at the same cost."""
+    q, k, *table = given
+    function, turns = make(kind, *table), [(_like(q), _like(k)) for _ in range(copies(bytes_moved))]
+    return in_turn(lambda i: function(*turns[i]), len(turns))
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    """A copy with the strides of x, whose memory may have gaps."""
+    extent = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return torch.empty(extent, dtype=x.dtype, device=x.device).as_strided(x.shape, x.stride()).copy_(x)
+
+
+def backward(
+    make: Callable[..., Rotation], kind: str, given: Sequence[Any], grads: Sequence[torch.Tensor]
+) -> Callable[[], Any]:
+    """A backward: gradients of q and k."""
+    import torch._functorch.config
+
+    leaves = [_like(x).requires_grad_() for x in given[:2]]
+    with torch._functorch.config.patch(donated_buffer=False):  # the backward runs more than once
+        found = make(kind, *given[2:])(*(x * 1 for x in leaves))
+        own = [g.clone() for g in grads]  # liger writes into them
+        run = functools.partial(torch.autograd.grad, tuple(found), leaves, tuple(own), retain_graph=True)
+        run()
+    for mine, g in zip(own, grads, strict=True):
+        mine.copy_(g)
+    return run
+
+
+@deferred
+def error(kind: str, given: Sequence[Any], grads: Sequence[torch.Tensor]) -> Callable[[Any], float]:
+    """The largest relative error of results, or of gradients where there are `grads`."""
+    exact = [x.double().requires_grad_(bool(grads)) for x in given[:2]]
+    expected = eager(kind, *exact, *(t.double() for t in given[2:]))
+    if grads:
+        expected = list(torch.autograd.grad(expected, exact, [g.double() for g in grads]))
+    return lambda found: max(float((a.double() - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
+
+
+def prepare(kind: str, model: Model, batch: int, tokens: int, both_ways: bool) -> Trial:
+    given = operands(kind, model, batch, tokens)
+    given += table(model, tokens, given[0].device)
+    size = moved(model, batch, tokens)
+    grads = [randn(*x.shape) for x in given[:2]] if both_ways else []
+
+    def timed(make: Callable[..., Rotation]) -> Callable[[], Callable[[], Any]]:
+        if both_ways:
+            return functools.partial(backward, make, kind, given, grads)
+        return functools.partial(forward, make, kind, given, size)
+
+    copied = Contender(functools.partial(copy_of, size), lambda found: 0.0)
+    return Trial(
+        {OURS: timed(ours)},
+        {name: timed(make) for name, make in PEERS.items()},
+        error(kind, given, grads),
+        BOUND,
+        baselines={"copy of as many bytes": copied},
+    )
+
+
+def cases(options: argparse.Namespace, both_ways: bool = False) -> list[Case]:
+    return [
+        Case(
+            f"{kind} {'backward ' * both_ways}{model.q_heads}/{model.k_heads}x{model.dim} {batch}x{tokens}",
+            moved(model, batch, tokens),
+            {"kind": kind, **model._asdict(), "batch": batch, "tokens": tokens, "backward": both_ways},
+            functools.partial(prepare, kind, model, batch, tokens, both_ways),
+            kind="device" if both_ways else "graph",
+        )
+        for kind in KINDS
+        for model, batch, tokens in SHAPES
+    ]
+
+
+SUITES = (
+    Suite("rotary", "rotary embeddings beside a copy of as many bytes", cases, unit="TB/s"),
+    Suite(
+        "rotary_backward",
+        "backwards of rotary embeddings beside a copy of as many bytes",
+        functools.partial(cases, both_ways=True),
+        unit="TB/s",
+    ),
+)
