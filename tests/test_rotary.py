@@ -165,7 +165,7 @@ def test_a_write_in_place_is_known_to_autograd():
 
 def test_tiles():
     def head(half):
-        return Head(half, 0, 8, False, False, False, False)
+        return Head(half, 0, 8, False, False, False, False, False)
 
     assert tiles_of(head(64), 2, 16384, 40, 132) == Tiles(16, 8) and tiles_of(head(64), 4, 16384, 40, 132).tokens == 8
     assert tiles_of(head(32), 2, 16384, 40, 132).tokens == 32 and tiles_of(head(512), 4, 10**6, 1, 132) == Tiles(1, 1)

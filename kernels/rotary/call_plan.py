@@ -15,7 +15,6 @@ from tritonkittens.kernels.norm.call_plan import SUM_COLS, SUM_PARTS
 from tritonkittens.kernels.norm.device.backward import sum_partials
 from tritonkittens.kernels.rotary.checks import check_operands, check_reachable
 from tritonkittens.kernels.rotary.config import Head, programs_of, tiles_of
-from tritonkittens.kernels.rotary.device.backward import norm_rotary_backward
 from tritonkittens.kernels.rotary.device.rotary import rotary_heads
 from tritonkittens.launch import device_facts
 
@@ -134,116 +133,75 @@ class Angles:
 
 
 class Plan:
-    """What both directions share: the numbers and constants of their kernels."""
+    """The launches of calls of one kind: a rotation, in place or not, or its backward with norms."""
 
-    def __init__(self, operands: Operands, options: Options):
-        self.angles, self.options = Angles(operands), options
+    def __init__(self, operands: Operands, options: Options, inplace: bool, backward: bool):
+        self.angles, self.options, self.inplace, self.backward = Angles(operands), options, inplace, backward
+        self.results = [_result(x) for x in operands.heads]
+        self.is_empty = not any(x.numel() for x in operands.heads)
         self.bound: list[Callable[..., None]] = []
+        if backward:
+            weight: Any = operands.q_weight
+            self.weights = allocator((len(operands.heads), weight.shape[0]), weight.dtype, weight.device)
 
-    def head(self, operands: Operands, tensors: Sequence[Tensor], copies: bool) -> Head:
-        q, options = operands.q, self.options
-        half, rest, stride = options.rotary_dim // 2, q.shape[-1] - options.rotary_dim, self.angles.stride
-        strides = (n for x in tensors for n in _extents(x, options.unsqueeze_dim).strides)
-        return Head(
-            half, rest if copies else 0, math.gcd(MULTIPLE, half, rest, stride, *strides), options.interleaved,
-            operands.cu_seqlens is not None, self.angles.placed, operands.q_weight is not None,
-        )  # fmt: skip
-
-    def numbers(self, operands: Operands, tiles: Any) -> Numbers:
-        angles, options = self.angles, self.options
-        q, k = (_extents(x, options.unsqueeze_dim) for x in (operands.q, operands.heads[-1]))
-        k_heads = 0 if operands.k is None else k.heads
-        return Numbers(
-            q.batch * q.length, q.length, angles.sequences, angles.rows, angles.batch_angles,
-            angles.steps(operands, q.length), q.heads, k_heads, tiles.heads, -(-(q.heads + k_heads) // tiles.heads),
-            -1.0 if options.inverse else 1.0, options.eps,
-        )  # fmt: skip
-
-    def strides(self, tensors: Sequence[Tensor], unit: int) -> tuple[tuple[int, ...], ...]:
-        """Strides of tensors in units, and of cos and sin."""
-        extents = [_extents(x, self.options.unsqueeze_dim) for x in tensors]
-        return (*(tuple(n // unit for n in x.strides) for x in extents), (self.angles.stride // unit, 0))
-
-    @staticmethod
-    def tiles(operands: Operands, options: Options, head: Head) -> Any:
-        q = _extents(operands.q, options.unsqueeze_dim)
-        count = sum(_extents(x, options.unsqueeze_dim).heads for x in operands.heads)
-        facts = device_facts(operands.q.device)
-        return tiles_of(head, operands.q.element_size(), q.batch * q.length, count, facts.multiprocessors)
-
-
-class Rotate(Plan):
-    """The launch of a rotation of tensors of one kind, in place or not."""
-
-    def __init__(self, operands: Operands, options: Options, inplace: bool):
-        super().__init__(operands, options)
-        self.inplace = inplace
-        self.results = [_result(x) for x in operands.heads]
-        self.is_empty = not any(x.numel() for x in operands.heads)
-
-    def __call__(self, operands: Operands) -> list[Tensor]:
-        """Return q and k, where it is given, rotated; in place these tensors themselves."""
+    def __call__(self, operands: Operands, grads: Sequence[Tensor]) -> list[Tensor]:
+        """Return q and k, where it is given, rotated; in place these tensors themselves. In a backward, return their
+        gradients, and those of their weights as one tensor."""
         given = operands.heads
-        read = [_ready(x) for x in given]
+        read, grads = [_ready(x) for x in given], [_ready(x) for x in grads or given]
         found = read if self.inplace else [allocate() for allocate in self.results]
-        if not self.is_empty:
-            heads = (read[0], read[-1], found[0], found[-1])
-            tensors = (*heads, *self.angles.ready(operands))
-            if not self.bound:
-                head = self.head(operands, heads, not self.inplace or operands.q_weight is not None)
-                tiles = self.tiles(operands, self.options, head)
-                n = self.numbers(operands, tiles)
-                grid = (n.groups * -(-n.tokens // tiles.tokens), 1, 1)
-                self.bound = [rotary_heads.bind(grid, *tensors, n, self.strides(heads, head.unit), head, tiles.tokens)]
-            self.bound[0](*tensors)
-        if not self.inplace:
-            return found
-        return [x if x is y else x.copy_(y) for x, y in zip(given, found, strict=True)]
-
-
-class NormBackward(Plan):
-    """The launches of a backward with norms for tensors of one kind."""
-
-    def __init__(self, grads: tuple[Tensor, Tensor | None], operands: Operands, options: Options):
-        super().__init__(operands, options)
-        weight = operands.q_weight
-        assert weight is not None
-        self.results = [_result(x) for x in operands.heads]
-        self.weights = allocator((len(operands.heads), weight.shape[0]), weight.dtype, weight.device)
-        self.is_empty = not any(x.numel() for x in operands.heads)
-
-    def __call__(self, grads: tuple[Tensor, Tensor | None], operands: Operands) -> list[Tensor]:
-        """Return gradients of q and k, where it is given, and those of the weights as one tensor."""
-        found, weights = [allocate() for allocate in self.results], self.weights()
+        weights = [self.weights()] if self.backward else []
         if self.is_empty:
-            return [*found, weights.zero_()]
-        read = [_ready(x) for x in operands.heads]
-        given = [_ready(g) for g in grads if g is not None]
-        heads = (read[0], read[-1], given[0], given[-1], found[0], found[-1])
+            return [*found, *(t.zero_() for t in weights)]
+        heads = (read[0], read[-1], grads[0], grads[-1], found[0], found[-1])
         tensors = (*heads, *self.angles.ready(operands))
         if not self.bound:
-            self._bind(operands, heads, tensors, weights)
-        partials = self.partials()
+            self._bind(operands, tensors, weights)
+        partials = self.partials() if weights else tensors[0]
         self.bound[0](*tensors, partials)
-        self.bound[1](partials, weights)
-        return [*found, weights]
+        if weights:
+            self.bound[1](partials, weights[0])
+        if not self.inplace:
+            return [*found, *weights]
+        return [x if x is y else x.copy_(y) for x, y in zip(given, found, strict=True)]
 
-    def _bind(self, operands: Operands, heads: Sequence[Tensor], tensors: Sequence[Tensor], weights: Tensor) -> None:
-        head = self.head(operands, heads, True)
-        tiles = self.tiles(operands, self.options, head)
-        n, dim = self.numbers(operands, tiles), weights.shape[1]
-        count = programs_of(tiles, n.tokens, n.groups, device_facts(weights.device).multiprocessors)
-        self.partials = allocator((2, count, dim), torch.float32, weights.device)
-        partials = self.partials()
-        self.bound = [
-            norm_rotary_backward.bind(
-                (count, 1, 1), *tensors, partials, n, self.strides(heads, head.unit), dim // head.unit, head,
-                tiles.tokens,
-            ),
-            sum_partials.bind(
-                (-(-dim // SUM_COLS), weights.shape[0], 1), partials, weights, count, dim, SUM_PARTS, SUM_COLS
-            ),
-        ]  # fmt: skip
+    def _bind(self, operands: Operands, tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        q, k, *_ = extents = [_extents(x, self.options.unsqueeze_dim) for x in tensors[:6]]
+        head = self._head(operands, extents)
+        tokens, k_heads = q.batch * q.length, 0 if operands.k is None else k.heads
+        multiprocessors = device_facts(operands.q.device).multiprocessors
+        tiles = tiles_of(head, operands.q.element_size(), tokens, q.heads + k_heads, multiprocessors)
+        n = self._numbers(operands, q, k_heads, tiles.heads)
+        strides = [tuple(stride // head.unit for stride in x.strides) for x in extents]
+        at = (tuple(strides[::2]), tuple(strides[1::2]), (self.angles.stride // head.unit, 0), (q.dim // head.unit, 0))
+        count = n.groups * -(-tokens // tiles.tokens)
+        partials = tensors[0]
+        if weights:
+            count = programs_of(tiles, tokens, n.groups, multiprocessors)
+            self.partials = allocator((2, count, q.dim), torch.float32, operands.q.device)
+            partials = self.partials()
+        self.bound.append(rotary_heads.bind((count, 1, 1), *tensors, partials, n, at, head, tiles.tokens))
+        if weights:
+            grid, parts = (-(-q.dim // SUM_COLS), len(weights[0]), 1), (SUM_PARTS, SUM_COLS)
+            self.bound.append(sum_partials.bind(grid, partials, weights[0], count, q.dim, *parts))
+
+    def _head(self, operands: Operands, extents: Sequence[Extents]) -> Head:
+        options, norm = self.options, operands.q_weight is not None
+        half, rest = options.rotary_dim // 2, operands.q.shape[-1] - options.rotary_dim
+        strides = (n for x in extents for n in x.strides)
+        return Head(
+            half, 0 if self.inplace and not norm else rest,
+            math.gcd(MULTIPLE, half, rest, self.angles.stride, *strides), options.interleaved,
+            operands.cu_seqlens is not None, self.angles.placed, norm, self.backward,
+        )  # fmt: skip
+
+    def _numbers(self, operands: Operands, q: Extents, k_heads: int, heads: int) -> Numbers:
+        angles, options = self.angles, self.options
+        return Numbers(
+            q.batch * q.length, q.length, angles.sequences, angles.rows, angles.batch_angles,
+            angles.steps(operands, q.length), q.heads, k_heads, heads, -(-(q.heads + k_heads) // heads),
+            -1.0 if options.inverse else 1.0, options.eps,
+        )  # fmt: skip
 
 
 _plans: dict[Hashable, Any] = {}  # by what is known of a call
@@ -256,15 +214,15 @@ def run_rotary(operands: Operands, options: Options, inplace: bool = False) -> l
     if plan is None:
         check_operands(operands, options)
         check_reachable(operands.q)
-        plan = remember(_plans, key, Rotate(operands, options, inplace))
-    return plan(operands)
+        plan = remember(_plans, key, Plan(operands, options, inplace, False))
+    return plan(operands, ())
 
 
-def run_norm_backward(grads: tuple[Tensor, Tensor | None], operands: Operands, options: Options) -> list[Tensor]:
+def run_norm_backward(grads: Sequence[Tensor], operands: Operands, options: Options) -> list[Tensor]:
     """Gradients through a rotation and the norm before it: of q, of k where it is given, and of the weights,
-    (1 or 2, D)."""
+    (1 or 2, D). `grads`: of the results."""
     key = (signature(*grads, *operands), options)
     plan = _plans.get(key)
     if plan is None:
-        plan = remember(_plans, key, NormBackward(grads, operands, options))
-    return plan(grads, operands)
+        plan = remember(_plans, key, Plan(operands, options, False, True))
+    return plan(operands, grads)

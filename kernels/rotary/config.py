@@ -1,4 +1,4 @@
-"""What the kernels of rotary embeddings are compiled for: a head, and the tokens and heads of a program."""
+"""What the kernel of rotary embeddings is compiled for: a head, and the tokens and heads of a program."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PERSISTENT_PROGRAMS = 4  # of a multiprocessor, in the backward of norms
 
 @dataclass(frozen=True)
 class Head:
-    """A head, and how tokens find their angles; a constant of the kernels.
+    """A head, and how tokens find their angles; a constant of the kernel.
 
     half: pairs of columns that rotate. rest: columns that do not, 0 if they stay as they are. unit: what strides and
     parts of a head are multiples of. packed, placed: positions come from the beginnings of packed sequences, and from
-    ids or offsets. norm: heads are normalised first.
+    ids or offsets. norm: heads are normalised first. backward: of heads with norms.
     """
 
     half: int
@@ -35,6 +35,7 @@ class Head:
     packed: bool
     placed: bool
     norm: bool
+    backward: bool
 
 
 class Tiles(NamedTuple):

@@ -76,14 +76,14 @@ def norm_backward_operator(
     """Gradients of `rotary` with norms: of q, of k, an empty tensor where it is left out, and of weights, (1 or 2, D).
     dq, dk: gradients of the results."""
     operands = Operands(q, k, cos, sin, position_ids, seqlen_offsets, cu_seqlens, q_weight, k_weight)
-    found = run_norm_backward((dq, dk), operands, Options(unsqueeze_dim, rotary_dim, interleaved, inverse, eps))
+    grads = [dq] if dk is None else [dq, dk]
+    found = run_norm_backward(grads, operands, Options(unsqueeze_dim, rotary_dim, interleaved, inverse, eps))
     return found[0], q.new_empty(0) if k is None else found[1], found[-1]
 
 
 @describes(norm_backward_operator)
 def _(dq: Tensor, dk: Tensor | None, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, weight = args[0], args[1], Operands(*args[:TENSORS]).q_weight
-    assert weight is not None
+    q, k, weight = args[0], args[1], args[TENSORS - 2]
     weights = weight.new_empty(1 if k is None else 2, weight.shape[0])
     return result_like(q), q.new_empty(0) if k is None else result_like(k), weights
 
@@ -117,17 +117,18 @@ def _gradients(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
 def _rotated_back(ctx: Any, grads: list[Any], wanted: list[int]) -> tuple[Any, Tensor | None]:
     """Gradients of q, of k, or of both, and of their weights. One alone takes the place of q."""
     saved = Operands(*ctx.saved_tensors)
-    pair, pad = (grads[0], grads[1] if len(grads) > 1 else None), [None] * (2 - len(grads))
+    pad = [None] * (2 - len(grads))
     direct = not torch.is_grad_enabled() and is_plain(*grads, *saved) and have_memory(*grads, *saved)
     if not ctx.has_norm:
         options = ctx.options._replace(inverse=not ctx.options.inverse)
-        operands = Operands(*pair, *saved[2:])
+        operands = Operands(*[*grads, *pad, *saved[2:]])
         return (run_rotary(operands, options) if direct else call("rotary", *operands, *options)), None
-    operands = Operands(*(saved[i] for i in wanted), *pad, *saved[2:-2], *(saved[i - 2] for i in wanted), *pad)
+    heads, weights = ([saved[first + i] for i in wanted] for first in (0, TENSORS - 2))
+    operands = Operands(*[*heads, *pad, *saved[2:-2], *weights, *pad])
     if direct:
-        found = run_norm_backward(pair, operands, ctx.options)
+        found = run_norm_backward(grads, operands, ctx.options)
     else:
-        found = call("rotary_norm_backward", *pair, *operands, *ctx.options)
+        found = call("rotary_norm_backward", *grads, *pad, *operands, *ctx.options)
     return found, found[-1]
 
 
