@@ -36,6 +36,7 @@ MODULES = (
     "quantize",
     "norm",
     "rotary",
+    "activation",
     "attention_models",
     "generate",
     "examples",

@@ -183,7 +183,7 @@ class Plan:
         self.bound.append(rotary_heads.bind((count, 1, 1), *tensors, partials, n, at, head, tiles.tokens))
         if weights:
             grid, parts = (-(-q.dim // SUM_COLS), len(weights[0]), 1), (SUM_PARTS, SUM_COLS)
-            self.bound.append(sum_partials.bind(grid, partials, weights[0], count, q.dim, *parts))
+            self.bound.append(sum_partials.bind(grid, partials, weights[0], count, q.dim, *parts, False))
 
     def _head(self, operands: Operands, extents: Sequence[Extents]) -> Head:
         options, norm = self.options, operands.q_weight is not None

@@ -1,0 +1,58 @@
+"""Gated activations for PyTorch tensors: `swiglu`, `geglu`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tritonkittens.kernels._dispatch import call, check_tensors, has_tangent, is_plain, requires_grad
+from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels.activation.call_plan import Options, run_forward
+from tritonkittens.kernels.activation.checks import NAMES, check_operands, check_options
+from tritonkittens.kernels.activation.operators import GatedFunction
+
+
+def swiglu(a: Tensor, b: Tensor | None = None, *, interleaved: bool = False) -> Tensor:
+    """Return silu(a) · b, where silu(a) = a · sigmoid(a), element by element in fp32, rounded once.
+
+    Args:
+        a: (…, N) in bf16, fp16 or fp32. Without b (…, 2N), which has both: a is its first half, b the second. Any
+            strides: it is read without a copy if the last stride is 1 and the leading dimensions merge into two.
+        b: of the shape and dtype of a.
+        interleaved: without b, columns of a and b alternate, a first.
+
+    Returns (…, N) in the dtype of a. The backward reads a, b and dy, computes the activation again, and writes both
+    gradients in one kernel launch, in the layout of the operands.
+
+    Raises TypeError for other dtypes or a DTensor; ValueError for shapes that do not fit or a forward-mode tangent.
+
+    Example::
+
+        y = swiglu(x @ gate, x @ up)
+        y = swiglu(x @ gate_up)
+    """
+    return _gated(Options("silu", interleaved), a, b)
+
+
+def geglu(a: Tensor, b: Tensor | None = None, *, approximate: str = "tanh", interleaved: bool = False) -> Tensor:
+    """Return gelu(a) · b, element by element in fp32, rounded once. `approximate`: "tanh", or "none" for the form with
+    erf, as in `torch.nn.functional.gelu`. All else is as of `swiglu`."""
+    check_options(approximate)
+    return _gated(Options("gelu_tanh" if approximate == "tanh" else "gelu", interleaved), a, b)
+
+
+def _gated(options: Options, a: Tensor, b: Tensor | None) -> Tensor:
+    name = NAMES[options.kind]
+    check_tensors(name, a=a)
+    check_tensors(name, optional=True, b=b)
+    if is_distributed(type(a)):
+        raise TypeError(f"{name}: a is a DTensor; give its shard, a.to_local()")
+    if has_tangent(a, b):
+        raise ValueError(f"{name}: it has no forward-mode derivative; use torch's activations")
+    if not is_plain(a, b):
+        check_operands(a, b, *options)
+        found: Tensor = call("gated_activation", a, b, *options)
+        return found
+    if requires_grad(a, b):
+        found = GatedFunction.apply(a, b, *options)
+        return found
+    return run_forward(a, b, options)

@@ -1,0 +1,112 @@
+"""Gated activations against references in float64, forward and backward, on the GPU, or simulated."""
+
+import random
+
+import pytest
+import torch
+
+from tests.cases_activation import BF16, FP16, FP32, KINDS, LAYOUTS, check, operands, poisoned, run
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, relative_error, slow, some_slow
+from tritonkittens.kernels.activation import gated_torch
+
+pytestmark = pytest.mark.usefixtures("kernel_device")
+
+WIDTHS = [64, 1, 7, 200, 1024, 1100, 2304]
+ROWS = [(3,), (1,), (0,), (2, 5), (35,), ()]
+
+
+@pytest.fixture(autouse=True)
+def poison_in_results(monkeypatch):
+    poisoned(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "width, rows, kind, layout, dtype", crossed(WIDTHS, ROWS, KINDS, LAYOUTS, [BF16, FP32, FP16]), ids=str
+)
+def test_shapes(width, rows, kind, layout, dtype):
+    check(kind, layout, operands(layout, (*rows, width), dtype))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(kind, layout):
+    check(kind, layout, operands(layout, (5, 72), BF16))
+    check(kind, layout, operands(layout, (2, 0), FP32))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides(layout):
+    """Rows with gaps, of any order, with gaps between columns, and repeated."""
+    for view in (
+        lambda x: x[::2, :, 3 : 3 + 40],
+        lambda x: x.transpose(0, 1)[..., :40],
+        lambda x: x[..., ::2][..., :40],
+        lambda x: x[:, :1, :40].expand(6, 3, 40),
+        lambda x: x.permute(2, 1, 0)[:40, :, :4],
+    ):
+        given = [view(t.detach()).requires_grad_() for t in operands(layout, (6, 3, 100), FP32)]
+        check("silu", layout, given)
+
+
+def test_parts_of_a_tensor():
+    """a and b as views of one projection are read without a copy."""
+    both = torch.randn(5, 3, 100, device=DEVICE, dtype=FP32)
+    a, b = (t.requires_grad_() for t in both[..., 10:90].detach().chunk(2, -1))
+    check("gelu_tanh", "pair", [a, b])
+
+
+def test_gradients_of_any_strides():
+    a, b = operands("pair", (6, 40), FP32)
+    for reduced in (lambda y: y.sum(), lambda y: y.T.contiguous().square().sum(), lambda y: y[:, 3].sum()):
+        found = torch.autograd.grad(reduced(run("silu", a, b)), [a, b])
+        expected = torch.autograd.grad(reduced(torch.nn.functional.silu(a) * b), [a, b])
+        for x, y in zip(found, expected, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_values_as_torch(kind):
+    """In float64: torch's GELU of infinity in fp32 is NaN on some CPUs."""
+    values = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e30, -1e30, 1e-30, 80.0, -80.0, 1.0]
+    a = torch.tensor(values, device=DEVICE).repeat_interleave(len(values))
+    b = torch.tensor(values, device=DEVICE).repeat(len(values))
+    expected = gated_torch(a, b, kind=kind).float()
+    torch.testing.assert_close(run(kind, a, b), expected, equal_nan=True, rtol=1e-4, atol=1e-35)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+def test_all_magnitudes(kind, dtype):
+    """Also where the activation is near 0, in the dtype's digits but for the tails of GELU."""
+    a = torch.linspace(-9, 9, on_gpu_or_simulated(100_000, 3001), device=DEVICE).to(dtype)
+    b = torch.ones_like(a)
+    expected = gated_torch(a, b, kind=kind)
+    error = (run(kind, a, b).double() - expected).abs()
+    digits = {BF16: 2**-8, FP16: 2**-11, FP32: 2**-21}[dtype]
+    floor = {"silu": 1e-7, "gelu_tanh": 1e-7, "gelu": 4e-6 if dtype != FP32 else 1e-6}[kind]
+    assert (error <= digits * expected.abs() + floor).all()
+
+
+@pytest.mark.parametrize("seed", some_slow(list(range(40)), list(range(3))))
+def test_random_configurations(seed):
+    choose = random.Random(seed)
+    width = choose.choice([choose.randint(1, 300), 8 * choose.randint(1, 200)])
+    rows = tuple(choose.randint(1, 5) for _ in range(choose.randint(0, 3)))
+    layout = choose.choice(LAYOUTS)
+    check(choose.choice(KINDS), layout, operands(layout, (*rows, width), choose.choice([BF16, FP16, FP32])))
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], *map(slow, LAYOUTS[1:])])
+def test_the_same_bits_in_every_run(layout):
+    given = operands(layout, (40, 200), BF16)
+    torch.manual_seed(1)
+    first = check("silu", layout, given)
+    torch.manual_seed(1)
+    assert all(torch.equal(a, b) for a, b in zip(first, check("silu", layout, given), strict=True))
+
+
+def test_more_programs_than_columns_of_a_grid():
+    """Tiles of rows and columns share one dimension of the grid."""
+    given = operands("pair", (on_gpu_or_simulated(70_000, 70), 16), BF16)
+    with torch.no_grad():
+        assert relative_error(run("silu", *given), gated_torch(*given, kind="silu")) < 3e-3
