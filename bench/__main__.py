@@ -37,6 +37,7 @@ MODULES = (
     "norm",
     "rotary",
     "activation",
+    "loss",
     "attention_models",
     "generate",
     "examples",

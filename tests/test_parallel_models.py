@@ -34,6 +34,10 @@ REFUSING = {  # operators that take no DTensor
     "norm",
     "norm_backward",
     "norm_dropout_mask",
+    "softmax",
+    "softmax_backward",
+    "cross_entropy",
+    "cross_entropy_backward",
 }
 
 
@@ -116,7 +120,7 @@ def test_pools_of_pages_are_whole_where_batches_are_sharded():
 
 
 def test_every_operator_has_a_rule_for_each_tensor():
-    for family in ("quantize", "norm"):
+    for family in ("quantize", "norm", "loss"):
         importlib.import_module(f"tritonkittens.kernels.{family}.operators")  # registers them
     all_names = (name.split("::") for name in vars(torch._library.custom_ops)["OPDEFS"])
     names = {name for library, name in all_names if library == "tritonkittens"}

@@ -1,0 +1,76 @@
+"""What the kernels of softmax and losses are compiled for: the parts of a call, and the tiles of programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tritonkittens.kernels.norm.config import Tiles, backward_tiles, forward_tiles
+
+INPUTS = (torch.bfloat16, torch.float16, torch.float32)
+TARGETS = (torch.int64, torch.int32)
+WIDEST = 262144  # columns
+MOST_AT_ONCE = 8192  # columns of a row of logits that a program of cross entropy loads at once
+MOST_OF_SOFTMAX = (32768, 16384)  # columns that a program of softmax and of its backward has at once
+LOOP = (4096, 8, 4)  # columns, warps and stages of a program's loop over a wider row
+REGISTERS = 64  # of a thread, so that 32 warps fit a multiprocessor
+MORE_REGISTERS = 128  # with a soft-cap, whose exponentials limit the rate, and for loops over two operands
+WIDE_GRADIENT = (8192, 8)  # columns and warps of a program of the gradient
+GROUP_BYTES = 16  # that a thread loads at once
+SUM_ROWS = 4096  # rows whose losses a program adds up at once
+MOST_SUMMED = 32768  # rows that one program adds up alone
+SUM_PROGRAMS = 128  # that add up more
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a cross entropy has, a constant of the kernels.
+
+    cap, smoothing: a soft-cap, label smoothing. skips: rows of ignored targets are not read. mean: incoming gradients
+    are those of the mean. dlse: log-sum-exps have gradients.
+    """
+
+    cap: bool
+    smoothing: bool
+    skips: bool
+    mean: bool = False
+    dlse: bool = False
+
+
+def group_of(tiles: Tiles, itemsize: int) -> int:
+    """Return the columns of a group of the online softmax: those that a thread loads at once."""
+    return min(GROUP_BYTES // itemsize, tiles.cols)
+
+
+def loop_tiles(width: int) -> Tiles:
+    """Return the tiles of a loop over chunks of a row."""
+    return Tiles(1, LOOP[0], -(-width // LOOP[0]), LOOP[1])
+
+
+def softmax_tiles(width: int, backward: bool) -> Tiles:
+    """Return the tiles of softmax: as of norms, up to the widest row that registers hold."""
+    if width > MOST_OF_SOFTMAX[backward]:
+        return loop_tiles(width)
+    return backward_tiles(width) if backward else forward_tiles(width)
+
+
+def loss_tiles(width: int) -> Tiles:
+    """Return the tiles of the forward of cross entropy."""
+    return forward_tiles(width) if width <= MOST_AT_ONCE else loop_tiles(width)
+
+
+def gradient_tiles(width: int) -> Tiles:
+    """Return the tiles of the gradient of cross entropy, whose programs have a chunk of columns each."""
+    cols, warps = WIDE_GRADIENT
+    return forward_tiles(width) if width <= MOST_AT_ONCE else Tiles(1, cols, -(-width // cols), warps)
+
+
+def stages_of(tiles: Tiles) -> int:
+    """Return the stages of the loop over chunks, all but one of which are in shared memory."""
+    return 1 if tiles.chunks == 1 else LOOP[2]
+
+
+def registers_of(parts: Parts) -> int:
+    """Return the most registers of a thread of cross entropy."""
+    return MORE_REGISTERS if parts.cap else REGISTERS

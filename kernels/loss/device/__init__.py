@@ -1,0 +1,1 @@
+"""The kernels of softmax and of the losses."""

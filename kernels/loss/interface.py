@@ -1,0 +1,119 @@
+"""Softmax and losses of rows for PyTorch tensors: `softmax`, `cross_entropy`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels._dispatch import autocasts, call, check_tensors, has_tangent, is_plain, requires_grad
+from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels.loss.call_plan import Options, run_cross_entropy, run_softmax
+from tritonkittens.kernels.loss.checks import check_dtype, check_in_range, check_options, check_rows, check_target
+from tritonkittens.kernels.loss.config import INPUTS
+from tritonkittens.kernels.loss.operators import CrossEntropyFunction, SoftmaxFunction
+
+
+def _check_kind(name: str, argument: str, x: Any) -> None:
+    check_tensors(name, **{argument: x})
+    if is_distributed(type(x)):
+        raise TypeError(f"{name}: {argument} is a DTensor; give its shard, {argument}.to_local()")
+    if has_tangent(x):
+        raise ValueError(f"{name}: it has no forward-mode derivative; use torch's {name}")
+
+
+def softmax(x: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
+    """Return exp(x) / Σ exp(x) over the last dimension, computed in fp32.
+
+    Args:
+        x: (…, N) in bf16, fp16 or fp32, N from 1 to 262,144. Any strides: it is read without a copy if the last stride
+            is 1 and the leading dimensions merge into two.
+        out_dtype: of the result; by default that of x, and fp32 under `torch.autocast` on a GPU.
+
+    NaN and infinities give what `torch.softmax` gives. It is differentiable once.
+
+    Raises TypeError for other dtypes or a DTensor; ValueError for another N, a device without kernels, or a
+    forward-mode tangent.
+
+    Example::
+
+        p = softmax(scores, out_dtype=torch.float32)
+    """
+    _check_kind("softmax", "x", x)
+    if out_dtype is None and x.device.type != "cpu" and autocasts(x.device) is not None:
+        out_dtype = torch.float32
+    if out_dtype is not None and out_dtype not in INPUTS:
+        raise TypeError(f"softmax: out_dtype={out_dtype}; it must be {' or '.join(map(str, INPUTS))}")
+    if not is_plain(x):
+        check_rows("softmax", "x", x)
+        result: Tensor = call("softmax", x, out_dtype)
+        return result
+    return SoftmaxFunction.apply(x, out_dtype) if requires_grad(x) else run_softmax(x, out_dtype)
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    return_lse: bool = False,
+    inplace_backward: bool = False,
+    debug: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return the cross entropy of rows of logits with target classes, in fp32.
+
+    The loss of a row is lse - (1 - label_smoothing) · t[target] - label_smoothing · mean(t) + lse_square_scale · lse²,
+    with t = softcap · tanh(input / softcap), or t = input, and lse = log Σ exp(t).
+
+    Args:
+        input: (…, V) logits in bf16, fp16 or fp32, V from 1 to 262,144. Classes are in the last dimension, whatever the
+            number of dimensions (torch's are in the second one). Any strides, as of `softmax`.
+        target: input.shape[:-1], int64 or int32.
+        ignore_index: rows with this target have a loss and a gradient of 0, and no part in the mean.
+        reduction: "mean" over the rows that are not ignored (NaN without any, as in torch), "sum", or "none".
+        label_smoothing: in [0, 1].
+        lse_square_scale: the factor of lse², the z-loss.
+        softcap: bounds logits smoothly.
+        return_lse: also return lse, input.shape[:-1] in fp32, which is differentiable. Ignored rows have one, too.
+        inplace_backward: the backward may write the gradient of the logits over the logits. What else needs their
+            values after the loss then raises torch's error for tensors modified in place. It has no effect in
+            torch.compile and transforms, nor where elements of input share memory.
+        debug: wait for the GPU, and raise IndexError for a target that is neither a class nor ignore_index. Without it,
+            the loss of such a row is NaN.
+
+    Returns the loss, a number or target.shape for "none"; with return_lse a tuple of it and lse.
+
+    Logits are read once in the forward, and once in the backward. Results and gradients have the same bits in every
+    run. Nothing waits for the GPU without `debug`. NaN and infinities give what torch gives, but in ignored rows 0.
+
+    Raises TypeError for other dtypes or a DTensor; ValueError for a shape, device or option that does not fit, or a
+    forward-mode tangent.
+
+    Example::
+
+        loss = cross_entropy(logits, target, label_smoothing=0.1, lse_square_scale=1e-4)
+    """
+    name = "cross_entropy"
+    _check_kind(name, "input", input)
+    check_tensors(name, target=target)
+    check_options(name, reduction, label_smoothing, softcap)
+    check_dtype(name, "input", input)
+    if debug:
+        check_in_range(name, target, input.shape[-1], ignore_index)
+    options = Options(ignore_index, reduction, label_smoothing, lse_square_scale, softcap, return_lse)
+    found: Any
+    if not is_plain(input, target):
+        check_rows(name, "input", input)
+        check_target(name, target, tuple(input.shape[:-1]), input.device, "input")
+        found = call(name, input, target, *options)
+    elif requires_grad(input):
+        found = CrossEntropyFunction.apply(inplace_backward, input, target, *options)
+    else:
+        found = run_cross_entropy(input, target, options)
+    loss, lse = found[:2]
+    return (loss, lse) if return_lse else loss

@@ -1,0 +1,63 @@
+"""What tests of softmax and losses share: inputs, and comparisons of results and gradients with float64."""
+
+import torch
+
+from tests.util import DEVICE, poison, relative_error
+from tritonkittens.kernels.loss import call_plan, cross_entropy, cross_entropy_torch, softmax
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BOUNDS = {BF16: 4e-3, FP16: 5e-4, FP32: 2e-6}  # of relative errors of numbers rounded once
+
+
+def poisoned(monkeypatch):
+    """Results have poison where no kernel writes."""
+    allocator = call_plan.allocator
+    monkeypatch.setattr(call_plan, "_plans", {})
+    monkeypatch.setattr(call_plan, "allocator", lambda *kind: lambda: poison(allocator(*kind)()))
+
+
+def numbers(shape, dtype, scale=2.0):
+    return (torch.randn(shape, device=DEVICE) * scale).to(dtype).requires_grad_()
+
+
+def targets(shape, classes, dtype=torch.int64, ignored=0.3, ignore_index=-100):
+    """Random classes, a share of them ignored."""
+    found = torch.randint(0, classes, shape, device=DEVICE, dtype=dtype)
+    return torch.where(torch.rand(shape, device=DEVICE) < ignored, ignore_index, found).to(dtype)
+
+
+def check_softmax(x, **options):
+    """The softmax of x and its gradient against float64."""
+    y = softmax(x, **options)
+    expected = torch.softmax(x.double(), -1)
+    assert y.dtype == options.get("out_dtype", x.dtype) and y.shape == x.shape
+    assert relative_error(y, expected) < BOUNDS[y.dtype]
+    direction = torch.randn_like(y)
+    (found,) = torch.autograd.grad(y, x, direction)
+    # from y as it is rounded, of which the sum over a row may cancel
+    rounded, g = y.detach().double(), direction.double()
+    reference = rounded * (g - (g * rounded).sum(-1, keepdim=True))
+    assert found.dtype == x.dtype and relative_error(found, reference) < BOUNDS[x.dtype]
+    return y.detach(), found
+
+
+def check(x, target, return_lse=False, inplace_backward=False, **options):
+    """A cross entropy and its gradient against the reference. Incoming gradients are random."""
+    exact = x.detach().double().requires_grad_()
+    leaf = x.detach().clone(memory_format=torch.preserve_format) if inplace_backward else x
+    found = cross_entropy(
+        leaf.requires_grad_(), target, return_lse=return_lse, inplace_backward=inplace_backward, **options
+    )
+    results = found if return_lse else (found,)
+    expected = cross_entropy_torch(exact, target, **options)[: len(results)]
+    for name, a, b in zip(("loss", "lse"), results, expected, strict=False):
+        assert a.dtype == FP32 and relative_error(a, b) < BOUNDS[FP32], f"{name}: {relative_error(a, b)}"
+    directions = [torch.randn(t.shape, device=t.device) for t in results]
+    (gradient,) = torch.autograd.grad(results, leaf, directions)
+    (reference,) = torch.autograd.grad(expected, exact, [t.double() for t in directions])
+    assert gradient.dtype == x.dtype and gradient.shape == x.shape
+    assert (gradient.data_ptr() == leaf.data_ptr() and x.numel() > 0) == (inplace_backward and x.numel() > 0)
+    # one class: the gradient is what is left of 1 - 1
+    size = 1.0 if x.shape[-1] == 1 else float(reference.norm()) or 1.0
+    assert (gradient.double() - reference).norm() <= BOUNDS[x.dtype] * size
+    return [t.detach() for t in (*results, gradient)]
