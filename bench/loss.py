@@ -1,8 +1,8 @@
 """Softmax and cross entropy, forward and backward: beside a copy of as many bytes, torch.compile, and quack and liger
-where these are installed.
+where these are installed. A linear layer with cross entropy, forward and backward at once, beside the same peers.
 
-`work` is what a call must read and write. Forwards take turns over so many operands that none is in L2 when it is used
-again. quack and liger have no forward of cross entropy without the gradient, or no softmax: see `PEERS`.
+`work` of the former is what a call must read and write. Forwards take turns over so many operands that none is in L2
+when it is used again. `work` of a linear layer is that of its three products.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ def quack(kind: str) -> Function:
 
 
 def liger(kind: str) -> Function:
-    """Its forward writes the gradient over the logits."""
     if kind == "softmax":
         from liger_kernel.ops.softmax import LigerSoftmaxFunction
 
@@ -115,7 +114,7 @@ def backward(
 
 @deferred
 def error(kind: str, given: Sequence[Any], gradient: torch.Tensor | None) -> Callable[[torch.Tensor], float]:
-    """The relative error of results, or of gradients where there is a `gradient`; of the first rows alone."""
+    """The relative error of results, or of gradients where there is a `gradient`."""
     x, target = given
     exact = x.double().requires_grad_(gradient is not None)
     expected = eager(kind, exact, target)
@@ -163,6 +162,101 @@ def cases(options: argparse.Namespace | None, kinds: Sequence[str] = KINDS, both
     ]
 
 
+# ---------------------------------------------------------------- a linear layer with cross entropy
+
+LINEAR_SHAPES = (  # tokens, features, classes
+    (8192, 4096, 128256),
+    (8192, 2048, 32000),
+    (4096, 4096, 128256),
+    (32768, 4096, 128256),
+    (16384, 1024, 50257),
+    (8192, 2304, 256000),
+)
+
+Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # of x, weight and targets
+
+
+def eager_linear(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The loss in torch, from logits in the dtype of x."""
+    logits = torch.nn.functional.linear(x, w)
+    return torch.nn.functional.cross_entropy(logits if x.dtype == torch.float64 else logits.float(), target)
+
+
+def linear_ours() -> Linear:
+    from tritonkittens.kernels.loss import linear_cross_entropy
+
+    return linear_cross_entropy
+
+
+def linear_compiled() -> Linear:
+    torch.compiler.reset()
+    return torch.compile(eager_linear, dynamic=False)
+
+
+def linear_quack() -> Linear:
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+    return lambda x, w, target: chunked_linear_cross_entropy(x, w, target, chunk_size=4096)
+
+
+def linear_liger() -> Linear:
+    from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
+
+    return lambda x, w, target: LigerFusedLinearCrossEntropyFunction.apply(x, w, target)[0]
+
+
+LINEAR_PEERS: dict[str, Callable[[], Linear]] = {
+    "torch.compile": linear_compiled,
+    "quack": linear_quack,
+    "liger": linear_liger,
+}
+
+
+def both(make: Callable[[], Linear], given: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    """The loss and the gradients of x and weight."""
+    function, (x, w, target) = make(), given
+    leaves = [t.clone().requires_grad_() for t in (x, w)]
+
+    def run() -> list[torch.Tensor]:
+        loss = function(leaves[0], leaves[1], target)
+        return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+    return run
+
+
+@deferred
+def linear_error(given: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], float]:
+    """The largest relative error of the loss and the gradients."""
+    *operands, target = given
+    leaves = [t.double().requires_grad_() for t in operands]
+    loss = eager_linear(leaves[0], leaves[1], target)
+    expected = [loss.detach(), *torch.autograd.grad(loss, leaves)]
+    return lambda found: max(float((a.double() - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
+
+
+def prepare_linear(tokens: int, features: int, classes: int) -> Trial:
+    x, w = randn(tokens, features), randn(classes, features) * features**-0.5
+    given = (x, w, torch.randint(0, classes, (tokens,), device=x.device))
+
+    def timed(make: Callable[[], Linear]) -> Callable[[], Callable[[], Any]]:
+        return functools.partial(both, make, given)
+
+    peers = {name: timed(make) for name, make in LINEAR_PEERS.items()}
+    return Trial({OURS: timed(linear_ours)}, peers, linear_error(given), BOUND)
+
+
+def linear_cases(options: argparse.Namespace | None) -> list[Case]:
+    return [
+        Case(
+            f"{tokens} tokens {features}->{classes}",
+            6.0 * tokens * features * classes,
+            {"tokens": tokens, "features": features, "classes": classes},
+            functools.partial(prepare_linear, tokens, features, classes),
+        )
+        for tokens, features, classes in LINEAR_SHAPES
+    ]
+
+
 def _suite(name: str, title: str, kinds: Sequence[str], both_ways: bool) -> Suite:
     return Suite(name, title, functools.partial(cases, kinds=kinds, both_ways=both_ways), unit="TB/s")
 
@@ -172,4 +266,5 @@ SUITES = (
     _suite("softmax_backward", "backward of softmax beside a copy of as many bytes", KINDS[:1], True),
     _suite("cross_entropy", "cross entropy beside a copy of as many bytes", KINDS[1:], False),
     _suite("cross_entropy_backward", "gradient of cross entropy beside a copy of as many bytes", KINDS[1:], True),
+    Suite("linear_cross_entropy", "a linear layer with cross entropy, forward and backward", linear_cases),
 )

@@ -3,7 +3,7 @@
 import torch
 
 from tests.util import DEVICE, poison, relative_error
-from tritonkittens.kernels.loss import call_plan, cross_entropy, cross_entropy_torch, softmax
+from tritonkittens.kernels.loss import call_plan, cross_entropy, cross_entropy_torch, linear_cross_entropy, softmax
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 BOUNDS = {BF16: 4e-3, FP16: 5e-4, FP32: 2e-6}  # of relative errors of numbers rounded once
@@ -61,3 +61,34 @@ def check(x, target, return_lse=False, inplace_backward=False, **options):
     size = 1.0 if x.shape[-1] == 1 else float(reference.norm()) or 1.0
     assert (gradient.double() - reference).norm() <= BOUNDS[x.dtype] * size
     return [t.detach() for t in (*results, gradient)]
+
+
+def check_linear(x, weight, target, bias=None, **options):
+    """A linear layer and cross entropy, and all gradients, against float64 with logits rounded as they are."""
+    operands = {"input": x, "linear_weight": weight, "linear_bias": bias}
+    leaves = {name: t for name, t in operands.items() if t is not None and t.requires_grad}
+    loss = linear_cross_entropy(x, weight, target, bias, **options)
+    exact = [t if t is None else t.detach().double().requires_grad_() for t in operands.values()]
+    logits = torch.nn.functional.linear(*exact)
+    logits = logits + (logits.to(x.dtype).double() - logits).detach()
+    expected = cross_entropy_torch(logits, target, **options)[0]
+    assert loss.dtype == FP32 and loss.shape == expected.shape
+    # logits, products in fp32, now and then round the other way
+    assert (loss - expected).norm() < BOUNDS[x.dtype] * max(float(expected.detach().norm()), 1.0)
+    if not leaves:
+        return [loss]
+    direction = torch.randn(loss.shape, device=loss.device)
+    gradients = torch.autograd.grad(loss, list(leaves.values()), direction)
+    of_all = dict(
+        zip(
+            operands,
+            torch.autograd.grad(expected, [t for t in exact if t is not None], direction.double()),
+            strict=False,
+        )
+    )
+    for (name, leaf), found in zip(leaves.items(), gradients, strict=True):
+        assert found.dtype == leaf.dtype and found.shape == leaf.shape
+        size = max(float(of_all[name].norm()), 1e-6)
+        error = float((found.double() - of_all[name]).norm()) / size
+        assert error < 2 * BOUNDS[x.dtype], f"gradient of {name}: {error}"
+    return [loss.detach(), *gradients]

@@ -225,6 +225,17 @@ def test_cases_of_the_benchmark():
     size = 8192 * 32000
     assert found["cross_entropy 8192x32000"].work == 2 * size
     assert found["cross_entropy backward 8192x32000"].work == 4 * size
+    assert found["8192 tokens 2048->32000"].work == 6 * 2048 * size
+
+
+def test_the_benchmark_of_linear_layers(monkeypatch):
+    monkeypatch.setattr("bench.gemm.DEVICE", "cpu")
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    with sim.device():
+        trial = bench_loss.prepare_linear(8, 32, 64)
+        for make in (trial.ours["tritonkittens"], trial.peers["torch.compile"]):
+            found = make()()
+            assert trial.error(found) < trial.bound < trial.error([found[0], *(1.1 * t for t in found[1:])])
 
 
 # ---------------------------------------------------------------- refusals

@@ -38,6 +38,8 @@ REFUSING = {  # operators that take no DTensor
     "softmax_backward",
     "cross_entropy",
     "cross_entropy_backward",
+    "linear_cross_entropy",
+    "linear_cross_entropy_backward",
 }
 
 

@@ -146,19 +146,39 @@ class Losses(NamedTuple):
     number: Tensor | None
 
 
+class LossSum:
+    """The launches that add up losses of one number of rows."""
+
+    def __init__(self, losses: Tensor, options: Options):
+        self.count, self.options = len(losses), options
+        programs = SUM_PROGRAMS if self.count > MOST_SUMMED else 1
+        self.programs = (programs, 1) if programs > 1 else (1,)  # of launches one after the other
+        self.sums = [allocator((n,) if n > 1 else (), torch.float32, losses.device) for n in self.programs]
+        self.bound: list[Bound] = []
+
+    def __call__(self, losses: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        given = losses, target
+        for i, programs in enumerate(self.programs):
+            found = self.sums[i](), self.sums[i]()
+            if len(self.bound) == i:
+                numbers = (self.count if i == 0 else self.programs[0], self.options.ignore_index)
+                is_mean = self.options.reduction == "mean" and programs == 1
+                self.bound.append(
+                    cross_entropy_sum.bind((programs, 1, 1), *given, *found, *numbers, i == 0, is_mean, SUM_ROWS)
+                )
+            self.bound[i](*given, *found)
+            given = found
+        return found
+
+
 class CrossEntropy:
     """The launches of a cross entropy for tensors of one kind."""
 
     def __init__(self, logits: Tensor, target: Tensor, options: Options):
         self.rows, self.tiles, self.options = Rows((logits,)), loss_tiles(logits.shape[-1]), options
-        count, device = self.rows.count, logits.device
         self.itemsize, self.shape = logits.element_size(), tuple(target.shape)
-        self.of_rows = allocator((count,), torch.float32, device)
-        programs = SUM_PROGRAMS if count > MOST_SUMMED else 1
-        self.programs = (programs, 1) if programs > 1 else (1,)  # of launches one after the other
-        self.sums = [allocator((n,) if n > 1 else (), torch.float32, device) for n in self.programs]
+        self.of_rows = allocator((self.rows.count,), torch.float32, logits.device)
         self.bound: Bound | None = None
-        self.summed: list[Bound] = []
 
     def __call__(self, logits: Tensor, target: Tensor) -> Losses:
         losses, lse = self.of_rows(), self.of_rows()
@@ -170,8 +190,8 @@ class CrossEntropy:
             self.bound(*tensors)
         if self.options.reduction == "none":
             return Losses(losses.view(self.shape), lse.view(self.shape), None)
-        loss, count_of_rows = self._sum(losses, target)
-        return Losses(loss, lse.view(self.shape), count_of_rows if self.options.reduction == "mean" else None)
+        loss, number = run_loss_sum(losses, target, self.options)
+        return Losses(loss, lse.view(self.shape), number if self.options.reduction == "mean" else None)
 
     def _bind(self, tensors: Any) -> Bound:
         rows, tiles, one_chunk = self.rows, self.tiles, self.tiles.chunks == 1
@@ -182,21 +202,6 @@ class CrossEntropy:
             (-(-rows.count // tiles.rows), 1, 1), *tensors, rows.size, rows.inner, rows.at, *self.options.numbers,
             parts, *tiles[:2], group_of(tiles, self.itemsize), rows.unit, stages_of(tiles),
         )  # fmt: skip
-
-    def _sum(self, losses: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum or mean of the losses, and the number of rows that are not ignored."""
-        given = losses, target
-        for i, programs in enumerate(self.programs):
-            found = self.sums[i](), self.sums[i]()
-            if len(self.summed) == i:
-                numbers = (len(losses) if i == 0 else self.programs[0], self.options.ignore_index)
-                is_mean = self.options.reduction == "mean" and programs == 1
-                self.summed.append(
-                    cross_entropy_sum.bind((programs, 1, 1), *given, *found, *numbers, i == 0, is_mean, SUM_ROWS)
-                )
-            self.summed[i](*given, *found)
-            given = found
-        return found
 
 
 class CrossEntropyBackward:
@@ -233,6 +238,16 @@ class CrossEntropyBackward:
             (-(-rows.count // tiles.rows) * tiles.chunks, 1, 1), *tensors, rows.size, rows.inner, (rows.at[0], stored),
             int(self.options.reduction == "none"), *self.options.numbers, parts, *tiles[:2], rows.unit,
         )  # fmt: skip
+
+
+def run_loss_sum(losses: Tensor, target: Tensor, options: Options) -> tuple[Tensor, Tensor]:
+    """The sum or mean of the losses of rows, (rows), and the number of rows that are not ignored, in fp32."""
+    key = ("loss_sum", signature(losses, target), options)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = remember(_plans, key, LossSum(losses, options))
+    result: tuple[Tensor, Tensor] = plan(losses, target)
+    return result
 
 
 def run_cross_entropy(logits: Tensor, target: Tensor, options: Options) -> Losses:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._tensors import check_tensor
+from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
 from tritonkittens.kernels.loss.config import INPUTS, TARGETS, WIDEST
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -37,6 +37,30 @@ def check_target(name: str, target: Tensor, shape: tuple[int, ...], device: torc
         raise ValueError(
             f"{name}: target is on {target.device}, {first} on {device}; all tensors must be on one device"
         )
+
+
+def check_linear(input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None) -> None:
+    """Raise TypeError or ValueError for operands of `linear_cross_entropy` that do not fit together."""
+    name = "linear_cross_entropy"
+    check_dtype(name, "input", input, HALF_TYPES)
+    if input.ndim == 0 or input.shape[-1] == 0:
+        raise ValueError(f"{name}: input has shape {tuple(input.shape)}; it must be (…, features), with a feature")
+    features = input.shape[-1]
+    if weight.ndim != 2 or weight.shape[1] != features or not 1 <= weight.shape[0] <= WIDEST:
+        raise ValueError(
+            f"{name}: linear_weight has shape {tuple(weight.shape)}; it must be (classes, {features}), of 1 "
+            f"to {WIDEST} classes"
+        )
+    if bias is not None and tuple(bias.shape) != (len(weight),):
+        raise ValueError(f"{name}: linear_bias has shape {tuple(bias.shape)}; it must be ({len(weight)},)")
+    for argument, t in (("linear_weight", weight), ("linear_bias", bias)):
+        if t is not None and t.dtype != input.dtype:
+            raise TypeError(f"{name}: {argument} has dtype {t.dtype}, input {input.dtype}; they must be equal")
+        if t is not None and t.device != input.device:
+            raise ValueError(
+                f"{name}: {argument} is on {t.device}, input on {input.device}; all tensors must be on one device"
+            )
+    check_target(name, target, tuple(input.shape[:-1]), input.device, "input")
 
 
 def check_options(name: str, reduction: str, label_smoothing: float, softcap: float | None) -> None:

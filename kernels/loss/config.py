@@ -21,6 +21,8 @@ GROUP_BYTES = 16  # that a thread loads at once
 SUM_ROWS = 4096  # rows whose losses a program adds up at once
 MOST_SUMMED = 32768  # rows that one program adds up alone
 SUM_PROGRAMS = 128  # that add up more
+TOKENS, TOKENS_UNIT = 4096, 128  # whose logits exist at once, and what chunks of fewer are a multiple of
+SCALE_BLOCK, SCALE_PROGRAMS = 4096, 8  # numbers that a program scales at once, and programs of a multiprocessor
 
 
 @dataclass(frozen=True)

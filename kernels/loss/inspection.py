@@ -15,6 +15,7 @@ from tritonkittens.kernels.loss.call_plan import (
     run_softmax_backward,
 )
 from tritonkittens.kernels.loss.interface import softmax
+from tritonkittens.kernels.loss.linear import run_scale
 
 ROWS, SOFTMAX, CLASSES = 8192, (128, 4096, 32768, 131072), (4096, 32000, 128256)
 PLAIN = Options(-100, "mean", 0.0, 0.0, None, False)
@@ -45,7 +46,11 @@ def _cross_entropy_backward(classes: int, options: Options) -> Any:
     return run_cross_entropy_backward(one, dlse, _empty(ROWS, classes), target, row, one, options)
 
 
-inspectable: dict[str, Inspectable] = {}
+def _scale() -> Any:
+    return run_scale(_empty(ROWS, 4096), _empty(dtype=torch.float32))
+
+
+inspectable: dict[str, Inspectable] = launches_of(_scale, "loss_scale")
 for width in SOFTMAX:
     inspectable |= launches_of(functools.partial(_softmax, width), f"softmax_{width}")
     inspectable |= launches_of(functools.partial(_softmax_backward, width), f"softmax_{width}_backward")

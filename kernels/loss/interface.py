@@ -1,4 +1,4 @@
-"""Softmax and losses of rows for PyTorch tensors: `softmax`, `cross_entropy`."""
+"""Softmax and losses of rows for PyTorch tensors: `softmax`, `cross_entropy`, `linear_cross_entropy`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,18 @@ from torch import Tensor
 from tritonkittens.kernels._dispatch import autocasts, call, check_tensors, has_tangent, is_plain, requires_grad
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels.loss.call_plan import Options, run_cross_entropy, run_softmax
-from tritonkittens.kernels.loss.checks import check_dtype, check_in_range, check_options, check_rows, check_target
+from tritonkittens.kernels.loss.checks import (
+    check_dtype,
+    check_in_range,
+    check_linear,
+    check_options,
+    check_reachable,
+    check_rows,
+    check_target,
+)
 from tritonkittens.kernels.loss.config import INPUTS
+from tritonkittens.kernels.loss.linear import Wanted, run_linear_cross_entropy
+from tritonkittens.kernels.loss.linear_operators import LinearCrossEntropyFunction
 from tritonkittens.kernels.loss.operators import CrossEntropyFunction, SoftmaxFunction
 
 
@@ -117,3 +127,70 @@ def cross_entropy(
         found = run_cross_entropy(input, target, options)
     loss, lse = found[:2]
     return (loss, lse) if return_lse else loss
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    linear_bias: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    debug: bool = False,
+) -> Tensor:
+    """Return cross_entropy(input · linear_weightᵀ + linear_bias, target), without the logits of all tokens in memory.
+
+    Logits are computed for a chunk of tokens, in the dtype of input. Their loss and gradient follow, the gradient over
+    their memory, and the products of that gradient with weight and input. So the forward computes all gradients, and
+    the backward scales them by the gradient of the loss; nothing waits for the GPU. With reduction="none" the backward
+    computes the logits again.
+
+    Args:
+        input: (…, features), bf16 or fp16. Any strides.
+        linear_weight: (classes, features), as of `torch.nn.Linear`, of 1 to 262,144 classes. linear_bias: (classes,).
+            Both have the dtype of input. Under `torch.autocast` all three are cast, as operands of a product are.
+        target, …: as in `cross_entropy`, with target.shape = input.shape[:-1].
+
+    Memory besides operands and gradients: at most that of the logits of 4,096 tokens and, where linear_weight wants a
+    gradient, of a copy of it in fp32. The gradient of linear_weight is summed in fp32 and rounded once. A second
+    backward of one graph copies the gradients.
+
+    Returns the loss in fp32: a number, or target.shape for "none".
+
+    Raises TypeError for other dtypes or a DTensor; ValueError for a shape, device or option that does not fit, or a
+    forward-mode tangent; ArchitectureError on a GPU without TMA.
+
+    Example::
+
+        loss = linear_cross_entropy(hidden, lm_head.weight, labels)
+    """
+    name = "linear_cross_entropy"
+    _check_kind(name, "input", input)
+    _check_kind(name, "linear_weight", linear_weight)
+    check_tensors(name, target=target)
+    check_tensors(name, optional=True, linear_bias=linear_bias)
+    check_options(name, reduction, label_smoothing, softcap)
+    dtype = autocasts(input.device)
+    if dtype is not None:
+        input, linear_weight = input.to(dtype), linear_weight.to(dtype)
+        linear_bias = linear_bias if linear_bias is None else linear_bias.to(dtype)
+    check_linear(input, linear_weight, target, linear_bias)
+    if debug:
+        check_in_range(name, target, len(linear_weight), ignore_index)
+    options = Options(ignore_index, reduction, label_smoothing, lse_square_scale, softcap, False)
+    operands = (input, linear_weight, target, linear_bias)
+    loss: Tensor
+    if not is_plain(*operands):
+        grads = torch.is_grad_enabled()
+        wanted = Wanted(*(grads and t is not None and t.requires_grad for t in (input, linear_weight, linear_bias)))
+        loss = call(name, *operands, *options, *wanted)[0]
+        return loss
+    check_reachable(name, "input", input)
+    if requires_grad(input, linear_weight, linear_bias):
+        loss = LinearCrossEntropyFunction.apply(*operands, *options)
+        return loss
+    return run_linear_cross_entropy(*operands, options, Wanted(False, False, False))[0]

@@ -1,4 +1,4 @@
-"""The losses in plain torch, in float64."""
+"""The losses in plain torch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ def cross_entropy_torch(
     label_smoothing: float = 0.0,
     lse_square_scale: float = 0.0,
     softcap: float | None = None,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of `cross_entropy` and the log-sum-exps of the rows, in float64.
+    """Return the loss of `cross_entropy` and the log-sum-exps of the rows, in `dtype`.
 
-    Targets are classes or `ignore_index`. Arguments are those of `cross_entropy`.
+    Targets are classes or `ignore_index`. Other arguments are those of `cross_entropy`.
     """
-    x = input.double()
+    x = input.to(dtype)
     if softcap is not None:
         x = softcap * torch.tanh(x / softcap)
     kept = target != ignore_index

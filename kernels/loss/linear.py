@@ -1,0 +1,155 @@
+"""A linear layer and cross entropy of what it computes, a chunk of tokens after the other, so that the logits of all
+tokens never exist at once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels.gemm import Epilogue, gemm
+from tritonkittens.kernels.loss.call_plan import Options, run_cross_entropy, run_cross_entropy_backward, run_loss_sum
+from tritonkittens.kernels.loss.config import SCALE_BLOCK, SCALE_PROGRAMS, TOKENS, TOKENS_UNIT
+from tritonkittens.kernels.loss.device.linear import scale_in_place, scaled_sum
+from tritonkittens.launch import device_facts
+
+
+class Wanted(NamedTuple):
+    """Which operands want gradients, in the order of the operator."""
+
+    input: bool
+    weight: bool
+    bias: bool
+
+
+class Gradients(NamedTuple):
+    """Gradients of a linear layer and its loss, in the order of the operator; None for one that is not wanted."""
+
+    input: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+def chunk_tokens(tokens: int, features: int, weight_wanted: bool) -> int:
+    """Return how many tokens a chunk has.
+
+    The gradients of a weight are summed over chunks in fp32. That takes the memory of the logits of 2 · features
+    tokens: up to as many more tokens are one chunk, which takes no more memory, and less time.
+    """
+    if tokens <= TOKENS + (2 * features if weight_wanted else 0):
+        return max(tokens, 1)
+    even = -(-tokens // -(-tokens // TOKENS))
+    return -(-even // TOKENS_UNIT) * TOKENS_UNIT
+
+
+class _WeightGradient:
+    """The gradient of a weight, a sum of products over chunks. It is rounded once."""
+
+    def __init__(self, scale: Tensor | None):
+        self.scale = scale
+        self.sum: Tensor | None = None
+
+    def add(self, dlogits: Tensor, x: Tensor, is_last: bool) -> Tensor | None:
+        """Add the product of a chunk; of the last one, return the gradient."""
+        if is_last and self.sum is None:
+            return gemm(dlogits.T, x, scale_a=self.scale).contiguous()
+        if is_last:
+            scale = 1.0 if self.scale is None else self.scale
+            return gemm(dlogits.T, x, epilogue=Epilogue(scaled_sum, before=self.sum, scale=scale)).contiguous()
+        self.sum = gemm(dlogits.T, x, residual=self.sum, out=self.sum, out_dtype=torch.float32)
+        return None
+
+
+def run_chunks(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    options: Options,
+    wanted: Wanted,
+    of_rows: Tensor | None,
+    scale: Tensor | None,
+) -> tuple[Tensor, Gradients]:
+    """Return losses of the tokens, and gradients.
+
+    Args:
+        of_rows: gradients of the losses, (tokens); None: they are `scale`.
+        scale: what gradients are multiplied by in fp32; None: 1.
+    """
+    tokens, features = input.shape
+    step = chunk_tokens(tokens, features, wanted.weight)
+    dinput = torch.empty_like(input, memory_format=torch.contiguous_format) if wanted.input else None
+    dbias = torch.zeros(len(weight), device=input.device) if wanted.bias else None
+    dweight = torch.zeros_like(weight) if wanted.weight and tokens == 0 else None
+    of_weight, losses = _WeightGradient(scale), []
+    by_row = options._replace(reduction="none", lse_wanted=False)
+    gradients = options._replace(reduction="sum" if of_rows is None else "none", lse_wanted=False)
+    one = torch.ones((), device=input.device) if of_rows is None and any(wanted) else None
+    for first in range(0, tokens, step):
+        rows = slice(first, first + step)
+        x, labels = input[rows], target[rows]
+        logits = gemm(x, weight.T, bias=bias)
+        found = run_cross_entropy(logits, labels, by_row)
+        losses.append(found.loss)
+        if any(wanted):
+            dloss = one if of_rows is None else of_rows[rows]
+            assert dloss is not None
+            logits = run_cross_entropy_backward(dloss, None, logits, labels, found.lse, None, gradients, inplace=True)
+        if dinput is not None:
+            gemm(logits, weight, scale_a=scale, out=dinput[rows])
+        if wanted.weight:
+            dweight = of_weight.add(logits, x, first + step >= tokens)
+        if dbias is not None:
+            dbias += logits.sum(0, dtype=torch.float32)
+        del logits  # before the next chunk's are there
+    if dbias is not None and bias is not None:
+        dbias = (dbias if scale is None else dbias * scale).to(bias.dtype)
+    all_losses = losses[0] if len(losses) == 1 else torch.cat(losses) if losses else input.new_empty(0).float()
+    return all_losses, Gradients(dinput, dweight, dbias)
+
+
+def _share(target: Tensor, options: Options) -> Tensor | None:
+    """Return the gradient of the loss of a token that is not ignored; None for 1."""
+    if options.reduction != "mean":
+        return None
+    return (target != options.ignore_index).sum(dtype=torch.float32).clamp_(min=1).reciprocal_()
+
+
+def _rows(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    return input.reshape(-1, input.shape[-1]), target.reshape(-1).contiguous()
+
+
+def run_linear_cross_entropy(
+    input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: Options, wanted: Wanted
+) -> tuple[Tensor, Gradients]:
+    """The loss, and for a sum or mean the gradients that are wanted, as they are for a gradient of the loss of 1."""
+    x, labels = _rows(input, target)
+    if options.reduction == "none":
+        losses, _ = run_chunks(x, weight, labels, bias, options, Wanted(False, False, False), None, None)
+        return losses.view(target.shape), Gradients(None, None, None)
+    scale = _share(labels, options) if any(wanted) else None
+    losses, found = run_chunks(x, weight, labels, bias, options, wanted, None, scale)
+    dinput = None if found.input is None else found.input.view(input.shape)
+    return run_loss_sum(losses, labels, options)[0], found._replace(input=dinput)
+
+
+def run_linear_cross_entropy_backward(
+    dloss: Tensor, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: Options, wanted: Wanted
+) -> Gradients:
+    """Gradients for any gradient of the loss; it computes the logits again."""
+    x, labels = _rows(input, target)
+    if options.reduction == "none":
+        _, found = run_chunks(x, weight, labels, bias, options, wanted, dloss.reshape(-1), None)
+    else:
+        share = _share(labels, options)
+        _, found = run_chunks(x, weight, labels, bias, options, wanted, None, dloss if share is None else share * dloss)
+    return found._replace(input=None if found.input is None else found.input.view(input.shape))
+
+
+def run_scale(x: Tensor, factor: Tensor) -> Tensor:
+    """Multiply a contiguous tensor by a number, in place."""
+    if x.numel():
+        programs = min(-(-x.numel() // SCALE_BLOCK), SCALE_PROGRAMS * device_facts(x.device).multiprocessors)
+        scale_in_place[(programs, 1, 1)](x, factor, x.numel(), SCALE_BLOCK)
+    return x

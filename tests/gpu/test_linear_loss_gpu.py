@@ -1,0 +1,150 @@
+"""Linear layers with cross entropy against float64, forward and backward, on the GPU, or simulated."""
+
+import random
+
+import pytest
+import torch
+
+from tests.cases_loss import BF16, FP16, check_linear, numbers, poisoned, targets
+from tests.util import DEVICE, bytes_at_once, on_gpu_or_simulated, slow, some_slow
+from tritonkittens.kernels.loss import config, linear, linear_cross_entropy
+
+pytestmark = pytest.mark.usefixtures("kernel_device")
+
+
+@pytest.fixture(autouse=True)
+def poison_in_results(monkeypatch):
+    poisoned(monkeypatch)
+
+
+def operands(tokens, features, classes, dtype=BF16, bias=False):
+    shape = tokens if isinstance(tokens, tuple) else (tokens,)
+    x, weight = numbers((*shape, features), dtype), numbers((classes, features), dtype, 2.0 / features**0.5)
+    return (
+        x,
+        weight,
+        targets(shape, classes, ignored=0.2 * (len(shape) == 1)),
+        numbers((classes,), dtype) if bias else None,
+    )
+
+
+def in_chunks(monkeypatch, tokens):
+    """At most so many tokens are a chunk, whatever memory that takes."""
+    monkeypatch.setattr(linear, "chunk_tokens", lambda count, features, wanted: tokens)
+
+
+@pytest.mark.parametrize("chunk", [40, 16, 24, slow(8)])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_chunks(monkeypatch, chunk, reduction):
+    """One chunk, two of which the last is not whole, three of which the middle one adds to a sum."""
+    in_chunks(monkeypatch, chunk)
+    check_linear(*operands(40, 64, 200, bias=chunk == 16), reduction=reduction, lse_square_scale=1e-3)
+
+
+@pytest.mark.parametrize(
+    "tokens, features, classes, dtype",
+    [(1, 8, 2, BF16), ((), 64, 72, FP16), ((2, 3), 40, 75, BF16), slow(33, 7, 130, BF16), slow(16, 64, 9001, FP16)],
+    ids=str,
+)
+def test_shapes(tokens, features, classes, dtype):
+    check_linear(*operands(tokens, features, classes, dtype, bias=True), label_smoothing=0.1, softcap=4.0)
+
+
+def test_frozen_operands():
+    for frozen in range(3):
+        x, weight, target, bias = operands(16, 32, 72, bias=True)
+        (x, weight, bias)[frozen].requires_grad_(False)
+        check_linear(x, weight, target, bias)
+    with torch.no_grad():
+        check_linear(*(t.detach() for t in operands(16, 32, 72)[:3]))
+
+
+def test_no_tokens_and_none_that_count():
+    x, weight, target, _ = operands(0, 32, 72)
+    loss = linear_cross_entropy(x, weight, target)
+    assert loss.isnan() and all((t == 0).all() for t in torch.autograd.grad(loss, [x, weight]))
+    x, weight, target, _ = operands(8, 32, 72)
+    loss = linear_cross_entropy(x, weight, torch.full_like(target, -100))
+    assert loss.isnan() and all((t == 0).all() for t in torch.autograd.grad(loss, [x, weight]))
+
+
+def test_more_than_one_backward():
+    """Each scales the gradients of the forward anew."""
+    x, weight, target, _ = operands(16, 32, 72)
+    loss = linear_cross_entropy(x, weight, target, reduction="sum")
+    found = [torch.autograd.grad(loss * k, [x, weight], retain_graph=True) for k in (1.0, 3.0, 1.0)]
+    for once, thrice, again in zip(*found, strict=True):
+        torch.testing.assert_close(thrice, 3 * once, rtol=1e-2, atol=1e-6)
+        assert torch.equal(once, again)
+    loss.backward()
+    assert torch.equal(x.grad, found[0][0])
+
+
+def test_strides():
+    x, weight, target, _ = operands(16, 32, 72)
+    check_linear(
+        x.detach().T.contiguous().T.requires_grad_(), weight.detach().T.contiguous().T.requires_grad_(), target
+    )
+    check_linear(numbers((16, 48), BF16).detach()[:, 8:40].requires_grad_(), weight, target)
+
+
+def test_sums_over_chunks_are_not_rounded(monkeypatch):
+    """Sixteen chunks give the numbers of one, but for a few that lie near the middle of two. Sums rounded to bf16 after
+    each chunk would differ everywhere."""
+    x, weight, target, _ = operands(128, 16, 24)
+    found = []
+    for tokens in (8, 128):
+        in_chunks(monkeypatch, tokens)
+        found.append(torch.autograd.grad(linear_cross_entropy(x, weight, target), weight)[0])
+    assert (found[0] != found[1]).float().mean() < 0.1
+
+
+def test_tokens_of_chunks():
+    tokens, features = config.TOKENS, 2048
+    assert linear.chunk_tokens(0, features, True) == 1 and linear.chunk_tokens(5, features, True) == 5
+    assert linear.chunk_tokens(tokens + 2 * features, features, True) == tokens + 2 * features
+    assert linear.chunk_tokens(tokens + 1, features, False) == 2176  # two alike, multiples of 128
+    assert linear.chunk_tokens(3 * tokens, features, True) == tokens
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="memory of a GPU")
+@pytest.mark.parametrize("tokens", [2048, 8192, 16384])
+def test_memory(tokens):
+    features, classes = 1024, 32768
+    x, weight, target, _ = operands(tokens, features, classes)
+
+    def run():
+        linear_cross_entropy(x, weight, target).backward()
+
+    run()
+    x.grad = weight.grad = None
+    given = 2 * features * (tokens + classes)
+    beside = 2 * classes * min(tokens, config.TOKENS) + 4 * classes * features * (tokens > config.TOKENS)
+    assert bytes_at_once(run) - given < 1.02 * beside + 2**22
+
+
+@pytest.mark.parametrize("seed", some_slow(list(range(24)), [0]))
+def test_random_configurations(monkeypatch, seed):
+    choose = random.Random(seed)
+    in_chunks(monkeypatch, choose.choice([8, 16, 33, 100]))
+    tokens = choose.choice([choose.randint(1, 70), (choose.randint(1, 5), choose.randint(1, 5))])
+    features, classes = choose.choice([8 * choose.randint(1, 12), choose.randint(1, 90)]), choose.randint(2, 700)
+    x, weight, target, bias = operands(tokens, features, classes, choose.choice([BF16, FP16]), choose.random() < 0.5)
+    target.view(-1)[0] = 1
+    options = dict(
+        reduction=choose.choice(["mean", "sum", "none"]),
+        label_smoothing=choose.choice([0.0, 0.2]),
+        lse_square_scale=choose.choice([0.0, 0.01]),
+        softcap=choose.choice([None, 6.0]),
+    )
+    check_linear(x, weight, target, bias, **options)
+
+
+def test_the_same_bits_in_every_run(monkeypatch):
+    in_chunks(monkeypatch, on_gpu_or_simulated(1024, 16))
+    given = operands(on_gpu_or_simulated(3000, 40), 64, on_gpu_or_simulated(5000, 100))
+    results = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        results.append(check_linear(*given))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

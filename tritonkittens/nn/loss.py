@@ -1,0 +1,139 @@
+"""`torch.nn.CrossEntropyLoss`, and a linear layer together with it, on `tritonkittens.kernels.loss`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tritonkittens.arch import chip_of
+from tritonkittens.kernels._dispatch import (
+    autocasts,
+    constant_in_traces,
+    has_tangent,
+    is_ordinary,
+    unseen_by_function_modes,
+)
+from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels._tensors import HALF_TYPES
+from tritonkittens.kernels.loss import cross_entropy, cross_entropy_torch, linear_cross_entropy
+from tritonkittens.kernels.loss.config import INPUTS, TARGETS, WIDEST
+from tritonkittens.launch import device_facts, is_reachable
+
+
+@constant_in_traces  # a device does not change between a trace and its runs
+def _has_kernels(device: torch.device, needs_tma: bool = False) -> bool:
+    return is_reachable(device) and (not needs_tma or chip_of(device_facts(device).capability).tma)
+
+
+def _fits(target: Tensor, *tensors: Tensor | None) -> bool:
+    """Return whether the kernels take such tensors, and targets that are classes."""
+    given = [t for t in tensors if t is not None]
+    device = given[0].device
+    return (
+        all(is_ordinary(t) and not is_distributed(type(t)) and t.device == device for t in (*given, target))
+        and target.dtype in TARGETS
+        and not has_tangent(*given)
+    )
+
+
+class CrossEntropyLoss(nn.CrossEntropyLoss):
+    """A `torch.nn.CrossEntropyLoss` with the same arguments. Losses of bf16 and fp16 logits are in fp32.
+
+    Logits in bf16, fp16 and fp32, (C), (N, C), or (N, C, …) whose classes are contiguous in memory, with targets that
+    are classes, run on the kernels of `tritonkittens.kernels.loss.cross_entropy` on a GPU from sm_80 on (or in the
+    simulator). Everything else (class weights, probabilities as targets, other dtypes, devices, tensor subclasses) runs
+    as torch's module. Logits (B, S, C) of a language model are given as `logits.transpose(1, 2)`.
+
+    Example::
+
+        criterion = CrossEntropyLoss(label_smoothing=0.1)
+    """
+
+    @unseen_by_function_modes
+    def _by_kernel(self, input: Tensor, target: Tensor) -> Tensor | None:
+        """Return the loss if the kernel takes the operands, else None."""
+        if self.weight is not None or not isinstance(target, Tensor) or not _fits(target, input):
+            return None
+        rows = input.movedim(1, -1) if input.ndim > 2 else input
+        fits = rows.ndim > 0 and rows.dtype in INPUTS and rows.shape[:-1] == target.shape
+        if not (fits and 1 <= rows.shape[-1] <= WIDEST and (input.ndim <= 2 or rows.stride(-1) == 1)):
+            return None  # torch computes it, or says what is wrong
+        if not _has_kernels(input.device):
+            return None
+        options: dict[str, Any] = dict(ignore_index=self.ignore_index, label_smoothing=self.label_smoothing)
+        loss = cross_entropy(rows, target, reduction=self.reduction, **options)
+        assert isinstance(loss, Tensor)
+        return loss
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        loss = self._by_kernel(input, target)
+        return nn.CrossEntropyLoss.forward(self, input, target) if loss is None else loss
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """Cross entropy of the logits `linear(input)`, which never exist for all tokens at once.
+
+    input: (…, in_features), target: classes, of the shape of the leading dimensions. bf16 and fp16 on a Hopper or
+    Blackwell GPU (or in the simulator) run as `tritonkittens.kernels.loss.linear_cross_entropy`, everything else as
+    torch's linear layer and operations in fp32. The parameters are those of `linear`, a `torch.nn.Linear`, as in
+    `torch.nn.LinearCrossEntropyLoss`. A weight may be shared: `criterion.linear.weight = embedding.weight`.
+
+    Args:
+        in_features, num_classes: the shape of the layer. bias: whether it has one.
+        reduction, ignore_index, label_smoothing, lse_square_scale, softcap: as of `linear_cross_entropy`.
+
+    Example::
+
+        criterion = LinearCrossEntropyLoss(4096, 128256, device="cuda", dtype=torch.bfloat16)
+        criterion(hidden, labels).backward()
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        lse_square_scale: float = 0.0,
+        softcap: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_features, num_classes, bias, device, dtype)
+        self.options: dict[str, Any] = dict(
+            reduction=reduction,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            lse_square_scale=lse_square_scale,
+            softcap=softcap,
+        )
+
+    @unseen_by_function_modes
+    def _by_kernel(self, input: Tensor, target: Tensor) -> Tensor | None:
+        """Return the loss if the kernels take the operands, else None."""
+        weight, bias = self.linear.weight, self.linear.bias
+        if not _fits(target, input, weight, bias) or input.ndim == 0:
+            return None
+        dtype = autocasts(input.device)
+        dtypes = [dtype if dtype is not None else t.dtype for t in (input, weight, bias) if t is not None]
+        alike = dtypes[0] in HALF_TYPES and len(set(dtypes)) == 1
+        if not (alike and 1 <= len(weight) <= WIDEST and _has_kernels(input.device, needs_tma=True)):
+            return None
+        return linear_cross_entropy(input, weight, target, bias, **self.options)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        loss = self._by_kernel(input, target)
+        if loss is not None:
+            return loss
+        logits = self.linear(input)
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        return cross_entropy_torch(logits, target, dtype=dtype, **self.options)[0]
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
