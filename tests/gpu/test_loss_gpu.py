@@ -59,7 +59,7 @@ def test_strides_of_softmax():
 @pytest.mark.parametrize("width, rows, dtype", crossed(WIDTHS, ROWS, [BF16, FP32, FP16]), ids=str)
 @pytest.mark.parametrize("options", [dict(reduction="none", return_lse=True, **EVERYTHING), slow({})], ids=["all", ""])
 def test_cross_entropy(width, rows, dtype, options):
-    check(numbers((*rows, width), dtype), targets(rows, width, ignored=0.3 * (len(rows) == 1)), **options)
+    check(numbers((*rows, width), dtype), targets(rows, width, ignored=0.3), **options)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -67,7 +67,6 @@ def test_cross_entropy(width, rows, dtype, options):
 @pytest.mark.parametrize("inplace", [True, slow(False)])
 def test_reductions(reduction, dtype, target_dtype, inplace):
     x, target = numbers((9, 70), dtype), targets((9,), 70, target_dtype)
-    target[3] = 5
     check(x, target, reduction=reduction, inplace_backward=inplace)
 
 
@@ -200,9 +199,7 @@ def test_random_configurations(seed):
         inplace_backward=choose.random() < 0.5,
     )
     dtype = choose.choice([BF16, FP16, FP32])
-    target = targets(rows, width, choose.choice([torch.int32, torch.int64]), ignored=0.4 * (len(rows) > 0))
-    if rows:
-        target.view(-1)[0] = 0
+    target = targets(rows, width, choose.choice([torch.int32, torch.int64]))
     check(numbers((*rows, width), dtype), target, **options)
 
 
