@@ -24,9 +24,8 @@ from tritonkittens.kernels.loss import (
     softmax_backward_operator,
     softmax_operator,
 )
-from tritonkittens.kernels.loss.config import gradient_tiles, loss_tiles, softmax_tiles, stages_of
+from tritonkittens.kernels.loss.config import Tiles, gradient_tiles, loss_tiles, softmax_tiles, stages_of
 from tritonkittens.kernels.loss.inspection import inspectable
-from tritonkittens.kernels.norm.config import Tiles
 from tritonkittens.launch import Device
 from tritonkittens.launch.recorder import recorded
 
@@ -152,6 +151,7 @@ def test_softmax_under_autocast(monkeypatch):
 
 def test_tiles():
     assert softmax_tiles(4096, False) == Tiles(1, 4096, 1, 4) and softmax_tiles(32768, False) == Tiles(1, 32768, 1, 32)
+    assert softmax_tiles(128, True) == Tiles(16, 128, 1, 4) and softmax_tiles(16384, True) == Tiles(1, 16384, 1, 32)
     assert softmax_tiles(32769, False) == Tiles(1, 4096, 9, 8) == softmax_tiles(32769, True)
     assert loss_tiles(8192) == gradient_tiles(8192) == Tiles(1, 8192, 1, 8)
     assert loss_tiles(128256) == Tiles(1, 4096, 32, 8) and gradient_tiles(128256) == Tiles(1, 8192, 16, 8)

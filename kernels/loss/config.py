@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from tritonkittens.kernels.norm.config import Tiles, backward_tiles, forward_tiles
+from tritonkittens.kernels._tensors import power_of_two
 
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 TARGETS = (torch.int64, torch.int32)
-WIDEST = 262144  # columns
+WIDEST, NARROWEST = 262144, 16  # columns of a row, and of a tile
+NUMBERS, WARPS = 32, (4, 32)  # numbers a thread has of whole rows, and warps of such a program
 MOST_AT_ONCE = 8192  # columns of a row of logits that a program of cross entropy loads at once
 MOST_OF_SOFTMAX = (32768, 16384)  # columns that a program of softmax and of its backward has at once
 LOOP = (4096, 8, 4)  # columns, warps and stages of a program's loop over a wider row
@@ -40,6 +42,22 @@ class Parts:
     dlse: bool = False
 
 
+class Tiles(NamedTuple):
+    """Tiles of `rows` rows and `cols` columns, `chunks` of which cover a row, of programs of `warps` warps."""
+
+    rows: int
+    cols: int
+    chunks: int
+    warps: int
+
+
+def row_tiles(width: int, numbers: int = NUMBERS) -> Tiles:
+    """Return tiles of whole rows, of `numbers` numbers a thread."""
+    cols = max(power_of_two(width), NARROWEST)
+    warps = min(max(cols // (32 * numbers), WARPS[0]), WARPS[1])
+    return Tiles(max(1, warps * 32 * numbers // cols), cols, 1, warps)
+
+
 def group_of(tiles: Tiles, itemsize: int) -> int:
     """Return the columns of a group of the online softmax: those that a thread loads at once."""
     return min(GROUP_BYTES // itemsize, tiles.cols)
@@ -51,21 +69,21 @@ def loop_tiles(width: int) -> Tiles:
 
 
 def softmax_tiles(width: int, backward: bool) -> Tiles:
-    """Return the tiles of softmax: as of norms, up to the widest row that registers hold."""
+    """Return the tiles of softmax, of whole rows as far as registers hold them. Its backward has two operands."""
     if width > MOST_OF_SOFTMAX[backward]:
         return loop_tiles(width)
-    return backward_tiles(width) if backward else forward_tiles(width)
+    return row_tiles(width, NUMBERS // 2 if backward else NUMBERS)
 
 
 def loss_tiles(width: int) -> Tiles:
     """Return the tiles of the forward of cross entropy."""
-    return forward_tiles(width) if width <= MOST_AT_ONCE else loop_tiles(width)
+    return row_tiles(width) if width <= MOST_AT_ONCE else loop_tiles(width)
 
 
 def gradient_tiles(width: int) -> Tiles:
     """Return the tiles of the gradient of cross entropy, whose programs have a chunk of columns each."""
     cols, warps = WIDE_GRADIENT
-    return forward_tiles(width) if width <= MOST_AT_ONCE else Tiles(1, cols, -(-width // cols), warps)
+    return row_tiles(width) if width <= MOST_AT_ONCE else Tiles(1, cols, -(-width // cols), warps)
 
 
 def stages_of(tiles: Tiles) -> int:
