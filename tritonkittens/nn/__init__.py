@@ -1,5 +1,5 @@
-"""PyTorch modules on the shipped kernels: layers (`Linear`, `GroupedLinear`), norms, losses, and `replace_linears`, which
-replaces a model's Linears."""
+"""PyTorch modules on the shipped kernels: layers (`Linear`, `GroupedLinear`), norms, losses, and `replace_linears`,
+which replaces a model's Linears."""
 
 from tritonkittens.nn.grouped_linear import GroupedLinear
 from tritonkittens.nn.linear import Linear, replace_linears
