@@ -18,21 +18,21 @@ def tile(row, first, size, inner, COLS: tl.constexpr, UNIT: tl.constexpr):
 
 @triton.jit
 def _place(at, t):
-    return (t.row // t.inner * at[0] + t.row % t.inner * at[1]) * t.unit
+    return t.row * t.n if at is None else (t.row // t.inner * at[0] + t.row % t.inner * at[1]) * t.unit
 
 
 @triton.jit
 def load(P, at, t):
     """The tile of a tensor in fp32, zero beyond the edges. `at`: its strides from outer row to outer row, of `inner`
-    rows each, and from row to row in there, in units of UNIT elements. So the compiler knows what divides them."""
+    rows each, and from row to row in there, in units of UNIT elements. So the compiler knows what divides them. None:
+    the tensor is contiguous."""
     return tk.cast(tl.load(P + (_place(at, t)[:, None] + t.col[None, :]), mask=t.inside, other=0), tk.fp32)
 
 
 @triton.jit
 def store(P, values, t, at=None):
     """Store a tile to a contiguous tensor, or to one of strides `at`."""
-    place = t.row * t.n if at is None else _place(at, t)
-    tl.store(P + (place[:, None] + t.col[None, :]), tk.cast(values, P.dtype.element_ty), mask=t.inside)
+    tl.store(P + (_place(at, t)[:, None] + t.col[None, :]), tk.cast(values, P.dtype.element_ty), mask=t.inside)
 
 
 @triton.jit

@@ -1,6 +1,7 @@
-"""PyTorch modules on the shipped kernels: layers (`Linear`, `GroupedLinear`), norms, losses, and `replace_linears`,
-which replaces a model's Linears."""
+"""PyTorch modules on the shipped kernels: layers (`Linear`, `GroupedLinear`), norms, losses, mixtures of experts, and
+`replace_linears`, which replaces a model's Linears."""
 
+from tritonkittens.nn.experts import Experts, MixtureOfExperts
 from tritonkittens.nn.grouped_linear import GroupedLinear
 from tritonkittens.nn.linear import Linear, replace_linears
 from tritonkittens.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss
@@ -8,10 +9,12 @@ from tritonkittens.nn.norm import LayerNorm, RMSNorm
 
 __all__ = [
     "CrossEntropyLoss",
+    "Experts",
     "GroupedLinear",
     "LayerNorm",
     "Linear",
     "LinearCrossEntropyLoss",
+    "MixtureOfExperts",
     "RMSNorm",
     "replace_linears",
 ]

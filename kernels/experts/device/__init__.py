@@ -1,0 +1,1 @@
+"""The kernels that move rows between tokens and experts."""

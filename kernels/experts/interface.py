@@ -1,0 +1,116 @@
+"""Mixtures of experts for PyTorch tensors: `experts`, and the steps that it is made of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels._dispatch import call, check_tensors
+from tritonkittens.kernels.activation import geglu, swiglu
+from tritonkittens.kernels.experts.checks import check_index
+from tritonkittens.kernels.grouped_gemm import grouped_gemm
+
+ACTIVATIONS = {"silu": swiglu, "gelu_tanh": geglu}
+
+
+class Routing(NamedTuple):
+    """Where the choices of tokens are in a matrix that is sorted by expert.
+
+    Attributes:
+        choices: int32 (tokens · k,). Row i is choice choices[i] of all, that is choice choices[i] % k of token
+            choices[i] // k. Rows of one expert are in the order of tokens.
+        ends: int32 (experts,). The rows of expert e end before row ends[e]; those of choices whose expert is elsewhere
+            are after the last.
+        places: int32 (tokens, k). The row of each choice; -1 if its expert is elsewhere.
+    """
+
+    choices: Tensor
+    ends: Tensor
+    places: Tensor
+
+
+def route(index: Tensor, experts: int) -> Routing:
+    """Sort the choices of tokens by expert, without waiting for the device.
+
+    Args:
+        index: int32 or int64 (tokens, k), k up to 32: the experts of each token. Numbers below 0 or from `experts` on
+            are experts elsewhere (of another device, for example).
+        experts: how many are here, up to 32,767.
+
+    Raises TypeError or ValueError for others.
+
+    Example::
+
+        routing = route(scores.topk(8).indices, experts=128)
+    """
+    check_tensors("route", index=index)
+    check_index(index, experts)
+    expert = torch.where((index >= 0) & (index < experts), index, experts).to(torch.int16).flatten()
+    sorted_expert, choices = expert.sort(stable=True)
+    numbers = torch.arange(experts, dtype=torch.int16, device=index.device)
+    ends = torch.searchsorted(sorted_expert, numbers, right=True, out_int32=True)
+    row = torch.arange(expert.shape[0], dtype=torch.int32, device=index.device)
+    row = torch.where(sorted_expert < experts, row, -1)
+    places = torch.empty_like(row).scatter_(0, choices, row).view(index.shape)
+    return Routing(choices.to(torch.int32), ends, places)
+
+
+def gather_tokens(x: Tensor, routing: Routing) -> Tensor:
+    """Return the rows of tokens by expert, (tokens · k, columns), zeros for choices whose expert is elsewhere.
+
+    x: (tokens, columns) in bf16, fp16 or fp32. Its gradient is the sum of those of its copies, in fp32.
+    """
+    check_tensors("gather_tokens", x=x)
+    found: Tensor = call("gather_tokens", x, *routing)
+    return found
+
+
+def combine_tokens(y: Tensor, weights: Tensor | None, routing: Routing) -> Tensor:
+    """Return for each token the sum of weights · y over its choices, (tokens, columns) in the dtype of y.
+
+    Sums are in fp32, in the order of choices: the same bits in every run. Choices whose expert is elsewhere count 0,
+    whatever y and weights hold there.
+
+    Args:
+        y: (tokens · k, columns), the rows by expert, in bf16, fp16 or fp32.
+        weights: (tokens, k) in any of these dtypes; None: 1.
+    """
+    check_tensors("combine_tokens", y=y)
+    check_tensors("combine_tokens", optional=True, weights=weights)
+    found: Tensor = call("combine_tokens", y, weights, *routing)
+    return found
+
+
+def experts(
+    x: Tensor, index: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, *, activation: str = "silu"
+) -> Tensor:
+    """Return the results of a mixture of experts: for token t, the sum of weights[t, j] · expert index[t, j] of x[t].
+
+    Expert e is down[e] · (act(a) · b), where a and b are the halves of gate_up[e] · x. The host does not wait for the
+    device, so a CUDA graph may have it. Differentiable in x, weights and both matrices.
+
+    Args:
+        x: (tokens, hidden) in bf16 or fp16.
+        index: int32 or int64 (tokens, k), the experts of each token; see `route`.
+        weights: (tokens, k), bf16, fp16 or fp32.
+        gate_up: (experts, 2 · intermediate, hidden) in the dtype of x, as transformers keeps it.
+        down: (experts, hidden, intermediate).
+        activation: "silu", or "gelu_tanh".
+
+    Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
+
+    Example::
+
+        scores = (x @ router.T).softmax(-1, dtype=torch.float32)
+        weights, index = scores.topk(8)
+        y = experts(x, index, weights / weights.sum(-1, keepdim=True), gate_up, down)
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"experts: activation={activation!r}; it must be {' or '.join(map(repr, ACTIVATIONS))}")
+    check_tensors("experts", x=x, index=index, weights=weights, gate_up=gate_up, down=down)
+    routing = route(index, gate_up.shape[0])
+    h = grouped_gemm(gather_tokens(x, routing), gate_up.mT, routing.ends)
+    h = grouped_gemm(ACTIVATIONS[activation](h), down.mT, routing.ends)
+    return combine_tokens(h, weights, routing)
