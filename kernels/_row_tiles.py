@@ -17,8 +17,10 @@ def tile(row, first, size, inner, COLS: tl.constexpr, UNIT: tl.constexpr):
 
 
 @triton.jit
-def _place(at, t):
-    return t.row * t.n if at is None else (t.row // t.inner * at[0] + t.row % t.inner * at[1]) * t.unit
+def places(at, row, inner, UNIT: tl.constexpr):
+    """Where rows of a tensor begin, whose strides are the `at` of `load`."""
+    outer, inner = tl.cast(row // inner, tl.int64), tl.cast(row % inner, tl.int64)
+    return (outer * at[0] + inner * at[1]) * UNIT
 
 
 @triton.jit
@@ -26,13 +28,15 @@ def load(P, at, t):
     """The tile of a tensor in fp32, zero beyond the edges. `at`: its strides from outer row to outer row, of `inner`
     rows each, and from row to row in there, in units of UNIT elements. So the compiler knows what divides them. None:
     the tensor is contiguous."""
-    return tk.cast(tl.load(P + (_place(at, t)[:, None] + t.col[None, :]), mask=t.inside, other=0), tk.fp32)
+    place = t.row * t.n if at is None else places(at, t.row, t.inner, t.unit)
+    return tk.cast(tl.load(P + (place[:, None] + t.col[None, :]), mask=t.inside, other=0), tk.fp32)
 
 
 @triton.jit
 def store(P, values, t, at=None):
-    """Store a tile to a contiguous tensor, or to one of strides `at`."""
-    tl.store(P + (_place(at, t)[:, None] + t.col[None, :]), tk.cast(values, P.dtype.element_ty), mask=t.inside)
+    """Store a tile to a tensor; strides as of `load`."""
+    place = t.row * t.n if at is None else places(at, t.row, t.inner, t.unit)
+    tl.store(P + (place[:, None] + t.col[None, :]), tk.cast(values, P.dtype.element_ty), mask=t.inside)
 
 
 @triton.jit
