@@ -1,13 +1,14 @@
 """Rotary embeddings as torch sees them, their machine code, and what they refuse."""
 
 import re
+from collections import Counter
 
 import pytest
 import torch
 
 from bench import rotary as bench_rotary
 from tests.cases_rotary import angles, check, heads
-from tests.util import Seen, explored, refused, slow
+from tests.util import Seen, explored, refused, slow, some_slow
 from tritonkittens import sim
 from tritonkittens.inspect import _sass, _tools
 from tritonkittens.kernels.rotary import call_plan, rotary, rotary_operator, rotary_torch
@@ -165,7 +166,7 @@ def test_a_write_in_place_is_known_to_autograd():
 
 def test_tiles():
     def head(half):
-        return Head(half, 0, 8, False, False, False, False, False)
+        return Head(half, 0, 8, *[False] * 6)
 
     assert tiles_of(head(64), 2, 16384, 40, 132) == Tiles(16, 8) and tiles_of(head(64), 4, 16384, 40, 132).tokens == 8
     assert tiles_of(head(32), 2, 16384, 40, 132).tokens == 32 and tiles_of(head(512), 4, 10**6, 1, 132) == Tiles(1, 1)
@@ -175,16 +176,20 @@ def test_tiles():
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", slow("sm_100a")])
-@pytest.mark.parametrize("name", ["rotary_128", "rotary_64_interleaved_packed", *(map(slow, inspectable))])
+@pytest.mark.parametrize(
+    "name", some_slow(list(inspectable), ["rotary_128", "rotary_64_interleaved_packed", "rotary_128_norm_backward"])
+)
 def test_machine_code(name, arch):
-    """Everything moves 16 bytes at once but positions, nothing spills or goes through shared memory, and 40 warps fit
-    a multiprocessor."""
+    """Everything moves 16 bytes at once but positions and sums of gradients, and nothing spills."""
     kernel = inspectable[name](arch)
     instructions, _ = _sass.parse(*_tools.disassemble(kernel.asm["cubin"]))
     assert not {"LDL", "STL"} & {i.base for i in instructions}
-    widths = re.findall(r"(?:ld|st)\.global\.(\w+\.b32|b32|b64|b16)", kernel.asm["ptx"])
-    assert widths.count("v4.b32") == 8 + 4 and set(widths) <= {"v4.b32", "b32"}
-    assert ("packed" in name) == ("b32" in widths)
+    widths = Counter(re.findall(r"(ld|st)\.global\.(\w+\.b32|b32|b64|b16)", kernel.asm["ptx"]))
+    # cos and sin in fp32, two of 4 numbers each; of q and of k two parts of 8, as many of weights and of gradients
+    loads = 4 + 4 * (1 + ("norm" in name) + ("backward" in name))
+    assert widths["ld", "v4.b32"] == loads and widths["st", "v4.b32"] == 4
+    assert (widths["ld", "b32"] > 0) == ("packed" in name) and (widths["st", "b32"] > 0) == ("backward" in name)
+    assert {width for _, width in widths} <= {"v4.b32", "b32"}
 
 
 # ---------------------------------------------------------------- the benchmark

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tritonkittens.arch import chip_of
 from tritonkittens.kernels._rows import MULTIPLE
 from tritonkittens.kernels._tensors import allocator, remember, signature
 from tritonkittens.kernels.norm.call_plan import SUM_COLS, SUM_PARTS
@@ -16,7 +17,7 @@ from tritonkittens.kernels.norm.device.backward import sum_partials
 from tritonkittens.kernels.rotary.checks import check_operands, check_reachable
 from tritonkittens.kernels.rotary.config import Head, programs_of, tiles_of
 from tritonkittens.kernels.rotary.device.rotary import rotary_heads
-from tritonkittens.launch import device_facts
+from tritonkittens.launch import Device, device_facts
 
 
 class Options(NamedTuple):
@@ -167,9 +168,9 @@ class Plan:
 
     def _bind(self, operands: Operands, tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
         q, k, *_ = extents = [_extents(x, self.options.unsqueeze_dim) for x in tensors[:6]]
-        head = self._head(operands, extents)
+        facts = device_facts(operands.q.device)
+        head, multiprocessors = self._head(operands, extents, facts), facts.multiprocessors
         tokens, k_heads = q.batch * q.length, 0 if operands.k is None else k.heads
-        multiprocessors = device_facts(operands.q.device).multiprocessors
         tiles = tiles_of(head, operands.q.element_size(), tokens, q.heads + k_heads, multiprocessors)
         n = self._numbers(operands, q, k_heads, tiles.heads)
         strides = [tuple(stride // head.unit for stride in x.strides) for x in extents]
@@ -182,10 +183,11 @@ class Plan:
             partials = self.partials()
         self.bound.append(rotary_heads.bind((count, 1, 1), *tensors, partials, n, at, head, tiles.tokens))
         if weights:
-            grid, parts = (-(-q.dim // SUM_COLS), len(weights[0]), 1), (SUM_PARTS, SUM_COLS)
-            self.bound.append(sum_partials.bind(grid, partials, weights[0], count, q.dim, *parts, False))
+            grid, constants = (-(-q.dim // SUM_COLS), len(weights[0]), 1), (SUM_PARTS, SUM_COLS, head.early)
+            total = sum_partials.with_options(launch_pdl=True) if head.early else sum_partials
+            self.bound.append(total.bind(grid, partials, weights[0], count, q.dim, *constants))
 
-    def _head(self, operands: Operands, extents: Sequence[Extents]) -> Head:
+    def _head(self, operands: Operands, extents: Sequence[Extents], facts: Device) -> Head:
         options, norm = self.options, operands.q_weight is not None
         half, rest = options.rotary_dim // 2, operands.q.shape[-1] - options.rotary_dim
         strides = (n for x in extents for n in x.strides)
@@ -193,6 +195,7 @@ class Plan:
             half, 0 if self.inplace and not norm else rest,
             math.gcd(MULTIPLE, half, rest, self.angles.stride, *strides), options.interleaved,
             operands.cu_seqlens is not None, self.angles.placed, norm, self.backward,
+            self.backward and chip_of(facts.capability).tma,
         )  # fmt: skip
 
     def _numbers(self, operands: Operands, q: Extents, k_heads: int, heads: int) -> Numbers:

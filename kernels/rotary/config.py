@@ -26,6 +26,7 @@ class Head:
     half: pairs of columns that rotate. rest: columns that do not, 0 if they stay as they are. unit: what strides and
     parts of a head are multiples of. packed, placed: positions come from the beginnings of packed sequences, and from
     ids or offsets. norm: heads are normalised first. backward: of heads with norms.
+    early: the kernel that sums gradients of weights may start before this one ends.
     """
 
     half: int
@@ -36,6 +37,7 @@ class Head:
     placed: bool
     norm: bool
     backward: bool
+    early: bool
 
 
 class Tiles(NamedTuple):

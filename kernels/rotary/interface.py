@@ -88,7 +88,8 @@ def rotary(
     if q.ndim == 0 or cos.ndim == 0:
         raise ValueError(f"rotary: q has shape {tuple(q.shape)}, cos {tuple(cos.shape)}; they have no columns")
     rotary_dim = rotary_dim_of(q, cos, rotary_dim)
-    cos, sin = cos[..., : rotary_dim // 2], sin[..., : rotary_dim // 2]
+    if cos.shape[-1] == rotary_dim:
+        cos, sin = cos[..., : rotary_dim // 2], sin[..., : rotary_dim // 2]
     if offsets is None and seqlen_offsets != 0:
         cos, sin = _shifted(seqlen_offsets, q, cos, sin, unsqueeze_dim, position_ids, cu_seqlens)
     operands = Operands(q, k, cos, sin, position_ids, offsets, cu_seqlens, q_weight, k_weight)

@@ -20,11 +20,10 @@ def poison_in_results(monkeypatch):
     poisoned(monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "width, rows, kind, layout, dtype", crossed(WIDTHS, ROWS, KINDS, LAYOUTS, [BF16, FP32, FP16]), ids=str
-)
-def test_shapes(width, rows, kind, layout, dtype):
-    check(kind, layout, operands(layout, (*rows, width), dtype))
+@pytest.mark.parametrize("width, rows, dtype", crossed(WIDTHS, ROWS, [BF16, FP32, FP16]), ids=str)
+def test_shapes(width, rows, dtype):
+    layout = LAYOUTS[(width + len(rows)) % 3]
+    check(KINDS[width % 3], layout, operands(layout, (*rows, width), dtype))
 
 
 @pytest.mark.parametrize("kind", KINDS)

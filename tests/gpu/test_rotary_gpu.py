@@ -13,6 +13,7 @@ from tritonkittens.kernels.rotary.config import Tiles
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
 DIMS = [(64, 64), (128, 128), (80, 32), (2, 2), (9, 6), (96, 96)]  # of a head, and of what rotates
+FORMS = [(BF16, False), (FP32, True), (FP16, False)]
 SHAPES = [(2, 3, 5), (1, 1, 1), (2, 2, 40), (0, 2, 3), (1, 0, 3), (3, 9, 1), (2, 2, 0)]  # sequences, heads, tokens
 
 
@@ -26,11 +27,9 @@ def tokens_first(x):
     return x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
 
 
-@pytest.mark.parametrize(
-    "dims, shape, dtype, interleaved", crossed(DIMS, SHAPES, [BF16, FP32, FP16], [False, True]), ids=str
-)
-def test_shapes(dims, shape, dtype, interleaved):
-    batch, count, tokens = shape
+@pytest.mark.parametrize("dims, shape, form", crossed(DIMS, SHAPES, FORMS), ids=str)
+def test_shapes(dims, shape, form):
+    (batch, _, tokens), (dtype, interleaved) = shape, form
     q, k = heads((*shape, dims[0]), dtype), heads((batch, 2, tokens, dims[0]), dtype)
     options = dict(interleaved=interleaved, rotary_dim=dims[1])
     found = check(q, k, *angles(tokens + 3, dims[1] // 2), rows=slice(tokens), **options)
@@ -63,6 +62,16 @@ def test_positions(kind):
     rows = offsets.long()[:, None] + torch.arange(5, device=DEVICE)
     check(q, k, cos, sin, rows=rows, seqlen_offsets=offsets)
     check(q, k, cos, sin, rows=rows[1], seqlen_offsets=15)
+
+
+def test_a_function_of_transformers():
+    """Positional arguments and results are those of its `apply_rotary_pos_emb`."""
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    q, k = tokens_first(heads((2, 4, 9, 32), FP32)).detach(), tokens_first(heads((2, 2, 9, 32), FP32)).detach()
+    cos, sin = (torch.cat([t, t], -1) for t in angles(1, 9, 16))
+    for a, b in zip(rotary(q, k, cos, sin), llama.apply_rotary_pos_emb(q, k, cos, sin), strict=True):
+        torch.testing.assert_close(a, b)
+        assert a.stride() == b.stride()
 
 
 def test_positions_outside_of_the_table_are_nan():
@@ -99,11 +108,9 @@ def norms(dim, dtype=FP32):
     return dict(q_weight=heads((dim,), dtype), k_weight=heads((dim,), dtype))
 
 
-@pytest.mark.parametrize(
-    "dims, shape, dtype, interleaved", crossed(DIMS, SHAPES, [BF16, FP32, FP16], [False, True]), ids=str
-)
-def test_norms(dims, shape, dtype, interleaved):
-    batch, count, tokens = shape
+@pytest.mark.parametrize("dims, shape, form", crossed(DIMS, SHAPES, FORMS), ids=str)
+def test_norms(dims, shape, form):
+    (batch, _, tokens), (dtype, interleaved) = shape, form
     options = dict(interleaved=interleaved, rotary_dim=dims[1], eps=1e-5, **norms(dims[0]))
     q, k = heads((*shape, dims[0]), dtype), heads((batch, 2, tokens, dims[0]), dtype)
     table = angles(tokens, dims[1] // 2)

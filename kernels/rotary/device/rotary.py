@@ -104,6 +104,8 @@ def rotary_heads(Q, K, DYQ, DYK, YQ, YK, WQ, WK, C, S, PLACES, CU, P, n, at, HEA
     """YQ, YK: Q and K rotated by the angles of which C and S are cos and sin; in a backward, gradients of Q and K, for
     DYQ and DYK, those of results. P: sums of the gradients of WQ, then of WK, (2, programs, D). n, HEAD: see
     `call_plan.Numbers` and `config.Head`. at: strides of Q, DYQ and YQ, those of K, DYK and YK, of C, and of P."""
+    if HEAD.early:
+        tk.dependents_launch()
     first, programs = tl.program_id(0) % n.groups * n.heads, tl.num_programs(0) // n.groups
     half = tl.zeros((TOKENS, triton.next_power_of_2(HEAD.half)), tl.float32)
     rest = tl.zeros((TOKENS, triton.next_power_of_2(max(HEAD.rest, 1))), tl.float32)
