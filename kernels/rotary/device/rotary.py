@@ -55,7 +55,7 @@ def _load_angles(C, S, PLACES, CU, rows, n, strides, HEAD: tl.constexpr):
         for first in range(1, n.sequences, 32):
             i = first + tl.arange(0, 32)
             begin = tl.load(CU + i, mask=i < n.sequences, other=2147483647)
-            sequence += tl.sum((begin[None, :] <= rows.at[:, None]).to(tl.int64), 1)
+            sequence += tl.sum((begin[None, :] <= rows.at[:, None]).to(tl.int32), 1)
         position = rows.at - tl.load(CU + sequence)
     if HEAD.placed:
         place = tl.load(PLACES + sequence * n.steps[0] + position * n.steps[1], mask=rows.at < rows.count, other=0)
@@ -111,7 +111,7 @@ def rotary_heads(Q, K, DYQ, DYK, YQ, YK, WQ, WK, C, S, PLACES, CU, P, n, at, HEA
     rest = tl.zeros((TOKENS, triton.next_power_of_2(max(HEAD.rest, 1))), tl.float32)
     q, k = (half, half, rest), (half, half, rest)
     for token in range(tl.program_id(0) // n.groups * TOKENS, n.tokens, programs * TOKENS):
-        rows = tk.struct(at=tl.cast(token, tl.int64) + tl.arange(0, TOKENS), count=n.tokens, inner=n.length)
+        rows = tk.struct(at=token + tl.arange(0, TOKENS), count=n.tokens, inner=n.length)
         cos, sin = _load_angles(C, S, PLACES, CU, rows, n, at[2], HEAD)
         q = _run_heads(Q, DYQ, YQ, WQ, q, cos, sin, first, n.q_heads, at[0], rows, n, HEAD)
         k = _run_heads(K, DYK, YK, WK, k, cos, sin, first - n.q_heads, n.k_heads, at[1], rows, n, HEAD)
