@@ -30,11 +30,11 @@ def run(kind, *given, **options):
     return geglu(*given, approximate="tanh" if kind == "gelu_tanh" else "none", **options)
 
 
-def check(kind, layout, given):
+def check(kind, layout, given, **options):
     """The result and gradients of a direction against the reference."""
     interleaved = layout == "interleaved"
     found, expected = (
-        run(kind, *given, interleaved=interleaved),
+        run(kind, *given, interleaved=interleaved, **options),
         gated_torch(*given, kind=kind, interleaved=interleaved),
     )
     bound, dtype = BOUNDS[given[0].dtype], given[0].dtype

@@ -15,6 +15,7 @@ from tritonkittens.kernels.activation.config import Shape, shape_of
 from tritonkittens.kernels.activation.inspection import inspectable
 
 A, B = torch.randn(4, 32), torch.randn(4, 32)
+LEAF = torch.randn(4, 32, requires_grad=True)
 
 
 @pytest.fixture(autouse=True)
@@ -196,6 +197,21 @@ DTYPES = "torch.bfloat16 or torch.float16 or torch.float32"
             lambda: swiglu(A, B.to("meta")),
             ValueError,
             "swiglu: b is on meta, a on cpu; all tensors must be on one device",
+        ),
+        (
+            lambda: swiglu(A.clone().requires_grad_(), B, inplace_backward=True),
+            ValueError,
+            "swiglu: inplace_backward with a a leaf, whose values must stay",
+        ),
+        (
+            lambda: swiglu(LEAF * 1, (LEAF * 1)[:1].expand(4, 32), inplace_backward=True),
+            ValueError,
+            "swiglu: out is (4, 32) with strides (0, 1); some of its elements share memory",
+        ),
+        (
+            lambda: geglu(*[LEAF * 1] * 2, inplace_backward=True),
+            ValueError,
+            "geglu: inplace_backward with a and b that may share memory; give one tensor of both",
         ),
         (
             lambda: torch.func.jvp(lambda a: swiglu(a, B), (A,), (A,)),

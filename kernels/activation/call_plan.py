@@ -34,11 +34,12 @@ def parts_of(a: Tensor, b: Tensor | None, interleaved: bool) -> list[Tensor]:
 class Plan:
     """The launch of a call of one kind, of its backward where there is a `dy`."""
 
-    def __init__(self, a: Tensor, b: Tensor | None, dy: Tensor | None, options: Options):
+    def __init__(self, a: Tensor, b: Tensor | None, dy: Tensor | None, options: Options, inplace: bool = False):
         self.options, self.packed, self.backward = options, b is None, dy is not None
         # a copy of one part alone would leave the other behind
         self.copied = self.packed and Rows(parts_of(a, b, options.interleaved)).copied[0]
         self.rows = Rows(self._read(a, b, dy))
+        self.inplace = inplace and not self.copied and not any(self.rows.copied[:2])
         self.shape = shape_of(*options, self.rows.width, self.rows.unit)
         self.grid = (-(-self.rows.count // self.shape.rows) * -(-self.rows.width // self.shape.cols), 1, 1)
         shapes = [a.shape] * (1 if self.packed else 2) if self.backward else [(*a.shape[:-1], self.rows.width)]
@@ -50,7 +51,10 @@ class Plan:
         return [*parts_of(a, b, self.options.interleaved), *([] if dy is None else [dy])]
 
     def __call__(self, a: Tensor, b: Tensor | None, dy: Tensor | None = None) -> list[Tensor]:
-        found = [allocate() for allocate in self.results]
+        if self.inplace:
+            found = [a] if b is None else [a, b]
+        else:
+            found = [allocate() for allocate in self.results]
         if self.grid[0]:
             written = parts_of(found[0], None, self.options.interleaved) if self.packed and self.backward else found
             tensors = (*self.rows.ready(self._read(a, b, dy), a), *written)
@@ -64,7 +68,7 @@ class Plan:
         kernel, at = gated_forward, rows.at
         if self.backward:
             kernel, pitch = gated_backward, rows.width * (2 if self.packed else 1) // rows.unit
-            at = (*at, *[(rows.inner * pitch, pitch)] * 2)
+            at = (*at, *(at[:2] if self.inplace else [(rows.inner * pitch, pitch)] * 2))
         return kernel.bind(self.grid, *tensors, rows.size, rows.inner, at, self.shape)
 
 
@@ -83,11 +87,11 @@ def run_forward(a: Tensor, b: Tensor | None, options: Options) -> Tensor:
     return found
 
 
-def run_backward(dy: Tensor, a: Tensor, b: Tensor | None, options: Options) -> list[Tensor]:
-    """Gradients of a, and of b where it is given."""
-    key = (signature(dy, a, b), options)
+def run_backward(dy: Tensor, a: Tensor, b: Tensor | None, options: Options, inplace: bool = False) -> list[Tensor]:
+    """Gradients of a, and of b where it is given. inplace: in their memory, where kernels read it without a copy."""
+    key = (signature(dy, a, b), options, inplace)
     plan = _plans.get(key)
     if plan is None:
-        plan = remember(_plans, key, Plan(a, b, dy, options))
+        plan = remember(_plans, key, Plan(a, b, dy, options, inplace))
     found: list[Tensor] = plan(a, b, dy)
     return found

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import (
+    announce_write,
     call,
     check_no_tangent,
     describes,
@@ -48,8 +49,9 @@ def _(dy: Tensor, a: Tensor, b: Tensor | None, kind: str, interleaved: bool) -> 
 # ---------------------------------------------------------------- gradients
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor, inplace: bool = False) -> None:
     a, b, *options = inputs
+    ctx.inplace = inplace
     ctx.options = Options(*options)
     ctx.save_for_backward(a, b)
     ctx.set_materialize_grads(False)
@@ -61,23 +63,27 @@ def _gradients(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
         return None, None, None, None
     a, b = ctx.saved_tensors
     if not torch.is_grad_enabled() and is_plain(dy, a, b) and have_memory(dy, a, b):
-        found: Any = run_backward(dy, a, b, ctx.options)
+        found: Any = run_backward(dy, a, b, ctx.options, ctx.inplace)
+        for x in found if ctx.inplace else ():
+            announce_write(x)  # another backward that saved it, this one the second time too, then raises
     else:
         found = call("gated_activation_backward", dy, a, b, *ctx.options)
     return found[0], None if b is None else found[1], None, None
 
 
 class GatedFunction(torch.autograd.Function):
-    """A gated activation of checked operands in eager mode; arguments and result as of the operator."""
+    """A gated activation of checked operands in eager mode; arguments and result as of the operator, and whether
+    gradients are written over the operands."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        a, b, *options = inputs
-        output = run_forward(a, b, Options(*options))
-        _save(ctx, inputs, output)
+    def forward(ctx: Any, a: Tensor, b: Tensor | None, kind: str, interleaved: bool, inplace: bool) -> Tensor:
+        output = run_forward(a, b, Options(kind, interleaved))
+        _save(ctx, (a, b, kind, interleaved), output, inplace)
         return output
 
-    backward = staticmethod(_gradients)
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
+        return *_gradients(ctx, dy), None
 
 
 register(gated_operator, vmap_by_loop, _gradients, _save)
