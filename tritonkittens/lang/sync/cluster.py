@@ -52,6 +52,8 @@ def dependents_launch(t: Trace) -> None:
 
     Only kernels launched with `launch_pdl=True` start early. Source: PTX ISA, griddepcontrol.launch_dependents.
     """
+    if t.interpreted:
+        return  # kernels run one after another
     t.require("dependents_launch (programmatic dependent launch)", "tma")
     t.call(pdl.launch_dependents)
 
@@ -62,5 +64,7 @@ def dependency_wait(t: Trace) -> None:
 
     Only a kernel launched with `launch_pdl=True` can start before that. Source: PTX ISA, griddepcontrol.wait.
     """
+    if t.interpreted:
+        return  # kernels run one after another
     t.require("dependency_wait (programmatic dependent launch)", "tma")
     t.call(pdl.wait)
