@@ -7,12 +7,13 @@ import torch
 
 from bench import activation as bench_activation
 from tests.cases_activation import BF16, FP32, KINDS, LAYOUTS, check, operands, run
-from tests.util import Seen, explored, refused, slow
+from tests.util import Seen, explored, refused, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.inspect import _sass, _tools
 from tritonkittens.kernels.activation import backward_operator, gated_operator, gated_torch, geglu, swiglu
 from tritonkittens.kernels.activation.config import Shape, shape_of
 from tritonkittens.kernels.activation.inspection import inspectable
+from tritonkittens.nn import SwiGLU
 
 A, B = torch.randn(4, 32), torch.randn(4, 32)
 LEAF = torch.randn(4, 32, requires_grad=True)
@@ -107,6 +108,24 @@ def test_no_second_derivative():
             "gated_activation_backward has no second derivative; use torch's activations", NotImplementedError
         ):
             da.sum().backward()
+
+
+# ---------------------------------------------------------------- the module
+
+
+@pytest.mark.parametrize("dtype, compiles", [(BF16, False), (torch.float64, True), slow(BF16, True)], ids=str)
+def test_module(dtype, compiles):
+    """Its activation is a kernel where there is one for the dtype; torch.compile sees through it."""
+    module = SwiGLU(40, 24, 16, dtype=dtype)
+    x = torch.randn(3, 5, 40).to(dtype)
+    with sim.device() as device:
+        y = (torch.compile(module, fullgraph=True, backend="aot_eager") if compiles else module)(x)
+        assert len(device.launches) == 3 * (dtype == BF16), "products and the activation"
+    (w12, b12), (w3, b3) = ([p.double() for p in layer.parameters()] for layer in (module.w12, module.w3))
+    expected = gated_torch(x.double() @ w12.T + b12, kind="silu") @ w3.T + b3
+    assert relative_error(y, expected) < (1e-2 if dtype == BF16 else 1e-12)
+    assert module.state_dict().keys() == {"w12.weight", "w12.bias", "w3.weight", "w3.bias"}
+    assert SwiGLU(8, 4, bias=False).w3.weight.shape == (8, 4)
 
 
 # ---------------------------------------------------------------- plans and machine code

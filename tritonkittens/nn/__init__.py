@@ -1,6 +1,7 @@
-"""PyTorch modules on the shipped kernels: layers (`Linear`, `GroupedLinear`), norms, losses, mixtures of experts, and
-`replace_linears`, which replaces a model's Linears."""
+"""PyTorch modules on the shipped kernels: layers (`Linear`, `GroupedLinear`, `SwiGLU`), norms, losses, mixtures of
+experts, and `replace_linears`, which replaces a model's Linears."""
 
+from tritonkittens.nn.activation import SwiGLU
 from tritonkittens.nn.experts import Experts, MixtureOfExperts
 from tritonkittens.nn.grouped_linear import GroupedLinear
 from tritonkittens.nn.linear import Linear, replace_linears
@@ -16,5 +17,6 @@ __all__ = [
     "LinearCrossEntropyLoss",
     "MixtureOfExperts",
     "RMSNorm",
+    "SwiGLU",
     "replace_linears",
 ]

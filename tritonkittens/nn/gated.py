@@ -1,0 +1,62 @@
+"""A gated MLP on `tritonkittens.kernels.gemm` and `tritonkittens.kernels.activation`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tritonkittens.kernels._dispatch import constant_in_traces, has_tangent, is_ordinary, unseen_by_function_modes
+from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels.activation import swiglu
+from tritonkittens.kernels.activation.config import INPUTS
+from tritonkittens.launch import is_reachable
+from tritonkittens.nn.linear import Linear
+
+
+@constant_in_traces  # a device does not change between a trace and its runs
+def _has_kernels(device: torch.device) -> bool:
+    return is_reachable(device)
+
+
+class SwiGLU(nn.Module):
+    """y = w3(silu(a) · b), where w12(x) = (a, b): the MLP of Llama with its two first weights as one product. Arguments
+    and state_dict are those of xformers' SwiGLU.
+
+    x: (…, in_features) gives (…, out_features). The layers are `Linear`s. The activation in bf16, fp16 and fp32 runs on
+    the kernels of `tritonkittens.kernels.activation.swiglu` on a GPU from sm_80 on (or in the simulator), which round
+    once. Everything else (other dtypes, devices, tensor subclasses) runs as torch's operations.
+
+    Args:
+        hidden_features: of a, and of b.
+        out_features: None: in_features.
+
+    Example::
+
+        mlp = SwiGLU(4096, 14336, bias=False, device="cuda", dtype=torch.bfloat16)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int | None = None,
+        bias: bool = True,
+        *,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.w12 = Linear(in_features, 2 * hidden_features, bias, device, dtype)
+        self.w3 = Linear(hidden_features, in_features if out_features is None else out_features, bias, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.w3(self._activated(self.w12(x)))
+        return y
+
+    @unseen_by_function_modes
+    def _activated(self, x: Tensor) -> Tensor:
+        fits = is_ordinary(x) and not is_distributed(type(x)) and x.dtype in INPUTS
+        if fits and _has_kernels(x.device) and not has_tangent(x):
+            return swiglu(x)
+        a, b = x.chunk(2, -1)
+        return nn.functional.silu(a) * b
