@@ -17,7 +17,7 @@ from tritonkittens.kernels.loss.call_plan import (
 from tritonkittens.kernels.loss.interface import softmax
 from tritonkittens.kernels.loss.linear import run_scale
 
-ROWS, SOFTMAX, CLASSES = 8192, (128, 4096, 32768, 131072), (4096, 128256)
+ROWS, SOFTMAX, CLASSES = 8192, (128, 4096, 16384, 131072), (4096, 128256)
 PLAIN = Options(-100, "mean", 0.0, 0.0, None, False)
 ALL = Options(-100, "mean", 0.1, 1e-4, 30.0, True)
 OPTIONS = {"": PLAIN, "_capped": ALL}
