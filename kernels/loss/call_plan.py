@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tritonkittens.arch import chip_of
 from tritonkittens.kernels._dispatch import announce_write, check_written
 from tritonkittens.kernels._rows import Rows
 from tritonkittens.kernels._tensors import allocator, remember, signature
@@ -32,6 +34,7 @@ from tritonkittens.kernels.loss.device.cross_entropy import (
     cross_entropy_sum,
 )
 from tritonkittens.kernels.loss.device.softmax import softmax_backward, softmax_forward
+from tritonkittens.launch import device_facts
 
 _plans: dict[Hashable, Any] = {}  # by what is known of a call
 Bound = Callable[..., None]
@@ -146,6 +149,11 @@ class Losses(NamedTuple):
     number: Tensor | None
 
 
+def starts_early(device: torch.device) -> bool:
+    """Return whether a kernel can start before the previous one of its stream ends."""
+    return chip_of(device_facts(device).capability).tma
+
+
 class LossSum:
     """The launches that add up losses of one number of rows."""
 
@@ -154,6 +162,7 @@ class LossSum:
         programs = SUM_PROGRAMS if self.count > MOST_SUMMED else 1
         self.programs = (programs, 1) if programs > 1 else (1,)  # of launches one after the other
         self.sums = [allocator((n,) if n > 1 else (), torch.float32, losses.device) for n in self.programs]
+        self.early = starts_early(losses.device)
         self.bound: list[Bound] = []
 
     def __call__(self, losses: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,9 +172,9 @@ class LossSum:
             if len(self.bound) == i:
                 numbers = (self.count if i == 0 else self.programs[0], self.options.ignore_index)
                 is_mean = self.options.reduction == "mean" and programs == 1
-                self.bound.append(
-                    cross_entropy_sum.bind((programs, 1, 1), *given, *found, *numbers, i == 0, is_mean, SUM_ROWS)
-                )
+                kernel = cross_entropy_sum.with_options(launch_pdl=True) if self.early else cross_entropy_sum
+                constants = (i == 0, is_mean, SUM_ROWS, self.early)
+                self.bound.append(kernel.bind((programs, 1, 1), *given, *found, *numbers, *constants))
             self.bound[i](*given, *found)
             given = found
         return found
@@ -177,6 +186,7 @@ class CrossEntropy:
     def __init__(self, logits: Tensor, target: Tensor, options: Options):
         self.rows, self.tiles, self.options = Rows((logits,)), loss_tiles(logits.shape[-1]), options
         self.itemsize, self.shape = logits.element_size(), tuple(target.shape)
+        self.early = starts_early(logits.device)
         self.of_rows = allocator((self.rows.count,), torch.float32, logits.device)
         self.bound: Bound | None = None
 
@@ -196,8 +206,8 @@ class CrossEntropy:
     def _bind(self, tensors: Any) -> Bound:
         rows, tiles, one_chunk = self.rows, self.tiles, self.tiles.chunks == 1
         parts = self.options.parts()
-        if one_chunk:
-            parts = Parts(parts.cap, parts.smoothing, skips=False)
+        early = self.early and self.options.reduction != "none"
+        parts = replace(parts, mean=False, skips=parts.skips and not one_chunk, early=early)
         return cross_entropy_forward.with_options(num_warps=tiles.warps, maxnreg=registers_of(parts)).bind(
             (-(-rows.count // tiles.rows), 1, 1), *tensors, rows.size, rows.inner, rows.at, *self.options.numbers,
             parts, *tiles[:2], group_of(tiles, self.itemsize), rows.unit, stages_of(tiles),

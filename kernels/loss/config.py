@@ -32,7 +32,7 @@ class Parts:
     """What a cross entropy has, a constant of the kernels.
 
     cap, smoothing: a soft-cap, label smoothing. skips: rows of ignored targets are not read. mean: incoming gradients
-    are those of the mean. dlse: log-sum-exps have gradients.
+    are those of the mean. dlse: log-sum-exps have gradients. early: the sum of the losses starts before all are there.
     """
 
     cap: bool
@@ -40,6 +40,7 @@ class Parts:
     skips: bool
     mean: bool = False
     dlse: bool = False
+    early: bool = False
 
 
 class Tiles(NamedTuple):

@@ -11,15 +11,15 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._row_tiles import load, load_vector, store, tile
+from tritonkittens.kernels._row_tiles import load, load_vector, places, store, tile
 from tritonkittens.kernels.loss.device.softmax import LOWEST, beyond, exp, of_rows, online
 from tritonkittens.launch import plain_kernel
 
 
 @triton.jit
-def _squashed(x, cap, CAP: tl.constexpr):
-    """tanh(x / cap), with the absolute error of fp32; x itself without CAP."""
-    return 1.0 - 2.0 / (1.0 + exp(x * (2 / cap))) if CAP else x
+def _capped(x, cap, CAP: tl.constexpr):
+    """cap · tanh(x / cap), with the absolute error of fp32; x itself without CAP."""
+    return cap * (1.0 - 2.0 / (1.0 + exp(x * (2 / cap)))) if CAP else x
 
 
 @plain_kernel
@@ -31,22 +31,22 @@ def cross_entropy_forward(
 ):  # fmt: skip
     """L: losses, 0 for a target that is `ignored`, NaN for one that is no column. LSE: log-sum-exps. Rows of such
     targets are not read where nobody wants their LSE (HAS.skips)."""
+    if HAS.early:
+        tk.dependents_launch()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     target = tl.load(T + row, mask=row < size[0], other=ignored)
     kept, n = target != ignored, size[1] * UNIT
     peak = tl.full((ROWS, COLS // GROUP), LOWEST, tl.float32)
     total, along = tl.zeros_like(peak), tl.zeros((ROWS, COLS), tl.float32)
-    end = n * tl.max(kept.to(tl.int32), 0) if HAS.skips else n
-    for first in tl.range(0, end, COLS, num_stages=STAGES):
-        t = tile(row, first, size, inner, COLS, UNIT)
-        x = _squashed(load(X, at[0], t), cap, HAS.cap) * (cap if HAS.cap else 1.0)
+    for first in tl.range(0, n * tl.max(kept.to(tl.int32), 0) if HAS.skips else n, COLS, num_stages=STAGES):
+        x = _capped(load(X, at[0], tile(row, first, size, inner, COLS, UNIT)), cap, HAS.cap)
         along = along + x if HAS.smoothing else along
         peak, total = online(beyond(x, n - first), peak, total, GROUP)
     highest, total = of_rows(peak, total)
     lse = highest + tl.log(total)
-    place = (row // inner * at[0][0] + row % inner * at[0][1]) * UNIT + target
-    x = tl.load(X + place, mask=kept & (target >= 0) & (target < n), other=float("nan"))
-    x = _squashed(tk.cast(x, tk.fp32), cap, HAS.cap) * (cap if HAS.cap else 1.0)
+    is_class = kept & (target >= 0) & (target < n)
+    x = tl.load(X + places(at[0], row, inner, UNIT) + target, mask=is_class, other=float("nan"))
+    x = _capped(tk.cast(x, tk.fp32), cap, HAS.cap)
     loss = (1 - smoothing) * (highest - x) + smoothing * (highest - tl.sum(along, 1) / n)
     loss += tl.log(total) + square * lse * lse
     tl.store(L + row, tl.where(kept, loss, 0), mask=row < size[0])
@@ -67,30 +67,30 @@ def cross_entropy_backward(
     kept, first = target != ignored, tl.program_id(0) % chunks * COLS
     lse, g = load_vector(LSE, row, size[0]), load_vector(G, row * step, size[0])
     g = tl.where(kept, g / tl.load(COUNT) if HAS.mean else g, 0)
-    of_p = tl.where(kept, g * (1 + 2 * square * lse), 0)
-    if HAS.dlse:
-        of_p, read = of_p + load_vector(DLSE, row, size[0]), row
-    else:
-        lse, read = tl.where(kept, lse, float("inf")), tl.where(kept, row, size[0])
-    x = _squashed(load(X, at[0], tile(read, first, size, inner, COLS, UNIT)), cap, HAS.cap)
+    of_p = tl.where(kept, g * (1 + 2 * square * lse), 0) + (load_vector(DLSE, row, size[0]) if HAS.dlse else 0.0)
+    lse, read = (lse, row) if HAS.dlse else (tl.where(kept, lse, float("inf")), tl.where(kept, row, size[0]))
+    x = _capped(load(X, at[0], tile(read, first, size, inner, COLS, UNIT)), cap, HAS.cap)
     t = tile(row, first, size, inner, COLS, UNIT)
-    dx = of_p[:, None] * exp(x * (cap if HAS.cap else 1.0) - lse[:, None]) - (g * smoothing / n)[:, None]
+    dx = of_p[:, None] * exp(x - lse[:, None]) - (g * smoothing / n)[:, None]
     hot = tl.where(kept & (target >= 0) & (target < n), target, -1).to(tl.int32)
     dx -= tl.where(t.col[None, :] == hot[:, None], (g * (1 - smoothing))[:, None], 0)
-    store(DX, dx * (1 - x * x) if HAS.cap else dx, t, at[1])
+    store(DX, dx * (1 - x * x * (1 / (cap * cap))) if HAS.cap else dx, t, at[1])
 
 
 @plain_kernel(num_warps=8)
 @triton.jit
-def cross_entropy_sum(L, C, S, N, rows, ignored, FIRST: tl.constexpr, MEAN: tl.constexpr, ROWS: tl.constexpr):
+def cross_entropy_sum(
+    L, C, S, N, rows, ignored, FIRST: tl.constexpr, MEAN: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr
+):
     """S, N: sums of losses and of counts of rows, those of each program. C: targets (FIRST), else counts. MEAN: S is
-    the mean."""
+    the mean. EARLY: it starts before the kernel of the losses ends."""
+    if EARLY:
+        tk.dependency_wait()
     total, count = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
         total += load_vector(L, row, rows)
         of_row = tl.load(C + row, mask=row < rows, other=ignored if FIRST else 0)
         count += (of_row != ignored).to(tl.float32) if FIRST else of_row
-    loss, number = tl.sum(total, 0), tl.sum(count, 0)
-    tl.store(S + tl.program_id(0), loss / number if MEAN else loss)
-    tl.store(N + tl.program_id(0), number)
+    tl.store(S + tl.program_id(0), tl.sum(total, 0) / tl.sum(count, 0) if MEAN else tl.sum(total, 0))
+    tl.store(N + tl.program_id(0), tl.sum(count, 0))
