@@ -1,8 +1,8 @@
 """PyTorch modules on the shipped kernels: layers (`Linear`, `GroupedLinear`, `SwiGLU`), norms, losses, mixtures of
 experts, and `replace_linears`, which replaces a model's Linears."""
 
-from tritonkittens.nn.activation import SwiGLU
 from tritonkittens.nn.experts import Experts, MixtureOfExperts
+from tritonkittens.nn.gated import SwiGLU
 from tritonkittens.nn.grouped_linear import GroupedLinear
 from tritonkittens.nn.linear import Linear, replace_linears
 from tritonkittens.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss
