@@ -2,7 +2,8 @@
 
 import torch
 
-from tests.cases_gemm import FP32_SUMS, HALF_SUBNORMAL, HALF_ULP, matrix, randn
+from tests.cases_gemm import APPROXIMATION, FP8_SUMS, FP32_SUMS, HALF_SUBNORMAL, HALF_ULP, STEEPEST, matrix, randn
+from tests.cases_gemm import FP8 as FP8_TYPES
 from tests.util import DEVICE
 from tritonkittens.kernels.grouped_gemm import grouped_gemm_torch
 
@@ -44,11 +45,29 @@ def grouped_part(x, kind, ends):
     return x[:last] if kind == "rows" else x[:, :last] if kind == "cols" else x
 
 
-def check(out, kind, a, b, ends):
-    """Every element of a group's result within its own bound of float64."""
+def epilogue(names, rows, groups, n, dtype=BF16):
+    """Operands of an epilogue, by name."""
+    shapes = dict(bias=(groups, n), gate=(rows,), residual=(rows, n), scale_a=(rows, 1), scale_b=(groups, n))
+    kinds = dict(residual=dtype, scale_a=FP32, scale_b=FP32)
+    return {name: randn(*shapes[name], dtype=kinds.get(name, BF16)) for name in names}
+
+
+def check(out, kind, a, b, ends, deferred=False, **given):
+    """Every element of a group's result within its own bound of float64. `deferred`: results are rounded before an
+    activation or a residual."""
+    given = {name: x.detach().cpu() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
     a, b, ends, out = (t.detach().cpu() for t in (a, b, ends, out))
-    ref = grouped_part(grouped_gemm_torch(a, b, ends), kind, ends)
-    magnitude = grouped_part(grouped_gemm_torch(a.double().abs(), b.double().abs(), ends), kind, ends)
+
+    def reference(a, b, **given):
+        return grouped_part(grouped_gemm_torch(a, b, ends, **given), kind, ends)
+
+    ref = reference(a, b, **given)
+    scales = {name: x.abs() for name, x in given.items() if "scale" in name}
+    rest = {name: x for name, x in given.items() if "scale" not in name and name != "activation"}
+    slope = STEEPEST if "activation" in given else 1
+    magnitude = slope * reference(a.double().abs(), b.double().abs(), **scales, **{n: x.abs() for n, x in rest.items()})
+    sums = FP8_SUMS if a.dtype in FP8_TYPES else FP32_SUMS
+    bound = HALF_ULP[out.dtype] * (ref.abs() + (2 * magnitude if deferred else 0)) + HALF_SUBNORMAL.get(out.dtype, 0)
+    bound = bound + (sums + APPROXIMATION * ("activation" in given)) * magnitude + 1e-9
     error = (grouped_part(out, kind, ends).double() - ref).abs()
-    bound = HALF_ULP[out.dtype] * ref.abs() + FP32_SUMS * magnitude + HALF_SUBNORMAL.get(out.dtype, 0) + 1e-9
     assert error.shape == ref.shape == bound.shape and (error <= bound).all(), f"off by {error.max()}"

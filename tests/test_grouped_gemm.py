@@ -41,6 +41,12 @@ ERRORS = [
     (dict(b=B[0], offsets=ENDS[None]), ValueError, "offsets is (1, 2); it must be one for each group"),
     (dict(b=B[0], offsets=torch.zeros(1025).int()), ValueError, "grouped_gemm: 1025 groups; there may be 1024"),
     (dict(out_dtype=torch.int8), TypeError, "grouped_gemm: out_dtype is torch.int8; it must be"),
+    (dict(bias=A), ValueError, "grouped_gemm: bias is (8, 16); it must be (2, 24)"),
+    (dict(gate=A), ValueError, "grouped_gemm: gate is (8, 16); it must be one number or (8,) or (8, 1)"),
+    (dict(scale_b=A), TypeError, "grouped_gemm: scale_b has dtype torch.bfloat16; it must be torch.float32"),
+    (dict(activation="relu"), ValueError, "gemm(activation='relu'): must be one of"),
+    (dict(b=B[0], activation="silu"), ValueError, "grouped_gemm: activation: only products with groups of rows"),
+    (dict(gate=A[:, 0], config=Config(swap_ab=True)), ValueError, "it needs swap_ab=False"),
     (dict(out=A), ValueError, "grouped_gemm: out is (8, 16); it must be (8, 24)"),
     (dict(config=3), TypeError, "grouped_gemm(config=3): must be a Config"),
     (dict(config=Config(schedule="stream_k")), ValueError, "it needs schedule='persistent'"),
@@ -98,7 +104,7 @@ def test_opcheck():
         for a, b, ends in given:
             torch.library.opcheck(
                 grouped_gemm_operator,
-                (a.requires_grad_(), b.requires_grad_(), ends, None, None),
+                (a.requires_grad_(), b.requires_grad_(), ends, *[None] * 8),
                 test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
             )
 

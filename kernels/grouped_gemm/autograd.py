@@ -18,29 +18,53 @@ from tritonkittens.kernels._dispatch import (
     vmap_by_loop,
 )
 from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels.gemm.checks import FP8, result_dtype
 from tritonkittens.kernels.gemm.config import Config
-from tritonkittens.kernels.grouped_gemm.call_plan import computed, is_grouped
-from tritonkittens.kernels.grouped_gemm.checks import check_config, check_kinds, result_shape
+from tritonkittens.kernels.gemm.reference import activated, activation_gradient
+from tritonkittens.kernels.grouped_gemm.call_plan import NOTHING, computed, is_grouped
+from tritonkittens.kernels.grouped_gemm.checks import Operands, check_config, check_kinds, result_shape
+
+FIRST, LAST = 3, 3 + len(Operands._fields)  # arguments of the operator that are operands of the epilogue
 
 
 @torch.library.custom_op("tritonkittens::grouped_gemm", mutates_args=())
 def grouped_gemm_operator(
-    a: Tensor, b: Tensor, offsets: Tensor, out_dtype: torch.dtype | None, config: str | None
+    a: Tensor,
+    b: Tensor,
+    offsets: Tensor,
+    bias: Tensor | None,
+    gate: Tensor | None,
+    residual: Tensor | None,
+    scale_a: Tensor | None,
+    scale_b: Tensor | None,
+    activation: str | None,
+    out_dtype: torch.dtype | None,
+    config: str | None,
 ) -> Tensor:
     """The operator behind `grouped_gemm`; arguments as there, `config` as text."""
-    return computed(a, b, offsets, out_dtype, None, None if config is None else Config.from_text(config))
+    operands = Operands(bias, gate, residual, scale_a, scale_b)
+    chosen = None if config is None else Config.from_text(config)
+    return computed(a, b, offsets, operands, activation, out_dtype, None, chosen)
 
 
 @describes(grouped_gemm_operator)
-def _(a: Tensor, b: Tensor, offsets: Tensor, out_dtype: torch.dtype | None, config: str | None) -> Tensor:
-    shape, dtype = result_shape(a, b, offsets), out_dtype or a.dtype
+def _(a: Tensor, b: Tensor, offsets: Tensor, *others: Any) -> Tensor:
+    shape, dtype = result_shape(a, b, offsets), result_dtype(a, others[-2])
     # groups of columns are computed as groups of rows
     return a.new_empty(shape[::-1], dtype=dtype).mT if a.ndim == 3 else a.new_empty(shape, dtype=dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None) -> None:
-    a, b, offsets, *_ = inputs
-    ctx.save_for_backward(a, b, offsets)
+    a, b, offsets, bias, gate, residual, scale_a, scale_b, ctx.activation, *_ = inputs
+    if a.dtype in FP8 and (a.requires_grad or b.requires_grad):
+        raise TypeError(
+            f"grouped_gemm of {a.dtype} has no gradient: the operands of an 8-bit product are results of a quantisation"
+        )
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if scale is not None and (scale.requires_grad or a.requires_grad or b.requires_grad):
+            raise ValueError(f"grouped_gemm: {name} with operands that require gradients; scales have no gradient")
+    ctx.save_for_backward(a, b, offsets, bias, gate)
+    ctx.residual_dtype = None if residual is None else residual.dtype
 
 
 def _laid_out_as(x: Tensor, left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
@@ -53,18 +77,36 @@ def _laid_out_as(x: Tensor, left: Tensor, right: Tensor, offsets: Tensor) -> Ten
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """With groups of rows, C = A·B[g]: dA = dC·B[g]ᵀ, and dB = Aᵀ·dC is a product with groups of its depth; and the
-    other way round. Rows of dA after the last group are zeros."""
+    other way round. Gradients of rows after the last group are zeros. The product is computed again where the gradient
+    of an activation or a gate needs it, as of `gemm`."""
     check_no_tangent("grouped_gemm")
-    a, b, offsets = ctx.saved_tensors
-    needs, grad = ctx.needs_input_grad, grad.to(a.dtype)
+    a, b, offsets, bias, gate = ctx.saved_tensors
+    needs = ctx.needs_input_grad
+    d_bias = d_gate = d_residual = None
+    d_total = grad
+    if b.ndim == 3 and a.ndim == 2:
+        inside = is_grouped(grad, offsets, -2)
+        if needs[FIRST + 2]:
+            d_residual = torch.where(inside, grad, 0).to(ctx.residual_dtype)
+        d_total = grad if gate is None else grad * gate.reshape(-1, 1)
+        if ctx.activation is not None or (gate is not None and needs[FIRST + 1]):
+            total = product(a, b, offsets, NOTHING._replace(bias=bias), out_dtype=torch.float32)
+            if gate is not None and needs[FIRST + 1]:
+                d_gate = torch.where(inside, grad * activated(total, ctx.activation), 0).float()
+                d_gate = d_gate.sum_to_size(gate.reshape(-1, 1).shape).view(gate.shape).to(gate.dtype)
+            d_total = activation_gradient(d_total.float(), total, ctx.activation)
+    d_total = d_total.to(a.dtype)
+    if needs[FIRST]:
+        ones = a.new_ones(1, a.shape[0])
+        d_bias = product(ones, d_total, offsets, out_dtype=torch.float32).squeeze(1).to(bias.dtype)
     d_a = d_b = None
     if needs[0]:
-        d_a = _laid_out_as(a, grad, b.mT, offsets)
+        d_a = _laid_out_as(a, d_total, b.mT, offsets)
         d_a = torch.where(is_grouped(d_a, offsets, -2 if b.ndim == 3 else -1), d_a, 0) if a.ndim == 2 else d_a
     if needs[1]:
-        d_b = _laid_out_as(b, a.mT, grad, offsets)
+        d_b = _laid_out_as(b, a.mT, d_total, offsets)
         d_b = torch.where(is_grouped(d_b, offsets, -1 if a.ndim == 3 else -2), d_b, 0) if b.ndim == 2 else d_b
-    return d_a, d_b, None, None, None
+    return d_a, d_b, None, d_bias, d_gate, d_residual, None, None, None, None, None
 
 
 register(grouped_gemm_operator, vmap_by_loop, _backward, _save)
@@ -76,24 +118,32 @@ class GroupedGemmFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         _save(ctx, inputs, None)
-        a, b, offsets, out_dtype, config = inputs
-        return computed(a, b, offsets, out_dtype, None, config)
+        a, b, offsets = inputs[:FIRST]
+        activation, out_dtype, config = inputs[LAST:]
+        return computed(a, b, offsets, Operands(*inputs[FIRST:LAST]), activation, out_dtype, None, config)
 
     backward = staticmethod(_backward)
 
 
 def product(
-    a: Tensor, b: Tensor, offsets: Tensor, out_dtype: torch.dtype | None = None, config: Config | None = None
+    a: Tensor,
+    b: Tensor,
+    offsets: Tensor,
+    operands: Operands = NOTHING,
+    activation: str | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: Config | None = None,
 ) -> Tensor:
     """`grouped_gemm` with offsets, without `out`: differentiable any number of times, and seen by torch where it has to
     be."""
     if is_distributed(type(a)) or is_distributed(type(b)):
         raise TypeError("grouped_gemm: an operand is a DTensor; multiply its shard, x.to_local()")
-    if not is_plain(a, b, offsets) or not have_memory(a, b, offsets):
-        check_kinds(a, b, offsets, None)
-        check_config(config, a, b)
+    if not is_plain(a, b, offsets, *operands) or not have_memory(a, b, offsets, *operands):
+        check_kinds(a, b, offsets, operands, None)
+        check_config(config, a, b, operands)
         result_shape(a, b, offsets)
-        return call("grouped_gemm", a, b, offsets, out_dtype, None if config is None else config.to_text())
-    if requires_grad(a, b):
-        return GroupedGemmFunction.apply(a, b, offsets, out_dtype, config)
-    return computed(a, b, offsets, out_dtype, None, config)
+        chosen = None if config is None else config.to_text()
+        return call("grouped_gemm", a, b, offsets, *operands, activation, out_dtype, chosen)
+    if requires_grad(a, b, *operands):
+        return GroupedGemmFunction.apply(a, b, offsets, *operands, activation, out_dtype, config)
+    return computed(a, b, offsets, operands, activation, out_dtype, None, config)

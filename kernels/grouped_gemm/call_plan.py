@@ -21,58 +21,90 @@ from tritonkittens.kernels._tensors import (
     storable,
 )
 from tritonkittens.kernels.gemm.call_plan import check_chip
+from tritonkittens.kernels.gemm.checks import FP8, result_dtype
 from tritonkittens.kernels.gemm.config import Config, Problem
-from tritonkittens.kernels.gemm.device.epilogue import Steps
+from tritonkittens.kernels.gemm.epilogue import steps_of
 from tritonkittens.kernels.gemm.templates import template_of
-from tritonkittens.kernels.grouped_gemm.checks import check, check_config, check_kinds, result_shape
-from tritonkittens.kernels.grouped_gemm.choice import about, family, order_of
+from tritonkittens.kernels.grouped_gemm.checks import (
+    Operands,
+    check,
+    check_config,
+    check_kinds,
+    places_of,
+    result_shape,
+)
+from tritonkittens.kernels.grouped_gemm.choice import ROWS, about, family, order_of
 from tritonkittens.kernels.grouped_gemm.device.grouped import DepthGroupedGemm, RowGroupedGemm
 from tritonkittens.launch import l2_bytes
 
-Plan = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+Plan = Callable[[Tensor, Tensor, Tensor, Operands, Tensor | None], Tensor]
+NOTHING = Operands()
+LINE = 128  # bytes of K of zeros for sums of nothing
 
 
 def computed(
     a: Tensor,
     b: Tensor,
     offsets: Tensor,
+    operands: Operands = NOTHING,
+    activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     config: Config | None = None,
 ) -> Tensor:
     """`grouped_gemm` with offsets without its gradient, by the plan of calls of this kind."""
     if a.ndim == 3 and b.ndim == 2:  # groups of columns are groups of rows of the transposed product
-        check(a, b, offsets, out_dtype, out)
-        found = computed(b.mT, a.mT, offsets, out_dtype, None if out is None else out.mT, config).mT
+        check(a, b, offsets, operands, activation, out_dtype, out)
+        flipped = None if out is None else out.mT
+        found = computed(b.mT, a.mT, offsets, out_dtype=out_dtype, out=flipped, config=config).mT
         return found if out is None else out
     try:
-        key = (signature(a, b, offsets, out), out_dtype, config)
+        key = (signature(a, b, offsets, *operands, out), activation, out_dtype, config)
         known = _plans.get(key)
     except (AttributeError, TypeError, RuntimeError):
-        check_kinds(a, b, offsets, out)
-        check_config(config, a, b)
+        check_kinds(a, b, offsets, operands, out)
+        check_config(config, a, b, operands)
         raise
     if known is None:
-        check(a, b, offsets, out_dtype, out)
-        check_config(config, a, b)
-        plan = _plan(a, b, offsets, out_dtype or a.dtype, out, config)
-        known = remember(_plans, key, (plan, () if out is None else reaches(out, a, b, offsets)))
+        check(a, b, offsets, operands, activation, out_dtype, out)
+        check_config(config, a, b, operands)
+        plan = _plan(a, b, offsets, operands, activation, result_dtype(a, out_dtype), out, config)
+        known = remember(_plans, key, (plan, () if out is None else reaches(out, a, b, offsets, *operands)))
     plan, bytes_of = known
-    if out is not None and overlaps_within(bytes_of, out, a, b, offsets):
-        return out.copy_(computed(a, b, offsets, out_dtype, out.clone(), config))
-    return plan(a, b, offsets, out)
+    if out is not None and overlaps_within(bytes_of, out, a, b, offsets, *operands):
+        return out.copy_(computed(a, b, offsets, operands, activation, out_dtype, out.clone(), config))
+    return plan(a, b, offsets, operands, out)
 
 
 # by the kind of a call: its plan, and `reaches` of out and operands where there is an out
 _plans: dict[Hashable, tuple[Plan, tuple[int, ...]]] = {}
 
 
-def _plan(a: Tensor, b: Tensor, offsets: Tensor, dtype: torch.dtype, out: Tensor | None, config: Config | None) -> Plan:
+def _plan(
+    a: Tensor,
+    b: Tensor,
+    offsets: Tensor,
+    operands: Operands,
+    activation: str | None,
+    dtype: torch.dtype,
+    out: Tensor | None,
+    config: Config | None,
+) -> Plan:
     shape = result_shape(a, b, offsets)
-    if 0 in (*shape, a.shape[-1], offsets.shape[0]):
-        return _Nothing(shape, dtype)
-    plan = CallPlan(a, b, offsets, dtype, config)
-    return plan.straight(a, b, offsets, out) or plan
+    if 0 in (*shape, offsets.shape[0]) or (a.shape[-1] == 0 and b.ndim == 2):
+        return lambda a, b, offsets, operands, out: a.new_zeros(shape, dtype=dtype) if out is None else _zeroed(out)
+    if a.shape[-1] == 0:
+        return lambda a, b, offsets, operands, out: computed(
+            a.new_zeros(a.shape[0], LINE), b.new_zeros(b.shape[0], b.shape[2], LINE).mT, offsets, operands, activation,
+            dtype, out, config,
+        )  # fmt: skip
+    plan = CallPlan(a, b, offsets, operands, activation, dtype, config)
+    return plan.straight(a, b, offsets, operands, out) or plan
+
+
+def _zeroed(out: Tensor) -> Tensor:
+    """The sums of nothing: matrices of zeros, but no rows of a group."""
+    return out.zero_() if out.ndim == 3 else out
 
 
 def is_grouped(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
@@ -82,20 +114,6 @@ def is_grouped(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
     return found[:, None] if dim == -2 else found
 
 
-class _Nothing:
-    """The plan of a product without results, or of sums of nothing."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype):
-        self.shape, self.dtype = shape, dtype
-
-    def __call__(self, a: Tensor, b: Tensor, offsets: Tensor, out: Tensor | None) -> Tensor:
-        if out is None:
-            return a.new_zeros(self.shape, dtype=self.dtype)
-        if out.ndim == 3 or out.numel() == 0:
-            return out.zero_()
-        return out.masked_fill_(is_grouped(out, offsets, -2), 0)
-
-
 class CallPlan:
     """How operands become what the kernel takes, and the kernel.
 
@@ -103,19 +121,31 @@ class CallPlan:
     reads aᵀ.
     """
 
-    def __init__(self, a: Tensor, b: Tensor, offsets: Tensor, dtype: torch.dtype, config: Config | None):
+    def __init__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        offsets: Tensor,
+        operands: Operands,
+        activation: str | None,
+        dtype: torch.dtype,
+        config: Config | None,
+    ):
         self.by_depth, self.dtype = b.ndim == 2, dtype
         self.shape, groups = result_shape(a, b, offsets), offsets.shape[0]
         self.rows = a.shape[-1] if self.by_depth else a.shape[0]  # of the packed operands
-        self.transposes_b = not (self.by_depth or addressable(b)) and addressable(b.mT)
+        self.transposes_b = not self.by_depth and (a.dtype in FP8 or (not addressable(b) and addressable(b.mT)))
         size = about(self.rows, groups)
+        self.places = {} if self.by_depth else places_of(a, b, operands)
+        kinds = set(self.places.values())
+        read = "tile" if "tile" in kinds else "vector" if kinds & {"row", "col"} else ""
         self.problem = Problem(
             tk.from_torch(a.dtype).name,
             tk.from_torch(dtype).name,
             "km" if self.by_depth else "mk",
             "nk" if self.transposes_b else "kn",
-            "",
-            "",
+            activation or read,
+            ROWS if "row" in kinds else "",
             groups,
             a.shape[0] if self.by_depth else size,
             b.shape[-1],
@@ -124,23 +154,25 @@ class CallPlan:
         index = a.device.index if a.device.type == "cuda" else None
         check_chip(index)
         self.config = config or family.choose(self.problem, None, index)
-        knobs: dict[str, Any] = dict(dtype=tk.from_torch(a.dtype), out_dtype=tk.from_torch(dtype))
-        knobs |= dict(b_dtype=knobs["dtype"])
-        if not self.by_depth:
-            knobs["most"] = max(16, power_of_two(groups))
-        operands = self._stored(a, b)
+        steps = steps_of(operands, self.places, activation, dtype)
+        # as the kernel takes them
+        self.others = [*((steps.staged.name,) if steps.staged else ()), *(x.name for x in steps.operands)]
+        stored = self._stored(a, b)
+        knobs: dict[str, Any] = dict(
+            zip(("dtype", "b_dtype", "out_dtype"), map(tk.from_torch, (a.dtype, b.dtype, dtype)))
+        )
         self.template = template_of(
             self.config,
             order_of(self.problem, self.config, l2_bytes(index)),
             self.problem.a,
             self.problem.b,
             True,
-            Steps(),
+            steps,
             "",
             "fp32",
-            any(not begin_alike(x, y) for x, y in zip((a, b), operands, strict=True)),
+            any(not begin_alike(x, y) for x, y in zip((a, b), stored, strict=True)),
             template=DepthGroupedGemm if self.by_depth else RowGroupedGemm,
-            **knobs,
+            **knobs | ({} if self.by_depth else dict(most=max(16, power_of_two(groups)))),
         )
 
     def _stored(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,32 +183,41 @@ class CallPlan:
     def _ordered(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return (b, a) if self.config.swap_ab else (a, b)
 
-    def straight(self, a: Tensor, b: Tensor, offsets: Tensor, out: Tensor | None) -> Plan | None:
+    def _extras(self, operands: Operands) -> list[Tensor]:
+        """The epilogue's operands as the kernel takes them: values for rows in one dimension."""
+        found = []
+        for name in self.others:
+            x = getattr(operands, name)
+            found.append(x.reshape(-1) if self.places[name] in ("row", "scalar") else as_addressable(x))
+        return found
+
+    def straight(self, a: Tensor, b: Tensor, offsets: Tensor, operands: Operands, out: Tensor | None) -> Plan | None:
         """The plan in as few steps as possible, where no operand has to be copied, nor the result."""
         new_result = allocator(self.shape, self.dtype, a.device)
         home = new_result() if out is None else out
-        views = (*self._ordered(*self._stored(a, b)), home, offsets)
-        given = (*self._ordered(a, b), home, offsets)
+        others = [Operands._fields.index(name) for name in self.others]
+        views = (*self._ordered(*self._stored(a, b)), home, *self._extras(operands), offsets)
+        given = (*self._ordered(a, b), home, *(operands[i] for i in others), offsets)
         copies = not all(begin_alike(x, view) for x, view in zip(given, views, strict=True))
         if copies or not storable(home) or not offsets.is_contiguous():
             return None
         # the bound launch takes the tensors themselves: each begins at the address of its view
         launch, swap_ab = self.template.call(*views).bind(*views, rows=self.rows), self.config.swap_ab
 
-        def run(a: Tensor, b: Tensor, offsets: Tensor, out: Tensor | None) -> Tensor:
+        def run(a: Tensor, b: Tensor, offsets: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
             if out is None:
                 out = new_result()
             first, second = (b, a) if swap_ab else (a, b)
-            launch(first, second, out, offsets)
+            launch(first, second, out, *[operands[i] for i in others], offsets)
             return out
 
         return run
 
-    def __call__(self, a: Tensor, b: Tensor, offsets: Tensor, out: Tensor | None) -> Tensor:
+    def __call__(self, a: Tensor, b: Tensor, offsets: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
         home = out if out is not None and storable(out) else padded_empty(self.shape, a, self.dtype)
         if out is not None and out is not home and not self.by_depth:
             copied(out, home)  # rows after the last group stay as they are
-        tensors = (*self._ordered(*self._stored(a, b)), home, offsets.contiguous())
+        tensors = (*self._ordered(*self._stored(a, b)), home, *self._extras(operands), offsets.contiguous())
         self.template(*tensors, rows=self.rows)
         if out is None:
             return home if home.is_contiguous() else home.contiguous()

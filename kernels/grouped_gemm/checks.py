@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import check_tensors, check_written
 from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
+from tritonkittens.kernels.gemm.checks import FP8, RESULTS, VECTORS, result_dtype
 from tritonkittens.kernels.gemm.config import Config
+from tritonkittens.kernels.gemm.reference import checked_activation
 
 MAX_GROUPS = 1024
-RESULTS = (torch.bfloat16, torch.float16, torch.float32)
 SHAPES = {
     (2, 3): "(M, K) and (G, K, N), with groups of rows",
     (2, 2): "(M, K) and (K, N), with groups of K",
@@ -19,10 +22,20 @@ SHAPES = {
 }
 
 
-def check_kinds(a: Tensor, b: Tensor, offsets: Tensor | None, out: Tensor | None) -> None:
+class Operands(NamedTuple):
+    """The operands of the epilogue; None for one that is left out."""
+
+    bias: Tensor | None = None
+    gate: Tensor | None = None
+    residual: Tensor | None = None
+    scale_a: Tensor | None = None
+    scale_b: Tensor | None = None
+
+
+def check_kinds(a: Tensor, b: Tensor, offsets: Tensor | None, operands: Operands, out: Tensor | None) -> None:
     """Raise TypeError for an operand that is no tensor."""
     check_tensors("grouped_gemm", a=a, b=b)
-    check_tensors("grouped_gemm", optional=True, offsets=offsets, out=out)
+    check_tensors("grouped_gemm", optional=True, offsets=offsets, **operands._asdict(), out=out)
 
 
 def result_shape(a: Tensor, b: Tensor, offsets: Tensor | None) -> tuple[int, ...]:
@@ -48,18 +61,65 @@ def result_shape(a: Tensor, b: Tensor, offsets: Tensor | None) -> tuple[int, ...
     return (offsets.shape[0], a.shape[0], b.shape[1]) if kinds == (2, 2) else (a.shape[-2], b.shape[-1])
 
 
-def check(a: Tensor, b: Tensor, offsets: Tensor | None, out_dtype: torch.dtype | None, out: Tensor | None) -> None:
+def places_of(a: Tensor, b: Tensor, operands: Operands) -> dict[str, str]:
+    """Where the values of each epilogue operand lie in the result: "scalar", "row", "col" or "tile". Raises ValueError
+    for another shape."""
+    m, (groups, _, n) = a.shape[0], b.shape
+    rows: dict[str, tuple[tuple[int, ...], ...]] = {"row": ((m,), (m, 1))}
+    allowed: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = dict(
+        bias={"col": ((groups, n),)},
+        gate=rows,
+        residual={"tile": ((m, n),)},
+        scale_a=rows,
+        scale_b={"col": ((groups, n),)},
+    )
+    found = {}
+    for name, x in operands._asdict().items():
+        if x is None:
+            continue
+        shapes = allowed[name]
+        place = next((place for place, known in shapes.items() if tuple(x.shape) in known), None)
+        if place is None and x.numel() == 1 and name in ("gate", "scale_a", "scale_b"):
+            place = "scalar"
+        if place is None:
+            one = "" if name in ("bias", "residual") else "one number or "
+            known = " or ".join(str(shape) for known in shapes.values() for shape in known)
+            raise ValueError(f"grouped_gemm: {name} is {tuple(x.shape)}; it must be {one}{known}")
+        found[name] = place
+    return found
+
+
+def check(
+    a: Tensor,
+    b: Tensor,
+    offsets: Tensor | None,
+    operands: Operands,
+    activation: str | None,
+    out_dtype: torch.dtype | None,
+    out: Tensor | None,
+) -> None:
     """Raise TypeError or ValueError for what does not fit together."""
-    name = "grouped_gemm"
-    check_tensor(name, "a", a, HALF_TYPES, "a", a)
-    check_tensor(name, "b", b, HALF_TYPES, "a", a)
-    if a.dtype != b.dtype:
-        raise TypeError(f"{name}: a has dtype {a.dtype}, b {b.dtype}; they must be equal")
+    name, by_rows = "grouped_gemm", (a.ndim, b.ndim) == (2, 3)
+    check_tensor(name, "a", a, (*HALF_TYPES, *FP8), "a", a)
+    check_tensor(name, "b", b, (*HALF_TYPES, *FP8), "a", a)
+    if a.dtype != b.dtype and not (a.dtype in FP8 and b.dtype in FP8):
+        raise TypeError(f"{name}: a has dtype {a.dtype}, b {b.dtype}; they must be equal (fp8 kinds may mix)")
+    shape, dtype = result_shape(a, b, offsets), result_dtype(a, out_dtype)
     if offsets is not None:
         check_tensor(name, "offsets", offsets, (torch.int32,), "a", a)
-    if out_dtype not in (None, *RESULTS):
-        raise TypeError(f"{name}: out_dtype is {out_dtype}; it must be {' or '.join(map(str, RESULTS))}")
-    shape, dtype = result_shape(a, b, offsets), out_dtype or a.dtype
+    if dtype not in RESULTS:
+        raise TypeError(f"{name}: out_dtype is {dtype}; it must be {' or '.join(map(str, RESULTS))}")
+    given = [option for option, x in (*operands._asdict().items(), ("activation", activation)) if x is not None]
+    if not by_rows and (given or a.dtype in FP8):
+        what = ", ".join(given) or f"operands of {a.dtype}"
+        raise ValueError(f"{name}: {what}: only products with groups of rows, (M, K) and (G, K, N), have it")
+    checked_activation(activation)
+    for option, x in operands._asdict().items():
+        if x is not None:
+            kinds = (dtype,) if option == "residual" else (torch.float32,) if "scale" in option else VECTORS
+            check_tensor(name, option, x, kinds, "a", a)
+    if by_rows:
+        places_of(a, b, operands)
     if out is not None:
         check_tensor(name, "out", out, (dtype,), "a", a)
         if tuple(out.shape) != shape:
@@ -67,21 +127,19 @@ def check(a: Tensor, b: Tensor, offsets: Tensor | None, out_dtype: torch.dtype |
         check_written(name, out)
 
 
-def check_config(config: object, a: Tensor, b: Tensor) -> None:
+def check_config(config: object, a: Tensor, b: Tensor, operands: Operands) -> None:
     """Raise TypeError for what is neither None nor a `Config`, ValueError for one that grouped products do not have."""
     if config is None:
         return
     if not isinstance(config, Config):
         raise TypeError(f"grouped_gemm(config={config!r}): must be a Config")
+    said = f"grouped_gemm(config={config}):"
     if config.schedule != "persistent":
-        raise ValueError(
-            f"grouped_gemm(config={config}): the host does not know the tasks; it needs schedule='persistent'"
-        )
+        raise ValueError(f"{said} the host does not know the tasks; it needs schedule='persistent'")
     if config.cluster > 1 and (config.swap_ab or a.ndim == b.ndim == 2):
-        raise ValueError(
-            f"grouped_gemm(config={config}): the CTAs of a cluster share a tile of B, which here is packed; it needs "
-            "cluster=1"
-        )
+        raise ValueError(f"{said} the CTAs of a cluster share a tile of B, which here is packed; it needs cluster=1")
+    if config.swap_ab and a.ndim < b.ndim and "row" in places_of(a, b, operands).values():
+        raise ValueError(f"{said} TMA loads no values for each row that begin anywhere; it needs swap_ab=False")
 
 
 def check_offsets(offsets: Tensor, total: int) -> None:

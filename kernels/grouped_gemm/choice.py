@@ -11,6 +11,7 @@ from tritonkittens.kernels.gemm import candidates as of_gemm
 from tritonkittens.kernels.gemm.config import Config, Problem
 from tritonkittens.kernels.gemm.cost_model import cost as cost_of_gemm
 
+ROWS = "row"  # `Problem.scales` of a product with values for each row
 SHARES = (0.6, 1.0, 1.4)  # sizes of groups that count, over their mean
 STEPS = 4  # sizes from one power of two to the next that have configurations of their own
 
@@ -29,18 +30,20 @@ def by_depth(problem: Problem) -> bool:
 
 def _of_size(problem: Problem, share: float) -> Problem:
     field = "k" if by_depth(problem) else "m"
-    return problem._replace(**{field: max(1, round(share * getattr(problem, field)))})
+    return problem._replace(scales="", **{field: max(1, round(share * getattr(problem, field)))})
 
 
-def can_share(problem: Problem, config: Config) -> bool:
-    """Return whether CTAs may share tiles: all of a cluster load a tile of B that is no part of a packed matrix."""
-    return config.cluster == 1 or not (by_depth(problem) or config.swap_ab)
+def suits(problem: Problem, config: Config) -> bool:
+    """Return whether the kernels have a configuration. CTAs of a cluster load a tile of B together: it is no part of a
+    packed matrix. Values for rows, which begin anywhere, are read by threads: they belong to the kernel's rows."""
+    shares = config.cluster == 1 or not (by_depth(problem) or config.swap_ab)
+    return config.schedule == "persistent" and shares and not (config.swap_ab and problem.scales == ROWS)
 
 
 def candidates(problem: Problem, device: tune.Device) -> tuple[Config, ...]:
     """Return the configurations that are worth a prediction."""
     found = (config for share in SHARES for config in of_gemm.candidates(_of_size(problem, share), device))
-    return tuple(c for c in dict.fromkeys(found) if c.schedule == "persistent" and can_share(problem, c))
+    return tuple(c for c in dict.fromkeys(found) if suits(problem, c))
 
 
 def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
@@ -54,7 +57,7 @@ def cost(problem: Problem, config: Config, device: tune.Device) -> tune.Cost:
 def order_of(problem: Problem, config: Config, l2_bytes: int) -> tk.Order:
     """Return the raster order within a group. Tiles that read the same columns of B follow each other, also where a
     group of the mean size has one of them."""
-    order = config.ordering(problem, l2_bytes)
+    order = config.ordering(_of_size(problem, 1), l2_bytes)
     if isinstance(order, tk.Supergroup) or by_depth(problem):
         return order
     return tk.RowMajor() if config.swap_ab else tk.ColumnMajor()

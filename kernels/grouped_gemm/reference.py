@@ -5,8 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tritonkittens.kernels.gemm.reference import activated
 
-def grouped_gemm_torch(a: Tensor, b: Tensor, offsets: Tensor | None = None) -> Tensor:
+
+def grouped_gemm_torch(
+    a: Tensor,
+    b: Tensor,
+    offsets: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+) -> Tensor:
     """`grouped_gemm` in float64, group by group. Rows and columns after the last group are zero. Waits for the
     device."""
     a, b = a.double(), b.double()
@@ -18,9 +31,21 @@ def grouped_gemm_torch(a: Tensor, b: Tensor, offsets: Tensor | None = None) -> T
         found = [a[:, part] @ b[part] for part in parts]
         return torch.stack(found) if found else a.new_zeros(0, a.shape[0], b.shape[1])
     out = a.new_zeros(a.shape[-2], b.shape[-1])
-    for group, part in enumerate(parts):
-        if b.ndim == 3:
-            out[part] = a[part] @ b[group]
-        else:
+    if b.ndim == 2:
+        for group, part in enumerate(parts):
             out[:, part] = a[group] @ b[:, part]
+        return out
+
+    def of_row(x: Tensor, part: slice) -> Tensor:
+        return x.double() if x.numel() == 1 else x.double().reshape(-1, 1)[part]
+
+    for group, part in enumerate(parts):
+        y = a[part] @ b[group]
+        if scale_a is not None:
+            y = y * of_row(scale_a, part)
+        if scale_b is not None:
+            y = y * (scale_b.double() if scale_b.numel() == 1 else scale_b[group].double())
+        y = activated(y if bias is None else y + bias[group].double(), activation)
+        y = y if gate is None else y * of_row(gate, part)
+        out[part] = y if residual is None else y + residual[part].double()
     return out

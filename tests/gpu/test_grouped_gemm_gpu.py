@@ -5,24 +5,24 @@ import random
 import pytest
 import torch
 
-from tests.cases_gemm import KINDS, randn
-from tests.cases_grouped import BF16, FP16, FP32, SIZES, check, ends_of, grouped_part, operands
-from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, slow
-from tritonkittens.kernels.grouped_gemm import grouped_gemm
-from tritonkittens.kernels.grouped_gemm.checks import check_config
+from tests.cases_gemm import E4M3, E5M2, KINDS, randn
+from tests.cases_grouped import BF16, FP16, FP32, SIZES, check, ends_of, epilogue, grouped_part, operands
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, relative_error, slow
+from tritonkittens.kernels.grouped_gemm import grouped_gemm, grouped_gemm_torch
+from tritonkittens.kernels.grouped_gemm.checks import Operands, check_config
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
 GROUPS = ["rows", "depth", "cols"]
 
 
-def run(kind, a, b, ends, dtype=None, **options):
+def run(kind, a, b, ends, dtype=None, config=None, **given):
     """Check a product into poisoned memory; what no group has stays."""
     dtype = dtype or a.dtype
     shape = (ends.shape[0], a.shape[0], b.shape[1]) if kind == "depth" else (a.shape[-2], b.shape[-1])
     out = poison(torch.empty(shape, dtype=dtype, device=a.device))
-    assert grouped_gemm(a, b, ends, out=out, out_dtype=dtype, **options) is out
-    check(out, kind, a, b, ends)
+    assert grouped_gemm(a, b, ends, out=out, out_dtype=dtype, config=config, **given) is out
+    check(out, kind, a, b, ends, deferred=config is not None and config.deferred_epilogue, **given)
     assert out.isnan().sum() == out.numel() - grouped_part(out, kind, ends).numel()
 
 
@@ -44,7 +44,7 @@ def test_groups(sizes, kind, layouts, dtype, extents):
 
 def _takes(config, kind):
     try:
-        check_config(config, randn(1, 1), randn(1, 1) if kind == "depth" else randn(1, 1, 1))
+        check_config(config, randn(1, 1), randn(1, 1) if kind == "depth" else randn(1, 1, 1), Operands())
     except ValueError:
         return False
     return True
@@ -64,6 +64,37 @@ QUICK = {("rows", "cluster"), ("depth", "deferred"), ("rows", "swap_ab"), ("dept
 )
 def test_configurations(kind, name):
     run(kind, *operands(kind, [200, 0, 1, 129], 200, 136, 200), config=KINDS[name])
+
+
+EPILOGUES = {
+    "bias": (["bias"], None),
+    "silu": ([], "silu"),
+    "router": (["gate"], None),
+    "bias gelu gate residual": (["bias", "gate", "residual"], "gelu"),
+    "residual": (["residual"], None),
+    "scales": (["scale_a", "scale_b"], None),
+    "scale_b": (["scale_b"], None),
+}
+CONFIGS = ["small", "deferred", "sub-tiles", "cluster", "swap_ab", "pingpong"]
+
+
+@pytest.mark.parametrize(
+    "name, config, b_nk, dtype", crossed(list(EPILOGUES), CONFIGS, [True, False], [BF16, FP16]), ids=str
+)
+def test_epilogues(name, config, b_nk, dtype):
+    names, activation = EPILOGUES[name]
+    if config == "swap_ab" and {"gate", "scale_a"} & set(names):
+        pytest.skip("values for rows need the rows of the kernel")
+    a, b, ends = operands("rows", [90, 0, 1, 70], 0, 72, 64, dtype, b_nk=b_nk, rest=5)
+    given = epilogue(names, a.shape[0], b.shape[0], 72, dtype)
+    run("rows", a, b, ends, config=KINDS[config], **given, **({"activation": activation} if activation else {}))
+
+
+@pytest.mark.parametrize("kind, config", [(E4M3, None), slow(E5M2, None), (E4M3, KINDS["swap_ab"])], ids=str)
+def test_eight_bits(kind, config):
+    a, b, ends = operands("rows", [90, 0, 1, 70], 0, 80, 160, kind, b_nk=True, rest=3)
+    given = epilogue(["scale_b"] if config else ["scale_a", "scale_b"], a.shape[0], b.shape[0], 80)
+    run("rows", a, b, ends, BF16, config, **given)
 
 
 @pytest.mark.parametrize("kind", ["rows", slow("depth")])
@@ -128,6 +159,20 @@ def test_gradients(kind, transposed):
         check(d_a, "depth", grad, b.mT, ends)
         check(d_b, "cols", a.mT, grad, ends)
         assert (d_b[:, 73:] == 0).all()
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_gradients_of_an_epilogue(activation):
+    a, b, ends = operands("rows", [33, 0, 40], 0, 64, 48, b_nk=True, rest=3)
+    given = epilogue(["bias", "gate", "residual"], 76, 3, 64)
+    leaves = [t.requires_grad_() for t in (a, b, *given.values())]
+    out = grouped_gemm(*leaves[:2], ends, **given, activation=activation)[:73]
+    grad = randn(*out.shape)
+    found = torch.autograd.grad(out, leaves, grad)
+    exact = [t.detach().cpu().double().requires_grad_() for t in leaves]
+    expected = grouped_gemm_torch(*exact[:2], ends, **dict(zip(given, exact[2:], strict=True)), activation=activation)
+    for x, y in zip(found, torch.autograd.grad(expected[:73], exact, grad.cpu().double()), strict=True):
+        assert relative_error(x, y) < 2e-2
 
 
 def test_gradients_of_a_product_by_depth():

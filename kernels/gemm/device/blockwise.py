@@ -36,6 +36,7 @@ class BlockwiseGemm(tk.lcf):
     order: tk.Order = tk.Supergroup(8)
     epilogue: Steps = Steps()
     batched: bool = False
+    grouped: bool = False
     c_stored_nm: bool = False
     epilogue_n: int | None = None
     cache_hint: str | None = None

@@ -274,7 +274,7 @@ def load_vectors(ctx, epilogue, EPILOGUE: tl.constexpr):
         tk.load_async(
             tk.field(epilogue, VECTORS[i].name),
             tk.field(ctx.globals, VECTORS[i].name),
-            (ctx.result_col,),
+            (ctx.batch, ctx.result_col) if ctx.config.grouped else (ctx.result_col,),
             epilogue.full,
         )
 
@@ -289,10 +289,15 @@ def load_values(ctx, row):
         if OPERANDS[i].place == "scalar":
             value = tl.load(tensor.pointer)
         else:
+            place = (row,)
+            if ctx.config.grouped:  # rows of Cᵀ are columns, with values for each group
+                place = (
+                    (ctx.batch, row) if ctx.config.c_stored_nm else (tk.sequence(ctx.rows.begin, ctx.rows.rows), row)
+                )
             value = tk.load(
                 tensor,
                 tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.result_cols), OPERANDS[i].element),
-                (row,),
+                place,
             )
         values = tk.with_field(values, OPERANDS[i].name, value)
     return values

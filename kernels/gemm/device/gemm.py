@@ -65,6 +65,7 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
     b_stored_nk: bool = False
     c_stored_nm: bool = False
     batched: bool = False
+    grouped: bool = False  # whether operands of the epilogue are packed, or have a row for each group
     accumulate: tl.dtype = tk.fp32
     epilogue: Steps = Steps()
     epilogue_n: int | None = None

@@ -35,20 +35,24 @@ class RowGroupedGemm(Grouped, Gemm):
     groups are those of the columns of Cᵀ, and A and B change places.
 
     The tiles of a group are tasks one after the other: its rows and its B stay in L2.
-    `most`: a power of two, at least the number of groups.
+    Of the epilogue's operands, a residual is packed as C is, values for rows as its rows are; values for columns are
+    (groups, N). `most`: a power of two, at least the number of groups.
     """
 
+    grouped: bool = True
     most: int = 16
 
     def layout(self) -> tk.layout:
-        return self._packed("B" if self.c_stored_nm else "A", "C")
+        residual = ("residual",) if self.epilogue.residual else ()
+        return self._packed("B" if self.c_stored_nm else "A", "C", *residual)
 
     @property
     def tile_rows(self) -> int:
         """Rows of the packed matrix that a tile has."""
         return self.tile_n if self.c_stored_nm else self.task_rows
 
-    def tasks(self, A: Any, B: Any, C: Any, ends: Any, *others: Any) -> int:
+    def tasks(self, A: Any, B: Any, C: Any, *others: Any) -> int:
+        ends = others[-1]
         tiles = (C[0] + min(ends[0], C[0]) * (self.tile_rows - 1)) // self.tile_rows
         return tiles * -(-C[1] // (self.task_rows if self.c_stored_nm else self.tile_n))
 
