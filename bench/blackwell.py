@@ -98,10 +98,11 @@ def attention_forward(dim: int) -> bytes:
     return cubin
 
 
-def attention_backward(dim: int) -> bytes:
+def attention_backward(dim: int, value_dim: int) -> bytes:
     """The cubin of the attention backward without a mask."""
-    x = torch.empty(1, 16, 4096, dim, dtype=torch.bfloat16, device="meta", requires_grad=True)
-    launches = recorded(lambda: torch.autograd.grad(attention(x, x, x), x, x), Device.of_gpu(GPU))
+    shapes = ((1, 16, 4096, n) for n in (dim, value_dim))
+    x, v = (torch.empty(*n, dtype=torch.bfloat16, device="meta", requires_grad=True) for n in shapes)
+    launches = recorded(lambda: torch.autograd.grad(attention(x, x, v), x, v), Device.of_gpu(GPU))
     (launch,) = (launch for launch in launches if launch.name == "attention_backward_tmem")
     cubin: bytes = launch.compile(ARCH).asm["cubin"]
     return cubin
@@ -133,8 +134,9 @@ KERNELS: dict[str, Callable[[], bytes]] = {
     "gemm, NVFP4, CTA pairs": lambda: block_scaled_gemm("NVFP4", cluster=2),
     "attention forward, D 128": lambda: attention_forward(128),
     "attention forward, D 64": lambda: attention_forward(64),
-    "attention backward, D 128": lambda: attention_backward(128),
-    "attention backward, D 64": lambda: attention_backward(64),
+    "attention backward, D 192, D_v 128": lambda: attention_backward(192, 128),
+    "attention backward, D 128": lambda: attention_backward(128, 128),
+    "attention backward, D 64": lambda: attention_backward(64, 64),
     "attention decode, D 128": lambda: decode(128),
     "attention decode, D 64": lambda: decode(64),
     "attention decode, D 128, Hopper's kernel": lambda: hoppers_decode(128),
@@ -188,24 +190,28 @@ def busy_in_attention(dim: int) -> float:
     return busy(lambda: attention(q, k, v))
 
 
-def busy_in_backward(dim: int) -> float:
+def busy_in_backward(dim: int, value_dim: int | None = None) -> float:
     """`busy` of one task of the attention backward, 128 keys of all queries, without a mask."""
-    shapes = (KEYS, 128, 128)
-    q, k, v = (torch.randn(1, 1, n, dim, dtype=torch.float32, device="cpu").bfloat16().requires_grad_() for n in shapes)
+    shapes = (KEYS, dim), (128, dim), (128, value_dim or dim)
+    q, k, v = (torch.randn(1, 1, *n, dtype=torch.float32, device="cpu").bfloat16().requires_grad_() for n in shapes)
     with sim.device(ARCH):
         out = attention(q, k, v)
     return busy(lambda: torch.autograd.grad(out, (q, k, v), torch.ones_like(out)))
 
 
-MODELLED: Mapping[str, Callable[[], float]] = {
-    ", ".join(part for part in ("gemm", kind, pairs) if part): functools.partial(busy_in_gemm, kind, **knobs)
-    for kind in ("", *SCALED)
-    for pairs, knobs in {"": {}, "CTA pairs": {"cluster": 2}}.items()
-} | {
-    f"attention {name}, D {dim}": functools.partial(model, dim)
-    for name, model in (("forward", busy_in_attention), ("backward", busy_in_backward))
-    for dim in (128, 64)
-}
+MODELLED: Mapping[str, Callable[[], float]] = (
+    {
+        ", ".join(part for part in ("gemm", kind, pairs) if part): functools.partial(busy_in_gemm, kind, **knobs)
+        for kind in ("", *SCALED)
+        for pairs, knobs in {"": {}, "CTA pairs": {"cluster": 2}}.items()
+    }
+    | {
+        f"attention {name}, D {dim}": functools.partial(model, dim)
+        for name, model in (("forward", busy_in_attention), ("backward", busy_in_backward))
+        for dim in (128, 64)
+    }
+    | {"attention backward, D 192, D_v 128": functools.partial(busy_in_backward, 192, 128)}
+)
 
 
 def over_reading(dim: int, shape: tuple[int, int, int, int], hoppers: bool) -> float:

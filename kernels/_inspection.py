@@ -43,7 +43,7 @@ class Inspectable:
 
     @property
     def template(self) -> Any:
-        """The template of the launch; None where its kernel is a plain one."""
+        """The template of the launch, or the constants of its kernel; None where that is a plain one."""
         key = self.launch().key
         return key[0][0][0] if isinstance(key, tuple) else None
 

@@ -50,6 +50,7 @@ def check(leaves, grad, found, grad_lse=None, **given):
         assert error < ROUNDINGS[x.dtype], f"d{name} is off by {error:.2e}"
 
 
+WIDE = dict(dim=192, value_dim=128)
 CASES = [
     pytest.param(dict(queries=1, keys=1), {}, id="a query and a key"),
     pytest.param(dict(queries=70, keys=100), {}, id="a partial block and tile"),
@@ -66,6 +67,15 @@ CASES = [
     slow(dict(queries=140, keys=200, dim=128), dict(causal=True), id="dimension 128, causal"),
     slow(dict(queries=400, keys=300, dim=128, heads=4, kv_heads=2), dict(causal=True), id="dimension 128, groups"),
     slow(dict(queries=300, keys=450, dim=128), dict(window=(90, 20)), id="dimension 128, window"),
+    pytest.param(dict(queries=70, keys=140, **WIDE), dict(causal=True), id="dimension 192, causal"),
+    slow(dict(queries=1, keys=1, **WIDE), {}, id="dimension 192, a query and a key"),
+    slow(dict(queries=64, keys=128, **WIDE), {}, id="dimension 192, a block and a tile"),
+    slow(dict(queries=300, keys=70, **WIDE, dtype=torch.float16), {}, id="dimension 192, fp16"),
+    slow(dict(queries=200, keys=260, **WIDE, heads=4, kv_heads=2, batch=2), {}, id="dimension 192, groups"),
+    slow(dict(queries=200, keys=60, **WIDE), dict(causal=True), id="dimension 192, queries without keys"),
+    slow(dict(queries=250, keys=300, **WIDE), dict(window=(90, 20)), id="dimension 192, window"),
+    slow(dict(queries=10, keys=300, **WIDE), dict(window=(3, 3)), id="dimension 192, keys unseen"),
+    slow(dict(queries=90, keys=140, dim=144, value_dim=48), {}, id="dimensions 144 and 48"),
 ]
 
 
@@ -120,6 +130,7 @@ def test_scores_far_below_the_largest_have_no_weight(rng):
 @pytest.mark.parametrize("shape, given", [
     pytest.param(dict(queries=300, keys=140), {}, id="two tasks of three blocks"),
     pytest.param(dict(queries=200, keys=140, heads=2, kv_heads=1, dim=128), dict(causal=True), id="dQ over dP"),
+    pytest.param(dict(queries=140, keys=70, **WIDE), {}, id="dQ in two products"),
 ])  # fmt: skip
 def test_every_schedule_gives_these_gradients(shape, given, schedules, rng):
     leaves, grad = operands(**shape)
@@ -129,13 +140,13 @@ def test_every_schedule_gives_these_gradients(shape, given, schedules, rng):
         check(leaves, grad, one, **given)
 
 
-def launched(gpu, dim=64, **given):
+def launched(gpu, dim=64, value_dim=None, **given):
     """Names of the kernels that a forward and its backward launch on a GPU."""
-    leaves, grad = operands(130, 130, dim)
+    leaves, grad = operands(130, 130, dim, value_dim)
     return [launch.name for launch in recorded(lambda: gradients(leaves, grad, **given), Device.of_gpu(GPUS[gpu]))]
 
 
-@pytest.mark.parametrize("given", [{}, dict(causal=True), dict(window=(5, 5)), dict(dim=96)], ids=str)
+@pytest.mark.parametrize("given", [{}, dict(causal=True), dict(window=(5, 5)), dict(dim=96), WIDE], ids=str)
 def test_the_chip_chooses_the_kernel(given):
     assert launched("B200", **given)[1:] == ["preprocess", KERNEL]
     assert KERNEL not in launched("H200", **given)

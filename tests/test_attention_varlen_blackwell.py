@@ -122,6 +122,7 @@ GRADIENTS = [
     pytest.param((0, 0), (3, 0), {}, {}, id="no query in a sequence"),
     slow((140, 30), (200, 150), dict(dim=128, dtype=torch.float16), dict(causal=True), id="dimension 128, fp16"),
     slow((140, 30), (130, 40), dict(dim=32, value_dim=80), dict(causal=True), id="dimensions 32 and 80"),
+    slow((140, 0, 30), (130, 2, 40), dict(dim=192, value_dim=128), dict(causal=True), id="dimensions 192 and 128"),
 ]
 
 

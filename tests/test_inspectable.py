@@ -31,8 +31,9 @@ def launches():
 
 @pytest.fixture(scope="module")
 def templates(launches):
-    """Those of launches of template kernels; plain kernels have none."""
-    return [launch.key[0][0][0] for launch in launches.values() if isinstance(launch.key, tuple)]
+    """Those of launches of template kernels; others have none."""
+    constants = [launch.key[0][0][0] for launch in launches.values() if isinstance(launch.key, tuple)]
+    return [template for template in constants if isinstance(template, tk.lcf)]
 
 
 @pytest.fixture(scope="module")

@@ -334,58 +334,74 @@ def test_contract_of_packed_attention_in_tensor_memory(dim, value_dim, softcap):
     assert (found["LDTM"], found["STTM"]) == (2, 4 if value_dim <= 64 else 5)
 
 
+TMEM_BACKWARDS = [(d, d_v, causal) for d, d_v in ((64, 64), (128, 128), (192, 128)) for causal in (False, True)]
+
+
+def backward_products(dim, value_dim):
+    """Instructions, of 16 deep each, of S in the loop over blocks and before it; of dP, one more deep for dPsum, in the
+    loop, and where dQ has columns of its own before it; of dV, dK and dQ in the loop. 192 columns take two."""
+    queries, columns = (64, 2) if dim > 128 else (128, 1)
+    dp = (value_dim // 16 + 1) * (2 if dim == 64 else 1)
+    return 2 * dim // 16 + dp + queries // 16 * (1 + columns) + 128 // 16 * columns
+
+
 @pytest.mark.parametrize("arch", ["sm_100a", slow("sm_103a")])
-@pytest.mark.parametrize("dim, causal", some_slow([(64, False), (64, True), (128, False), (128, True)], [(128, True)]))
-def test_contract_of_the_attention_backward_in_tensor_memory(dim, causal, arch):
+@pytest.mark.parametrize("dim, value_dim, causal", some_slow(TMEM_BACKWARDS, [(128, 128, True), (192, 128, False)]))
+def test_contract_of_the_attention_backward_in_tensor_memory(dim, value_dim, causal, arch):
     """Per element of P: one exponential at most. P and dS pass through no thread's memory. No loop spills; without a
-    mask, nothing does."""
-    x = torch.empty(2, 16, 4096, dim, dtype=torch.bfloat16, device="cpu", requires_grad=True)
+    mask, nothing does up to dimension 128."""
+    shapes = ((2, 16, 4096, n) for n in (dim, value_dim))
+    x, v = (torch.empty(*n, dtype=torch.bfloat16, device="cpu", requires_grad=True) for n in shapes)
     gpu = replace(Device.of_gpu(GPUS["B200"]), capability=divmod(CHIPS[int(arch[3:6])].capability, 10))
 
     def backward():
-        out = attention.attention(x, x, x, causal=causal)
+        out = attention.attention(x, x, v, causal=causal)
         torch.autograd.grad(out, x, torch.empty_like(out))
 
     (launch,) = (launch for launch in recorded(backward, gpu) if launch.name == "attention_backward_tmem")
     compiled = launch.compile(arch)
     report = inspect(compiled)
     print(report.table())
-    # S and dP, one more instruction deep for dPsum, in the loop over blocks and before it; dV, dK and dQ in the loop
-    assert report.mma == {"UTCHMMA": 2 * (2 * dim // 16 + 1) + 3 * 128 // 16}
+    assert report.mma == {"UTCHMMA": backward_products(dim, value_dim)}
     assert report.reallocated and report.registers == 128
     assert report.tensor_columns == 512 and report.shared_bytes <= CHIPS[100].shared_per_block
     roles = {name: report.role(name).counts for name in ("reduce", "compute0", "compute1", "multiply")}
     for name in ("compute0", "compute1"):
         compute = roles[name]
-        assert compute["MUFU"] == (64 if arch == "sm_103a" else 48)  # of 64 scores of a row; others are polynomials
-        # halves of S and of dP; dV or dK at the end. P in two halves
-        assert (compute["LDTM"], compute["STTM"]) == (4 + dim // 32, 2)
-        # 64 numbers of L; dS; dV or dK. Two loads of a task's values
-        assert (compute["LDS"], compute["STS"]) == (18, 8 + dim // 8)
-    assert roles["reduce"]["UTMAREDG"] == (2 if dim == 64 else 8)
+        parts, width = (1 if dim > 128 else 2), (dim if name == "compute1" else value_dim)
+        # of a role's scores of a row; others are polynomials
+        assert compute["MUFU"] == parts * (32 if arch == "sm_103a" else 24)
+        # parts of S and of dP; dV or dK at the end. Parts of P
+        assert (compute["LDTM"], compute["STTM"]) == (2 * parts + width // 32, parts)
+        # numbers of L; dS; dV or dK. Two loads of a task's values
+        assert (compute["LDS"], compute["STS"]) == (8 * parts + 2, 4 * parts + width // 8)
+    assert roles["reduce"]["UTMAREDG"] == {64: 2, 128: 8, 192: 2}[dim]
     assert not any(roles["multiply"].get(name) for name in THREAD_MEMORY if name != "LDS")
-    assert report.spill_instructions <= (16 if causal else 0)
+    assert report.spill_instructions <= (16 if causal else 6 if dim > 128 else 0)
     control = graph_of(compiled)
-    inner = [a for a in control.loops if not any(b.blocks < a.blocks for b in control.loops)]
-    assert not {"LDL", "STL"} & {i.base for a in inner for block in a.blocks for i in control.blocks[block]}
+    opcodes = {loop: {i.base for block in loop.blocks for i in control.blocks[block]} for loop in control.loops}
+    over_blocks = [loop for loop, found in opcodes.items() if {"LDTM", "UTCHMMA"} & found]  # others wait
+    inner = [a for a in over_blocks if not any(b.blocks < a.blocks for b in over_blocks)]
+    assert len(inner) == 4 and not any({"LDL", "STL"} & opcodes[loop] for loop in inner)
 
 
-@pytest.mark.parametrize("dim, causal", some_slow([(64, False), (64, True), (128, False), (128, True)], [(64, True)]))
-def test_contract_of_the_packed_attention_backward_in_tensor_memory(dim, causal):
-    """As without packing, but for one more instruction that spills."""
-    x = torch.empty(4096, 16, dim, dtype=torch.bfloat16, device="cpu", requires_grad=True)
+@pytest.mark.parametrize("dim, value_dim, causal", some_slow(TMEM_BACKWARDS, [(64, 64, True)]))
+def test_contract_of_the_packed_attention_backward_in_tensor_memory(dim, value_dim, causal):
+    """As without packing, but for more instructions that spill outside the loops."""
+    shapes = ((4096, 16, n) for n in (dim, value_dim))
+    x, v = (torch.empty(*n, dtype=torch.bfloat16, device="cpu", requires_grad=True) for n in shapes)
     starts = torch.empty(9, dtype=torch.int32, device="cpu")
 
     def backward():
-        out = attention.attention_varlen(x, x, x, starts, starts, causal=causal)
+        out = attention.attention_varlen(x, x, v, starts, starts, causal=causal)
         torch.autograd.grad(out, x, torch.empty_like(out))
 
     launches = recorded(backward, Device.of_gpu(GPUS["B200"]))
     (launch,) = (launch for launch in launches if launch.name == "attention_backward_tmem")
     report = inspect(launch.compile("sm_100a"))
-    assert report.mma == {"UTCHMMA": 2 * (2 * dim // 16 + 1) + 3 * 128 // 16}
+    assert report.mma == {"UTCHMMA": backward_products(dim, value_dim)}
     assert report.tensor_columns == 512 and report.shared_bytes <= CHIPS[100].shared_per_block
-    assert report.spill_instructions <= (17 if causal else 0)
+    assert report.spill_instructions <= (23 if dim > 128 else 17 if causal else 0)
 
 
 def test_what_is_streamed_leaves_l2_first():

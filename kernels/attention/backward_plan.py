@@ -285,7 +285,7 @@ class TmemPlan(BackwardPlan):
         self.steps = [
             preprocess_step(tensors, zeros_each=ROWS * dim, addends=1),
             lambda tensors: launch(*named(tensors)),
-            lambda tensors: tensors["dQ"].copy_(tensors["dQ_accum"][:, :, :queries]),
+            lambda tensors: torch.mul(tensors["dQ_accum"][:, :, :queries], scores.scale, out=tensors["dQ"]),
         ]
 
     def make(self, tensors: Tensors) -> None:

@@ -254,4 +254,6 @@ inspectable: dict[str, Inspectable] = {
     for name, kernel in launches_of(
         functools.partial(call, **kind), *(name and f"attention_{name}" for name in names)
     ).items()
-}
+} | launches_of(
+    functools.partial(_backward, dim=192, value_dim=128), None, None, "attention_backward_d192_d128", gpu="B200"
+)

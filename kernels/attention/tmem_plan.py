@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # of the rings of K and of V that fit, by (head_dim, value_dim) of tiles
 STAGES = {(64, 64): 4, (64, 128): 3, (128, 64): 2, (128, 128): 2, (192, 64): 1, (192, 128): 1}
+BACKWARD_DIMS = ((64, 64), (128, 128), (192, 128))  # (head_dim, value_dim) of tiles of the backward
 FAST_EX2 = 103  # from this capability on, exponentials take half the time: none are worth the FMA units
 LAUNCH_REGISTERS = 128  # of a thread, before they move between roles: all of an SM's for 512 threads
 HEIGHT = ROWS.value * TILES.value  # queries of a task
@@ -135,7 +136,7 @@ class BackwardArgs(NamedTuple):
     """The numbers of a backward.
 
     `tiles`: tasks of a key head. `heads`: key heads of all batches. `group`: query heads of a key head. `entries`: of
-    packed sequences, the list of `list_tiles`. `gradient`: the factor of dQ and dK. Others: see `numbers` of
+    packed sequences, the list of `list_tiles`. `gradient`: the factor of dK. Others: see `numbers` of
     `QueryTiles`.
     """
 
@@ -151,17 +152,23 @@ class BackwardArgs(NamedTuple):
 
 def takes_backward(q: torch.Tensor, value_dim: int, scores: Scores) -> bool:
     """Whether `attention_backward_tmem` computes such a backward on the device of `q`."""
-    return max(q.shape[-1], value_dim) <= 128 and scores.softcap is None and chip_of(_arch(q)).tcgen05
+    return bool(backward_dims(q.shape[-1], value_dim)) and scores.softcap is None and chip_of(_arch(q)).tcgen05
+
+
+def backward_dims(head_dim: int, value_dim: int) -> tuple[int, int] | None:
+    """(head_dim, value_dim) of tiles of the backward, see `tile_dims`; None where there are none that wide."""
+    return next((dims for dims in BACKWARD_DIMS if head_dim <= dims[0] and value_dim <= dims[1]), None)
 
 
 @functools.lru_cache
 def backward_kernel_of(
-    dtype: torch.dtype, dim: int, causal: bool, window: bool, cut: bool, packed: bool, fast_ex2: bool
+    dtype: torch.dtype, dims: tuple[int, int], causal: bool, window: bool, cut: bool, packed: bool, fast_ex2: bool
 ) -> BackwardTmem:
-    """The constants of the backward kernel for a dtype, dimension of tiles, and features."""
+    """The constants of the backward kernel for a dtype, (head_dim, value_dim) of tiles, and features."""
     return BackwardTmem(
         dtype=tk.from_torch(dtype),
-        head_dim=dim,
+        head_dim=dims[0],
+        value_dim=dims[1],
         causal=causal,
         window=window,
         cut=cut,
@@ -172,9 +179,7 @@ def backward_kernel_of(
 
 
 # the tensors of the backward kernel, by their names in a `BackwardPlan`, and their tiles in `BackwardTmem`
-BACKWARD_TENSORS = dict(
-    Q="tile", dO="tile", K="tile", V="tile", LSE_log2="lse", dPsum="group", dQ_accum="dq", dK="tile", dV="tile"
-)
+BACKWARD_TENSORS = dict(Q="q", dO="do", K="k", V="v", LSE_log2="lse", dPsum="group", dQ_accum="dq", dK="k", dV="v")
 
 
 def bind_backward(
@@ -184,15 +189,16 @@ def bind_backward(
     of `entries` where sequences are packed. Then Q, K, V and gradients are (H, total, …), and `longest` are queries and
     keys of a sequence at most.
 
-    Tiles are 64 or 128 wide, see `tile_dims`. Every task has a CTA. Causal tasks differ in length: longest first.
+    Every task has a CTA. Causal tasks differ in length: longest first.
     """
     q, k, v = (tensors[name] for name in "QKV")
     packed = longest is not None
     causal, window, _ = scores.features(*(longest or (q.shape[2], k.shape[2])))
-    dim, height = 64 if max(q.shape[-1], v.shape[-1]) <= 64 else 128, BackwardTmem.tile_m
+    dims, height = backward_dims(q.shape[-1], v.shape[-1]), BackwardTmem.tile_m
+    assert dims is not None, "see `takes_backward`"
     keys, kv_heads = k.shape[-2], k.shape[-3]
     constants = backward_kernel_of(
-        q.dtype, dim, causal, window, packed or keys % height != 0, packed, _arch(q) >= FAST_EX2
+        q.dtype, dims, causal, window, packed or keys % height != 0, packed, _arch(q) >= FAST_EX2
     )
     entries = tensors["entries"] if packed else None
     tiles, heads = -(-keys // height) if entries is None else len(entries), k.shape[:-2].numel()

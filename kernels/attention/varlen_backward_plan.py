@@ -257,7 +257,8 @@ class VarlenTmemPlan(VarlenBackwardPlan):
     def __init__(self, operands: Operands, scores: Scores, longest: tuple[int, int]):
         super().__init__(operands)
         q, k, starts = operands.q, operands.k, (operands.starts_q, operands.starts_k)
-        (queries, heads, dim), keys, block = q.shape, k.shape[0], BackwardTmem.tile_n
+        (queries, heads, dim), keys = q.shape, k.shape[0]
+        block = BackwardTmem(head_dim=dim).tile_n
         groups = tiles_apart(queries, self.sequences, block) * (block // ROWS)
         self.new_dq_accum = allocator((heads, queries, dim), torch.float32, q.device)
         self.new_lse = allocator((1, heads, groups * ROWS), torch.float32, q.device)
@@ -275,7 +276,7 @@ class VarlenTmemPlan(VarlenBackwardPlan):
             *listings,
             preprocess_step(tensors, block, addends=1),
             lambda tensors: launch(*named(tensors)),
-            lambda tensors: tensors["dQ"].copy_(tensors["dQ_accum"].transpose(0, 1)),
+            lambda tensors: torch.mul(tensors["dQ_accum"].transpose(0, 1), scores.scale, out=tensors["dQ"]),
         ]
 
     def make(self, tensors: Tensors) -> None:

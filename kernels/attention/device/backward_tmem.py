@@ -1,17 +1,21 @@
 """Gradients of attention on chips with tensor memory, in a single pass of five roles.
 
-A task is a tile of 128 keys of a key head, and the blocks of 128 queries that see them, of all query heads of its
-group. Scores are transposed: a lane of tensor memory is a key. Per block:
+A task is a tile of 128 keys of a key head, and the blocks of queries that see them, of all query heads of its group.
+Scores are transposed: a lane of tensor memory is a key. Per block, of 128 queries (64 if D is above 128):
 
 - `load`: Q and dO with their row values by TMA, and K and V once;
 - `multiply`, one warp: S = K Qᵀ, dP = V dOᵀ − Δ, dV += P dO, dK += dS Q, dQ = dSᵀ K;
-- `compute`, two warpgroups, of 64 queries each: P = 2^(S · scale − L) over S in tensor memory, dS = P ∘ dP in shared
-  memory, and at the end dV and dK;
+- `compute`, two warpgroups, of half the queries each: P = 2^(S · scale − L) over S in tensor memory, dS = P ∘ dP in
+  shared memory, and at the end dV and dK;
 - `reduce`, a warpgroup: adds dQ to fp32 numbers in global memory by TMA.
 
 The Δ come by a product, too: three ones a row times the three bf16 parts of each value, as in `AttentionBackward`. A
 thread has a key. It would otherwise load the values of all queries from shared memory, between two products. It does
-that with L, under the products of dK and dP.
+that with L, under the products of dK and dQ.
+
+Where D is above 128, dV and dK leave 192 of the 512 columns of tensor memory. S and dP of 64 queries fit beside them,
+those of 128 do not. A product of 64 rows takes the tensor cores as long as one of 128. So the first 128 columns of dQ
+are transposed, Kᵀ dS, over dP. The other 64 have columns of their own.
 
 Source: FlashAttention-4.
 """
@@ -30,7 +34,6 @@ from tritonkittens.kernels.attention.device.masks import hidden_from, queries_of
 from tritonkittens.kernels.attention.device.varlen import entry
 
 HALVES = tl.constexpr(2)  # compute roles
-COLS = tl.constexpr(64)  # queries of a block that a compute role has
 PART = tl.constexpr(32)  # columns that a thread holds beside P
 GROUP = tl.constexpr(64)  # queries of a tile of Δ in global memory
 
@@ -41,7 +44,8 @@ class BackwardTmem(tk.Knob):
 
     Args:
         dtype: of the operands and of dK and dV, bf16 or fp16.
-        head_dim: columns of the tiles of Q, K, V and O, 64 or 128. TMA fills the rest with zeros.
+        head_dim: columns of the tiles of Q and K, 64, 128 or 192. TMA fills the rest with zeros.
+        value_dim: columns of the tiles of V and dO, 64 or 128.
         causal, window: see `masks`.
         cut: whether the last tile of keys may be partial.
         packed: whether sequences of different lengths follow each other along the rows, with tasks of `list_tiles`.
@@ -51,6 +55,7 @@ class BackwardTmem(tk.Knob):
 
     dtype: tl.dtype = tk.bf16
     head_dim: int = 128
+    value_dim: int = 128
     causal: bool = False
     window: bool = False
     cut: bool = True
@@ -58,12 +63,32 @@ class BackwardTmem(tk.Knob):
     order: tk.Order = tk.ColumnMajor()
     fma_share: float = 0.25
 
-    tile_m = tile_n = 128  # keys of a task and queries of a block
+    tile_m = 128  # keys of a task
 
     @property
-    def tile(self) -> tk.st:
-        """A tile of keys, of values, or of their gradients; a block of queries or of dO."""
+    def tile_n(self) -> int:
+        """Queries of a block."""
+        return 64 if self.dq_in_two else 128
+
+    @property
+    def q(self) -> tk.st:
+        """A block of queries."""
+        return tk.st(self.dtype, self.tile_n, self.head_dim)
+
+    @property
+    def do(self) -> tk.st:
+        """A block of dO."""
+        return tk.st(self.dtype, self.tile_n, self.value_dim)
+
+    @property
+    def k(self) -> tk.st:
+        """A tile of keys, or of dK."""
         return tk.st(self.dtype, self.tile_m, self.head_dim)
+
+    @property
+    def v(self) -> tk.st:
+        """A tile of values, or of dV."""
+        return tk.st(self.dtype, self.tile_m, self.value_dim)
 
     @property
     def lse(self) -> tk.sv:
@@ -93,17 +118,22 @@ class BackwardTmem(tk.Knob):
     @property
     def dq(self) -> tk.st:
         """The columns of dQ that are staged at a time."""
-        return tk.st(tk.fp32, self.tile_n, 32 if self.head_dim == 64 else 16)
+        return tk.st(tk.fp32, self.tile_n, {64: 32, 128: 16}.get(self.head_dim, self.head_dim))
 
     @property
     def dq_stages(self) -> int:
         """Staged tiles of dQ that fit into shared memory."""
-        return 2 if self.head_dim == 64 else 3
+        return {64: 2, 128: 3}.get(self.head_dim, 1)
 
     @property
     def dq_apart(self) -> bool:
         """Whether dQ has columns of tensor memory of its own. Otherwise it overwrites dP."""
         return self.head_dim == 64
+
+    @property
+    def dq_in_two(self) -> bool:
+        """Whether dQ is two products, of ROWS columns and of the rest."""
+        return self.head_dim > ROWS.value
 
     @property
     def do_stages(self) -> int:
@@ -194,28 +224,58 @@ def scores(memory, stage):
 def score_gradients(memory, stage):
     """dP = V dOᵀ − Δ of a block."""
     zero = tk.opaque_zero()
+    tk.consumer_wait(memory.do_pipe, stage)
     dp = tk.mm_ABt(memory.v[zero], memory.do[stage.index], into=memory.dp, wait=False)
     tk.mma_AB(memory.ones[zero], memory.dpsum[stage.index], dp, arrived=memory.dp_full)
 
 
 @triton.jit
-def values(memory, stage, number):
-    """dV += P dO of block `number`, and the release of dO."""
-    do, dv = memory.do[stage.index], memory.dv
-    for half in tl.static_range(HALVES):
-        tk.wait(memory.p_full[half], number & 1)
-        part = tk.subtile(do, COLS, dv.shape[1], half, 0)
-        if half + 1 < HALVES:
-            tk.mma_AB(memory.p[half], part, dv, wait=False, accumulate=number > 0)
-        else:
-            tk.mma_AB(memory.p[half], part, dv, arrived=memory.do_pipe.empty[stage.index])
+def values(memory, stage, number, HALF: tl.constexpr):
+    """dV += P dO of half the queries of block `number`."""
+    p, dv = memory.p[HALF], memory.dv
+    tk.wait(memory.p_full[HALF], number & 1)
+    do = tk.subtile(memory.do[stage.index], p.shape[1], dv.shape[1], HALF, 0)
+    tk.mma_AB(p, do, dv, wait=False, accumulate=(number > 0) | (HALF > 0))
+
+
+@triton.jit
+def query_gradient_tiles(dp, C: tl.constexpr):
+    """(tiles of tensor memory for dQ, shared memory to stage them)."""
+    staged = tk.allocate(C.dq, C.dq_stages)
+    if C.dq_in_two:
+        REST: tl.constexpr = C.head_dim - ROWS
+        first = tk.subtile(staged[0], C.tile_n, ROWS, 0, 0)
+        last = tk.subtile(staged[0], C.tile_n, REST, 0, ROWS // REST)
+        return (dp, tk.tensor_allocator(tk.tt(tk.fp32, C.tile_n, REST))), (first, last)
+    elif C.dq_apart:
+        return (tk.tensor_allocator(tk.tt(tk.fp32, C.tile_n, C.head_dim)),), staged
+    else:
+        return (dp,), staged
+
+
+@triton.jit
+def query_gradients(memory, number, C: tl.constexpr):
+    """dQ = dSᵀ K of block `number`. Of more than ROWS columns, the first ROWS are transposed: Kᵀ dS."""
+    zero, parity = tk.opaque_zero(), (number & 1) ^ 1
+    ds, k, complete = memory.ds[zero], memory.k[zero], (memory.dq_full[len(memory.dq) - 1], memory.ds_empty)
+    if C.dq_in_two:
+        REST: tl.constexpr = C.head_dim - ROWS
+        tk.mm_AtB(tk.subtile(k, ROWS, ROWS, 0, 0), ds, into=memory.dq[0], arrived=memory.dq_full[0])
+        tk.wait(memory.dq_empty[1], parity)
+        tk.mm_AtB(ds, tk.subtile(k, ROWS, REST, 0, ROWS // REST), into=memory.dq[1], arrived=complete)
+    else:
+        if C.dq_apart:
+            tk.wait(memory.dq_empty[0], parity)
+        tk.mm_AtB(ds, k, into=memory.dq[0], arrived=complete)
 
 
 @triton.jit
 def multiply(memory, task, C: tl.constexpr):
-    """Issue the products: S and dP of the first block, then for each block dV, the next S, dQ, dK, and the next dP.
+    """Issue the products: S of the first block, then for each block dV, dP, the next S, dK, and dQ.
 
-    Products of one thread complete in order. So the next S overwrites P, and the next dV reads it, without a wait.
+    Products of one thread complete in order. So the next S overwrites P, and the next dV reads it, without a wait. dP
+    overwrites the dQ before, which is read while dV is multiplied. Where dQ has columns of its own, dP comes earlier:
+    after that dQ.
     """
     count = (task.end - task.begin) * task.args.group
     q_stage, do_stage = tk.pipeline_state(memory.q_pipe), tk.pipeline_state(memory.do_pipe)
@@ -223,25 +283,27 @@ def multiply(memory, task, C: tl.constexpr):
     tk.consumer_wait(memory.q_pipe, q_stage)
     scores(memory, q_stage)
     tk.wait(memory.v_full, 0)
-    tk.consumer_wait(memory.do_pipe, do_stage)
-    score_gradients(memory, do_stage)
+    if C.dq_apart:
+        score_gradients(memory, do_stage)
     for i in range(count):
-        values(memory, do_stage, i)
+        tk.consumer_wait(memory.do_pipe, do_stage)
+        values(memory, do_stage, i, 0)
+        if not C.dq_apart:
+            tk.wait(memory.dq_empty[0], (i & 1) ^ 1)
+            score_gradients(memory, do_stage)
+        values(memory, do_stage, i, 1)
+        tk.mma_commit(memory.do_pipe.empty[do_stage.index])
         do_stage, following = tk.advance(do_stage), tk.advance(q_stage)
         if i + 1 < count:
             tk.consumer_wait(memory.q_pipe, following)
             scores(memory, following)
-        if C.dq_apart:
-            tk.wait(memory.dq_empty, (i & 1) ^ 1)
         tk.wait(memory.ds_full, i & 1)
-        zero, released = tk.opaque_zero(), (memory.ds_empty, memory.q_pipe.empty[q_stage.index])
-        tk.mm_AtB(memory.ds[zero], memory.k[zero], into=memory.dq, arrived=memory.dq_full)
+        zero, released = tk.opaque_zero(), memory.q_pipe.empty[q_stage.index]
         tk.mma_AB(memory.ds[zero], memory.q[q_stage.index], memory.dk, accumulate=i > 0, arrived=released)
-        if i + 1 < count:
-            tk.consumer_wait(memory.do_pipe, do_stage)
-            if not C.dq_apart:
-                tk.wait(memory.dq_empty, i & 1)
-            score_gradients(memory, do_stage)
+        query_gradients(memory, i, C)
+        if C.dq_apart:
+            if i + 1 < count:
+                score_gradients(memory, do_stage)
         q_stage = following
     tk.mma_commit(memory.complete)
 
@@ -253,15 +315,26 @@ def weights(memory, task, stage, block, NUMBER: tl.constexpr):
     C: tl.constexpr = task.config
     OF_QUERIES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ROWS, PART, "row"))
     s, key = tk.load(tk.subtile(memory.s, ROWS, PART, 0, NUMBER)), task.row * ROWS
-    s = hidden_from(task, s, key, block * ROWS + NUMBER * PART)
+    s = hidden_from(task, s, key, block * C.tile_n + NUMBER * PART)
     if C.cut:
         if key + ROWS > task.keys:
             s = tk.lower_fill(s, task.keys - key, float("-inf"))
     minus_lse = tk.load(tk.subvector(memory.lse[stage.index], PART, NUMBER), OF_QUERIES, fenced=True)
     p = tk.exp2(tk.fma(s, task.args.scale, tk.broadcast_col(s, minus_lse)), C.fma_share)
-    PER_HALF: tl.constexpr = COLS // PART
+    PER_HALF: tl.constexpr = C.tile_n // HALVES // PART
     tk.store(tk.subtile(memory.p[NUMBER // PER_HALF], ROWS, PART, 0, NUMBER % PER_HALF), tk.cast(p, C.dtype))
     return p
+
+
+@triton.jit
+def all_weights(memory, task, stage, block, HALF: tl.constexpr, PARTS: tl.constexpr):
+    """P of the parts, one or two, of a role's queries."""
+    p = weights(memory, task, stage, block, HALF * PARTS)
+    if PARTS == 1:
+        return (p,)
+    else:
+        tk.scheduling_barrier(block)  # without it, ptxas holds more columns than it has registers for
+        return p, weights(memory, task, stage, block, HALF * PARTS + 1)
 
 
 @triton.jit
@@ -274,7 +347,7 @@ def weight_gradients(memory, p, NUMBER: tl.constexpr, C: tl.constexpr):
 @triton.jit
 def compute(memory, task, Out, HALF: tl.constexpr, C: tl.constexpr):
     """P and dS of half the queries of each block. At the end the first role writes dV, the second dK."""
-    FIRST: tl.constexpr = HALF * (COLS // PART)
+    PARTS: tl.constexpr = C.tile_n // HALVES // PART
     # zeros that the compiler cannot tell: otherwise it computes bounds of the mask before the roles begin
     row, shift = tk.pin(task.row + tk.opaque_zero()), tk.pin(task.shift + tk.opaque_zero())
     task = task.replace(row=row, shift=shift)
@@ -284,15 +357,14 @@ def compute(memory, task, Out, HALF: tl.constexpr, C: tl.constexpr):
             parity = stage.count & 1
             tk.consumer_wait(memory.q_pipe, stage)
             tk.wait(memory.s_full, parity)
-            p0 = weights(memory, task, stage, block, FIRST)
-            tk.scheduling_barrier(block)  # without these, ptxas holds more columns than it has registers for
-            p1 = weights(memory, task, stage, block, FIRST + 1)
+            p = all_weights(memory, task, stage, block, HALF, PARTS)
             arrive(memory.p_full[HALF])
             tk.wait(memory.dp_full, parity)
             tk.wait(memory.ds_empty, parity ^ 1)
-            weight_gradients(memory, p0, FIRST, C)
-            tk.scheduling_barrier(block)
-            weight_gradients(memory, p1, FIRST + 1, C)
+            for j in tl.static_range(PARTS):
+                if j > 0:
+                    tk.scheduling_barrier(block)
+                weight_gradients(memory, p[j], HALF * PARTS + j, C)
             tk.fence_async()
             arrive(memory.ds_full)
             tk.consumer_release(memory.q_pipe, stage, per="warp")
@@ -320,23 +392,41 @@ def write(Out, staged, sums, task, factor):
 
 
 @triton.jit
+def take(memory, N: tl.constexpr, number):
+    """Product N of dQ of block `number`, in registers as a whole: then the next dP may overwrite it."""
+    tk.wait(memory.dq_full[N], number & 1)
+    x = tk.load(memory.dq[N])
+    arrive(memory.dq_empty[N])
+    return x
+
+
+@triton.jit
+def add(dQ, staged, x, coord, IN_FLIGHT: tl.constexpr):
+    """Add `x` to global memory by way of a staged tile, which the last IN_FLIGHT additions do not read."""
+    tk.store_read_wait(IN_FLIGHT)
+    tk.store(staged, x)
+    tk.fence_async()
+    tk.sync()
+    tk.store_add_async(dQ, staged, coord)
+
+
+@triton.jit
 def reduce(memory, task, dQ, C: tl.constexpr):
-    """Add dQ of each block to global memory, times `args.gradient`."""
+    """Add dQ of each block to global memory."""
     number, stage = 0, tk.pipeline_state(C.dq_stages)
     for head in range(task.head, task.head + task.args.group):
         for block in range(task.begin, task.end):
-            tk.wait(memory.dq_full, number & 1)
-            # in registers as a whole: then the next dP may overwrite it
-            parts = tk.split_cols(tk.load(memory.dq), C.dq.cols)
-            arrive(memory.dq_empty)
-            for j in tl.static_range(len(parts)):
-                staged = memory.staged[stage.index]
-                tk.store_read_wait(C.dq_stages - 1)  # the addition before the last ones no longer reads this tile
-                tk.store(staged, parts[j] * task.args.gradient)
-                tk.fence_async()
-                tk.sync()
-                tk.store_add_async(dQ, staged, (task.batch, head, block, j))
-                stage = tk.advance(stage)
+            x = take(memory, 0, number)
+            if C.dq_in_two:
+                staged, last = memory.staged
+                add(dQ, staged, tk.transpose(x), (task.batch, head, block, 0), 1)
+                add(dQ, last, take(memory, 1, number), (task.batch, head, block, ROWS // last.cols), 1)
+            else:
+                parts = tk.split_cols(x, C.dq.cols)
+                for j in tl.static_range(len(parts)):
+                    coord = (task.batch, head, block, j)
+                    add(dQ, memory.staged[stage.index], parts[j], coord, C.dq_stages - 1)
+                    stage = tk.advance(stage)
             number += 1
     tk.store_read_wait(0)
 
@@ -344,34 +434,36 @@ def reduce(memory, task, dQ, C: tl.constexpr):
 @tk.kernel
 @triton.jit
 def attention_backward_tmem(Q, dO, K, V, LSE_log2, dPsum, dQ, dK, dV, args, C: tl.constexpr):
-    """Write dK and dV, and add dQ to fp32 numbers that are zero at first. Any lengths, GQA, causal (bottom right
-    alignment), windows. The last bits of dQ differ from run to run.
+    """Write dK and dV, and add dQ / `args.gradient` to fp32 numbers that are zero at first. Any lengths, GQA, causal
+    (bottom right alignment), windows. The last bits of dQ differ from run to run.
 
-    Q, dO: (B, H, S, head_dim), K, V, dK, dV: (B, H_kv, S_kv, head_dim), or narrower. LSE_log2: (B, H, S) fp32, dPsum:
-    (B, H, groups, 3, 64) bf16, as `preprocess` writes them with ADDENDS=1. dQ: (B, H, S, head_dim) fp32; it and
-    LSE_log2 may have more rows a head. `args`: see `tmem_plan.BackwardArgs`. A CTA computes one task.
+    Q: (B, H, S, head_dim), dO: (B, H, S, value_dim), K, dK: (B, H_kv, S_kv, head_dim), V, dV: (…, value_dim), or
+    narrower. LSE_log2: (B, H, S) fp32, dPsum: (B, H, groups, 3, 64) bf16, as `preprocess` writes them with ADDENDS=1.
+    dQ: (B, H, S, head_dim) fp32; it and LSE_log2 may have more rows a head. `args`: see `tmem_plan.BackwardArgs`. A CTA
+    computes one task.
     """
     task = task_of(Q, K, args, C)
     s = tk.tensor_allocator(tk.tt(tk.fp32, ROWS, C.tile_n))
     dp = tk.tensor_allocator(tk.tt(tk.fp32, ROWS, C.tile_n))
-    SUMS: tl.constexpr = tk.tt(tk.fp32, ROWS, C.head_dim)
+    COLS: tl.constexpr = C.tile_n // HALVES
     P: tl.constexpr = tk.tt(C.dtype, ROWS, COLS)
+    dq, staged = query_gradient_tiles(dp, C)
     memory = tk.struct(
-        q=tk.allocate(C.tile, 2),
-        do=tk.allocate(C.tile, C.do_stages),
-        k=tk.allocate(C.tile, 1),
-        v=tk.allocate(C.tile, 1),
+        q=tk.allocate(C.q, 2),
+        do=tk.allocate(C.do, C.do_stages),
+        k=tk.allocate(C.k, 1),
+        v=tk.allocate(C.v, 1),
         ds=tk.allocate(C.ds, 1),
-        staged=tk.allocate(C.dq, C.dq_stages),
+        staged=staged,
         lse=tk.allocate(C.lse, 2),
         dpsum=tk.allocate(C.addends, C.do_stages),
         ones=tk.allocate(C.ones, 1),
         s=s,
         dp=dp,
         p=(tk.reinterpret(s, P, 0), tk.reinterpret(s, P, COLS)),  # over the scores that the same role reads
-        dv=tk.tensor_allocator(SUMS),
-        dk=tk.tensor_allocator(SUMS),
-        dq=tk.tensor_allocator(SUMS) if C.dq_apart else dp,
+        dv=tk.tensor_allocator(tk.tt(tk.fp32, ROWS, C.value_dim)),
+        dk=tk.tensor_allocator(tk.tt(tk.fp32, ROWS, C.head_dim)),
+        dq=dq,
         q_pipe=tk.pipeline(2, 9),  # released by a product, and by the warps that read L
         do_pipe=tk.pipeline(C.do_stages),
         k_full=tk.semaphores(1)[0],
@@ -381,8 +473,8 @@ def attention_backward_tmem(Q, dO, K, V, LSE_log2, dPsum, dQ, dK, dV, args, C: t
         dp_full=tk.semaphores(1)[0],
         ds_full=tk.semaphores(1, 8)[0],
         ds_empty=tk.semaphores(1)[0],
-        dq_full=tk.semaphores(1)[0],
-        dq_empty=tk.semaphores(1, 4)[0],
+        dq_full=tk.semaphores(2),
+        dq_empty=tk.semaphores(2, 4),
         complete=tk.semaphores(1)[0],
     )
     ones = tk.right_fill(tk.one(tk.rt(tk.fp32, ROWS, STEP)), PARTS)

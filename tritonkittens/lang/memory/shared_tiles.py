@@ -312,9 +312,9 @@ def subtile(t: Trace, tile: Traced, rows: Traced, cols: Traced, row: Traced = 0,
 
     Args:
         tile: a shared tile (`st`) or a tensor-memory tile (`tt`), not a ring.
-        rows: the rows of the view: a power of two that divides the tile's, or all. A tile of 192 rows has three views
-            of 64. A view of tensor memory has all rows.
-        cols: the columns of the view: a power of two that divides the tile's, or all.
+        rows: the rows of the view: a power of two that divides the tile's or is one of its pieces, or all. A tile of
+            192 rows has three views of 64, and one of 128. A view of tensor memory has all rows.
+        cols: the columns of the view, in the same way.
         row: the view's number along the rows, counted in views. It may be an int32 scalar if the view has all columns
             (one swizzle line) and cuts no swizzle atom. All other arguments are compile-time constants.
         col: the view's number along the columns.
@@ -350,7 +350,7 @@ def _check_view(tile: Traced, rows: Traced, cols: Traced, row: Traced, col: Trac
     if getattr(tile, "stages", None) is not None:
         raise TileError(f"subtile of a ring of {tile.spec!r}: take a slot first, ring[slot]")
     axes = ((tile.shape[0], rows, row), (tile.shape[1], cols, col))
-    if any(n <= 0 or extent % n or not 0 <= i < extent // n for extent, n, i in axes):
+    if any(n <= 0 or not 0 <= i < extent // n or extent % n and n not in split(extent) for extent, n, i in axes):
         raise TileError(
             f"subtile({rows}, {cols}) number ({row}, {col}) of {tile.spec!r} lies outside it or does not divide it"
         )
