@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from tritonkittens.kernels._sharding import is_distributed, register_shardings
-from tritonkittens.launch import simulator
+from tritonkittens.launch import is_reachable, simulator
 
 is_compiling = torch.compiler.is_compiling
 is_grad_enabled = torch.is_grad_enabled
@@ -110,6 +110,12 @@ def constant_in_traces(run: Callable[..., Result]) -> Callable[..., Result]:
     """
     run._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return run
+
+
+@constant_in_traces  # a device does not change between a trace and its runs
+def has_kernels(device: torch.device) -> bool:
+    """Can a kernel take tensors on `device`?"""
+    return is_reachable(device)
 
 
 _register_shardings = constant_in_traces(register_shardings)

@@ -8,24 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritonkittens.kernels._dispatch import (
-    autocasts,
-    constant_in_traces,
-    has_tangent,
-    is_ordinary,
-    unseen_by_function_modes,
-)
+from tritonkittens.kernels._dispatch import autocasts, has_kernels, has_tangent, is_ordinary, unseen_by_function_modes
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels.norm import layer_norm, rms_norm
 from tritonkittens.kernels.norm.config import INPUTS, WIDEST
-from tritonkittens.launch import is_reachable
 
 EPS = torch.finfo(torch.float32).eps  # of torch's rms_norm where it is given none: it computes in fp32
-
-
-@constant_in_traces  # a device does not change between a trace and its runs
-def _has_kernels(device: torch.device) -> bool:
-    return is_reachable(device)
 
 
 class _Norm(nn.Module):
@@ -47,7 +35,7 @@ class _Norm(nn.Module):
             is_ordinary(t) and not is_distributed(type(t)) and t.device == x.device and t.dtype in INPUTS for t in given
         )
         alike = all(t.dtype == (given[1] if casts else x).dtype for t in given[1:])
-        if not (fits and alike and 1 <= math.prod(shape) <= WIDEST and _has_kernels(x.device)) or has_tangent(*given):
+        if not (fits and alike and 1 <= math.prod(shape) <= WIDEST and has_kernels(x.device)) or has_tangent(*given):
             return None
         if tuple(x.shape[x.ndim - len(shape) :]) != tuple(shape) or x.ndim < len(shape):
             return None  # torch says what is wrong

@@ -1,0 +1,77 @@
+"""The kernels in the layers of one model of Hugging Face transformers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tritonkittens.ops.layers import Replacement
+
+KINDS = ("norm",)
+
+
+class Patch:
+    """A model whose layers run on the kernels, until `undo` or the end of a `with` block.
+
+    `replaced`: how many layers of each kind.
+    """
+
+    def __init__(self, model: str, kinds: tuple[str, ...], replacements: list[Replacement]) -> None:
+        self._model, self._replacements = model, replacements
+        self.replaced: dict[str, int] = dict.fromkeys(kinds, 0) | Counter(x.kind for x in replacements)
+        for x in replacements:
+            setattr(x.module, x.name, x.value)
+
+    def undo(self) -> None:
+        """Give the model its own layers back. What else replaced a forward since then stays."""
+        for x in self._replacements:
+            if x.module.__dict__.get(x.name) is x.value:
+                delattr(x.module, x.name)
+        self._replacements = []
+
+    def __enter__(self) -> Patch:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        return f"Patch({self._model}, {', '.join(f'{kind}: {count}' for kind, count in self.replaced.items())})"
+
+
+def patch(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Patch:
+    """Run layers of one model of Hugging Face transformers (5.17 or newer) on the shipped kernels.
+
+    A layer is replaced where its class has the code of a known one, such as `LlamaRMSNorm`, which most models share.
+    Everything else stays. So do layers of other models, of the same class too. Parameters and names stay.
+
+    Replaced layers run transformers' own code for tensors that the kernels do not take: on a CPU, in float64, DTensors,
+    forward-mode differentiation.
+
+    Args:
+        model: a model, or a part of one.
+        kinds: what to replace. "norm": RMS norms, on `rms_norm`, also those of heads, and Gemma's.
+
+    Returns:
+        A `Patch`, which tells what was replaced. `undo()`, or the end of a `with` block, gives the model its own layers
+        back. In a block, another patch of the model replaces nothing, unless it has other kinds.
+
+    Raises:
+        ValueError: for another kind.
+        ImportError: without transformers.
+
+    Example::
+
+        with patch(model) as patched:
+            print(patched)
+            model.generate(**inputs)
+    """
+    wrong = [kind for kind in kinds if kind not in KINDS]
+    if wrong:
+        raise ValueError(f"patch: kinds contain {wrong[0]!r}; they are {', '.join(map(repr, KINDS))}")
+    from tritonkittens.ops.layers import replacements
+
+    return Patch(type(model).__name__, kinds, list(replacements(model, kinds)))
