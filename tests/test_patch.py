@@ -32,19 +32,22 @@ LATENT = dict(
     q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=32, qk_nope_head_dim=32, v_head_dim=32, num_key_value_heads=2
 )
 MODELS = {  # configuration, and what `patch` replaces
-    "llama": (lambda: transformers.LlamaConfig(**SIZES), dict(norm=5)),
-    "qwen3": (lambda: transformers.Qwen3Config(**SIZES), dict(norm=9)),
-    "gemma": (lambda: transformers.GemmaConfig(**SIZES), dict(norm=5)),
-    "gemma2": (lambda: transformers.Gemma2Config(**SIZES), dict(norm=9)),
-    "gemma3": (lambda: transformers.Gemma3TextConfig(**SIZES), dict(norm=13)),
-    "mistral": (lambda: transformers.MistralConfig(**SIZES), dict(norm=5)),
-    "mixtral": (lambda: transformers.MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=2), dict(norm=5)),
-    "qwen3_moe": (lambda: transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=2), dict(norm=9)),
+    "llama": (lambda: transformers.LlamaConfig(**SIZES), dict(norm=5, mlp=2)),
+    "qwen3": (lambda: transformers.Qwen3Config(**SIZES), dict(norm=9, mlp=2)),
+    "gemma": (lambda: transformers.GemmaConfig(**SIZES), dict(norm=5, mlp=2)),
+    "gemma2": (lambda: transformers.Gemma2Config(**SIZES), dict(norm=9, mlp=2)),
+    "gemma3": (lambda: transformers.Gemma3TextConfig(**SIZES), dict(norm=13, mlp=2)),
+    "mistral": (lambda: transformers.MistralConfig(**SIZES), dict(norm=5, mlp=2)),
+    "mixtral": (
+        lambda: transformers.MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=2),
+        dict(norm=5, mlp=0),
+    ),
+    "qwen3_moe": (lambda: transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=2), dict(norm=9, mlp=0)),
     "deepseek_v3": (
         lambda: transformers.DeepseekV3Config(
             **{**SIZES, **EXPERTS, **LATENT}, n_routed_experts=2, n_group=1, topk_group=1, first_k_dense_replace=1
         ),
-        dict(norm=9),
+        dict(norm=9, mlp=2),
     ),
 }
 
@@ -129,7 +132,7 @@ def test_the_end_of_a_patch(rng):
         assert not launches_of(lambda: m(ids))
     assert not any("forward" in x.__dict__ for x in m.modules())
     handle = patch(m)
-    assert str(handle) == "Patch(LlamaForCausalLM, norm: 5)"
+    assert str(handle) == "Patch(LlamaForCausalLM, norm: 5, mlp: 2)"
     handle.undo()
     handle.undo()
     assert not any("forward" in x.__dict__ for x in m.modules())
@@ -173,12 +176,12 @@ def test_what_is_not_recognised_stays(rng):
     layer = m.model.layers[0]
     layer.input_layernorm.forward = types.MethodType(lambda self, x: x, layer.input_layernorm)
     with patch(m) as patched:
-        assert patched.replaced == dict(norm=3)
+        assert patched.replaced == dict(norm=3, mlp=2)
         assert torch.equal(layer.input_layernorm(torch.ones(64)), torch.ones(64))
     assert "forward" in layer.input_layernorm.__dict__
     gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=32))
     assert not any(patch(gpt).replaced.values())
-    with refused("patch: kinds contain 'norms'; they are 'norm'", ValueError):
+    with refused("patch: kinds contain 'norms'; they are 'norm', 'mlp'", ValueError):
         patch(m, kinds=("norm", "norms"))
 
 

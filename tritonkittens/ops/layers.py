@@ -8,6 +8,7 @@ Source: transformers 5.24, models/*/modeling_*.py.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
@@ -15,11 +16,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from tritonkittens.kernels._dispatch import has_kernels, has_tangent, is_ordinary, unseen_by_function_modes
 from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels.activation import geglu, swiglu
 from tritonkittens.kernels.norm import rms_norm
 from tritonkittens.kernels.norm.config import INPUTS, WIDEST
 
@@ -103,4 +106,32 @@ def _find_norm(module: nn.Module) -> Forward | None:
     return _gemma_norm if _is_like(module, GemmaRMSNorm, "forward", "_norm") else None
 
 
-FINDERS: dict[str, Callable[[nn.Module], Forward | None]] = {"norm": _find_norm}
+# ---------------------------------------------------------------- gated MLPs
+
+GATED: dict[type, Callable[[Tensor, Tensor], Tensor]] = {
+    SiLUActivation: swiglu,
+    nn.SiLU: swiglu,
+    GELUTanh: geglu,
+    GELUActivation: functools.partial(geglu, approximate="none"),
+}
+
+
+@unseen_by_function_modes
+def _gated(activation: nn.Module, gate: Tensor, up: Tensor) -> Tensor | None:
+    fits = gate.ndim and gate.shape == up.shape and gate.dtype == up.dtype and _takes(gate, up)
+    return GATED[type(activation)](gate, up) if fits else None
+
+
+def _mlp(self: Any, x: Tensor) -> Any:
+    gate, up = self.gate_proj(x), self.up_proj(x)
+    y = _gated(self.act_fn, gate, up)
+    return self.down_proj(self.act_fn(gate) * up if y is None else y)
+
+
+def _find_mlp(module: nn.Module) -> Forward | None:
+    activation = getattr(module, "act_fn", None)
+    known = _is_like(module, LlamaMLP, "forward") and type(activation) in GATED
+    return _mlp if known and "forward" not in activation.__dict__ else None
+
+
+FINDERS: dict[str, Callable[[nn.Module], Forward | None]] = {"norm": _find_norm, "mlp": _find_mlp}
