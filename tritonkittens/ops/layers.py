@@ -17,14 +17,29 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 from transformers.activations import GELUActivation, GELUTanh, SiLUActivation
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+from transformers.modeling_utils import PreTrainedModel
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from tritonkittens.kernels._dispatch import has_kernels, has_tangent, is_ordinary, unseen_by_function_modes
+from tritonkittens.kernels._dispatch import (
+    has_kernels,
+    has_tangent,
+    is_ordinary,
+    requires_grad,
+    unseen_by_function_modes,
+)
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels.activation import geglu, swiglu
+from tritonkittens.kernels.loss import cross_entropy
+from tritonkittens.kernels.loss.config import TARGETS
+from tritonkittens.kernels.loss.config import WIDEST as MOST_CLASSES
 from tritonkittens.kernels.norm import rms_norm
 from tritonkittens.kernels.norm.config import INPUTS, WIDEST
+from tritonkittens.kernels.rotary import rotary
+from tritonkittens.kernels.rotary.config import LARGEST_DIM
 
 Forward: TypeAlias = Callable[..., Any]
 
@@ -41,6 +56,8 @@ class Replacement(NamedTuple):
 def replacements(model: nn.Module, kinds: tuple[str, ...]) -> Iterator[Replacement]:
     """Find what the kernels compute of a model."""
     for module in model.modules():
+        if "loss" in kinds and _has_causal_lm_loss(module):
+            yield Replacement("loss", module, "_loss_function", causal_lm_loss)
         if "forward" in module.__dict__:
             continue
         for kind, find in FINDERS.items():
@@ -49,19 +66,36 @@ def replacements(model: nn.Module, kinds: tuple[str, ...]) -> Iterator[Replaceme
                 yield Replacement(kind, module, "forward", types.MethodType(forward, module))
 
 
-def _code(function: Any) -> tuple[Any, ...] | None:
-    """What a function computes, without its text, place and annotations. None of what is no Python function."""
-    function = inspect.unwrap(function)
-    if not isinstance(function, types.FunctionType):
-        return None
+def _is_same(x: Any, known: Any) -> bool:
+    """Does a function compute what a known one does, with what it finds in its module? Anything else is itself.
+
+    With the package kernels, transformers' functions are modules, too, whose forward it may replace.
+    """
+    for f in (x, known):
+        if isinstance(f, nn.Module) and "forward" in f.__dict__:
+            return False
+    x, known = (inspect.unwrap(type(f).forward if isinstance(f, nn.Module) else f) for f in (x, known))
+    if not (isinstance(x, types.FunctionType) and isinstance(known, types.FunctionType)):
+        return x is known
+    return _code(x) == _code(known) and all(map(_is_same, _used(x), _used(known)))
+
+
+def _code(function: types.FunctionType) -> tuple[Any, ...]:
+    """The code of a function without its text, place and annotations."""
     code = function.__code__
     constants = tuple(x for x in code.co_consts if x != function.__doc__)
     return code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants, function.__defaults__
 
 
+def _used(function: types.FunctionType) -> list[Any]:
+    """What a function has in its closure, and what the names in its code are in its module."""
+    enclosed = [cell.cell_contents for cell in function.__closure__ or ()]
+    return enclosed + [function.__globals__.get(name) for name in function.__code__.co_names]
+
+
 def _is_like(module: nn.Module, known: type, *methods: str) -> bool:
     """Do these methods of a module compute what those of a known class do?"""
-    return all(_code(getattr(type(module), name, None)) == _code(getattr(known, name)) for name in methods)
+    return all(_is_same(getattr(type(module), name, None), getattr(known, name)) for name in methods)
 
 
 def _takes(*tensors: Tensor) -> bool:
@@ -134,4 +168,148 @@ def _find_mlp(module: nn.Module) -> Forward | None:
     return _mlp if known and "forward" not in activation.__dict__ else None
 
 
-FINDERS: dict[str, Callable[[nn.Module], Forward | None]] = {"norm": _find_norm, "mlp": _find_mlp}
+# ---------------------------------------------------------------- rotary embeddings
+
+
+@unseen_by_function_modes
+def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor] | None:
+    """Rotate q and k, whose dimension `heads` is that of heads, in the dtype that transformers' operations give."""
+    fits = (
+        heads in (1, 2)
+        and q.ndim == k.ndim == 4
+        and cos.ndim == 3
+        and cos.shape == sin.shape
+        and cos.shape[2] == q.shape[3] == k.shape[3]
+        and 2 <= q.shape[3] <= LARGEST_DIM
+        and q.shape[3] % 2 == 0
+        and q.shape[0] == k.shape[0]
+        and cos.shape[0] in (1, q.shape[0])
+        and cos.shape[1] == q.shape[3 - heads] == k.shape[3 - heads]
+        and q.dtype == k.dtype
+        and cos.dtype == sin.dtype
+        and _takes(q, k, cos, sin)
+        and not requires_grad(cos, sin)
+    )
+    if not fits:
+        return None
+    dtype = torch.promote_types(q.dtype, cos.dtype)
+    q, k = rotary(q.to(dtype), k.to(dtype), cos, sin, unsqueeze_dim=heads, rotary_dim=cos.shape[2])
+    return q, k
+
+
+def _on_halves(theirs: Any) -> Any:
+    """`apply_rotary_pos_emb` of most models, which rotates columns i and i + D/2."""
+
+    def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+        found = _rotated(q, k, cos, sin, unsqueeze_dim)
+        return theirs(q, k, cos, sin, unsqueeze_dim) if found is None else found
+
+    return apply_rotary_pos_emb
+
+
+def _on_pairs(theirs: Any) -> Any:
+    """DeepSeek's, which rotates columns 2i and 2i + 1, and puts them at i and i + D/2."""
+
+    def apply_rotary_pos_emb_interleave(
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1
+    ) -> Any:
+        halves = (x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for x in (q, k))
+        found = _rotated(*halves, cos, sin, unsqueeze_dim)
+        return theirs(q, k, cos, sin, position_ids, unsqueeze_dim) if found is None else found
+
+    return apply_rotary_pos_emb_interleave
+
+
+ROTARY = {
+    "apply_rotary_pos_emb": (modeling_llama.apply_rotary_pos_emb, _on_halves),
+    "apply_rotary_pos_emb_interleave": (modeling_deepseek_v3.apply_rotary_pos_emb_interleave, _on_pairs),
+}
+
+
+@functools.cache  # one function for all layers, so that torch.compile does not trace each anew
+def _rotary_forward(forward: Any) -> Forward | None:
+    """The forward of an attention, with other functions for rotary embeddings. None where it calls none that is known.
+
+    They are globals of the forward's module, so that the copy has globals of its own.
+    """
+    inner, names = inspect.unwrap(forward), {}
+    for name, (known, ours) in ROTARY.items():
+        if isinstance(inner, types.FunctionType) and name in inner.__code__.co_names:
+            theirs = inner.__globals__.get(name)
+            if _is_same(theirs, known):
+                names[name] = ours(theirs)
+    return _with_globals(forward, names) if names else None
+
+
+def _with_globals(function: Any, names: dict[str, Any]) -> Any:
+    """Copy a function with other values of global names, and its decorators, which have it in their closures.
+
+    None where a decorator has it elsewhere.
+    """
+    if not isinstance(function, types.FunctionType):
+        return None
+    inner = getattr(function, "__wrapped__", None)
+    cells, scope = function.__closure__ or (), function.__globals__
+    if inner is None:
+        # without a name of a module, torch.compile looks names up here
+        scope = {key: x for key, x in {**scope, **names}.items() if key != "__name__"}
+    else:
+        copied = _with_globals(inner, names)
+        if copied is None or all(cell.cell_contents is not inner for cell in cells):
+            return None
+        cells = tuple(types.CellType(copied) if cell.cell_contents is inner else cell for cell in cells)
+    copy = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return functools.update_wrapper(copy, function)
+
+
+def _find_rotary(module: nn.Module) -> Forward | None:
+    return _rotary_forward(getattr(type(module), "forward", None))
+
+
+FINDERS: dict[str, Callable[[nn.Module], Forward | None]] = {
+    "norm": _find_norm,
+    "mlp": _find_mlp,
+    "rotary": _find_rotary,
+}
+
+
+# ---------------------------------------------------------------- the loss of a causal language model
+
+
+def causal_lm_loss(
+    logits: Tensor,
+    labels: Tensor | None,
+    vocab_size: int,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    **others: Any,
+) -> Tensor:
+    """transformers' `ForCausalLMLoss`, whose arguments these are, without a copy of the logits in fp32."""
+    target = shift_labels
+    if target is None and labels is not None:
+        target = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    if target is None or not _has_loss(logits, target, vocab_size):
+        return ForCausalLMLoss(logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **others)
+    target = target.to(logits.device).reshape(logits.shape[:-1])
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss: Any = cross_entropy(logits, target, ignore_index=ignore_index, reduction=reduction)
+    if isinstance(num_items_in_batch, Tensor):
+        num_items_in_batch = num_items_in_batch.to(loss.device)
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+@unseen_by_function_modes
+def _has_loss(logits: Tensor, target: Tensor, vocab_size: int) -> bool:
+    """Does the kernel compute this loss?"""
+    fits = logits.ndim and logits.shape[-1] == vocab_size and target.numel() * vocab_size == logits.numel()
+    known = is_ordinary(target) and not is_distributed(type(target)) and target.dtype in TARGETS
+    return bool(fits and known and 1 <= vocab_size <= MOST_CLASSES and _takes(logits))
+
+
+def _has_causal_lm_loss(module: nn.Module) -> bool:
+    if not isinstance(module, PreTrainedModel) or "_loss_function" in module.__dict__:
+        return False
+    loss = LOSS_MAPPING.get(getattr(module, "loss_type", None))
+    return loss is ForCausalLMLoss and type(module).loss_function is PreTrainedModel.loss_function

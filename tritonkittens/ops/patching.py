@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from tritonkittens.ops.layers import Replacement
 
-KINDS = ("norm", "mlp")
+KINDS = ("norm", "mlp", "rotary", "loss")
 
 
 class Patch:
@@ -53,8 +53,8 @@ def patch(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Patch:
 
     Args:
         model: a model, or a part of one.
-        kinds: what to replace. "norm": RMS norms, on `rms_norm`, also those of heads, and Gemma's. "mlp": gated MLPs, on
-            `swiglu` and `geglu`; hooks of the activation in them do not run.
+        kinds: what to replace. "norm": RMS norms, on `rms_norm`, also those of heads, and Gemma's. "mlp": gated MLPs,
+            on `swiglu` and `geglu`; hooks of the activation in them do not run.
 
     Returns:
         A `Patch`, which tells what was replaced. `undo()`, or the end of a `with` block, gives the model its own layers

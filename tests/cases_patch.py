@@ -1,0 +1,91 @@
+"""Small models of transformers with random weights, what they calculate, and how large their errors may be."""
+
+import functools
+
+import torch
+import transformers
+
+from tests.util import DEVICE, relative_error
+
+BF16 = torch.bfloat16
+SIZES = dict(
+    vocab_size=128,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=32,
+)
+# each token runs through all experts, which rounding does not change
+EXPERTS = dict(moe_intermediate_size=32, num_experts_per_tok=2)
+LATENT = dict(
+    q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=32, qk_nope_head_dim=32, v_head_dim=32, num_key_value_heads=2
+)
+
+
+def replaced(norm, mlp, rotary=2, loss=1):
+    return dict(norm=norm, mlp=mlp, rotary=rotary, loss=loss)
+
+
+MODELS = {  # configuration, and what `patch` replaces
+    "llama": (lambda: transformers.LlamaConfig(**SIZES), replaced(5, 2)),
+    "qwen3": (lambda: transformers.Qwen3Config(**SIZES), replaced(9, 2)),
+    "gemma": (lambda: transformers.GemmaConfig(**SIZES), replaced(5, 2)),
+    "gemma2": (lambda: transformers.Gemma2Config(**SIZES), replaced(9, 2)),
+    "gemma3": (lambda: transformers.Gemma3TextConfig(**SIZES), replaced(13, 2)),
+    "mistral": (lambda: transformers.MistralConfig(**SIZES), replaced(5, 2)),
+    "mixtral": (
+        lambda: transformers.MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=2),
+        replaced(5, 0),
+    ),
+    "qwen3_moe": (lambda: transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=2), replaced(9, 0)),
+    "deepseek_v3": (
+        lambda: transformers.DeepseekV3Config(
+            **{**SIZES, **EXPERTS, **LATENT}, n_routed_experts=2, n_group=1, topk_group=1, first_k_dense_replace=1
+        ),
+        replaced(9, 2),
+    ),
+}
+
+
+@functools.cache
+def weights(name):
+    """Parameters of a random model, rounded to bf16, large enough that every layer matters."""
+    made = transformers.AutoModelForCausalLM.from_config(MODELS[name][0]())
+    return {
+        key: (torch.rand(x.shape) + 0.5 if x.ndim == 1 else torch.randn(x.shape) * (3 / x.shape[-1]) ** 0.5).to(BF16)
+        for key, x in made.state_dict().items()
+    }
+
+
+def model(name, dtype=BF16, **changes):
+    config = MODELS[name][0]()
+    config.update(changes)
+    made = transformers.AutoModelForCausalLM.from_config(config, experts_implementation="eager").to(DEVICE, dtype)
+    made.load_state_dict(weights(name), strict=not changes)  # fewer layers have fewer
+    return made.eval()
+
+
+def tokens(*shape):
+    return torch.randint(SIZES["vocab_size"], shape, device=DEVICE)
+
+
+def results(m, ids, run=None):
+    """{"logits", "loss" and the name of every parameter: its gradient}."""
+    m.zero_grad()
+    out = (m if run is None else run)(ids, labels=ids, use_cache=False)
+    out.loss.backward()
+    return {
+        "logits": out.logits.detach(),
+        "loss": out.loss.detach(),
+        **{key: p.grad for key, p in m.named_parameters() if p.grad is not None},
+    }
+
+
+def agree(exact, theirs, ours):
+    """Our errors are about those of transformers' layers. Both round to bf16, and the ratio varies with the numbers."""
+    assert exact.keys() == theirs.keys() == ours.keys()
+    for key, expected in exact.items():
+        error, bound = relative_error(ours[key], expected), 3 * relative_error(theirs[key], expected) + 2e-3
+        assert error <= bound, f"{key} is off by {error:.2e}, where {bound:.2e} is right"

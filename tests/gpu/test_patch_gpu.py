@@ -1,0 +1,59 @@
+"""Models of Hugging Face transformers whose layers `patch` runs on the kernels: what they calculate in bf16 against the
+same weights in float64, where the errors of transformers' own layers in bf16 say what rounding costs."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", minversion="5.17")
+
+from tests.cases_patch import BF16, MODELS, agree, model, results, tokens  # noqa: E402
+from tests.util import DEVICE, on_gpu_or_simulated, slow  # noqa: E402
+from tritonkittens.ops import patch  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("kernel_device")
+
+BACKEND = on_gpu_or_simulated("inductor", "aot_eager")
+SLOW = ("gemma2", "gemma3", "mistral", "mixtral", "qwen3_moe")
+
+
+@pytest.mark.parametrize("name", [slow(name) if name in SLOW else name for name in MODELS])
+def test_logits_and_gradients(name, rng):
+    ids = tokens(*on_gpu_or_simulated((4, 200), (2, 9)))
+    exact, ours = model(name, torch.float64), model(name)
+    theirs = results(ours, ids)
+    with patch(ours) as patched:
+        assert patched.replaced == MODELS[name][1]
+        found = results(ours, ids)
+    agree(results(exact, ids), theirs, found)
+    assert torch.equal(ours(ids).logits, theirs["logits"])
+
+
+def test_autocast(rng):
+    """Weights in fp32: norms and cos leave queries and keys in fp32."""
+    ids, exact = tokens(1, 9), model("qwen3", torch.float64)
+    ours = model("qwen3", torch.float32)
+    with torch.autocast(DEVICE, BF16):
+        theirs = results(ours, ids)
+        with patch(ours):
+            found = results(ours, ids)
+    assert {key: x.dtype for key, x in found.items()} == {key: x.dtype for key, x in theirs.items()}
+    agree(results(exact, ids), theirs, found)
+
+
+def test_generate(rng):
+    ids, m = tokens(2, 5), model("qwen3")
+    given = dict(max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=None)
+    with patch(m):
+        found = m.generate(ids, **given, output_logits=True, return_dict_in_generate=True)
+    exact, theirs = (x(found.sequences).logits[:, 4:-1].detach() for x in (model("qwen3", torch.float64), m))
+    agree({"logits": exact}, {"logits": theirs}, {"logits": torch.stack(found.logits, 1)})
+
+
+@pytest.mark.parametrize("name", ["llama", slow("gemma"), slow("qwen3")])
+def test_compiled(name, rng):
+    """One graph, with the results of eager calls."""
+    torch._dynamo.reset()
+    ids, m = tokens(1, 5), model(name, num_hidden_layers=1)
+    exact = results(model(name, torch.float64, num_hidden_layers=1), ids)
+    with patch(m):
+        agree(exact, results(m, ids), results(m, ids, torch.compile(m, fullgraph=True, backend=BACKEND)))
