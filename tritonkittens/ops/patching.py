@@ -53,8 +53,9 @@ def patch(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Patch:
 
     Args:
         model: a model, or a part of one.
-        kinds: what to replace. "norm": RMS norms, on `rms_norm`, also those of heads, and Gemma's. "mlp": gated MLPs,
-            on `swiglu` and `geglu`; hooks of the activation in them do not run.
+        kinds: what to replace. "norm": RMS norms, also those of heads, on `rms_norm`. "mlp": MLPs with a gate, on
+            `swiglu` and `geglu`; hooks of the activation in them do not run. "rotary": rotary embeddings in attention,
+            on `rotary`. "loss": the loss of causal language models, on `cross_entropy`.
 
     Returns:
         A `Patch`, which tells what was replaced. `undo()`, or the end of a `with` block, gives the model its own layers
