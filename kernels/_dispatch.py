@@ -14,8 +14,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+from tritonkittens.arch import chip_of
 from tritonkittens.kernels._sharding import is_distributed, register_shardings
-from tritonkittens.launch import is_reachable, simulator
+from tritonkittens.launch import device_facts, is_reachable, simulator
 
 is_compiling = torch.compiler.is_compiling
 is_grad_enabled = torch.is_grad_enabled
@@ -113,9 +114,20 @@ def constant_in_traces(run: Callable[..., Result]) -> Callable[..., Result]:
 
 
 @constant_in_traces  # a device does not change between a trace and its runs
-def has_kernels(device: torch.device) -> bool:
+def has_kernels(device: torch.device, needs_tma: bool = False) -> bool:
     """Can a kernel take tensors on `device`?"""
-    return is_reachable(device)
+    return is_reachable(device) and (not needs_tma or chip_of(device_facts(device).capability).tma)
+
+
+def takes(dtypes: tuple[torch.dtype, ...], *tensors: Tensor | None, needs_tma: bool = False) -> bool:
+    """Can a kernel take these tensors together: torch's own, dense, whole, of these dtypes, on one device, without
+    tangents? None stands for an operand left out."""
+    given = [x for x in tensors if x is not None]
+    device = given[0].device
+    for x in given:
+        if not is_ordinary(x) or is_distributed(type(x)) or x.device != device or x.dtype not in dtypes:
+            return False
+    return has_kernels(device, needs_tma) and not has_tangent(*given)
 
 
 _register_shardings = constant_in_traces(register_shardings)

@@ -24,8 +24,8 @@ LATENT = dict(
 )
 
 
-def replaced(norm, mlp, rotary=2, loss=1):
-    return dict(norm=norm, mlp=mlp, rotary=rotary, loss=loss)
+def replaced(norm, mlp, experts=0, rotary=2, loss=1):
+    return dict(norm=norm, mlp=mlp, rotary=rotary, experts=experts, loss=loss)
 
 
 MODELS = {  # configuration, and what `patch` replaces
@@ -37,14 +37,14 @@ MODELS = {  # configuration, and what `patch` replaces
     "mistral": (lambda: transformers.MistralConfig(**SIZES), replaced(5, 2)),
     "mixtral": (
         lambda: transformers.MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=2),
-        replaced(5, 0),
+        replaced(5, 0, experts=2),
     ),
-    "qwen3_moe": (lambda: transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=2), replaced(9, 0)),
+    "qwen3_moe": (lambda: transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, num_experts=2), replaced(9, 0, experts=2)),
     "deepseek_v3": (
         lambda: transformers.DeepseekV3Config(
             **{**SIZES, **EXPERTS, **LATENT}, n_routed_experts=2, n_group=1, topk_group=1, first_k_dense_replace=1
         ),
-        replaced(9, 2),
+        replaced(9, 2, experts=1),
     ),
 }
 

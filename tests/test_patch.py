@@ -10,12 +10,13 @@ import torch
 transformers = pytest.importorskip("transformers", minversion="5.17")
 
 from transformers.models.gemma import modeling_gemma  # noqa: E402
+from transformers.models.gpt_oss import modeling_gpt_oss  # noqa: E402
 from transformers.models.llama import modeling_llama  # noqa: E402
 
 from tests.cases_patch import BF16, model, replaced, tokens  # noqa: E402
 from tests.util import refused, relative_error  # noqa: E402
 from tritonkittens import sim  # noqa: E402
-from tritonkittens.ops import patch  # noqa: E402
+from tritonkittens.ops import patch, register_transformers  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +51,12 @@ def attention(name, **changes):
     return m.model.layers[0].self_attn, (x, m.model.rotary_emb(x, positions), None)
 
 
+def mixture(name):
+    """Of two experts, of which tokens have both, or one twice."""
+    index, weights = torch.randint(2, (7, 2)), torch.rand(7, 2).to(BF16)
+    return model(name).model.layers[1].mlp.experts, (torch.randn(7, 64).to(BF16), index, weights)
+
+
 LAYERS = {  # and kernel launches of a forward
     "norm": (lambda: rms_norm("llama"), 1),
     "norm of gemma": (lambda: rms_norm("gemma"), 1),
@@ -60,12 +67,13 @@ LAYERS = {  # and kernel launches of a forward
     "rotary": (lambda: attention("llama"), 1),
     "rotary of pairs": (lambda: attention("deepseek_v3"), 3),  # and two norms
     "rotary of halves": (lambda: attention("deepseek_v3", rope_interleave=False), 3),
+    "experts": (lambda: mixture("qwen3_moe"), 5),
 }
 
 
 def in_double(arguments):
     if isinstance(arguments, torch.Tensor):
-        return arguments.double()
+        return arguments.double() if arguments.is_floating_point() else arguments
     return arguments and tuple(map(in_double, arguments))
 
 
@@ -108,6 +116,26 @@ def test_dtypes_of_norms(kind, x_dtype, weight_dtype, rng):
     assert relative_error(found, expected.double()) < 6e-3
 
 
+def test_experts_by_name(rng):
+    """Experts that are no gated layers without biases run as with transformers' "grouped_mm"."""
+    register_transformers()
+    ids, m = tokens(1, 5), model("qwen3_moe")
+    with torch.no_grad(), sim.device():
+        with patch(m, kinds=("experts",)):
+            expected = m(ids).logits
+        m.set_experts_implementation("tritonkittens")
+        with sim.device() as device:
+            assert torch.equal(m(ids).logits, expected) and len(device.launches) == 10
+        config = transformers.GptOssConfig(hidden_size=32, intermediate_size=32, num_local_experts=2)
+        layer, found = modeling_gpt_oss.GptOssExperts(config), []
+        x, index, weights = torch.randn(5, 32), torch.randint(2, (5, 2)), torch.rand(5, 2)
+        for p in layer.parameters():
+            torch.nn.init.normal_(p)
+        for config._experts_implementation in ("grouped_mm", "tritonkittens"):
+            found.append(layer(x, index, weights))
+        assert torch.equal(*found) and not any(patch(layer).replaced.values())
+
+
 @pytest.mark.parametrize("given", [{}, dict(num_items_in_batch=7), dict(num_items_in_batch=torch.tensor(7)),
                                    dict(ignore_index=3), dict(shift_labels=True)], ids=str)  # fmt: skip
 def test_losses(given, rng):
@@ -146,7 +174,7 @@ def test_the_end_of_a_patch(rng):
         assert not launches_of(lambda: m(ids))
     assert not any("forward" in x.__dict__ for x in m.modules())
     handle = patch(m)
-    assert str(handle) == "Patch(LlamaForCausalLM, norm: 5, mlp: 2, rotary: 2, loss: 1)"
+    assert str(handle) == "Patch(LlamaForCausalLM, norm: 5, mlp: 2, rotary: 2, experts: 0, loss: 1)"
     handle.undo()
     handle.undo()
     assert not any("forward" in x.__dict__ for x in m.modules())
@@ -195,7 +223,7 @@ def test_what_is_not_recognised_stays(rng):
     assert "forward" in layer.input_layernorm.__dict__
     gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=32))
     assert not any(patch(gpt).replaced.values())
-    with refused("patch: kinds contain 'norms'; they are 'norm', 'mlp', 'rotary', 'loss'", ValueError):
+    with refused("patch: kinds contain 'norms'; they are 'norm', 'mlp', 'rotary', 'experts', 'loss'", ValueError):
         patch(m, kinds=("norm", "norms"))
 
 

@@ -13,7 +13,7 @@ from tritonkittens.ops import patch  # noqa: E402
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
 BACKEND = on_gpu_or_simulated("inductor", "aot_eager")
-SLOW = ("gemma2", "gemma3", "mistral", "mixtral", "qwen3_moe")
+SLOW = ("gemma2", "gemma3", "mistral", "mixtral", "qwen3_moe", "deepseek_v3")
 
 
 @pytest.mark.parametrize("name", [slow(name) if name in SLOW else name for name in MODELS])
@@ -40,16 +40,18 @@ def test_autocast(rng):
     agree(results(exact, ids), theirs, found)
 
 
-def test_generate(rng):
+@pytest.mark.parametrize("cache", on_gpu_or_simulated([None, "static"], [None]))
+def test_generate(cache, rng):
+    """With a static cache on a GPU, transformers compiles the step of a token."""
     ids, m = tokens(2, 5), model("qwen3")
-    given = dict(max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=None)
+    given = dict(max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=None, cache_implementation=cache)
     with patch(m):
         found = m.generate(ids, **given, output_logits=True, return_dict_in_generate=True)
     exact, theirs = (x(found.sequences).logits[:, 4:-1].detach() for x in (model("qwen3", torch.float64), m))
     agree({"logits": exact}, {"logits": theirs}, {"logits": torch.stack(found.logits, 1)})
 
 
-@pytest.mark.parametrize("name", ["llama", slow("gemma"), slow("qwen3")])
+@pytest.mark.parametrize("name", ["llama", slow("gemma"), slow("qwen3_moe"), slow("deepseek_v3")])
 def test_compiled(name, rng):
     """One graph, with the results of eager calls."""
     torch._dynamo.reset()

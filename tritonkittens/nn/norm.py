@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritonkittens.kernels._dispatch import autocasts, has_kernels, has_tangent, is_ordinary, unseen_by_function_modes
-from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels._dispatch import autocasts, takes, unseen_by_function_modes
 from tritonkittens.kernels.norm import layer_norm, rms_norm
 from tritonkittens.kernels.norm.config import INPUTS, WIDEST
 
@@ -31,11 +30,8 @@ class _Norm(nn.Module):
         shape, weight, bias = self.normalized_shape, self.weight, getattr(self, "bias", None)
         casts = autocasts(x.device) is not None
         given = [x] + [t for t in (weight, bias) if t is not None]
-        fits = all(
-            is_ordinary(t) and not is_distributed(type(t)) and t.device == x.device and t.dtype in INPUTS for t in given
-        )
         alike = all(t.dtype == (given[1] if casts else x).dtype for t in given[1:])
-        if not (fits and alike and 1 <= math.prod(shape) <= WIDEST and has_kernels(x.device)) or has_tangent(*given):
+        if not (alike and 1 <= math.prod(shape) <= WIDEST and takes(INPUTS, *given)):
             return None
         if tuple(x.shape[x.ndim - len(shape) :]) != tuple(shape) or x.ndim < len(shape):
             return None  # torch says what is wrong

@@ -23,14 +23,9 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
-from tritonkittens.kernels._dispatch import (
-    has_kernels,
-    has_tangent,
-    is_ordinary,
-    requires_grad,
-    unseen_by_function_modes,
-)
+from tritonkittens.kernels._dispatch import is_ordinary, requires_grad, takes, unseen_by_function_modes
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels.activation import geglu, swiglu
 from tritonkittens.kernels.loss import cross_entropy
@@ -40,6 +35,7 @@ from tritonkittens.kernels.norm import rms_norm
 from tritonkittens.kernels.norm.config import INPUTS, WIDEST
 from tritonkittens.kernels.rotary import rotary
 from tritonkittens.kernels.rotary.config import LARGEST_DIM
+from tritonkittens.ops.experts import are_plain, mixed
 
 Forward: TypeAlias = Callable[..., Any]
 
@@ -98,15 +94,6 @@ def _is_like(module: nn.Module, known: type, *methods: str) -> bool:
     return all(_is_same(getattr(type(module), name, None), getattr(known, name)) for name in methods)
 
 
-def _takes(*tensors: Tensor) -> bool:
-    """Do the kernels of rows take these tensors together?"""
-    device = tensors[0].device
-    for x in tensors:
-        if not is_ordinary(x) or is_distributed(type(x)) or x.device != device or x.dtype not in INPUTS:
-            return False
-    return has_kernels(device) and not has_tangent(*tensors)
-
-
 # ---------------------------------------------------------------- norms
 
 
@@ -117,7 +104,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float, is_gemma: bool) -> Tensor | Non
     Gemma multiplies by weight + 1 in fp32 and rounds to the dtype of x. The others round the norm to it, and multiply
     by the weight in the dtype of both; the kernel rounds once, at the end.
     """
-    if not (_takes(x, weight) and x.ndim and weight.shape == x.shape[-1:] and 1 <= x.shape[-1] <= WIDEST):
+    if not (takes(INPUTS, x, weight) and x.ndim and weight.shape == x.shape[-1:] and 1 <= x.shape[-1] <= WIDEST):
         return None
     dtype = x.dtype if is_gemma else torch.promote_types(x.dtype, weight.dtype)
     y: Tensor = rms_norm(x, weight, eps=eps, zero_centered_weight=is_gemma, out_dtype=dtype)
@@ -152,7 +139,7 @@ GATED: dict[type, Callable[[Tensor, Tensor], Tensor]] = {
 
 @unseen_by_function_modes
 def _gated(activation: nn.Module, gate: Tensor, up: Tensor) -> Tensor | None:
-    fits = gate.ndim and gate.shape == up.shape and gate.dtype == up.dtype and _takes(gate, up)
+    fits = gate.ndim and gate.shape == up.shape and gate.dtype == up.dtype and takes(INPUTS, gate, up)
     return GATED[type(activation)](gate, up) if fits else None
 
 
@@ -187,7 +174,7 @@ def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tupl
         and cos.shape[1] == q.shape[3 - heads] == k.shape[3 - heads]
         and q.dtype == k.dtype
         and cos.dtype == sin.dtype
-        and _takes(q, k, cos, sin)
+        and takes(INPUTS, q, k, cos, sin)
         and not requires_grad(cos, sin)
     )
     if not fits:
@@ -267,10 +254,23 @@ def _find_rotary(module: nn.Module) -> Forward | None:
     return _rotary_forward(getattr(type(module), "forward", None))
 
 
+# ---------------------------------------------------------------- experts
+
+
+def _experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
+    y = mixed(self, hidden_states, top_k_index, top_k_weights)
+    return type(self).forward(self, hidden_states, top_k_index, top_k_weights) if y is None else y
+
+
+def _find_experts(module: nn.Module) -> Forward | None:
+    return _experts if _is_like(module, MixtralExperts, "forward") and are_plain(module) else None
+
+
 FINDERS: dict[str, Callable[[nn.Module], Forward | None]] = {
     "norm": _find_norm,
     "mlp": _find_mlp,
     "rotary": _find_rotary,
+    "experts": _find_experts,
 }
 
 
@@ -305,7 +305,7 @@ def _has_loss(logits: Tensor, target: Tensor, vocab_size: int) -> bool:
     """Does the kernel compute this loss?"""
     fits = logits.ndim and logits.shape[-1] == vocab_size and target.numel() * vocab_size == logits.numel()
     known = is_ordinary(target) and not is_distributed(type(target)) and target.dtype in TARGETS
-    return bool(fits and known and 1 <= vocab_size <= MOST_CLASSES and _takes(logits))
+    return bool(fits and known and 1 <= vocab_size <= MOST_CLASSES and takes(INPUTS, logits))
 
 
 def _has_causal_lm_loss(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from tritonkittens.ops.layers import Replacement
 
-KINDS = ("norm", "mlp", "rotary", "loss")
+KINDS = ("norm", "mlp", "rotary", "experts", "loss")
 
 
 class Patch:
@@ -55,7 +55,8 @@ def patch(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Patch:
         model: a model, or a part of one.
         kinds: what to replace. "norm": RMS norms, also those of heads, on `rms_norm`. "mlp": MLPs with a gate, on
             `swiglu` and `geglu`; hooks of the activation in them do not run. "rotary": rotary embeddings in attention,
-            on `rotary`. "loss": the loss of causal language models, on `cross_entropy`.
+            on `rotary`. "experts": experts with a gate, on `experts`. "loss": the loss of causal language
+            models, on `cross_entropy`.
 
     Returns:
         A `Patch`, which tells what was replaced. `undo()`, or the end of a `with` block, gives the model its own layers

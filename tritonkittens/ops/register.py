@@ -1,4 +1,4 @@
-"""Registration of the shipped kernels as an attention implementation of other libraries."""
+"""Registration of the shipped kernels as implementations of attention and experts of other libraries."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import functools
 
 
 def register_transformers(name: str = "tritonkittens", *, strict: bool = False) -> None:
-    """Register `kernels.attention` with Hugging Face transformers (5.17 or newer) as an attention implementation.
+    """Register `kernels.attention` and `kernels.experts` with Hugging Face transformers (5.17 or newer).
 
-    Models then take `attn_implementation=name`, at construction, at loading, and in
-    `model.set_attn_implementation(name)`.
+    Models then take `attn_implementation=name` and `experts_implementation=name`, at construction, at loading, in
+    `model.set_attn_implementation(name)` and in `model.set_experts_implementation(name)`.
 
     The kernels run, forward and backward, in bf16 and fp16 with head dimensions up to 256, for every mask in which a
     query sees a range of keys. That covers causal and bidirectional attention, sliding windows, chunks, blocks,
@@ -22,9 +22,12 @@ def register_transformers(name: str = "tritonkittens", *, strict: bool = False) 
     `output_attentions`, masks of other patterns (4D masks, hidden keys between visible ones), attention sinks,
     position biases, other dtypes.
 
+    Experts with a gate and no biases run on the kernels in bf16 and fp16, others as with "grouped_mm", without a
+    warning.
+
     Args:
-        name: the name of the implementation.
-        strict: raise `tritonkittens.ops.Unsupported` (a ValueError) instead of running PyTorch. A mask that
+        name: the name of both implementations.
+        strict: raise `tritonkittens.ops.Unsupported` (a ValueError) where attention would run PyTorch. A mask that
             torch.compile traces always raises for hidden keys between visible ones.
 
     Raises:
@@ -37,8 +40,11 @@ def register_transformers(name: str = "tritonkittens", *, strict: bool = False) 
     if name in ("", "eager"):
         raise ValueError(f"register_transformers: name={name!r}; it must be a name of its own")
     from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.moe import ExpertsInterface
 
+    from tritonkittens.ops.experts import experts_forward
     from tritonkittens.ops.transformers import attention_forward, attention_mask
 
     AttentionInterface.register(name, functools.partial(attention_forward, strict=strict))
     AttentionMaskInterface.register(name, functools.partial(attention_mask, strict=strict))
+    ExpertsInterface.register(name, experts_forward)

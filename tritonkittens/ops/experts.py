@@ -1,0 +1,51 @@
+"""The experts of models of Hugging Face transformers on `tritonkittens.kernels.experts`.
+
+Source of the interface: transformers 5.24, integrations/moe.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.activations import GELUTanh, SiLUActivation
+from transformers.integrations.moe import _default_apply_gate, grouped_mm_experts_forward
+
+from tritonkittens.kernels._dispatch import takes, unseen_by_function_modes
+from tritonkittens.kernels._tensors import HALF_TYPES
+from tritonkittens.kernels.experts import experts
+from tritonkittens.kernels.experts.config import INDICES, INPUTS, MOST_CHOICES
+
+ACTIVATIONS = {SiLUActivation: "silu", nn.SiLU: "silu", GELUTanh: "gelu_tanh"}
+
+
+def experts_forward(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """An implementation of experts of transformers, whose arguments these are.
+
+    What the kernels do not take, and experts with biases, other gates or other layouts, run as with "grouped_mm".
+    """
+    y = mixed(self, hidden_states, top_k_index, top_k_weights) if are_plain(self) else None
+    return grouped_mm_experts_forward(self, hidden_states, top_k_index, top_k_weights) if y is None else y
+
+
+def are_plain(module: Any) -> bool:
+    """Are experts gated layers without biases, gates first, in the layout of torch's Linear?"""
+    has = [getattr(module, name, False) for name in ("has_bias", "is_transposed", "has_post_expert_norm")]
+    gated = module.has_gate and module.is_concatenated and type(module)._apply_gate is _default_apply_gate
+    return bool(gated and not any(has) and type(module.act_fn) in ACTIVATIONS)
+
+
+@unseen_by_function_modes
+def mixed(module: Any, x: Tensor, index: Tensor, weights: Tensor) -> Tensor | None:
+    """Return the result of experts that `are_plain` if the kernels take the operands, else None."""
+    gate_up, down = module.gate_up_proj, module.down_proj
+    fits = (
+        x.ndim == index.ndim == 2
+        and index.shape[1] <= MOST_CHOICES
+        and gate_up.dtype == down.dtype == x.dtype
+        and index.device == weights.device == x.device
+        and takes(HALF_TYPES, x, gate_up, down, needs_tma=True)
+        and takes(INPUTS, weights)
+        and takes(INDICES, index)
+    )
+    return experts(x, index, weights, gate_up, down, activation=ACTIVATIONS[type(module.act_fn)]) if fits else None
