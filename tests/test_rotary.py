@@ -171,7 +171,7 @@ def test_tiles():
     assert tiles_of(head(64), 2, 16384, 40, 132) == Tiles(16, 8) and tiles_of(head(64), 4, 16384, 40, 132).tokens == 8
     assert tiles_of(head(32), 2, 16384, 40, 132).tokens == 32 and tiles_of(head(512), 4, 10**6, 1, 132) == Tiles(1, 1)
     # of few tokens, each program has few heads
-    assert tiles_of(head(64), 2, 64, 40, 132) == Tiles(16, 1) and tiles_of(head(64), 2, 1, 40, 132) == Tiles(1, 1)
+    assert tiles_of(head(64), 2, 64, 40, 132) == Tiles(16, 1) and tiles_of(head(64), 2, 1, 40, 132) == Tiles(16, 1)
     assert tiles_of(head(64), 2, 4096, 40, 132) == Tiles(16, 8) and tiles_of(head(64), 2, 1000, 40, 132).heads == 2
 
 

@@ -48,11 +48,11 @@ class Tiles(NamedTuple):
 
 
 def tiles_of(head: Head, element_bytes: int, tokens: int, heads: int, multiprocessors: int) -> Tiles:
-    """Return tiles in which each thread loads two vectors of a head. Few tokens have few heads a program, so that
-    programs occupy all multiprocessors."""
+    """Return tiles in which each thread loads two vectors of a head: no element is in two threads, one of which could
+    read it after the other has written it in place. Few tokens have few heads a program, so that programs occupy all
+    multiprocessors."""
     vector = VECTOR // element_bytes
     rows = max(32 * WARPS * vector // power_of_two(head.half), 1)
-    rows = min(rows, power_of_two(max(tokens, 1)))
     groups = -(-multiprocessors * PROGRAMS // -(-max(tokens, 1) // rows))
     return Tiles(rows, max(1, min(HEADS, heads // groups)))
 

@@ -198,7 +198,9 @@ def test_inplace_with_gradients():
 
 @pytest.mark.parametrize("dims", [(64, 64), (80, 32)], ids=str)
 def test_inplace(dims):
+    """Also of a token, whose elements are fewer than threads."""
     q, k = heads((2, 3, 5, dims[0])), heads((2, 1, 5, dims[0]))
+    check(q[:1, :, :1], k[:1, :, :1], *angles(1, dims[1] // 2), inplace=True, interleaved=True)
     for interleaved in (False, True):
         check(q, k, *angles(5, dims[1] // 2), inplace=True, interleaved=interleaved)
         check(tokens_first(q), None, *angles(5, dims[1] // 2), inplace=True, interleaved=interleaved)
