@@ -35,23 +35,26 @@ SHAPES = (
     (Model(32, 32, 64), 8, 2048),
     (Model(64, 8, 128), 1, 32768),
 )
-KINDS = ("halves", "interleaved", "inplace", "packed qkv")
+KINDS = ("halves", "interleaved", "inplace", "packed qkv", "norm")
+EPS = 1e-6
 BOUND = 1e-2  # results and gradients are rounded to bf16
 
-Rotation = Callable[..., Any]  # a function of q and k, (B, S, H, D)
+Rotation = Callable[..., Any]  # a function of q and k, (B, S, H, D), and of weights where heads are normalised
 
 
-def moved(model: Model, batch: int, tokens: int) -> float:
-    """Bytes of q and k that a call reads and writes, in bf16."""
-    return 4.0 * batch * tokens * (model.q_heads + model.k_heads) * model.dim
+def moved(kind: str, model: Model, batch: int, tokens: int, backward: bool) -> float:
+    """Bytes of q and k, and of their gradients, that a call reads and writes, in bf16."""
+    numbers = batch * tokens * (model.q_heads + model.k_heads) * model.dim
+    return 2.0 * numbers * (3 if backward and kind == "norm" else 2)
 
 
 def operands(kind: str, model: Model, batch: int, tokens: int) -> list[torch.Tensor]:
-    """q and k, of (B, S, H, D)."""
+    """q and k, of (B, S, H, D), and weights where heads are normalised."""
     if kind == "packed qkv":
         packed = randn(batch, tokens, model.q_heads + 2 * model.k_heads, model.dim)
         return list(packed.split([model.q_heads, model.k_heads, model.k_heads], 2)[:2])
-    return [randn(batch, tokens, heads, model.dim) for heads in (model.q_heads, model.k_heads)]
+    weights = [randn(model.dim), randn(model.dim)] if kind == "norm" else []
+    return [*(randn(batch, tokens, heads, model.dim) for heads in (model.q_heads, model.k_heads)), *weights]
 
 
 def table(model: Model, tokens: int, device: torch.device) -> list[torch.Tensor]:
@@ -60,12 +63,14 @@ def table(model: Model, tokens: int, device: torch.device) -> list[torch.Tensor]
     return [angle.cos(), angle.sin()]
 
 
-def eager(kind: str, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> list[torch.Tensor]:
+def eager(kind: str, cos: torch.Tensor, sin: torch.Tensor, *given: torch.Tensor) -> list[torch.Tensor]:
     """The rotation in torch, in fp32 or the dtype of wider operands, rounded once."""
     cos, sin = cos[:, None], sin[:, None]
     found = []
-    for x in (q, k):
+    for x, weight in zip(given[:2], given[2:] or (None, None), strict=True):
         wide = x.to(torch.promote_types(x.dtype, cos.dtype))
+        if weight is not None:
+            wide = torch.nn.functional.rms_norm(wide, x.shape[-1:], weight.to(wide.dtype), EPS)
         if kind == "interleaved":
             x1, x2 = wide[..., 0::2], wide[..., 1::2]
             y = torch.stack([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).flatten(-2)
@@ -79,21 +84,27 @@ def eager(kind: str, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: t
 def ours(kind: str, cos: torch.Tensor, sin: torch.Tensor) -> Rotation:
     from tritonkittens.kernels.rotary import rotary
 
-    options = dict(unsqueeze_dim=2, interleaved=kind == "interleaved", inplace=kind == "inplace")
-    return lambda q, k: rotary(q, k, cos, sin, **options)  # type: ignore[arg-type]
+    def run(q: torch.Tensor, k: torch.Tensor, *weights: torch.Tensor) -> Any:
+        named: dict[str, Any] = dict(zip(("q_weight", "k_weight"), weights, strict=False))
+        return rotary(
+            q, k, cos, sin, unsqueeze_dim=2, interleaved=kind == "interleaved", inplace=kind == "inplace", eps=EPS,
+            **named,
+        )  # fmt: skip
+
+    return run
 
 
 def compiled(kind: str, cos: torch.Tensor, sin: torch.Tensor) -> Rotation:
     torch.compiler.reset()
-    return torch.compile(lambda q, k: eager(kind, q, k, cos, sin), dynamic=False)
+    return torch.compile(functools.partial(eager, kind, cos, sin), dynamic=False)
 
 
 def liger(kind: str, cos: torch.Tensor, sin: torch.Tensor) -> Rotation:
     """In place where tokens come before heads in memory, as here."""
     from liger_kernel.ops.rope import LigerRopeFunction
 
-    if kind == "interleaved":
-        raise ValueError("liger has no interleaved rotation")
+    if kind in ("interleaved", "norm"):
+        raise ValueError(f"liger has no such rotation: {kind}")
     wide = [torch.cat([t, t], -1)[None] for t in (cos, sin)]
 
     def run(q: torch.Tensor, k: torch.Tensor) -> Any:
@@ -105,10 +116,12 @@ def liger(kind: str, cos: torch.Tensor, sin: torch.Tensor) -> Rotation:
 PEERS: dict[str, Callable[..., Rotation]] = {"torch.compile": compiled, "liger": liger}
 
 
-def forward(make: Callable[..., Rotation], kind: str, given: Sequence[Any], bytes_moved: float) -> Callable[[], Any]:
+def forward(
+    make: Callable[..., Rotation], kind: str, table: Sequence[Any], given: Sequence[Any], bytes_moved: float
+) -> Callable[[], Any]:
     """A rotation of copies of q and k in turn. In place it rotates what it has rotated before, at the same cost."""
-    q, k, *table = given
-    function, turns = make(kind, *table), [(_like(q), _like(k)) for _ in range(copies(bytes_moved))]
+    function = make(kind, *table)
+    turns = [[*map(_like, given[:2]), *given[2:]] for _ in range(copies(bytes_moved))]
     return in_turn(lambda i: function(*turns[i]), len(turns))
 
 
@@ -119,14 +132,14 @@ def _like(x: torch.Tensor) -> torch.Tensor:
 
 
 def backward(
-    make: Callable[..., Rotation], kind: str, given: Sequence[Any], grads: Sequence[torch.Tensor]
+    make: Callable[..., Rotation], kind: str, table: Sequence[Any], given: Sequence[Any], grads: Sequence[torch.Tensor]
 ) -> Callable[[], Any]:
-    """A backward: gradients of q and k."""
+    """A backward: gradients of q and k, and of weights."""
     import torch._functorch.config
 
-    leaves = [_like(x).requires_grad_() for x in given[:2]]
+    leaves = [_like(x).requires_grad_() for x in given]
     with torch._functorch.config.patch(donated_buffer=False):  # the backward runs more than once
-        found = make(kind, *given[2:])(*(x * 1 for x in leaves))
+        found = make(kind, *table)(*(x.clone() for x in leaves))  # whose backward costs nothing
         own = [g.clone() for g in grads]  # liger writes into them
         run = functools.partial(torch.autograd.grad, tuple(found), leaves, tuple(own), retain_graph=True)
         run()
@@ -136,31 +149,32 @@ def backward(
 
 
 @deferred
-def error(kind: str, given: Sequence[Any], grads: Sequence[torch.Tensor]) -> Callable[[Any], float]:
+def error(
+    kind: str, table: Sequence[Any], given: Sequence[Any], grads: Sequence[torch.Tensor]
+) -> Callable[[Any], float]:
     """The largest relative error of results, or of gradients where there are `grads`."""
-    exact = [x.double().requires_grad_(bool(grads)) for x in given[:2]]
-    expected = eager(kind, *exact, *(t.double() for t in given[2:]))
+    exact = [x.double().requires_grad_(bool(grads)) for x in given]
+    expected = eager(kind, *(t.double() for t in table), *exact)
     if grads:
         expected = list(torch.autograd.grad(expected, exact, [g.double() for g in grads]))
     return lambda found: max(float((a.double() - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
 
 
 def prepare(kind: str, model: Model, batch: int, tokens: int, both_ways: bool) -> Trial:
-    given = operands(kind, model, batch, tokens)
-    given += table(model, tokens, given[0].device)
-    size = moved(model, batch, tokens)
+    given, size = operands(kind, model, batch, tokens), moved(kind, model, batch, tokens, both_ways)
+    angles = table(model, tokens, given[0].device)
     grads = [randn(*x.shape) for x in given[:2]] if both_ways else []
 
     def timed(make: Callable[..., Rotation]) -> Callable[[], Callable[[], Any]]:
         if both_ways:
-            return functools.partial(backward, make, kind, given, grads)
-        return functools.partial(forward, make, kind, given, size)
+            return functools.partial(backward, make, kind, angles, given, grads)
+        return functools.partial(forward, make, kind, angles, given, size)
 
     copied = Contender(functools.partial(copy_of, size), lambda found: 0.0)
     return Trial(
         {OURS: timed(ours)},
         {name: timed(make) for name, make in PEERS.items()},
-        error(kind, given, grads),
+        error(kind, angles, given, grads),
         BOUND,
         baselines={"copy of as many bytes": copied},
     )
@@ -170,7 +184,7 @@ def cases(options: argparse.Namespace, both_ways: bool = False) -> list[Case]:
     return [
         Case(
             f"{kind} {'backward ' * both_ways}{model.q_heads}/{model.k_heads}x{model.dim} {batch}x{tokens}",
-            moved(model, batch, tokens),
+            moved(kind, model, batch, tokens, both_ways),
             {"kind": kind, **model._asdict(), "batch": batch, "tokens": tokens, "backward": both_ways},
             functools.partial(prepare, kind, model, batch, tokens, both_ways),
             kind="device" if both_ways else "graph",

@@ -211,7 +211,9 @@ def test_the_benchmark(monkeypatch, kind, both_ways):
 def test_cases_of_the_benchmark():
     found = {case.name: case for suite in bench_rotary.SUITES for case in suite.cases(None)}
     assert len(found) == 2 * len(bench_rotary.KINDS) * len(bench_rotary.SHAPES)
-    assert found["halves 32/8x128 4x4096"].work == 4 * 4 * 4096 * 40 * 128
+    size = 2 * 4 * 4096 * 40 * 128
+    assert found["halves 32/8x128 4x4096"].work == found["inplace backward 32/8x128 4x4096"].work == 2 * size
+    assert found["norm 32/8x128 4x4096"].work == 2 * size and found["norm backward 32/8x128 4x4096"].work == 3 * size
 
 
 # ---------------------------------------------------------------- refusals
