@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
+from tritonkittens import tune
 from tritonkittens.kernels._copies import as_addressable, copied
 from tritonkittens.kernels._dispatch import begin_alike, overlaps_within, reaches
 from tritonkittens.kernels._tensors import (
@@ -33,7 +34,7 @@ from tritonkittens.kernels.grouped_gemm.checks import (
     places_of,
     result_shape,
 )
-from tritonkittens.kernels.grouped_gemm.choice import ROWS, about, family, order_of
+from tritonkittens.kernels.grouped_gemm.choice import ROWS, about, family, order_of, skips
 from tritonkittens.kernels.grouped_gemm.device.grouped import DepthGroupedGemm, RowGroupedGemm
 from tritonkittens.launch import l2_bytes
 
@@ -158,6 +159,7 @@ class CallPlan:
         # as the kernel takes them
         self.others = [*((steps.staged.name,) if steps.staged else ()), *(x.name for x in steps.operands)]
         stored = self._stored(a, b)
+        of_rows = dict(most=max(16, power_of_two(groups)), skips=skips(self.config, tune.Device.of(index)))
         knobs: dict[str, Any] = dict(
             zip(("dtype", "b_dtype", "out_dtype"), map(tk.from_torch, (a.dtype, b.dtype, dtype)))
         )
@@ -172,7 +174,7 @@ class CallPlan:
             "fp32",
             any(not begin_alike(x, y) for x, y in zip((a, b), stored, strict=True)),
             template=DepthGroupedGemm if self.by_depth else RowGroupedGemm,
-            **knobs | ({} if self.by_depth else dict(most=max(16, power_of_two(groups)))),
+            **knobs | ({} if self.by_depth else of_rows),
         )
 
     def _stored(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,9 +5,10 @@ import random
 import pytest
 import torch
 
-from tests.cases_gemm import E4M3, E5M2, KINDS, randn
+from tests.cases_gemm import E4M3, E5M2, KINDS, randn, short
 from tests.cases_grouped import BF16, FP16, FP32, SIZES, check, ends_of, epilogue, grouped_part, operands
 from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, relative_error, slow
+from tritonkittens.kernels.gemm import Config
 from tritonkittens.kernels.grouped_gemm import grouped_gemm, grouped_gemm_torch
 from tritonkittens.kernels.grouped_gemm.checks import Operands, check_config
 
@@ -50,7 +51,8 @@ def _takes(config, kind):
     return True
 
 
-QUICK = {("rows", "cluster"), ("depth", "deferred"), ("rows", "swap_ab"), ("depth", "pingpong")}
+QUICK = {("rows", "cluster"), ("depth", "deferred"), ("rows", "three consumers"), ("depth", "pingpong")}
+WIDE = short(Config(consumers=3, tile_n=48))
 
 
 @pytest.mark.parametrize(
@@ -58,12 +60,12 @@ QUICK = {("rows", "cluster"), ("depth", "deferred"), ("rows", "swap_ab"), ("dept
     [
         (pytest.param if (kind, name) in QUICK else slow)(kind, name)
         for kind in GROUPS
-        for name, config in KINDS.items()
+        for name, config in (KINDS | {"three consumers": WIDE}).items()
         if _takes(config, kind)
     ],
 )
 def test_configurations(kind, name):
-    run(kind, *operands(kind, [200, 0, 1, 129], 200, 136, 200), config=KINDS[name])
+    run(kind, *operands(kind, [200, 0, 1, 129], 200, 136, 200), config=KINDS.get(name, WIDE))
 
 
 EPILOGUES = {

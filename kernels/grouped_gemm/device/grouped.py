@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.device.gemm import Gemm
+from tritonkittens.kernels.gemm.device.gemm import Gemm, multiply
 
 
 class Grouped(tk.lcf):
@@ -36,11 +36,16 @@ class RowGroupedGemm(Grouped, Gemm):
 
     The tiles of a group are tasks one after the other: its rows and its B stay in L2.
     Of the epilogue's operands, a residual is packed as C is, values for rows as its rows are; values for columns are
-    (groups, N). `most`: a power of two, at least the number of groups.
+    (groups, N).
+
+    - `most`: a power of two, at least the number of groups.
+    - `skips`: a consumer whose rows lie after the group multiplies nothing, so that the others have the tensor cores.
+      For accumulators in registers.
     """
 
     grouped: bool = True
     most: int = 16
+    skips: bool = False
 
     def layout(self) -> tk.layout:
         residual = ("residual",) if self.epilogue.residual else ()
@@ -79,6 +84,14 @@ class RowGroupedGemm(Grouped, Gemm):
             col=col,
             result_col=col,
         )
+
+    @triton.jit
+    def compute(ctx, state, input, previous):
+        acc = state.acc
+        first = (ctx.row * ctx.config.team + ctx.consumer) * ctx.config.tile_m
+        if not ctx.config.skips or first < ctx.rows.rows:
+            acc = tk.mma_retire(multiply(ctx, input, acc))
+        return state.replace(acc=acc)
 
 
 class DepthGroupedGemm(Grouped, Gemm):
