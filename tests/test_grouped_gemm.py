@@ -77,13 +77,7 @@ SMALL = Config(tile_n=64, epilogue_n=16, deferred_epilogue=True, stages=2)
 
 
 @explored(2, 20)
-@pytest.mark.parametrize(
-    "kind, config",
-    [
-        ("rows", SMALL),
-        ("depth", Config(consumers=1, tile_n=64, stages=2)),
-    ],
-)
+@pytest.mark.parametrize("kind, config", [("rows", SMALL), ("depth", Config(consumers=1, tile_n=64, stages=2))])
 def test_every_schedule_gives_these_results(kind, config, schedules):
     """Groups of no iteration, of one, and of more than the ring has stages."""
     a, b, ends = operands(kind, [130, 0, 1, 200], 72, 72, 192)
