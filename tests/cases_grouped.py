@@ -14,7 +14,7 @@ SIZES = {
     "one": [130],
     "empty": [0, 0, 70, 0],
     "nothing": [0, 0],
-    "many": [n % 5 for n in range(70)],
+    "many": [n % 3 for n in range(40)],
 }
 
 

@@ -149,7 +149,7 @@ def test_the_page_states_how_much_device_code_each_kernel_is():
     [
         ("Gemm", "finish_tile"),
         ("Gemm", "silu"),
-        ("Gemm", "_multiply"),
+        ("Gemm", "tile_product"),
         ("BlockwiseGemm", "_store_subtiles"),
         ("unaligned_product", "multiply"),
         ("AttentionDecodePaged", "nothing_seen"),

@@ -51,7 +51,7 @@ def _takes(config, kind):
     return True
 
 
-QUICK = {("rows", "cluster"), ("depth", "deferred"), ("rows", "three consumers"), ("depth", "pingpong")}
+QUICK = {("depth", "deferred"), ("rows", "three consumers")}
 WIDE = short(Config(consumers=3, tile_n=48))
 
 
@@ -69,15 +69,13 @@ def test_configurations(kind, name):
 
 
 EPILOGUES = {
-    "bias": (["bias"], None),
-    "silu": ([], "silu"),
+    "bias silu": (["bias"], "silu"),
     "router": (["gate"], None),
     "bias gelu gate residual": (["bias", "gate", "residual"], "gelu"),
     "residual": (["residual"], None),
     "scales": (["scale_a", "scale_b"], None),
-    "scale_b": (["scale_b"], None),
 }
-CONFIGS = ["small", "deferred", "sub-tiles", "cluster", "swap_ab", "pingpong"]
+CONFIGS = ["small", "deferred", "cluster", "swap_ab", "pingpong"]
 
 
 @pytest.mark.parametrize(
@@ -92,14 +90,14 @@ def test_epilogues(name, config, b_nk, dtype):
     run("rows", a, b, ends, config=KINDS[config], **given, **({"activation": activation} if activation else {}))
 
 
-@pytest.mark.parametrize("kind, config", [(E4M3, None), slow(E5M2, None), (E4M3, KINDS["swap_ab"])], ids=str)
+@pytest.mark.parametrize("kind, config", [(E4M3, None), slow(E5M2, None), slow(E4M3, KINDS["swap_ab"])], ids=str)
 def test_eight_bits(kind, config):
     a, b, ends = operands("rows", [90, 0, 1, 70], 0, 80, 160, kind, b_nk=True, rest=3)
     given = epilogue(["scale_b"] if config else ["scale_a", "scale_b"], a.shape[0], b.shape[0], 80)
     run("rows", a, b, ends, BF16, config, **given)
 
 
-@pytest.mark.parametrize("kind", ["rows", slow("depth")])
+@pytest.mark.parametrize("kind", [slow("rows"), slow("depth")])
 def test_wider_results(kind):
     run(kind, *operands(kind, [30, 70], 64, 72, 64), dtype=FP32)
 
@@ -163,7 +161,7 @@ def test_gradients(kind, transposed):
         assert (d_b[:, 73:] == 0).all()
 
 
-@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("activation", [slow(None), "silu"])
 def test_gradients_of_an_epilogue(activation):
     a, b, ends = operands("rows", [33, 0, 40], 0, 64, 48, b_nk=True, rest=3)
     given = epilogue(["bias", "gate", "residual"], 76, 3, 64)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.device.gemm import Gemm, multiply
+from tritonkittens.kernels.gemm.device.gemm import Gemm, tile_product
 
 
 class Grouped(tk.lcf):
@@ -90,7 +90,7 @@ class RowGroupedGemm(Grouped, Gemm):
         acc = state.acc
         first = (ctx.row * ctx.config.team + ctx.consumer) * ctx.config.tile_m
         if not ctx.config.skips or first < ctx.rows.rows:
-            acc = tk.mma_retire(multiply(ctx, input, acc))
+            acc = tk.mma_retire(tile_product(ctx, input, acc))
         return state.replace(acc=acc)
 
 
