@@ -6,6 +6,7 @@ from tests.cases_gemm import APPROXIMATION, FP8_SUMS, FP32_SUMS, HALF_SUBNORMAL,
 from tests.cases_gemm import FP8 as FP8_TYPES
 from tests.util import DEVICE
 from tritonkittens.kernels.grouped_gemm import grouped_gemm_torch
+from tritonkittens.kernels.grouped_gemm.checks import GATED
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # Group sizes: none, one, empty ones first and last, one with everything, more than a warp has lanes
@@ -65,6 +66,8 @@ def check(out, kind, a, b, ends, deferred=False, **given):
     scales = {name: x.abs() for name, x in given.items() if "scale" in name}
     rest = {name: x for name, x in given.items() if "scale" not in name and name != "activation"}
     slope = STEEPEST if "activation" in given else 1
+    if given.get("activation") in GATED:  # errors of both factors, each times the other
+        slope, scales = 2 * STEEPEST, dict(activation=given["activation"])
     magnitude = slope * reference(a.double().abs(), b.double().abs(), **scales, **{n: x.abs() for n, x in rest.items()})
     sums = FP8_SUMS if a.dtype in FP8_TYPES else FP32_SUMS
     bound = HALF_ULP[out.dtype] * (ref.abs() + (2 * magnitude if deferred else 0)) + HALF_SUBNORMAL.get(out.dtype, 0)

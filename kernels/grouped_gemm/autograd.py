@@ -22,7 +22,8 @@ from tritonkittens.kernels.gemm.checks import FP8, result_dtype
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.reference import activated, activation_gradient
 from tritonkittens.kernels.grouped_gemm.call_plan import NOTHING, computed, is_grouped
-from tritonkittens.kernels.grouped_gemm.checks import Operands, check_config, check_kinds, result_shape
+from tritonkittens.kernels.grouped_gemm.checks import GATED, Operands, check_config, check_kinds, result_shape
+from tritonkittens.kernels.grouped_gemm.reference import gated
 
 FIRST, LAST = 3, 3 + len(Operands._fields)  # arguments of the operator that are operands of the epilogue
 
@@ -49,7 +50,7 @@ def grouped_gemm_operator(
 
 @describes(grouped_gemm_operator)
 def _(a: Tensor, b: Tensor, offsets: Tensor, *others: Any) -> Tensor:
-    shape, dtype = result_shape(a, b, offsets), result_dtype(a, others[-2])
+    shape, dtype = result_shape(a, b, offsets, others[-3]), result_dtype(a, others[-2])
     # groups of columns are computed as groups of rows
     return a.new_empty(shape[::-1], dtype=dtype).mT if a.ndim == 3 else a.new_empty(shape, dtype=dtype)
 
@@ -75,6 +76,15 @@ def _laid_out_as(x: Tensor, left: Tensor, right: Tensor, offsets: Tensor) -> Ten
     return product(left, right, offsets)
 
 
+def _of_sums(grad: Tensor, total: Tensor, activation: str | None) -> Tensor:
+    """The gradient of sums for that of their activation."""
+    if activation not in GATED:
+        return activation_gradient(grad, total, activation)
+    first, second = total.chunk(2, -1)
+    by = GATED[activation]
+    return torch.cat([activation_gradient(grad * second, first, by), grad * activated(first, by)], -1)
+
+
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """With groups of rows, C = A·B[g]: dA = dC·B[g]ᵀ, and dB = Aᵀ·dC is a product with groups of its depth; and the
     other way round. Gradients of rows after the last group are zeros. The product is computed again where the gradient
@@ -92,9 +102,10 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         if ctx.activation is not None or (gate is not None and needs[FIRST + 1]):
             total = product(a, b, offsets, NOTHING._replace(bias=bias), out_dtype=torch.float32)
             if gate is not None and needs[FIRST + 1]:
-                d_gate = torch.where(inside, grad * activated(total, ctx.activation), 0).float()
+                y = gated(total, ctx.activation) if ctx.activation in GATED else activated(total, ctx.activation)
+                d_gate = torch.where(inside, grad * y, 0).float()
                 d_gate = d_gate.sum_to_size(gate.reshape(-1, 1).shape).view(gate.shape).to(gate.dtype)
-            d_total = activation_gradient(d_total.float(), total, ctx.activation)
+            d_total = _of_sums(d_total.float(), total, ctx.activation)
     d_total = d_total.to(a.dtype)
     if needs[FIRST]:
         ones = a.new_ones(1, a.shape[0])
@@ -140,8 +151,8 @@ def product(
         raise TypeError("grouped_gemm: an operand is a DTensor; multiply its shard, x.to_local()")
     if not is_plain(a, b, offsets, *operands) or not have_memory(a, b, offsets, *operands):
         check_kinds(a, b, offsets, operands, None)
-        check_config(config, a, b, operands)
-        result_shape(a, b, offsets)
+        check_config(config, a, b, operands, activation)
+        result_shape(a, b, offsets, activation)
         chosen = None if config is None else config.to_text()
         return call("grouped_gemm", a, b, offsets, *operands, activation, out_dtype, chosen)
     if requires_grad(a, b, *operands):

@@ -27,6 +27,7 @@ from tritonkittens.kernels.gemm.config import Config, Problem
 from tritonkittens.kernels.gemm.epilogue import steps_of
 from tritonkittens.kernels.gemm.templates import template_of
 from tritonkittens.kernels.grouped_gemm.checks import (
+    GATED,
     Operands,
     check,
     check_config,
@@ -34,8 +35,9 @@ from tritonkittens.kernels.grouped_gemm.checks import (
     places_of,
     result_shape,
 )
+from tritonkittens.kernels.grouped_gemm.choice import GATED as OF_GATED
 from tritonkittens.kernels.grouped_gemm.choice import ROWS, about, family, order_of, skips
-from tritonkittens.kernels.grouped_gemm.device.grouped import DepthGroupedGemm, RowGroupedGemm
+from tritonkittens.kernels.grouped_gemm.device.grouped import DepthGroupedGemm, GatedGemm, RowGroupedGemm
 from tritonkittens.launch import l2_bytes
 
 Plan = Callable[[Tensor, Tensor, Tensor, Operands, Tensor | None], Tensor]
@@ -64,11 +66,11 @@ def computed(
         known = _plans.get(key)
     except (AttributeError, TypeError, RuntimeError):
         check_kinds(a, b, offsets, operands, out)
-        check_config(config, a, b, operands)
+        check_config(config, a, b, operands, activation)
         raise
     if known is None:
         check(a, b, offsets, operands, activation, out_dtype, out)
-        check_config(config, a, b, operands)
+        check_config(config, a, b, operands, activation)
         plan = _plan(a, b, offsets, operands, activation, result_dtype(a, out_dtype), out, config)
         known = remember(_plans, key, (plan, () if out is None else reaches(out, a, b, offsets, *operands)))
     plan, bytes_of = known
@@ -91,7 +93,7 @@ def _plan(
     out: Tensor | None,
     config: Config | None,
 ) -> Plan:
-    shape = result_shape(a, b, offsets)
+    shape = result_shape(a, b, offsets, activation)
     if 0 in (*shape, offsets.shape[0]) or (a.shape[-1] == 0 and b.ndim == 2):
         return lambda a, b, offsets, operands, out: a.new_zeros(shape, dtype=dtype) if out is None else _zeroed(out)
     if a.shape[-1] == 0:
@@ -133,11 +135,12 @@ class CallPlan:
         config: Config | None,
     ):
         self.by_depth, self.dtype = b.ndim == 2, dtype
-        self.shape, groups = result_shape(a, b, offsets), offsets.shape[0]
+        self.shape, groups = result_shape(a, b, offsets, activation), offsets.shape[0]
+        self.gated_by = GATED.get(activation or "")
         self.rows = a.shape[-1] if self.by_depth else a.shape[0]  # of the packed operands
         self.transposes_b = not self.by_depth and (a.dtype in FP8 or (not addressable(b) and addressable(b.mT)))
         size = about(self.rows, groups)
-        self.places = {} if self.by_depth else places_of(a, b, operands)
+        self.places = {} if self.by_depth else places_of(a, b, operands, activation)
         kinds = set(self.places.values())
         read = "tile" if "tile" in kinds else "vector" if kinds & {"row", "col"} else ""
         self.problem = Problem(
@@ -145,8 +148,8 @@ class CallPlan:
             tk.from_torch(dtype).name,
             "km" if self.by_depth else "mk",
             "nk" if self.transposes_b else "kn",
-            activation or read,
-            ROWS if "row" in kinds else "",
+            self.gated_by or activation or read,
+            OF_GATED if self.gated_by else ROWS if "row" in kinds else "",
             groups,
             a.shape[0] if self.by_depth else size,
             b.shape[-1],
@@ -155,7 +158,7 @@ class CallPlan:
         index = a.device.index if a.device.type == "cuda" else None
         check_chip(index)
         self.config = config or family.choose(self.problem, None, index)
-        steps = steps_of(operands, self.places, activation, dtype)
+        steps = steps_of(operands, self.places, None if self.gated_by else activation, dtype)
         # as the kernel takes them
         self.others = [*((steps.staged.name,) if steps.staged else ()), *(x.name for x in steps.operands)]
         stored = self._stored(a, b)
@@ -173,14 +176,17 @@ class CallPlan:
             "",
             "fp32",
             any(not begin_alike(x, y) for x, y in zip((a, b), stored, strict=True)),
-            template=DepthGroupedGemm if self.by_depth else RowGroupedGemm,
-            **knobs | ({} if self.by_depth else of_rows),
+            template=DepthGroupedGemm if self.by_depth else GatedGemm if self.gated_by else RowGroupedGemm,
+            **knobs | ({} if self.by_depth else of_rows) | (dict(gated_by=self.gated_by) if self.gated_by else {}),
         )
 
     def _stored(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         """Both as TMA reads them: views or, where it cannot address those, copies."""
-        packed = as_addressable(a.mT if self.by_depth else a)
-        return packed, as_addressable(b.mT if self.transposes_b else b)
+        packed, b = as_addressable(a.mT if self.by_depth else a), b.mT if self.transposes_b else b
+        if self.gated_by:  # (groups, 2, …): columns that are activated, and those that these gate
+            columns = 1 if self.transposes_b else 2
+            b = b.unflatten(columns, (2, self.shape[1])).movedim(columns, 1)
+        return packed, as_addressable(b)
 
     def _ordered(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return (b, a) if self.config.swap_ab else (a, b)

@@ -11,9 +11,11 @@ from tritonkittens.kernels._dispatch import check_tensors, check_written
 from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
 from tritonkittens.kernels.gemm.checks import FP8, RESULTS, VECTORS, result_dtype
 from tritonkittens.kernels.gemm.config import Config
-from tritonkittens.kernels.gemm.reference import checked_activation
+from tritonkittens.kernels.gemm.reference import ACTIVATIONS
+from tritonkittens.kernels.grouped_gemm.choice import gates
 
 MAX_GROUPS = 1024
+GATED = {"swiglu": "silu", "geglu": "gelu_tanh"}  # activations of the first half of the columns, which gate the second
 SHAPES = {
     (2, 3): "(M, K) and (G, K, N), with groups of rows",
     (2, 2): "(M, K) and (K, N), with groups of K",
@@ -38,7 +40,7 @@ def check_kinds(a: Tensor, b: Tensor, offsets: Tensor | None, operands: Operands
     check_tensors("grouped_gemm", optional=True, offsets=offsets, **operands._asdict(), out=out)
 
 
-def result_shape(a: Tensor, b: Tensor, offsets: Tensor | None) -> tuple[int, ...]:
+def result_shape(a: Tensor, b: Tensor, offsets: Tensor | None, activation: str | None = None) -> tuple[int, ...]:
     """The result's shape. Raises ValueError for operands that do not multiply, or offsets that do not fit."""
     kinds = (a.ndim, b.ndim)
     given = f"grouped_gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}"
@@ -58,13 +60,18 @@ def result_shape(a: Tensor, b: Tensor, offsets: Tensor | None) -> tuple[int, ...
         raise ValueError(f"grouped_gemm: offsets is {tuple(offsets.shape)}; it must be {wanted}")
     if offsets.shape[0] > MAX_GROUPS:
         raise ValueError(f"grouped_gemm: {offsets.shape[0]} groups; there may be {MAX_GROUPS}")
-    return (offsets.shape[0], a.shape[0], b.shape[1]) if kinds == (2, 2) else (a.shape[-2], b.shape[-1])
+    if kinds == (2, 2):
+        return (offsets.shape[0], a.shape[0], b.shape[1])
+    if activation in GATED and b.shape[-1] % 2:
+        raise ValueError(f"{given}; activation={activation!r} needs an even number of columns")
+    return (a.shape[-2], b.shape[-1] // (2 if activation in GATED else 1))
 
 
-def places_of(a: Tensor, b: Tensor, operands: Operands) -> dict[str, str]:
+def places_of(a: Tensor, b: Tensor, operands: Operands, activation: str | None = None) -> dict[str, str]:
     """Where the values of each epilogue operand lie in the result: "scalar", "row", "col" or "tile". Raises ValueError
     for another shape."""
     m, (groups, _, n) = a.shape[0], b.shape
+    n = n // 2 if activation in GATED else n
     rows: dict[str, tuple[tuple[int, ...], ...]] = {"row": ((m,), (m, 1))}
     allowed: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = dict(
         bias={"col": ((groups, n),)},
@@ -104,7 +111,7 @@ def check(
     check_tensor(name, "b", b, (*HALF_TYPES, *FP8), "a", a)
     if a.dtype != b.dtype and not (a.dtype in FP8 and b.dtype in FP8):
         raise TypeError(f"{name}: a has dtype {a.dtype}, b {b.dtype}; they must be equal (fp8 kinds may mix)")
-    shape, dtype = result_shape(a, b, offsets), result_dtype(a, out_dtype)
+    shape, dtype = result_shape(a, b, offsets, activation), result_dtype(a, out_dtype)
     if offsets is not None:
         check_tensor(name, "offsets", offsets, (torch.int32,), "a", a)
     if dtype not in RESULTS:
@@ -113,13 +120,19 @@ def check(
     if not by_rows and (given or a.dtype in FP8):
         what = ", ".join(given) or f"operands of {a.dtype}"
         raise ValueError(f"{name}: {what}: only products with groups of rows, (M, K) and (G, K, N), have it")
-    checked_activation(activation)
+    if activation not in (*ACTIVATIONS, *GATED):
+        known = ", ".join(map(repr, (*ACTIVATIONS, *GATED)))
+        raise ValueError(f"{name}(activation={activation!r}): must be one of {known}")
+    if activation in GATED and (
+        operands.bias is not None or operands.scale_a is not None or operands.scale_b is not None or a.dtype in FP8
+    ):
+        raise ValueError(f"{name}(activation={activation!r}): it takes no bias and no scales, and 16-bit operands")
     for option, x in operands._asdict().items():
         if x is not None:
             kinds = (dtype,) if option == "residual" else (torch.float32,) if "scale" in option else VECTORS
             check_tensor(name, option, x, kinds, "a", a)
     if by_rows:
-        places_of(a, b, operands)
+        places_of(a, b, operands, activation)
     if out is not None:
         check_tensor(name, "out", out, (dtype,), "a", a)
         if tuple(out.shape) != shape:
@@ -127,7 +140,7 @@ def check(
         check_written(name, out)
 
 
-def check_config(config: object, a: Tensor, b: Tensor, operands: Operands) -> None:
+def check_config(config: object, a: Tensor, b: Tensor, operands: Operands, activation: str | None) -> None:
     """Raise TypeError for what is neither None nor a `Config`, ValueError for one that grouped products do not have."""
     if config is None:
         return
@@ -138,7 +151,12 @@ def check_config(config: object, a: Tensor, b: Tensor, operands: Operands) -> No
         raise ValueError(f"{said} the host does not know the tasks; it needs schedule='persistent'")
     if config.cluster > 1 and (config.swap_ab or a.ndim == b.ndim == 2):
         raise ValueError(f"{said} the CTAs of a cluster share a tile of B, which here is packed; it needs cluster=1")
-    if config.swap_ab and a.ndim < b.ndim and "row" in places_of(a, b, operands).values():
+    if activation in GATED and not gates(config):
+        raise ValueError(
+            f"{said} activation={activation!r} needs tile_n=128 or 256, whose half epilogue_n divides twice or more; "
+            "swap_ab=False, cluster=1 and not three consumers"
+        )
+    if config.swap_ab and a.ndim < b.ndim and "row" in places_of(a, b, operands, activation).values():
         raise ValueError(f"{said} TMA loads no values for each row that begin anywhere; it needs swap_ab=False")
 
 

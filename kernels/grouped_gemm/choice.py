@@ -16,7 +16,8 @@ from tritonkittens.kernels.gemm.cost_model import cost as cost_of_gemm
 from tritonkittens.lang.template.call import cluster_slots
 from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
-ROWS = "row"  # `Problem.scales` of a product with values for each row
+ROWS, GATED = "row", "gated"  # `Problem.scales` of a product with values for each row, and of a gated one
+GATED_COLS = 128  # of a tile, half of which gate the others, that 255 registers hold
 SHARES = (0.45, 0.7, 0.9, 1.15, 1.8)  # sizes of groups over their mean, as those of a router differ
 MANY_ROWS = 256  # of a group from which on their tiles are the kernel's rows: consumers without any of them then skip
 MORE_TASKS = 1.03  # than their mean number, for groups of other sizes
@@ -45,7 +46,15 @@ def suits(problem: Problem, config: Config) -> bool:
     """Return whether the kernels have a configuration. CTAs of a cluster load a tile of B together: it is no part of a
     packed matrix. Values for rows, which begin anywhere, are read by threads: they belong to the kernel's rows."""
     shares = config.cluster == 1 or not (by_depth(problem) or config.swap_ab)
-    return config.schedule == "persistent" and shares and not (config.swap_ab and problem.scales == ROWS)
+    fits = gates(config) if problem.scales == GATED else not (config.swap_ab and problem.scales == ROWS)
+    return config.schedule == "persistent" and shares and fits
+
+
+def gates(config: Config) -> bool:
+    """Return whether half of a tile's columns may gate the others."""
+    half = config.tile_n // 2
+    staged = config.epilogue_n is None or half % (2 * config.epilogue_n) == 0
+    return half in (64, 128) and staged and not config.swap_ab and config.cluster == 1 and config.team != 3
 
 
 def skips(config: Config, device: tune.Device) -> bool:
@@ -69,7 +78,10 @@ def candidates(problem: Problem, device: tune.Device) -> tuple[Config, ...]:
     if not by_depth(problem) and not device.chip.tcgen05:
         found += _streaming(products[0])
     few = by_depth(problem) or problem.m <= MANY_ROWS
-    return tuple(c for c in dict.fromkeys(found) if suits(problem, c) and (few or not c.swap_ab))
+    # both sums of a row's results are in registers of one thread where they come from tensor memory
+    widest = GATED_COLS if problem.scales == GATED and device.chip.tcgen05 else math.inf
+    wanted = (c for c in dict.fromkeys(found) if (few or not c.swap_ab) and c.tile_n <= widest)
+    return tuple(config for config in wanted if suits(problem, config))
 
 
 def _rounds(tasks: float, config: Config, device: tune.Device) -> int:

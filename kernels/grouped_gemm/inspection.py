@@ -19,9 +19,9 @@ KINDS = {
 }
 
 
-def _forward(groups: int, tokens: int, k: int, n: int) -> Any:
+def _forward(groups: int, tokens: int, k: int, n: int, activation: str | None = None) -> Any:
     a, w = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((tokens, k), (groups, n, k)))
-    return grouped_gemm(a, w.mT, torch.empty(groups, dtype=torch.int32, device="meta"))
+    return grouped_gemm(a, w.mT, torch.empty(groups, dtype=torch.int32, device="meta"), activation=activation)
 
 
 def _weight_gradient(groups: int, tokens: int, k: int, n: int) -> Any:
@@ -40,3 +40,4 @@ inspectable: dict[str, Inspectable] = {
         ),
     }.items()
 }
+inspectable |= launches_of(functools.partial(_forward, *KINDS["256_groups"], "swiglu"), "grouped_gemm_swiglu")

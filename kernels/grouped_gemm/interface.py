@@ -44,6 +44,8 @@ def grouped_gemm(
         bias, activation, gate, residual, scale_a, scale_b: with groups of rows, the result is residual + gate ·
             activation((a·b) · scale_a · scale_b + bias), as of `gemm`. bias (G, N), gate (M,), such as a router's
             weights, residual (M, N); scale_a (M,) and scale_b (G, N) in fp32. gate and scales may be one number.
+            activation also "swiglu" or "geglu" (by tanh), without bias and scales: of 2N columns, N that are activated
+            and then N that these gate.
         out_dtype: bf16, fp16, fp32 or fp8; None: that of a, bf16 for fp8.
         out: receives the result. Rows (columns) after the last group keep their values.
         config: a `Config` instead of the one that is chosen by shapes; schedule="persistent".

@@ -6,6 +6,13 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels.gemm.reference import activated
+from tritonkittens.kernels.grouped_gemm.checks import GATED, result_shape
+
+
+def gated(y: Tensor, activation: str) -> Tensor:
+    """The activation of the first half of the columns, times the second half."""
+    first, second = y.chunk(2, -1)
+    return activated(first, GATED[activation]) * second
 
 
 def grouped_gemm_torch(
@@ -30,7 +37,7 @@ def grouped_gemm_torch(
     if a.ndim == b.ndim:
         found = [a[:, part] @ b[part] for part in parts]
         return torch.stack(found) if found else a.new_zeros(0, a.shape[0], b.shape[1])
-    out = a.new_zeros(a.shape[-2], b.shape[-1])
+    out = a.new_zeros(result_shape(a, b, offsets, activation))
     if b.ndim == 2:
         for group, part in enumerate(parts):
             out[:, part] = a[group] @ b[:, part]
@@ -45,7 +52,8 @@ def grouped_gemm_torch(
             y = y * of_row(scale_a, part)
         if scale_b is not None:
             y = y * (scale_b.double() if scale_b.numel() == 1 else scale_b[group].double())
-        y = activated(y if bias is None else y + bias[group].double(), activation)
+        y = y if bias is None else y + bias[group].double()
+        y = gated(y, activation) if activation in GATED else activated(y, activation)
         y = y if gate is None else y * of_row(gate, part)
         out[part] = y if residual is None else y + residual[part].double()
     return out

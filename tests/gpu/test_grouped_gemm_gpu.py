@@ -10,7 +10,7 @@ from tests.cases_grouped import BF16, FP16, FP32, SIZES, check, ends_of, epilogu
 from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, relative_error, slow
 from tritonkittens.kernels.gemm import Config
 from tritonkittens.kernels.grouped_gemm import grouped_gemm, grouped_gemm_torch
-from tritonkittens.kernels.grouped_gemm.checks import Operands, check_config
+from tritonkittens.kernels.grouped_gemm.checks import Operands, check_config, result_shape
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -20,7 +20,7 @@ GROUPS = ["rows", "depth", "cols"]
 def run(kind, a, b, ends, dtype=None, config=None, **given):
     """Check a product into poisoned memory; what no group has stays."""
     dtype = dtype or a.dtype
-    shape = (ends.shape[0], a.shape[0], b.shape[1]) if kind == "depth" else (a.shape[-2], b.shape[-1])
+    shape = result_shape(a, b, ends, given.get("activation"))
     out = poison(torch.empty(shape, dtype=dtype, device=a.device))
     assert grouped_gemm(a, b, ends, out=out, out_dtype=dtype, config=config, **given) is out
     check(out, kind, a, b, ends, deferred=config is not None and config.deferred_epilogue, **given)
@@ -45,7 +45,7 @@ def test_groups(sizes, kind, layouts, dtype, extents):
 
 def _takes(config, kind):
     try:
-        check_config(config, randn(1, 1), randn(1, 1) if kind == "depth" else randn(1, 1, 1), Operands())
+        check_config(config, randn(1, 1), randn(1, 1) if kind == "depth" else randn(1, 1, 1), Operands(), None)
     except ValueError:
         return False
     return True
@@ -88,6 +88,23 @@ def test_epilogues(name, config, b_nk, dtype):
     a, b, ends = operands("rows", [90, 0, 1, 70], 0, 72, 64, dtype, b_nk=b_nk, rest=5)
     given = epilogue(names, a.shape[0], b.shape[0], 72, dtype)
     run("rows", a, b, ends, config=KINDS[config], **given, **({"activation": activation} if activation else {}))
+
+
+GATES = {
+    "default": None,
+    "deferred": short(Config(tile_n=128, epilogue_n=32, deferred_epilogue=True)),
+    "pingpong": short(Config(tile_n=128, pingpong=True, epilogue_n=32)),
+}
+
+
+@pytest.mark.parametrize(
+    "activation, config, b_nk, names",
+    crossed(["swiglu", "geglu"], list(GATES), [True, False], [[], ["gate", "residual"]]),
+    ids=str,
+)
+def test_gated(activation, config, b_nk, names):
+    a, b, ends = operands("rows", [90, 0, 1, 70], 0, 176, 64, b_nk=b_nk, rest=5)
+    run("rows", a, b, ends, config=GATES[config], activation=activation, **epilogue(names, a.shape[0], 4, 88))
 
 
 @pytest.mark.parametrize("kind, config", [(E4M3, None), slow(E5M2, None), slow(E4M3, KINDS["swap_ab"])], ids=str)
@@ -161,10 +178,11 @@ def test_gradients(kind, transposed):
         assert (d_b[:, 73:] == 0).all()
 
 
-@pytest.mark.parametrize("activation", [slow(None), "silu"])
+@pytest.mark.parametrize("activation", [slow(None), slow("silu"), "swiglu"])
 def test_gradients_of_an_epilogue(activation):
-    a, b, ends = operands("rows", [33, 0, 40], 0, 64, 48, b_nk=True, rest=3)
-    given = epilogue(["bias", "gate", "residual"], 76, 3, 64)
+    gated = activation == "swiglu"
+    a, b, ends = operands("rows", [33, 0, 40], 0, 64 * (1 + gated), 48, b_nk=True, rest=3)
+    given = epilogue(["gate", "residual"] if gated else ["bias", "gate", "residual"], 76, 3, 64)
     leaves = [t.requires_grad_() for t in (a, b, *given.values())]
     out = grouped_gemm(*leaves[:2], ends, **given, activation=activation)[:73]
     grad = randn(*out.shape)

@@ -10,6 +10,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.gemm.device.gemm import Gemm, tile_product
+from tritonkittens.kernels.gemm.device.result import defer_result, place, store_result
 
 
 class Grouped(tk.lcf):
@@ -59,12 +60,12 @@ class RowGroupedGemm(Grouped, Gemm):
     def tasks(self, A: Any, B: Any, C: Any, *others: Any) -> int:
         ends = others[-1]
         tiles = (C[0] + min(ends[0], C[0]) * (self.tile_rows - 1)) // self.tile_rows
-        return tiles * -(-C[1] // (self.task_rows if self.c_stored_nm else self.tile_n))
+        return tiles * -(-C[1] // (self.task_rows if self.c_stored_nm else self.result_cols))
 
     @triton.jit
     def setup(ctx):
         across = tk.ceil_div(
-            tk.extent(ctx.globals.C, -1), ctx.config.task_rows if ctx.config.c_stored_nm else ctx.config.tile_n
+            tk.extent(ctx.globals.C, -1), ctx.config.task_rows if ctx.config.c_stored_nm else ctx.config.result_cols
         )
         group, rows, first = tk.sequence_of_tile(
             ctx.globals.ends, ctx.task_id // across, ctx.config.tile_rows, ctx.args.rows, ctx.config.most
@@ -92,6 +93,54 @@ class RowGroupedGemm(Grouped, Gemm):
         if not ctx.config.skips or first < ctx.rows.rows:
             acc = tk.mma_retire(tile_product(ctx, input, acc))
         return state.replace(acc=acc)
+
+
+class GatedGemm(RowGroupedGemm):
+    """C[rows of g] = f(A[rows of g] · B[g, 0]) · (A[rows of g] · B[g, 1]), f by `gated_by`. B: (groups, 2, K, N).
+
+    Half of a tile's columns are of B[g, 0], half of B[g, 1]: a thread has both sums of a result.
+    """
+
+    gated_by: str = "silu"
+
+    def layout(self) -> tk.layout:
+        plan, half = super().layout(), self.tile_n // 2
+        b = tk.st(self.b_dtype or self.dtype, *((half, self.tile_k) if self.b_stored_nk else (self.tile_k, half)))
+        return replace(plan, globals={**dict(plan.globals), "B": b})
+
+    @property
+    def result_cols(self) -> int:
+        """Columns that a block finishes of a task."""
+        return self.tile_n // 2
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.A, ctx.globals.A, place(ctx, ctx.globals.A, ctx.row, ctx.iter), input.full)
+        for half in tl.static_range(2):
+            if ctx.config.b_stored_nk:
+                b = tk.subtile(input.B, ctx.config.tile_n // 2, ctx.config.tile_k, half, 0)
+                where = (ctx.batch, half, ctx.col, ctx.iter)
+            else:
+                b = tk.subtile(input.B, ctx.config.tile_k, ctx.config.tile_n // 2, 0, half)
+                where = (ctx.batch, half, ctx.iter, ctx.col)
+            tk.load_async(b, ctx.globals.B, where, input.full, ctx.config.cache_hint)
+
+    @triton.jit
+    def _results(ctx, state):
+        sums = tk.split_cols(tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32), ctx.config.tile_n // 2)
+        if ctx.config.gated_by == "silu":
+            return tk.mul(tk.silu(sums[0], fast=ctx.config.out_dtype), sums[1])
+        else:
+            return tk.mul(tk.gelu(sums[0], "tanh", fast=ctx.config.out_dtype), sums[1])
+
+    @triton.jit
+    def finish(ctx, state, epilogue):
+        row = ctx.row * ctx.config.team + ctx.consumer
+        store_result(ctx, (ctx.config._results(ctx, state),), epilogue, row)
+
+    @triton.jit
+    def defer_results(ctx, state, epilogue):
+        return defer_result(ctx, ctx.config._results(ctx, state), epilogue, ctx.row * ctx.config.team + ctx.consumer)
 
 
 class DepthGroupedGemm(Grouped, Gemm):
