@@ -56,6 +56,7 @@ ERRORS = [
     (dict(b=B[0], activation="silu"), ValueError, "grouped_gemm: activation: only products with groups of rows"),
     (dict(gate=A[:, 0], config=Config(swap_ab=True)), ValueError, "it needs swap_ab=False"),
     (dict(out=A), ValueError, "grouped_gemm: out is (8, 16); it must be (8, 24)"),
+    (dict(counts=ENDS, offsets=None), ValueError, "grouped_gemm: counts are for a (G, M, K) and b (G, K, N), without"),
     (dict(config=3), TypeError, "grouped_gemm(config=3): must be a Config"),
     (dict(config=Config(schedule="stream_k")), ValueError, "it needs schedule='persistent'"),
     (dict(config=Config(cluster=2, swap_ab=True)), ValueError, "it needs cluster=1"),
@@ -112,7 +113,7 @@ def test_opcheck():
         for a, b, ends in given:
             torch.library.opcheck(
                 grouped_gemm_operator,
-                (a.requires_grad_(), b.requires_grad_(), ends, *[None] * 8),
+                (a.requires_grad_(), b.requires_grad_(), ends, *[None] * 8, False),
                 test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
             )
 

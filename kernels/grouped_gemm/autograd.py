@@ -41,22 +41,26 @@ def grouped_gemm_operator(
     activation: str | None,
     out_dtype: torch.dtype | None,
     config: str | None,
+    masked: bool = False,
 ) -> Tensor:
-    """The operator behind `grouped_gemm`; arguments as there, `config` as text."""
+    """The operator behind `grouped_gemm`; arguments as there, `config` as text, `masked` as of `computed`."""
     operands = Operands(bias, gate, residual, scale_a, scale_b)
     chosen = None if config is None else Config.from_text(config)
-    return computed(a, b, offsets, operands, activation, out_dtype, None, chosen)
+    return computed(a, b, offsets, operands, activation, out_dtype, None, chosen, masked)
 
 
 @describes(grouped_gemm_operator)
 def _(a: Tensor, b: Tensor, offsets: Tensor, *others: Any) -> Tensor:
-    shape, dtype = result_shape(a, b, offsets, others[-3]), result_dtype(a, others[-2])
+    activation, out_dtype = others[LAST - FIRST :][:2]
+    shape, dtype = result_shape(a, b, offsets, activation), result_dtype(a, out_dtype)
     # groups of columns are computed as groups of rows
     return a.new_empty(shape[::-1], dtype=dtype).mT if a.ndim == 3 else a.new_empty(shape, dtype=dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None) -> None:
     a, b, offsets, bias, gate, residual, scale_a, scale_b, ctx.activation, *_ = inputs
+    if inputs[-1] and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+        raise TypeError("grouped_gemm with counts has no gradient; pack the rows, and give offsets")
     if a.dtype in FP8 and (a.requires_grad or b.requires_grad):
         raise TypeError(
             f"grouped_gemm of {a.dtype} has no gradient: the operands of an 8-bit product are results of a quantisation"
@@ -117,7 +121,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     if needs[1]:
         d_b = _laid_out_as(b, a.mT, d_total, offsets)
         d_b = torch.where(is_grouped(d_b, offsets, -1 if a.ndim == 3 else -2), d_b, 0) if b.ndim == 2 else d_b
-    return d_a, d_b, None, d_bias, d_gate, d_residual, None, None, None, None, None
+    return d_a, d_b, None, d_bias, d_gate, d_residual, None, None, None, None, None, None
 
 
 register(grouped_gemm_operator, vmap_by_loop, _backward, _save)
@@ -130,8 +134,8 @@ class GroupedGemmFunction(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         _save(ctx, inputs, None)
         a, b, offsets = inputs[:FIRST]
-        activation, out_dtype, config = inputs[LAST:]
-        return computed(a, b, offsets, Operands(*inputs[FIRST:LAST]), activation, out_dtype, None, config)
+        activation, out_dtype, config, masked = inputs[LAST:]
+        return computed(a, b, offsets, Operands(*inputs[FIRST:LAST]), activation, out_dtype, None, config, masked)
 
     backward = staticmethod(_backward)
 
@@ -144,6 +148,7 @@ def product(
     activation: str | None = None,
     out_dtype: torch.dtype | None = None,
     config: Config | None = None,
+    masked: bool = False,
 ) -> Tensor:
     """`grouped_gemm` with offsets, without `out`: differentiable any number of times, and seen by torch where it has to
     be."""
@@ -154,7 +159,7 @@ def product(
         check_config(config, a, b, operands, activation)
         result_shape(a, b, offsets, activation)
         chosen = None if config is None else config.to_text()
-        return call("grouped_gemm", a, b, offsets, *operands, activation, out_dtype, chosen)
+        return call("grouped_gemm", a, b, offsets, *operands, activation, out_dtype, chosen, masked)
     if requires_grad(a, b, *operands):
-        return GroupedGemmFunction.apply(a, b, offsets, *operands, activation, out_dtype, config)
-    return computed(a, b, offsets, operands, activation, out_dtype, None, config)
+        return GroupedGemmFunction.apply(a, b, offsets, *operands, activation, out_dtype, config, masked)
+    return computed(a, b, offsets, operands, activation, out_dtype, None, config, masked)

@@ -54,15 +54,17 @@ def computed(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     config: Config | None = None,
+    masked: bool = False,
 ) -> Tensor:
-    """`grouped_gemm` with offsets without its gradient, by the plan of calls of this kind."""
+    """`grouped_gemm` with offsets without its gradient, by the plan of calls of this kind. `masked`: with numbers of
+    rows instead of offsets; the rows of the groups, as many of each, are in one dimension."""
     if a.ndim == 3 and b.ndim == 2:  # groups of columns are groups of rows of the transposed product
         check(a, b, offsets, operands, activation, out_dtype, out)
         flipped = None if out is None else out.mT
         found = computed(b.mT, a.mT, offsets, out_dtype=out_dtype, out=flipped, config=config).mT
         return found if out is None else out
     try:
-        key = (signature(a, b, offsets, *operands, out), activation, out_dtype, config)
+        key = (signature(a, b, offsets, *operands, out), activation, out_dtype, config, masked)
         known = _plans.get(key)
     except (AttributeError, TypeError, RuntimeError):
         check_kinds(a, b, offsets, operands, out)
@@ -71,11 +73,11 @@ def computed(
     if known is None:
         check(a, b, offsets, operands, activation, out_dtype, out)
         check_config(config, a, b, operands, activation)
-        plan = _plan(a, b, offsets, operands, activation, result_dtype(a, out_dtype), out, config)
+        plan = _plan(a, b, offsets, operands, activation, result_dtype(a, out_dtype), out, config, masked)
         known = remember(_plans, key, (plan, () if out is None else reaches(out, a, b, offsets, *operands)))
     plan, bytes_of = known
     if out is not None and overlaps_within(bytes_of, out, a, b, offsets, *operands):
-        return out.copy_(computed(a, b, offsets, operands, activation, out_dtype, out.clone(), config))
+        return out.copy_(computed(a, b, offsets, operands, activation, out_dtype, out.clone(), config, masked))
     return plan(a, b, offsets, operands, out)
 
 
@@ -92,6 +94,7 @@ def _plan(
     dtype: torch.dtype,
     out: Tensor | None,
     config: Config | None,
+    masked: bool,
 ) -> Plan:
     shape = result_shape(a, b, offsets, activation)
     if 0 in (*shape, offsets.shape[0]) or (a.shape[-1] == 0 and b.ndim == 2):
@@ -99,9 +102,9 @@ def _plan(
     if a.shape[-1] == 0:
         return lambda a, b, offsets, operands, out: computed(
             a.new_zeros(a.shape[0], LINE), b.new_zeros(b.shape[0], b.shape[2], LINE).mT, offsets, operands, activation,
-            dtype, out, config,
+            dtype, out, config, masked,
         )  # fmt: skip
-    plan = CallPlan(a, b, offsets, operands, activation, dtype, config)
+    plan = CallPlan(a, b, offsets, operands, activation, dtype, config, masked)
     return plan.straight(a, b, offsets, operands, out) or plan
 
 
@@ -133,6 +136,7 @@ class CallPlan:
         activation: str | None,
         dtype: torch.dtype,
         config: Config | None,
+        masked: bool,
     ):
         self.by_depth, self.dtype = b.ndim == 2, dtype
         self.shape, groups = result_shape(a, b, offsets, activation), offsets.shape[0]
@@ -140,6 +144,7 @@ class CallPlan:
         self.rows = a.shape[-1] if self.by_depth else a.shape[0]  # of the packed operands
         self.transposes_b = not self.by_depth and (a.dtype in FP8 or (not addressable(b) and addressable(b.mT)))
         size = about(self.rows, groups)
+        self.rows //= groups if masked else 1
         self.places = {} if self.by_depth else places_of(a, b, operands, activation)
         kinds = set(self.places.values())
         read = "tile" if "tile" in kinds else "vector" if kinds & {"row", "col"} else ""
@@ -162,7 +167,9 @@ class CallPlan:
         # as the kernel takes them
         self.others = [*((steps.staged.name,) if steps.staged else ()), *(x.name for x in steps.operands)]
         stored = self._stored(a, b)
-        of_rows = dict(most=max(16, power_of_two(groups)), skips=skips(self.config, tune.Device.of(index)))
+        of_rows = dict(
+            most=max(16, power_of_two(groups)), skips=skips(self.config, tune.Device.of(index)), masked=masked
+        )
         knobs: dict[str, Any] = dict(
             zip(("dtype", "b_dtype", "out_dtype"), map(tk.from_torch, (a.dtype, b.dtype, dtype)))
         )

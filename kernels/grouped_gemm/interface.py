@@ -27,6 +27,7 @@ def grouped_gemm(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     config: Config | None = None,
+    counts: Tensor | None = None,
     debug: bool = False,
 ) -> Tensor:
     """Return the products of several groups, computed in one kernel, as `torch.nn.functional.grouped_mm`.
@@ -38,7 +39,8 @@ def grouped_gemm(
             (M, K) and (G, K, N): rows [of g] of the result are a[rows of g] · b[g]; also fp8 (e4m3 and e5m2 may mix);
             (M, K) and (K, N): result[g] is a[:, K of g] · b[K of g], zeros for an empty group;
             (G, M, K) and (K, N): columns [of g] of the result are a[g] · b[:, columns of g].
-            Without offsets (G, M, K) and (G, K, N): result[g] is a[g] · b[g].
+            Without offsets (G, M, K) and (G, K, N): result[g] is a[g] · b[g]. With counts, the first counts[g] rows of
+            result[g]; the others are not defined, and in `out` keep their values.
         offsets: int32 (G,), on the device of a, rising, at most 1,024 groups. Groups may be empty, and begin and end
             anywhere.
         bias, activation, gate, residual, scale_a, scale_b: with groups of rows, the result is residual + gate ·
@@ -49,6 +51,8 @@ def grouped_gemm(
         out_dtype: bf16, fp16, fp32 or fp8; None: that of a, bf16 for fp8.
         out: receives the result. Rows (columns) after the last group keep their values.
         config: a `Config` instead of the one that is chosen by shapes; schedule="persistent".
+        counts: int32 (G,), on the device of a, in place of offsets. bias is then (G, N), gate and scale_a (G, M), and
+            residual (G, M, N). No gradient.
         debug: check on the host that offsets rise and end inside. That waits for the device.
 
     Returns (M, N), (G, M, N), (M, N), (G, M, N). Rows (columns) after the last group are not defined without `out`.
@@ -63,7 +67,14 @@ def grouped_gemm(
         y = grouped_gemm(tokens_by_expert, weights.mT, ends)
     """
     operands = Operands(bias, gate, residual, scale_a, scale_b)
-    check_kinds(a, b, offsets, operands, out)
+    check_kinds(a, b, offsets if counts is None else counts, operands, out)
+    if counts is not None:
+        if offsets is not None or (a.ndim, b.ndim) != (3, 3):
+            raise ValueError(
+                f"grouped_gemm: counts are for a (G, M, K) and b (G, K, N), without offsets; a is {tuple(a.shape)}, b "
+                f"is {tuple(b.shape)}"
+            )
+        return _masked(a, b, counts, operands, activation, out_dtype, out, config)
     if offsets is None:
         check(a, b, None, operands, activation, out_dtype, out)
         return gemm(a, b, out_dtype=out_dtype, out=out, config=config)
@@ -79,3 +90,35 @@ def grouped_gemm(
         return write("grouped_gemm", result, out)
     announce_write(out)
     return computed(a, b, offsets, operands, activation, out_dtype, out, config)
+
+
+def _masked(
+    a: Tensor,
+    b: Tensor,
+    counts: Tensor,
+    operands: Operands,
+    activation: str | None,
+    out_dtype: torch.dtype | None,
+    out: Tensor | None,
+    config: Config | None,
+) -> Tensor:
+    """`grouped_gemm` with counts, as groups of rows that begin at equal distances."""
+    groups, rows = a.shape[:2]
+
+    def in_rows(x: Tensor | None, dims: int) -> Tensor | None:
+        """The first two dimensions of an operand as one, where it has `dims`."""
+        return x if x is None or x.ndim != dims or x.shape[:2] != (groups, rows) else x.flatten(0, 1)
+
+    packed = operands._replace(
+        gate=in_rows(operands.gate, 2), residual=in_rows(operands.residual, 3), scale_a=in_rows(operands.scale_a, 2)
+    )
+    if out is None:
+        return product(a.flatten(0, 1), b, counts, packed, activation, out_dtype, config, True).unflatten(
+            0, (groups, rows)
+        )
+    if not is_plain(a, b, counts, *operands, out) or requires_grad(a, b, *operands, out):
+        raise TypeError("grouped_gemm: counts with out= has no gradient and is not traced; leave out= away")
+    announce_write(out)
+    home = out.flatten(0, 1) if out.ndim == 3 else out
+    computed(a.flatten(0, 1), b, counts, packed, activation, out_dtype, home, config, True)
+    return out if home.data_ptr() == out.data_ptr() else out.copy_(home.view(out.shape))

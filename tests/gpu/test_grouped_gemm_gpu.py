@@ -206,3 +206,25 @@ def test_gradients_of_a_product_by_depth():
 def test_without_offsets():
     a, b = randn(3, 40, 64), randn(3, 64, 72)
     torch.testing.assert_close(grouped_gemm(a, b), (a.double() @ b.double()).to(BF16), atol=0.1, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    "counts, config, names",
+    [([3, 0, 70, 99, 5], None, []), slow([70] * 3, KINDS["swap_ab"], ["bias"]), slow([40], None, ["gate", "residual"])],
+    ids=str,
+)
+def test_counts(counts, config, names):
+    """Rows after a group's count, which are NaN, are neither read nor written."""
+    groups, rows = len(counts), 70
+    a, b = randn(groups, rows, 64), randn(groups, 72, 64).mT
+    given = epilogue(names, groups * rows, groups, 72)
+    given = {name: x if name == "bias" else x.unflatten(0, (groups, rows)) for name, x in given.items()}
+    for group, count in enumerate(counts):
+        a[group, count:] = float("nan")
+    out = poison(torch.empty(groups, rows, 72, dtype=BF16, device=DEVICE))
+    numbers = torch.tensor(counts, dtype=torch.int32, device=DEVICE)
+    assert grouped_gemm(a, b, counts=numbers, out=out, config=config, **given) is out
+    for group, count in enumerate(min(count, rows) for count in counts):
+        mine = {name: x[group : group + 1] if name == "bias" else x[group, :count] for name, x in given.items()}
+        check(out[group, :count], "rows", a[group, :count], b[group : group + 1], ends_of([count]), **mine)
+        assert out[group, count:].isnan().all()

@@ -42,11 +42,13 @@ class RowGroupedGemm(Grouped, Gemm):
     - `most`: a power of two, at least the number of groups.
     - `skips`: a consumer whose rows lie after the group multiplies nothing, so that the others have the tensor cores.
       For accumulators in registers.
+    - `masked`: group g begins at row g · `rows`, and `ends` are numbers of rows.
     """
 
     grouped: bool = True
     most: int = 16
     skips: bool = False
+    masked: bool = False
 
     def layout(self) -> tk.layout:
         residual = ("residual",) if self.epilogue.residual else ()
@@ -67,8 +69,11 @@ class RowGroupedGemm(Grouped, Gemm):
         across = tk.ceil_div(
             tk.extent(ctx.globals.C, -1), ctx.config.task_rows if ctx.config.c_stored_nm else ctx.config.result_cols
         )
+        groups = tk.extent(ctx.globals.ends, 0)
+        pitch = ctx.args.rows if ctx.config.masked else None
+        total = ctx.args.rows * groups if ctx.config.masked else ctx.args.rows
         group, rows, first = tk.sequence_of_tile(
-            ctx.globals.ends, ctx.task_id // across, ctx.config.tile_rows, ctx.args.rows, ctx.config.most
+            ctx.globals.ends, ctx.task_id // across, ctx.config.tile_rows, total, ctx.config.most, pitch
         )
         down = tl.maximum(tk.ceil_div(rows.rows, ctx.config.tile_rows), 1)  # 0 after the last task
         tile = ctx.task_id - first * across
@@ -78,7 +83,7 @@ class RowGroupedGemm(Grouped, Gemm):
             row, col = tk.tile_at(ctx.config.order, tile, down, across)
         return tk.task(
             tk.ceil_div(tk.extent(ctx.globals.A, -2 if ctx.config.a_stored_km else -1), ctx.config.tile_k),
-            when=group < tk.extent(ctx.globals.ends, 0),
+            when=group < groups,
             batch=group,
             rows=rows,
             row=row * ctx.config.cluster + ctx.rank,
