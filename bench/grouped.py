@@ -1,5 +1,5 @@
 """Grouped products of mixtures of experts, forward and gradients of weights, beside `torch._grouped_mm` and one product
-of the same work; and groups of random sizes.
+of the same work; groups of random sizes; SwiGLU in the epilogue; fp8 beside `torch._scaled_grouped_mm`.
 
 Groups of a case are "even", of one size, or "uneven": each token takes a group by itself, with probabilities that
 differ from group to group about as much as a router's do. Cases of few tokens also have a copy that reads and writes
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench.gemm import BF16_BOUND, DEVICE, OURS, randn
+from bench.gemm import BF16_BOUND, DEVICE, FAST_FP8_BOUND, OURS, randn
 from bench.harness import Case, Contender, Suite, Trial, deferred, frobenius_error, log_uniform, with_knobs
 from bench.quantize import copy_of
 
@@ -76,13 +76,21 @@ def offsets(sizes: list[int]) -> torch.Tensor:
     return torch.tensor(sizes, device=DEVICE).cumsum(0, dtype=torch.int32)
 
 
+def gated(y: torch.Tensor) -> torch.Tensor:
+    first, second = y.chunk(2, -1)
+    return torch.nn.functional.silu(first) * second
+
+
 @deferred
-def error(a: torch.Tensor, b: torch.Tensor, sizes: list[int]) -> Callable[[torch.Tensor], float]:
-    """The error of a product by that of each group in fp32."""
+def error(
+    a: torch.Tensor, b: torch.Tensor, sizes: list[int], after: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Callable[[torch.Tensor], float]:
+    """The error of a product by that of each group in fp32, and a function of it `after` that."""
     parts = torch.tensor([0, *sizes]).cumsum(0).tolist()
     groups = [slice(*bounds) for bounds in zip(parts, parts[1:], strict=False)]
     if b.ndim == 3:
         found = torch.cat([a[part].float() @ b[g].float() for g, part in enumerate(groups)])
+        found = found if after is None else after(found)
     else:
         found = torch.stack([a[:, part].float() @ b[part].float() for part in groups])
     return frobenius_error(found.flatten(0, -2))
@@ -148,8 +156,67 @@ def random_cases(options: argparse.Namespace) -> list[Case]:
     return found
 
 
+def swiglu_trial(options: argparse.Namespace, shape: Shape) -> Trial:
+    """SwiGLU in the product's epilogue, beside products and SwiGLU of their own; `n` counts both halves."""
+    from tritonkittens.kernels.activation import swiglu
+    from tritonkittens.kernels.grouped_gemm import Config, grouped_gemm
+
+    sizes = sizes_of(shape)
+    ends, a, b = offsets(sizes), randn(shape.tokens, shape.k), randn(shape.groups, shape.n, shape.k).mT
+
+    def fused(**config: Any) -> Callable[[], Any]:
+        settings: dict[str, Any] = {"config": Config(**config)} if config else {}
+        return functools.partial(grouped_gemm, a, b, ends, activation="swiglu", **settings)
+
+    ours = {OURS: fused, f"{OURS}, two kernels": lambda: lambda: swiglu(grouped_gemm(a, b, ends))}
+    knobs = with_knobs(OURS, options.knobs, lambda fields: functools.partial(fused, **fields))
+    peers = {f"{TORCH}, silu and product": lambda: lambda: gated(torch._grouped_mm(a, b, offs=ends))}
+    return Trial(ours | knobs, peers, error(a, b, sizes, gated), 2 * BF16_BOUND)
+
+
+def fp8_trial(options: argparse.Namespace, shape: Shape) -> Trial:
+    """e4m3 with a scale for each row of tokens and each column of weights."""
+    from tritonkittens.kernels.grouped_gemm import Config, grouped_gemm
+
+    sizes, e4m3 = sizes_of(shape), torch.float8_e4m3fn
+    ends, a = offsets(sizes), randn(shape.tokens, shape.k, dtype=e4m3)
+    b = randn(shape.groups, shape.n, shape.k, dtype=e4m3).mT
+    scale_a, scale_b = (
+        torch.rand(extents, device=DEVICE) + 0.5 for extents in ((shape.tokens,), (shape.groups, shape.n))
+    )
+    scaled_b = b.float() * scale_b[:, None]
+
+    def ours(**config: Any) -> Callable[[], Any]:
+        settings: dict[str, Any] = {"config": Config(**config)} if config else {}
+        return functools.partial(grouped_gemm, a, b, ends, scale_a=scale_a, scale_b=scale_b, **settings)
+
+    knobs = with_knobs(OURS, options.knobs, lambda fields: functools.partial(ours, **fields))
+    peers = {
+        "torch._scaled_grouped_mm": lambda: functools.partial(
+            torch._scaled_grouped_mm, a, b, scale_a, scale_b, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+    }
+    return Trial({OURS: ours} | knobs, peers, error(a.float() * scale_a[:, None], scaled_b, sizes), FAST_FP8_BOUND)
+
+
+def other_cases(
+    options: argparse.Namespace, name: str, prepare: Callable[[argparse.Namespace, Shape], Trial]
+) -> list[Case]:
+    shapes = [Shape(*model, sizes) for model in MODELS for sizes in ("even", "uneven") if model[0] <= 128]
+    return [
+        Case(f"{name} {shape}", shape.work, shape._asdict(), functools.partial(prepare, options, shape))
+        for shape in shapes
+    ]
+
+
 SUITES = (
     Suite("grouped", "grouped products", forward_cases, plot={"x": "rows", "y": "ratio", "panel": "sizes"}),
     Suite("grouped_gradient", "gradients of the weights of grouped products", gradient_cases),
     Suite("grouped_random", "grouped products of random shapes", random_cases),
+    Suite(
+        "grouped_swiglu",
+        "grouped products with SwiGLU",
+        functools.partial(other_cases, name="swiglu", prepare=swiglu_trial),
+    ),
+    Suite("grouped_fp8", "grouped e4m3 products", functools.partial(other_cases, name="e4m3", prepare=fp8_trial)),
 )

@@ -2,6 +2,8 @@
 
 import ast
 import inspect as python_inspect
+import itertools
+import math
 
 import pytest
 import torch
@@ -9,11 +11,12 @@ from torch.nn import functional
 
 from tests.cases_grouped import BF16, check, ends_of, operands
 from tests.util import explored, logical_lines, poison, refused, relative_error, slow
-from tritonkittens import sim
+from tritonkittens import sim, tune
 from tritonkittens.arch import GPUS
 from tritonkittens.inspect import inspect
-from tritonkittens.kernels.gemm import Config
+from tritonkittens.kernels.gemm import Config, Problem
 from tritonkittens.kernels.grouped_gemm import grouped_gemm, grouped_gemm_operator, grouped_gemm_torch
+from tritonkittens.kernels.grouped_gemm.choice import GATED, ROWS, candidates, cost
 from tritonkittens.kernels.grouped_gemm.device import grouped
 from tritonkittens.kernels.grouped_gemm.inspection import inspectable
 from tritonkittens.launch import Device
@@ -80,6 +83,17 @@ def test_tensor_memory(kind, config):
     with sim.device("sm_100a"):
         grouped_gemm(a, b, ends, out=out, config=config)
     check(out, kind, a, b, ends)
+
+
+@pytest.mark.parametrize("gpu", ["H200", "B200"])
+@pytest.mark.parametrize("scales", ["", ROWS, GATED])
+def test_every_kind_has_a_configuration(gpu, scales):
+    device = tune.Device.named(gpu)
+    for extents in ((1, 1, 8, 8), (8, 4, 4096, 512), (3, 24, 192, 64), (64, 65, 520, 72), (8, 2048, 14336, 4096)):
+        for b, epilogue, out in itertools.product(("nk", "kn"), ("", "tile", "silu"), ("bf16", "fp32")):
+            problem = Problem("bf16", out, "mk", b, epilogue, scales, *extents)
+            found = [cost(problem, config, device).total for config in candidates(problem, device)]
+            assert min(found, default=math.inf) < math.inf, problem
 
 
 SMALL = Config(tile_n=64, epilogue_n=16, deferred_epilogue=True, stages=2)

@@ -71,12 +71,25 @@ def _streaming(problem: Problem) -> Iterator[Config]:
             yield config
 
 
+def _upright(problem: Problem, tensor_memory: bool) -> Iterator[Config]:
+    """Yield configurations whose rows are those of A, for products that need them: `gemm` has others for few rows."""
+    line, sub_tile = SWIZZLE_LINE // itemsize_of(problem.dtype), SWIZZLE_LINE // itemsize_of(problem.out)
+    for cols, consumers, lines in itertools.product((64, 128, 256), (1, 2), (1, 2)):
+        staged = sub_tile if cols > 2 * sub_tile else None
+        rows, depth = 128 if tensor_memory else 64, lines * line
+        config = Config(tile_m=rows, tile_n=cols, tile_k=depth, consumers=consumers, epilogue_n=staged)
+        if of_gemm.fits(problem, config):
+            yield config
+
+
 def candidates(problem: Problem, device: tune.Device) -> tuple[Config, ...]:
     """Return the configurations that are worth a prediction."""
     products = [_of_size(problem, share) for share in SHARES]
     found = [config for product in products for config in of_gemm.candidates(product, device)]
     if not by_depth(problem) and not device.chip.tcgen05:
         found += _streaming(products[0])
+    if problem.scales:
+        found += _upright(products[0], device.chip.tcgen05)
     few = by_depth(problem) or problem.m <= MANY_ROWS
     # both sums of a row's results are in registers of one thread where they come from tensor memory
     widest = GATED_COLS if problem.scales == GATED and device.chip.tcgen05 else math.inf
