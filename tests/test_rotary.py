@@ -165,11 +165,16 @@ def test_a_write_in_place_is_known_to_autograd():
 
 
 def test_tiles():
-    def head(half):
-        return Head(half, 0, 8, *[False] * 6)
+    def head(half, rest=0, norm=False):
+        return Head(half, rest, 8, False, False, False, norm, False, False)
 
     assert tiles_of(head(64), 2, 16384, 40, 132) == Tiles(16, 8) and tiles_of(head(64), 4, 16384, 40, 132).tokens == 8
     assert tiles_of(head(32), 2, 16384, 40, 132).tokens == 32 and tiles_of(head(512), 4, 10**6, 1, 132) == Tiles(1, 1)
+    assert (
+        tiles_of(head(16, 48), 2, 16384, 40, 132).tokens == 32
+        and tiles_of(head(32, 192), 2, 16384, 18, 132).tokens == 8
+    )
+    assert tiles_of(head(32, 192, norm=True), 2, 16384, 18, 132).tokens == 4, "all of a head is in registers"
     # of few tokens, each program has few heads
     assert tiles_of(head(64), 2, 64, 40, 132) == Tiles(16, 1) and tiles_of(head(64), 2, 1, 40, 132) == Tiles(16, 1)
     assert tiles_of(head(64), 2, 4096, 40, 132) == Tiles(16, 8) and tiles_of(head(64), 2, 1000, 40, 132).heads == 2

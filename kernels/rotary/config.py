@@ -48,11 +48,15 @@ class Tiles(NamedTuple):
 
 
 def tiles_of(head: Head, element_bytes: int, tokens: int, heads: int, multiprocessors: int) -> Tiles:
-    """Return tiles in which each thread loads two vectors of a head: no element is in two threads, one of which could
-    read it after the other has written it in place. Few tokens have few heads a program, so that programs occupy all
-    multiprocessors."""
-    vector = VECTOR // element_bytes
-    rows = max(32 * WARPS * vector // power_of_two(head.half), 1)
+    """Return tiles in which each thread loads two vectors of a head, and more where columns do not rotate: parts of
+    a head are vectors then.
+
+    Few tokens fill no tile: of a smaller one, two threads would have an element, which one could read after the other
+    has written it in place. They have few heads a program, so that programs occupy all multiprocessors.
+    """
+    numbers = 32 * WARPS * VECTOR // element_bytes * (4 if head.rest and not head.norm else 2)
+    columns = 2 * power_of_two(head.half) + (power_of_two(head.rest) if head.rest else 0)
+    rows = 1 << max((numbers // columns).bit_length() - 1, 0)
     groups = -(-multiprocessors * PROGRAMS // -(-max(tokens, 1) // rows))
     return Tiles(rows, max(1, min(HEADS, heads // groups)))
 
