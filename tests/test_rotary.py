@@ -11,7 +11,7 @@ from tests.cases_rotary import angles, check, heads
 from tests.util import Seen, explored, refused, slow, some_slow
 from tritonkittens import sim
 from tritonkittens.inspect import _sass, _tools
-from tritonkittens.kernels.rotary import call_plan, rotary, rotary_operator, rotary_torch
+from tritonkittens.kernels.rotary import call_plan, inplace_operator, rotary, rotary_operator, rotary_torch
 from tritonkittens.kernels.rotary.config import Head, Tiles, tiles_of
 from tritonkittens.kernels.rotary.inspection import inspectable
 
@@ -70,6 +70,23 @@ def test_torch_compile_sees_operators():
         assert a.stride() == b.stride()
 
 
+def test_compiled_rotations_in_place():
+    """Without gradients they are one launch, also of views of one tensor."""
+
+    def run(packed):
+        q, k, _ = packed.split([3, 1, 2], 2)
+        return rotary(q, k, COS, SIN, unsqueeze_dim=2, inplace=True)[0].sum()
+
+    packed = torch.randn(2, 5, 6, 16)
+    results = []
+    with sim.device() as device, torch.no_grad():
+        for function in (run, torch.compile(run, fullgraph=True, backend="aot_eager")):
+            results.append(given := packed.clone())
+            function(given)
+        assert len(device.launches) == 2
+    assert torch.equal(*results) and not torch.equal(packed, given)
+
+
 def test_opcheck():
     q, k = Q.clone().requires_grad_(), K.clone().requires_grad_()
     with sim.device():
@@ -96,6 +113,8 @@ def test_opcheck():
             torch.library.opcheck(
                 rotary_operator, args, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
             )
+            detached = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in args]
+            torch.library.opcheck(inplace_operator, detached, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_an_eager_call_is_the_operator():

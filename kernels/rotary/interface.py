@@ -133,8 +133,12 @@ def _inplace(operands: Operands, options: Options) -> Any:
         if not is_compiling():
             check_written("rotary", x)
     if not is_plain(*operands):
-        for x, y in zip(given, _called(operands, options), strict=True):
-            x.copy_(y)
+        if is_compiling() and not requires_grad(*given):
+            check_operands(operands, options)
+            call("rotary_inplace", *operands, *options)
+        else:
+            for x, y in zip(given, _called(operands, options), strict=True):
+                x.copy_(y)
     elif requires_grad(*given):
         return tuple(RotaryInplaceFunction.apply(x, None, *operands[2:], *options) for x in given)
     else:

@@ -54,6 +54,33 @@ def _(*args: Any) -> tuple[Tensor, Tensor]:
     return result_like(operands.q), operands.q.new_empty(0) if operands.k is None else result_like(operands.k)
 
 
+@torch.library.custom_op("tritonkittens::rotary_inplace", mutates_args=("q", "k"))
+def inplace_operator(
+    q: Tensor,
+    k: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None,
+    seqlen_offsets: Tensor | None,
+    cu_seqlens: Tensor | None,
+    q_weight: Tensor | None,
+    k_weight: Tensor | None,
+    unsqueeze_dim: int,
+    rotary_dim: int,
+    interleaved: bool,
+    inverse: bool,
+    eps: float,
+) -> None:
+    """`rotary` in the memory of q and k, without gradients."""
+    operands = Operands(q, k, cos, sin, position_ids, seqlen_offsets, cu_seqlens, q_weight, k_weight)
+    run_rotary(operands, Options(unsqueeze_dim, rotary_dim, interleaved, inverse, eps), inplace=True)
+
+
+@describes(inplace_operator)
+def _(*args: Any) -> None:
+    check_operands(Operands(*args[:TENSORS]), Options(*args[TENSORS:]))
+
+
 @torch.library.custom_op("tritonkittens::rotary_norm_backward", mutates_args=())
 def norm_backward_operator(
     dq: Tensor,
