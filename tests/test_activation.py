@@ -144,13 +144,13 @@ def test_tiles():
 @pytest.mark.parametrize(
     "name, most",
     [
-        ("gated_silu_packed", 27.0),
+        ("gated_silu", 27.0),
         ("gated_gelu", 28.0),
         slow("gated_gelu_tanh", 30.0),
         ("gated_silu_interleaved_backward", 40.0),
         slow("gated_silu_backward", 40.0),
         ("gated_gelu_backward", 64.0),
-        slow("gated_gelu_tanh_packed_backward", 45.0),
+        slow("gated_gelu_tanh_backward", 45.0),
     ],
 )
 def test_instructions_of_an_element(name, most, arch):

@@ -12,7 +12,7 @@ from tritonkittens.kernels.activation.call_plan import Options, run_backward, ru
 from tritonkittens.kernels.activation.config import KINDS
 
 ROWS, WIDTH = 16384, 14336
-LAYOUTS = ("", "_packed", "_interleaved")
+LAYOUTS = ("", "_interleaved")  # one tensor of both in halves has the kernel of two
 
 
 def _empty(width: int) -> torch.Tensor:
