@@ -33,6 +33,7 @@ def assert_near(found, expected, terms):
     difference that is left of them."""
     assert found.shape == expected.shape and torch.isfinite(expected).all()
     subnormal = 2.0**-25 * found.numel() ** 0.5 if found.dtype == FP16 else 0.0  # an error of numbers that are small
+    found, expected = found.detach(), expected.detach()
     error, size = float((found.double() - expected).norm()), max(float(expected.norm()), terms)
     assert error <= BOUNDS[found.dtype] * size + subnormal, f"error {error:.3e} of {size:.3e}"
 

@@ -50,7 +50,7 @@ def test_chips(arch):
 def test_interleavings_of_chunks_and_programs(monkeypatch, schedules):
     """Loops of three chunks, sums by two programs, and gradients of chunks in place: the same results in all orders."""
     for module, values in (
-        (config, dict(MOST_AT_ONCE=16, LOOP=(64, 4, 3), WIDE_GRADIENT=(64, 4), MOST_OF_SOFTMAX=(64, 64))),
+        (config, dict(FEW=16, MOST_AT_ONCE=16, LOOP_COLS=16, GRADIENT_COLS=16, STAGES=3, MOST_OF_SOFTMAX=(64, 64))),
         (call_plan, dict(_plans={}, MOST_SUMMED=1, SUM_PROGRAMS=2, SUM_ROWS=2)),
     ):
         for name, value in values.items():
@@ -150,10 +150,13 @@ def test_softmax_under_autocast(monkeypatch):
 
 
 def test_tiles():
-    assert softmax_tiles(4096, False) == Tiles(1, 4096, 1, 4) and softmax_tiles(32768, False) == Tiles(1, 32768, 1, 32)
-    assert softmax_tiles(128, True) == Tiles(16, 128, 1, 4) and softmax_tiles(16384, True) == Tiles(1, 16384, 1, 32)
-    assert softmax_tiles(32769, False) == Tiles(1, 4096, 9, 8) == softmax_tiles(32769, True)
-    assert loss_tiles(8192) == gradient_tiles(8192) == Tiles(1, 8192, 1, 8)
+    assert softmax_tiles(128, False) == (Tiles(32, 128, 1, 4), 1) and softmax_tiles(128, True)[0].rows == 16
+    assert softmax_tiles(4096, False) == (Tiles(1, 1024, 4, 4), 4) and softmax_tiles(5120, False)[0].chunks == 3
+    assert softmax_tiles(32768, False) == (Tiles(1, 8192, 4, 32), 4)
+    assert softmax_tiles(16384, True) == (Tiles(1, 8192, 2, 32), 2)
+    assert softmax_tiles(32769, False) == (Tiles(1, 4096, 9, 8), 0) == softmax_tiles(32769, True)
+    assert loss_tiles(1000) == Tiles(4, 1024, 1, 4) and loss_tiles(7000) == Tiles(1, 8192, 1, 8) == gradient_tiles(8192)
+    assert loss_tiles(5000) == Tiles(1, 2048, 3, 4) and gradient_tiles(5000) == Tiles(1, 4096, 2, 4)
     assert loss_tiles(128256) == Tiles(1, 4096, 32, 8) and gradient_tiles(128256) == Tiles(1, 8192, 16, 8)
     assert [stages_of(loss_tiles(n)) for n in (8192, 8193)] == [1, 4]
 

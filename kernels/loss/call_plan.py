@@ -53,7 +53,7 @@ class Softmax:
     """The launch of a softmax for tensors of one kind."""
 
     def __init__(self, x: Tensor, dtype: torch.dtype):
-        self.rows, self.tiles = Rows((x,)), softmax_tiles(x.shape[-1], backward=False)
+        self.rows, (self.tiles, self.parts) = Rows((x,)), softmax_tiles(x.shape[-1], backward=False)
         self.group = group_of(self.tiles, x.element_size())
         self.result = allocator(tuple(x.shape), dtype, x.device)
         self.bound: Bound | None = None
@@ -65,8 +65,8 @@ class Softmax:
             if self.bound is None:
                 rows, tiles = self.rows, self.tiles
                 self.bound = softmax_forward.with_options(num_warps=tiles.warps, maxnreg=REGISTERS).bind(
-                    (-(-rows.count // tiles.rows), 1, 1), *tensors, rows.size, rows.inner, rows.at, *tiles[:3],
-                    self.group, rows.unit, stages_of(tiles),
+                    (-(-rows.count // tiles.rows), 1, 1), *tensors, rows.size, rows.inner, rows.at, *tiles[:2],
+                    self.parts, self.group, rows.unit, stages_of(tiles),
                 )  # fmt: skip
             self.bound(*tensors)
         return y
@@ -76,7 +76,7 @@ class SoftmaxBackward:
     """The launch of a softmax's backward for tensors of one kind."""
 
     def __init__(self, dy: Tensor, y: Tensor, dtype: torch.dtype):
-        self.rows, self.tiles = Rows((dy, y)), softmax_tiles(y.shape[-1], backward=True)
+        self.rows, (self.tiles, self.parts) = Rows((dy, y)), softmax_tiles(y.shape[-1], backward=True)
         self.result = allocator(tuple(y.shape), dtype, y.device)
         self.bound: Bound | None = None
 
@@ -86,10 +86,10 @@ class SoftmaxBackward:
             tensors = (*self.rows.ready((dy, y), y), dx)
             if self.bound is None:
                 rows, tiles = self.rows, self.tiles
-                registers = REGISTERS if tiles.chunks == 1 else MORE_REGISTERS
+                registers = REGISTERS if self.parts else MORE_REGISTERS
                 self.bound = softmax_backward.with_options(num_warps=tiles.warps, maxnreg=registers).bind(
-                    (-(-rows.count // tiles.rows), 1, 1), *tensors, rows.size, rows.inner, rows.at, *tiles[:3],
-                    rows.unit, stages_of(tiles),
+                    (-(-rows.count // tiles.rows), 1, 1), *tensors, rows.size, rows.inner, rows.at, *tiles[:2],
+                    self.parts, rows.unit, stages_of(tiles),
                 )  # fmt: skip
             self.bound(*tensors)
         return dx

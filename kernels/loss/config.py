@@ -13,12 +13,16 @@ INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 TARGETS = (torch.int64, torch.int32)
 WIDEST, NARROWEST = 262144, 16  # columns of a row, and of a tile
 NUMBERS, WARPS = 32, (4, 32)  # numbers a thread has of whole rows, and warps of such a program
+PART_NUMBERS = 8  # of a thread, of a part of a row
 MOST_AT_ONCE = 8192  # columns of a row of logits that a program of cross entropy loads at once
+MOST_BEYOND = 1.25  # times the columns of a row, if it has more than FEW: those of its tile, at most
+FEW = 1024
 MOST_OF_SOFTMAX = (32768, 16384)  # columns that a program of softmax and of its backward has at once
-LOOP = (4096, 8, 4)  # columns, warps and stages of a program's loop over a wider row
+LOOP_COLS, STAGES = 512, 4  # columns of a warp in a loop over a wider row, and stages of the loop
+GRADIENT_COLS = 1024  # columns of a warp of a chunk of a gradient
+LONG = 16384  # columns, from which on such programs have 8 warps, not 4
 REGISTERS = 64  # of a thread, so that 32 warps fit a multiprocessor
 MORE_REGISTERS = 128  # with a soft-cap, whose exponentials limit the rate, and for loops over two operands
-WIDE_GRADIENT = (8192, 8)  # columns and warps of a program of the gradient
 GROUP_BYTES = 16  # that a thread loads at once
 SUM_ROWS = 4096  # rows whose losses a program adds up at once
 MOST_SUMMED = 32768  # rows that one program adds up alone
@@ -64,32 +68,47 @@ def group_of(tiles: Tiles, itemsize: int) -> int:
     return min(GROUP_BYTES // itemsize, tiles.cols)
 
 
-def loop_tiles(width: int) -> Tiles:
-    """Return the tiles of a loop over chunks of a row."""
-    return Tiles(1, LOOP[0], -(-width // LOOP[0]), LOOP[1])
+def chunk_tiles(width: int, cols_of_warp: int) -> Tiles:
+    """Return tiles of chunks of a row."""
+    warps = 8 if width >= LONG else 4
+    cols = cols_of_warp * warps
+    return Tiles(1, cols, -(-width // cols), warps)
 
 
-def softmax_tiles(width: int, backward: bool) -> Tiles:
-    """Return the tiles of softmax, of whole rows as far as registers hold them. Its backward has two operands."""
+def softmax_tiles(width: int, backward: bool) -> tuple[Tiles, int]:
+    """Return the tiles of softmax, and how many of them are parts of a row in registers; 0 for a loop over them.
+
+    Columns beyond the edge cost time, so parts of long rows have 8 columns a thread. The backward has two operands.
+    """
+    numbers = NUMBERS // 2 if backward else NUMBERS
     if width > MOST_OF_SOFTMAX[backward]:
-        return loop_tiles(width)
-    return row_tiles(width, NUMBERS // 2 if backward else NUMBERS)
+        return chunk_tiles(width, LOOP_COLS), 0
+    if width <= FEW:
+        return row_tiles(width, numbers), 1
+    warps = row_tiles(width, numbers).warps
+    cols = 32 * warps * PART_NUMBERS
+    parts = -(-width // cols)
+    return Tiles(1, cols, parts, warps), parts
+
+
+def _is_whole(width: int) -> bool:
+    """Return whether a program of cross entropy loads whole rows. Columns beyond the edge cost time."""
+    return width <= FEW or (width <= MOST_AT_ONCE and power_of_two(width) <= MOST_BEYOND * width)
 
 
 def loss_tiles(width: int) -> Tiles:
-    """Return the tiles of the forward of cross entropy."""
-    return row_tiles(width) if width <= MOST_AT_ONCE else loop_tiles(width)
+    """Return the tiles of the forward of cross entropy, which loops over chunks."""
+    return row_tiles(width) if _is_whole(width) else chunk_tiles(width, LOOP_COLS)
 
 
 def gradient_tiles(width: int) -> Tiles:
     """Return the tiles of the gradient of cross entropy, whose programs have a chunk of columns each."""
-    cols, warps = WIDE_GRADIENT
-    return row_tiles(width) if width <= MOST_AT_ONCE else Tiles(1, cols, -(-width // cols), warps)
+    return row_tiles(width) if _is_whole(width) else chunk_tiles(width, GRADIENT_COLS)
 
 
 def stages_of(tiles: Tiles) -> int:
     """Return the stages of the loop over chunks, all but one of which are in shared memory."""
-    return 1 if tiles.chunks == 1 else LOOP[2]
+    return 1 if tiles.chunks == 1 else STAGES
 
 
 def registers_of(parts: Parts) -> int:

@@ -57,38 +57,40 @@ def stats(X, at, row, size, inner, COLS: tl.constexpr, GROUP: tl.constexpr, UNIT
 @plain_kernel
 @triton.jit
 def softmax_forward(
-    X, Y, size, inner, at,
-    ROWS: tl.constexpr, COLS: tl.constexpr, CHUNKS: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr,
-    STAGES: tl.constexpr,
+    X, Y, size, inner, at, ROWS: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr, GROUP: tl.constexpr,
+    UNIT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    if CHUNKS == 1:
-        t = tile(row, 0, size, inner, COLS, UNIT)
-        x = beyond(load(X, at[0], t), t.n)
-        highest = tl.maximum(tl.max(x, 1), LOWEST)
-        powers = exp(x - highest[:, None])
-        store(Y, powers * (1 / tl.sum(powers, 1))[:, None], t)
-    else:
+    """PARTS: parts of COLS columns that cover a row; 0: a loop over chunks does."""
+    row, n, xs, powers = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), size[1] * UNIT, (), ()
+    if PARTS == 0:
         highest, total = stats(X, at[0], row, size, inner, COLS, GROUP, UNIT, STAGES)
-        for first in tl.range(0, size[1] * UNIT, COLS, num_stages=STAGES):
+        for first in tl.range(0, n, COLS, num_stages=STAGES):
             t = tile(row, first, size, inner, COLS, UNIT)
             store(Y, exp(load(X, at[0], t) - highest[:, None]) * (1 / total)[:, None], t)
+    else:
+        top, sums = tl.full((ROWS, COLS), LOWEST, tl.float32), tl.zeros((ROWS, COLS), tl.float32)
+        for j in tl.static_range(PARTS):
+            xs += (beyond(load(X, at[0], tile(row, j * COLS, size, inner, COLS, UNIT)), n - j * COLS),)
+            top = tl.maximum(top, xs[j])
+        highest = tl.max(top, 1)[:, None]
+        for j in tl.static_range(PARTS):
+            powers += (exp(xs[j] - highest),)
+            sums += powers[j]
+        share = (1 / tl.sum(sums, 1))[:, None]
+        for j in tl.static_range(PARTS):
+            store(Y, powers[j] * share, tile(row, j * COLS, size, inner, COLS, UNIT))
 
 
 @plain_kernel
 @triton.jit
 def softmax_backward(
-    DY, Y, DX, size, inner, at,
-    ROWS: tl.constexpr, COLS: tl.constexpr, CHUNKS: tl.constexpr, UNIT: tl.constexpr, STAGES: tl.constexpr,
+    DY, Y, DX, size, inner, at, ROWS: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """DX = y · (dy - sum of y · dy)."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    if CHUNKS == 1:
-        t = tile(row, 0, size, inner, COLS, UNIT)
-        dy, y = load(DY, at[0], t), load(Y, at[1], t)
-        store(DX, y * (dy - tl.sum(dy * y, 1)[:, None]), t)
-    else:
-        products = tl.zeros((ROWS, COLS), tl.float32)
+    """DX = y · (dy - sum of y · dy). PARTS: as of the forward."""
+    row, parts = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), ()
+    products = tl.zeros((ROWS, COLS), tl.float32)
+    if PARTS == 0:
         for first in tl.range(0, size[1] * UNIT, COLS, num_stages=STAGES):
             t = tile(row, first, size, inner, COLS, UNIT)
             products += load(DY, at[0], t) * load(Y, at[1], t)
@@ -96,3 +98,11 @@ def softmax_backward(
         for first in tl.range(0, size[1] * UNIT, COLS, num_stages=STAGES):
             t = tile(row, first, size, inner, COLS, UNIT)
             store(DX, load(Y, at[1], t) * (load(DY, at[0], t) - along), t)
+    else:
+        for j in tl.static_range(PARTS):
+            t = tile(row, j * COLS, size, inner, COLS, UNIT)
+            parts += ((load(DY, at[0], t), load(Y, at[1], t)),)
+            products += parts[j][0] * parts[j][1]
+        along = tl.sum(products, 1)[:, None]
+        for j in tl.static_range(PARTS):
+            store(DX, parts[j][1] * (parts[j][0] - along), tile(row, j * COLS, size, inner, COLS, UNIT))
