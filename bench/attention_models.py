@@ -1,5 +1,5 @@
-"""Models of Hugging Face transformers with our attention and with PyTorch's: prefill, and a step of training. Random
-weights, causal."""
+"""Models of Hugging Face transformers with our attention, also with their other layers on our kernels, and with
+PyTorch's: prefill, and a step of training. Random weights, causal."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ SEQUENCES = ((1, 4096), (4, 4096), (1, 16384))
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 4, 2048, 16, 4, 128, 32000
 MODELS = {"Llama": ("LlamaConfig", 5632), "Qwen3": ("Qwen3Config", 6144)}  # configuration, width of the MLP
 IMPLEMENTATIONS = ("sdpa", "flash_attention_2")
+LAYERS_TOO = f"{OURS}, layers too"
 KEPT = 64  # last tokens whose logits a prefill gives and errors are measured on
 BOUND, GRADIENT_BOUND = 3e-2, 6e-2  # what bf16 leaves of fp32 through the layers
 
@@ -57,6 +58,14 @@ def build(
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=implementation, dtype=dtype)
     if weights is not None:
         model.load_state_dict(weights)
+    return model
+
+
+def with_layers(model: Any) -> Any:
+    """The model, whose other layers run on our kernels from now on."""
+    from tritonkittens.ops import patch
+
+    patch(model)
     return model
 
 
@@ -111,11 +120,13 @@ def cases(options: argparse.Namespace) -> list[Case]:
         weights = {key: x.clone() for key, x in build(name, "sdpa", torch.bfloat16).state_dict().items()}
         ids = torch.randint(VOCABULARY, (batch, tokens), device=gemm.DEVICE)
         exact = make(build(name, "sdpa", torch.float32, ungrouped(weights), HEADS), ids)().flatten(0, -2).double()
-        timed = {
-            each: lambda each=each: make(build(name, each, torch.bfloat16, weights), ids)
-            for each in (*IMPLEMENTATIONS, OURS)
+        built: dict[str, Callable[[], Any]] = {
+            each: functools.partial(build, name, each, torch.bfloat16, weights) for each in (*IMPLEMENTATIONS, OURS)
         }
-        return Trial({OURS: timed.pop(OURS)}, timed, frobenius_error(exact), bound)
+        built[LAYERS_TOO] = lambda: with_layers(built[OURS]())
+        timed = {each: lambda of=of: make(of(), ids) for each, of in built.items()}
+        ours = {each: timed.pop(each) for each in (OURS, LAYERS_TOO)}
+        return Trial(ours, timed, frobenius_error(exact), bound)
 
     return [
         Case(
@@ -132,7 +143,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 
 TITLE = (
-    "models of transformers by their attention: 4 layers, hidden 2048, 16 heads in 4 groups, D 128, a prefill "
-    "and a step of training"
+    "models of transformers by their attention and layers: 4 layers, hidden 2048, 16 heads in 4 groups, D 128, a "
+    "prefill and a step of training"
 )
 SUITES = (Suite("attention_models", TITLE, cases, plot={"panel": "panel"}),)

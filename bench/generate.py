@@ -36,6 +36,7 @@ BOUND = 1e-1  # what bf16 leaves of fp32 through the layers
 ROUNDS = 0.3  # of a run's: a round has `LATER` tokens
 BUDGET_S = 400.0  # of a run: a case that would go beyond, if it took as long as the longest before, is not measured
 SDPA, ATTENTION, LINEARS = "sdpa", "ours attention", "ours attention + linears"
+LAYERS = "ours attention + layers"
 
 
 class Teacher:
@@ -119,16 +120,18 @@ def base() -> Any:
         ).eval()
 
 
-def with_ours(linears: bool) -> Any:
-    """The model with our attention, and with our linears."""
+def with_ours(linears: bool, layers: bool = False) -> Any:
+    """The model with our attention, with our linears, and with our kernels in its other layers."""
     from tritonkittens.nn import replace_linears
-    from tritonkittens.ops import register_transformers
+    from tritonkittens.ops import patch, register_transformers
 
     register_transformers(strict=True)
     model = sharing_weights(base())
     model.set_attn_implementation("tritonkittens")
     if linears:
         replace_linears(model)
+    if layers:
+        patch(model)
     return model
 
 
@@ -185,8 +188,9 @@ def prepare(batch: int, length: int, mode: str, count: int, budget: Budget) -> T
     def of(make: Any) -> Factory:
         return lambda: Generation(make(), prompt, tokens[:, :count], CACHES[mode])
 
+    ours = {ATTENTION: (False, False), LINEARS: (True, False), LAYERS: (False, True)}
     return Trial(
-        {ATTENTION: of(functools.partial(with_ours, False)), LINEARS: of(functools.partial(with_ours, True))},
+        {name: of(functools.partial(with_ours, *parts)) for name, parts in ours.items()},
         {SDPA: of(lambda: sharing_weights(base()))},
         error_of(batch, length, count),
         BOUND,
@@ -212,7 +216,7 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
 
 TITLE = (
-    "generate of a Llama by its attention and linears: 16 layers, hidden 2048, 32 heads in 8 groups, D 64; until the "
-    "first token (prefill), and of each later one"
+    "generate of a Llama by its attention, linears and layers: 16 layers, hidden 2048, 32 heads in 8 groups, D 64; "
+    "until the first token (prefill), and of each later one"
 )
 SUITES = (Suite("generate", TITLE, cases, unit="ms", plot={"panel": "panel"}),)

@@ -1023,7 +1023,7 @@ def test_suite_of_models(only, monkeypatch):
     with sim.device():
         row = harness.measure(case, suite.unit, 2, {"sustained": fake_kind()})
     assert row["contenders"][gemm.OURS]["value"] and row["best_peer"] == "sdpa"
-    for name in (gemm.OURS, "sdpa"):
+    for name in (gemm.OURS, attention_models.LAYERS_TOO, "sdpa"):
         assert 0 < row["contenders"][name]["error"] < row["bound"]
 
 
