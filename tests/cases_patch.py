@@ -19,6 +19,7 @@ SIZES = dict(
 )
 # each token runs through all experts, which rounding does not change
 EXPERTS = dict(moe_intermediate_size=32, num_experts_per_tok=2)
+HALF = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)
 LATENT = dict(
     q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=32, qk_nope_head_dim=32, v_head_dim=32, num_key_value_heads=2
 )
@@ -35,6 +36,14 @@ MODELS = {  # configuration, and what `patch` replaces
     "gemma2": (lambda: transformers.Gemma2Config(**SIZES), replaced(9, 2)),
     "gemma3": (lambda: transformers.Gemma3TextConfig(**SIZES), replaced(13, 2)),
     "mistral": (lambda: transformers.MistralConfig(**SIZES), replaced(5, 2)),
+    "olmo2": (lambda: transformers.Olmo2Config(**SIZES), replaced(9, 2, rotary=0)),
+    "phi3": (lambda: transformers.Phi3Config(**SIZES, pad_token_id=0), replaced(5, 2)),
+    "glm4_moe": (
+        lambda: transformers.Glm4MoeConfig(
+            **SIZES, **EXPERTS, n_routed_experts=2, rope_parameters=HALF, use_qk_norm=True, first_k_dense_replace=1
+        ),
+        replaced(9, 2, experts=1),
+    ),
     "mixtral": (
         lambda: transformers.MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=2),
         replaced(5, 0, experts=2),

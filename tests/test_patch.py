@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import io
 import types
 
 import pytest
@@ -41,8 +42,8 @@ def head_norm():
     return model("qwen3").model.layers[0].self_attn.q_norm, (torch.randn(2, 3, 4, 32).to(BF16).transpose(1, 2),)
 
 
-def mlp(act):
-    return model("llama", hidden_act=act).model.layers[0].mlp, (torch.randn(2, 5, 64).to(BF16),)
+def mlp(act, name="llama"):
+    return model(name, hidden_act=act).model.layers[0].mlp, (torch.randn(2, 5, 64).to(BF16),)
 
 
 def attention(name, **changes):
@@ -60,12 +61,15 @@ def mixture(name):
 LAYERS = {  # and kernel launches of a forward
     "norm": (lambda: rms_norm("llama"), 1),
     "norm of gemma": (lambda: rms_norm("gemma"), 1),
+    "norm of olmo": (lambda: rms_norm("olmo2"), 1),
     "norm of heads": (head_norm, 1),
     "silu": (lambda: mlp("silu"), 1),
     "gelu": (lambda: mlp("gelu"), 1),
     "gelu_tanh": (lambda: mlp("gelu_pytorch_tanh"), 1),
+    "merged mlp": (lambda: mlp("silu", "phi3"), 1),
     "rotary": (lambda: attention("llama"), 1),
-    "rotary of pairs": (lambda: attention("deepseek_v3"), 3),  # and two norms
+    "rotary of some columns": (lambda: attention("glm4_moe"), 3),  # and two norms
+    "rotary of pairs": (lambda: attention("deepseek_v3"), 3),
     "rotary of halves": (lambda: attention("deepseek_v3", rope_interleave=False), 3),
     "experts": (lambda: mixture("qwen3_moe"), 5),
 }
@@ -180,15 +184,21 @@ def test_the_end_of_a_patch(rng):
     assert not any("forward" in x.__dict__ for x in m.modules())
 
 
-def test_a_copy_of_a_patched_model_has_its_own_weights(rng):
-    ids = tokens(1, 3)
-    m = model("llama")
-    with patch(m), sim.device(), torch.no_grad():
-        expected = m(ids).logits
+def test_copies_of_a_patched_model(rng):
+    """A copy has its own weights on the kernels. From a file, it has transformers' layers."""
+    ids, m, file = tokens(1, 3), model("llama"), io.BytesIO()
+    with patch(m), sim.device() as device, torch.no_grad():
+        expected, launches = m(ids).logits, len(device.launches)
         twin = copy.deepcopy(m)
+        torch.save(m, file)
         for p in m.parameters():
             p.zero_()
-        assert torch.equal(twin(ids).logits, expected)
+        assert torch.equal(twin(ids).logits, expected) and len(device.launches) == 2 * launches
+        loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+        loaded(ids)
+        assert len(device.launches) == 2 * launches
+        assert patch(loaded).replaced == replaced(5, 2, loss=0)
+        assert torch.equal(loaded(ids).logits, expected)
 
 
 def test_without_kernels_layers_are_transformers_own(rng):

@@ -7,16 +7,16 @@ import torch
 pytest.importorskip("transformers", minversion="5.17")
 
 from tests.cases_patch import BF16, MODELS, agree, model, results, tokens  # noqa: E402
-from tests.util import DEVICE, on_gpu_or_simulated, slow  # noqa: E402
+from tests.util import DEVICE, on_gpu_or_simulated, slow, some_slow  # noqa: E402
 from tritonkittens.ops import patch  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
 BACKEND = on_gpu_or_simulated("inductor", "aot_eager")
-SLOW = ("gemma2", "gemma3", "mistral", "mixtral", "qwen3_moe", "deepseek_v3")
+QUICK = ("llama", "qwen3", "gemma")
 
 
-@pytest.mark.parametrize("name", [slow(name) if name in SLOW else name for name in MODELS])
+@pytest.mark.parametrize("name", some_slow(MODELS, QUICK))
 def test_logits_and_gradients(name, rng):
     ids = tokens(*on_gpu_or_simulated((4, 200), (2, 9)))
     exact, ours = model(name, torch.float64), model(name)

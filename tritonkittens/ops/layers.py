@@ -21,9 +21,13 @@ from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.glm4_moe import modeling_glm4_moe
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.phi3 import modeling_phi3
+from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
 from tritonkittens.kernels._dispatch import is_ordinary, requires_grad, takes, unseen_by_function_modes
 from tritonkittens.kernels._sharding import is_distributed
@@ -49,12 +53,24 @@ class Replacement(NamedTuple):
     value: Any
 
 
+def _named_forward(function: Forward) -> Forward:
+    """Name a function `forward`: pickle finds methods by name, so that a copy has transformers' own."""
+    function.__name__ = "forward"
+    return function
+
+
+def _is_replaced(module: nn.Module) -> bool:
+    """Does the instance have a forward that is not that of its class?"""
+    forward = module.__dict__.get("forward")
+    return forward is not None and forward != types.MethodType(type(module).forward, module)
+
+
 def replacements(model: nn.Module, kinds: tuple[str, ...]) -> Iterator[Replacement]:
     """Find what the kernels compute of a model."""
     for module in model.modules():
         if "loss" in kinds and _has_causal_lm_loss(module):
             yield Replacement("loss", module, "_loss_function", causal_lm_loss)
-        if "forward" in module.__dict__:
+        if _is_replaced(module):
             continue
         for kind, find in FINDERS.items():
             forward = find(module) if kind in kinds else None
@@ -98,38 +114,49 @@ def _is_like(module: nn.Module, known: type, *methods: str) -> bool:
 
 
 @unseen_by_function_modes
-def _norm(x: Tensor, weight: Tensor, eps: float, is_gemma: bool) -> Tensor | None:
+def _norm(
+    x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype | None = None, zero_centered: bool = False
+) -> Tensor | None:
     """The norm, in the dtype that transformers' operations give, or None where the kernel does not take the tensors.
 
-    Gemma multiplies by weight + 1 in fp32 and rounds to the dtype of x. The others round the norm to it, and multiply
-    by the weight in the dtype of both; the kernel rounds once, at the end.
+    Llama's rounds x / √… to the dtype of x, and multiplies by the weight in the dtype of both. The kernel rounds once,
+    at the end.
     """
     if not (takes(INPUTS, x, weight) and x.ndim and weight.shape == x.shape[-1:] and 1 <= x.shape[-1] <= WIDEST):
         return None
-    dtype = x.dtype if is_gemma else torch.promote_types(x.dtype, weight.dtype)
-    y: Tensor = rms_norm(x, weight, eps=eps, zero_centered_weight=is_gemma, out_dtype=dtype)
+    dtype = torch.promote_types(x.dtype, weight.dtype) if dtype is None else dtype
+    y: Tensor = rms_norm(x, weight, eps=eps, zero_centered_weight=zero_centered, out_dtype=dtype)
     return y
 
 
-def _llama_norm(self: Any, hidden_states: Tensor) -> Tensor:
-    y = _norm(hidden_states, self.weight, self.variance_epsilon, False)
+@_named_forward
+def _llama_norm(self: Any, hidden_states: Tensor) -> Any:
+    y = _norm(hidden_states, self.weight, self.variance_epsilon)
     return type(self).forward(self, hidden_states) if y is None else y
 
 
-def _gemma_norm(self: Any, x: Tensor) -> Tensor:
-    y = _norm(x, self.weight, self.eps, True)
+@_named_forward
+def _olmo_norm(self: Any, hidden_states: Tensor) -> Any:
+    y = _norm(hidden_states, self.weight, self.variance_epsilon, hidden_states.dtype)
+    return type(self).forward(self, hidden_states) if y is None else y
+
+
+@_named_forward
+def _gemma_norm(self: Any, x: Tensor) -> Any:
+    y = _norm(x, self.weight, self.eps, x.dtype, zero_centered=True)
     return type(self).forward(self, x) if y is None else y
 
 
 def _find_norm(module: nn.Module) -> Forward | None:
-    if _is_like(module, LlamaRMSNorm, "forward"):
-        return _llama_norm
-    return _gemma_norm if _is_like(module, GemmaRMSNorm, "forward", "_norm") else None
+    if _is_like(module, GemmaRMSNorm, "forward", "_norm"):
+        return _gemma_norm
+    known = ((LlamaRMSNorm, _llama_norm), (Olmo2RMSNorm, _olmo_norm))
+    return next((ours for kind, ours in known if _is_like(module, kind, "forward")), None)
 
 
 # ---------------------------------------------------------------- gated MLPs
 
-GATED: dict[type, Callable[[Tensor, Tensor], Tensor]] = {
+GATED: dict[type, Callable[[Tensor, Tensor | None], Tensor]] = {
     SiLUActivation: swiglu,
     nn.SiLU: swiglu,
     GELUTanh: geglu,
@@ -138,21 +165,35 @@ GATED: dict[type, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @unseen_by_function_modes
-def _gated(activation: nn.Module, gate: Tensor, up: Tensor) -> Tensor | None:
-    fits = gate.ndim and gate.shape == up.shape and gate.dtype == up.dtype and takes(INPUTS, gate, up)
-    return GATED[type(activation)](gate, up) if fits else None
+def _gated(activation: nn.Module, gate: Tensor, up: Tensor | None) -> Tensor | None:
+    """The product of a gate and `up`, which without it is the second half of the columns."""
+    fits = gate.ndim and (gate.shape[-1] % 2 == 0 if up is None else gate.shape == up.shape and gate.dtype == up.dtype)
+    return GATED[type(activation)](gate, up) if fits and takes(INPUTS, gate, up) else None
 
 
+@_named_forward
 def _mlp(self: Any, x: Tensor) -> Any:
     gate, up = self.gate_proj(x), self.up_proj(x)
     y = _gated(self.act_fn, gate, up)
     return self.down_proj(self.act_fn(gate) * up if y is None else y)
 
 
+@_named_forward
+def _merged_mlp(self: Any, hidden_states: Tensor) -> Any:
+    gate_up = self.gate_up_proj(hidden_states)
+    y = _gated(self.activation_fn, gate_up, None)
+    if y is None:
+        gate, up = gate_up.chunk(2, dim=-1)
+        y = up * self.activation_fn(gate)
+    return self.down_proj(y)
+
+
 def _find_mlp(module: nn.Module) -> Forward | None:
-    activation = getattr(module, "act_fn", None)
-    known = _is_like(module, LlamaMLP, "forward") and type(activation) in GATED
-    return _mlp if known and "forward" not in activation.__dict__ else None
+    for kind, activation, ours in ((LlamaMLP, "act_fn", _mlp), (Phi3MLP, "activation_fn", _merged_mlp)):
+        function = getattr(module, activation, None)
+        if type(function) in GATED and not _is_replaced(function) and _is_like(module, kind, "forward"):
+            return ours
+    return None
 
 
 # ---------------------------------------------------------------- rotary embeddings
@@ -166,9 +207,9 @@ def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tupl
         and q.ndim == k.ndim == 4
         and cos.ndim == 3
         and cos.shape == sin.shape
-        and cos.shape[2] == q.shape[3] == k.shape[3]
-        and 2 <= q.shape[3] <= LARGEST_DIM
-        and q.shape[3] % 2 == 0
+        and q.shape[3] == k.shape[3] <= LARGEST_DIM
+        and 2 <= cos.shape[2] <= q.shape[3]
+        and cos.shape[2] % 2 == 0
         and q.shape[0] == k.shape[0]
         and cos.shape[0] in (1, q.shape[0])
         and cos.shape[1] == q.shape[3 - heads] == k.shape[3 - heads]
@@ -185,7 +226,7 @@ def _rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tupl
 
 
 def _on_halves(theirs: Any) -> Any:
-    """`apply_rotary_pos_emb` of most models, which rotates columns i and i + D/2."""
+    """`apply_rotary_pos_emb` of most models, which rotates columns i and i + D/2 of the first D."""
 
     def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
         found = _rotated(q, k, cos, sin, unsqueeze_dim)
@@ -207,10 +248,12 @@ def _on_pairs(theirs: Any) -> Any:
     return apply_rotary_pos_emb_interleave
 
 
-ROTARY = {
-    "apply_rotary_pos_emb": (modeling_llama.apply_rotary_pos_emb, _on_halves),
-    "apply_rotary_pos_emb_interleave": (modeling_deepseek_v3.apply_rotary_pos_emb_interleave, _on_pairs),
-}
+ROTARY = [
+    (modeling_llama, "apply_rotary_pos_emb", _on_halves),
+    (modeling_phi3, "apply_rotary_pos_emb", _on_halves),
+    (modeling_glm4_moe, "apply_rotary_pos_emb", _on_halves),
+    (modeling_deepseek_v3, "apply_rotary_pos_emb_interleave", _on_pairs),
+]
 
 
 @functools.cache  # one function for all layers, so that torch.compile does not trace each anew
@@ -220,10 +263,10 @@ def _rotary_forward(forward: Any) -> Forward | None:
     They are globals of the forward's module, so that the copy has globals of its own.
     """
     inner, names = inspect.unwrap(forward), {}
-    for name, (known, ours) in ROTARY.items():
+    for module, name, ours in ROTARY:
         if isinstance(inner, types.FunctionType) and name in inner.__code__.co_names:
             theirs = inner.__globals__.get(name)
-            if _is_same(theirs, known):
+            if _is_same(theirs, getattr(module, name)):
                 names[name] = ours(theirs)
     return _with_globals(forward, names) if names else None
 
@@ -257,6 +300,7 @@ def _find_rotary(module: nn.Module) -> Forward | None:
 # ---------------------------------------------------------------- experts
 
 
+@_named_forward
 def _experts(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Any:
     y = mixed(self, hidden_states, top_k_index, top_k_weights)
     return type(self).forward(self, hidden_states, top_k_index, top_k_weights) if y is None else y
