@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens import tune
 from tritonkittens.kernels._copies import as_addressable, copied
 from tritonkittens.kernels._dispatch import begin_alike, overlaps_within, reaches
 from tritonkittens.kernels._tensors import (
@@ -36,7 +35,7 @@ from tritonkittens.kernels.grouped_gemm.checks import (
     result_shape,
 )
 from tritonkittens.kernels.grouped_gemm.choice import GATED as OF_GATED
-from tritonkittens.kernels.grouped_gemm.choice import ROWS, about, family, order_of, skips
+from tritonkittens.kernels.grouped_gemm.choice import ROWS, about, family, order_of
 from tritonkittens.kernels.grouped_gemm.device.grouped import DepthGroupedGemm, GatedGemm, RowGroupedGemm
 from tritonkittens.launch import l2_bytes
 
@@ -167,9 +166,7 @@ class CallPlan:
         # as the kernel takes them
         self.others = [*((steps.staged.name,) if steps.staged else ()), *(x.name for x in steps.operands)]
         stored = self._stored(a, b)
-        of_rows = dict(
-            most=max(16, power_of_two(groups)), skips=skips(self.config, tune.Device.of(index)), masked=masked
-        )
+        of_rows = dict(most=max(16, power_of_two(groups)), masked=masked)
         knobs: dict[str, Any] = dict(
             zip(("dtype", "b_dtype", "out_dtype"), map(tk.from_torch, (a.dtype, b.dtype, dtype)))
         )

@@ -268,7 +268,7 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
 
     @triton.jit
     def compute(ctx, state, input, previous):
-        return state.replace(acc=tk.mma_retire(tile_product(ctx, input, state.acc)))
+        return state.replace(acc=tk.mma_retire(_multiply(ctx, input, state.acc)))
 
     @triton.jit
     def compute_last(ctx, state, input):
@@ -317,7 +317,7 @@ def _rows_of_a(ctx, input):
 
 
 @triton.jit
-def tile_product(ctx, input, acc):
+def _multiply(ctx, input, acc):
     """acc + A·B for the rows of this consumer, left in flight."""
     a = _rows_of_a(ctx, input)
     if ctx.config.a_stored_km:

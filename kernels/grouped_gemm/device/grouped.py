@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.device.gemm import Gemm, tile_product
+from tritonkittens.kernels.gemm.device.gemm import Gemm
 from tritonkittens.kernels.gemm.device.result import defer_result, place, store_result
 
 
@@ -40,14 +40,11 @@ class RowGroupedGemm(Grouped, Gemm):
     (groups, N).
 
     - `most`: a power of two, at least the number of groups.
-    - `skips`: a consumer whose rows lie after the group multiplies nothing, so that the others have the tensor cores.
-      For accumulators in registers.
     - `masked`: group g begins at row g · `rows`, and `ends` are numbers of rows.
     """
 
     grouped: bool = True
     most: int = 16
-    skips: bool = False
     masked: bool = False
 
     def layout(self) -> tk.layout:
@@ -90,14 +87,6 @@ class RowGroupedGemm(Grouped, Gemm):
             col=col,
             result_col=col,
         )
-
-    @triton.jit
-    def compute(ctx, state, input, previous):
-        acc = state.acc
-        first = (ctx.row * ctx.config.team + ctx.consumer) * ctx.config.tile_m
-        if not ctx.config.skips or first < ctx.rows.rows:
-            acc = tk.mma_retire(tile_product(ctx, input, acc))
-        return state.replace(acc=acc)
 
 
 class GatedGemm(RowGroupedGemm):
