@@ -33,6 +33,13 @@ def _check_kind(name: str, argument: str, x: Any) -> None:
         raise ValueError(f"{name}: it has no forward-mode derivative; use torch's {name}")
 
 
+def _options(
+    ignore_index: int, reduction: str, smoothing: float, square: float, softcap: float | None, lse_wanted: bool
+) -> Options:
+    cap = None if softcap is None else float(softcap)  # an int would be another kernel
+    return Options(ignore_index, reduction, float(smoothing), float(square), cap, lse_wanted)
+
+
 def softmax(x: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
     """Return exp(x) / Σ exp(x) over the last dimension, computed in fp32.
 
@@ -115,7 +122,7 @@ def cross_entropy(
     check_dtype(name, "input", input)
     if debug:
         check_in_range(name, target, input.shape[-1], ignore_index)
-    options = Options(ignore_index, reduction, label_smoothing, lse_square_scale, softcap, return_lse)
+    options = _options(ignore_index, reduction, label_smoothing, lse_square_scale, softcap, return_lse)
     found: Any
     if not is_plain(input, target):
         check_rows(name, "input", input)
@@ -181,7 +188,7 @@ def linear_cross_entropy(
     check_linear(input, linear_weight, target, linear_bias)
     if debug:
         check_in_range(name, target, len(linear_weight), ignore_index)
-    options = Options(ignore_index, reduction, label_smoothing, lse_square_scale, softcap, False)
+    options = _options(ignore_index, reduction, label_smoothing, lse_square_scale, softcap, False)
     operands = (input, linear_weight, target, linear_bias)
     loss: Tensor
     if not is_plain(*operands):

@@ -115,7 +115,7 @@ def test_memory(tokens):
     x.grad = weight.grad = None
     given = 2 * features * (tokens + classes)
     beside = 2 * classes * min(tokens, config.TOKENS) + 4 * classes * features * (tokens > config.TOKENS)
-    assert bytes_at_once(run) - given < 1.02 * beside + 2**22
+    assert bytes_at_once(run) - given < 1.25 * beside  # products that are split have sums besides
 
 
 @pytest.mark.parametrize("seed", some_slow(list(range(24)), [0]))

@@ -74,7 +74,7 @@ def test_reductions(reduction, dtype, target_dtype, inplace):
 
 @pytest.mark.parametrize(
     "options",
-    [dict(label_smoothing=0.3), dict(lse_square_scale=0.02), dict(softcap=3.0), dict(return_lse=True)],
+    [dict(label_smoothing=0.3), dict(lse_square_scale=0.02), dict(softcap=3), dict(return_lse=True, label_smoothing=1)],
     ids=str,
 )
 def test_options(options):
