@@ -1,6 +1,6 @@
 """A grouped GEMM: rows of X are sorted by expert, each with weights of its own: Y[t] = X[t] · W[expert of t]ᵀ.
 
-Where an expert's rows begin is known on the device only: `setup` looks for a task's expert, and a sequence of rows is a
+Where an expert's rows begin is known on the device only: `setup` finds a task's expert, whose sequence of rows is a
 coordinate of TMA copies. The products stay in flight as in gemm.py.
 """
 
@@ -12,7 +12,7 @@ import tritonkittens.lang as tk
 
 
 class GroupedGemm(tk.lcf):
-    """A task is a tile of Y. X: (tokens, K), W: (experts, N, K), Y: (tokens, N), O: (experts + 1) int32 offsets."""
+    """A task is a tile of Y. X: (tokens, K), W: (experts, N, K), Y: (tokens, N), ends: (experts) int32."""
 
     staggered_epilogue = True
     order = tk.Supergroup(8)
@@ -20,38 +20,26 @@ class GroupedGemm(tk.lcf):
     tile_m: int = 64
     tile_n: int = 256
     tile_k: int = 64
-    experts: int = 1
 
     def layout(self):
         x, w = tk.st(self.dtype, self.team * self.tile_m, self.tile_k), tk.st(self.dtype, self.tile_n, self.tile_k)
         y, acc = tk.st(self.dtype, self.tile_m, self.tile_n), tk.rt(tk.fp32, self.tile_m, self.tile_n)
-        tiles = dict(globals=dict(X=x, W=w, Y=y, O=None), input=dict(X=x, W=w), epilogue=dict(Y=y))
-        return tk.layout(**tiles, accumulators=dict(acc=acc), ragged=("X", "Y"))
-
-    @triton.jit
-    def _rows_of(ctx, expert):
-        """(first row, number of rows, number of tiles) of an expert."""
-        first = tk.load_scalar(ctx.globals.O, (expert,))
-        count = tk.load_scalar(ctx.globals.O, (expert + 1,)) - first
-        return first, count, tk.ceil_div(count, ctx.config.team * ctx.config.tile_m)
+        tiles = dict(globals=dict(X=x, W=w, Y=y, ends=None), input=dict(X=x, W=w), epilogue=dict(Y=y))
+        return tk.layout(**tiles, accumulators=dict(acc=acc), ragged=("X", "Y"), args=("tokens",))
 
     @triton.jit
     def setup(ctx):
+        height: tl.constexpr = ctx.config.team * ctx.config.tile_m
         cols = tk.ceil_div(tk.extent(ctx.globals.W, 1), ctx.config.tile_n)
-        expert, tile = 0, ctx.task_id
-        first, count, tiles = ctx.config._rows_of(ctx, expert)
-        while (tile >= tiles * cols) & (expert + 1 < ctx.config.experts):
-            expert, tile = expert + 1, tile - tiles * cols
-            first, count, tiles = ctx.config._rows_of(ctx, expert)
-        row, col = tk.tile_at(ctx.config.order, tile, tiles, cols)
+        tile, ends = ctx.task_id // cols, ctx.globals.ends
+        expert, rows, first = tk.sequence_of_tile(ends, tile, height, ctx.args.tokens, 256)
+        row, col = tk.tile_at(ctx.config.order, ctx.task_id - first * cols, tk.ceil_div(rows.rows, height), cols)
         iterations = tk.ceil_div(tk.extent(ctx.globals.X, 1), ctx.config.tile_k)
-        rows = tk.struct(first=first, count=count)
-        return tk.task(iterations, when=tile < tiles * cols, expert=expert, rows=rows, row=row, col=col)
+        return tk.task(iterations, when=expert < tk.extent(ends, 0), expert=expert, rows=rows, row=row, col=col)
 
     @triton.jit
     def load(ctx, input):
-        rows = tk.sequence(ctx.rows.first, ctx.rows.count)
-        tk.load_async(input.X, ctx.globals.X, (rows, ctx.row, ctx.iter), input.full)
+        tk.load_async(input.X, ctx.globals.X, (ctx.rows, ctx.row, ctx.iter), input.full)
         tk.load_async(input.W, ctx.globals.W, (ctx.expert, ctx.col, ctx.iter), input.full)
 
     @triton.jit
@@ -71,15 +59,14 @@ class GroupedGemm(tk.lcf):
     def finish(ctx, state, epilogue):
         tk.store(epilogue.Y, tk.load(tk.mma_wait(state.acc)))
         tk.fence_async()
-        rows, row = tk.sequence(ctx.rows.first, ctx.rows.count), ctx.row * ctx.config.team + ctx.consumer
-        tk.store_async(ctx.globals.Y, epilogue.Y, (rows, row, ctx.col))
+        tk.store_async(ctx.globals.Y, epilogue.Y, (ctx.rows, ctx.row * ctx.config.team + ctx.consumer, ctx.col))
 
 
 def grouped_gemm(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, **knobs) -> torch.Tensor:
-    """x: (tokens, K), w: (experts, N, K), bf16 or fp16; offsets: (experts + 1) int32, from 0 to the number of
-    tokens."""
+    """x: (tokens, K), w: (experts, N, K), bf16 or fp16, up to 256 experts; offsets: (experts + 1) int32, from 0 to the
+    number of tokens."""
     y = torch.empty(x.shape[0], w.shape[1], dtype=x.dtype, device=x.device)
-    GroupedGemm(dtype=tk.from_torch(x.dtype), experts=w.shape[0], **knobs)(x, w, y, offsets)
+    GroupedGemm(dtype=tk.from_torch(x.dtype), **knobs)(x, w, y, offsets[1:], tokens=x.shape[0])
     return y
 
 

@@ -291,9 +291,7 @@ def load_values(ctx, row):
         else:
             place = (row,)
             if ctx.config.grouped:  # rows of Cᵀ are columns, with values for each group
-                place = (
-                    (ctx.batch, row) if ctx.config.c_stored_nm else (tk.sequence(ctx.rows.begin, ctx.rows.rows), row)
-                )
+                place = (ctx.batch, row) if ctx.config.c_stored_nm else (ctx.rows, row)
             value = tk.load(
                 tensor,
                 tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, ctx.config.result_cols), OPERANDS[i].element),

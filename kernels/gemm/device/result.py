@@ -36,7 +36,7 @@ def place(ctx, tensor, row, col, TRANSPOSED: tl.constexpr = False):
     of one is broadcast."""
     first, second = (col, row) if TRANSPOSED else (row, col)
     if tk.has_sequences(tensor):
-        return tk.sequence(ctx.rows.begin, ctx.rows.rows), first, second
+        return ctx.rows, first, second
     elif ctx.config.batched:
         return tl.minimum(ctx.batch, tk.extent(tensor, 0) - 1), first, second
     else:
