@@ -149,7 +149,7 @@ def test_the_page_states_how_much_device_code_each_kernel_is():
     [
         ("Gemm", "finish_tile"),
         ("Gemm", "silu"),
-        ("Gemm", "tile_product"),
+        ("Gemm", "_multiply"),
         ("BlockwiseGemm", "_store_subtiles"),
         ("unaligned_product", "multiply"),
         ("AttentionDecodePaged", "nothing_seen"),
