@@ -86,18 +86,21 @@ def combine_tokens(y: Tensor, weights: Tensor | None, routing: Routing) -> Tenso
 def experts(
     x: Tensor, index: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, *, activation: str = "silu"
 ) -> Tensor:
-    """Return the results of a mixture of experts: for token t, the sum of weights[t, j] · expert index[t, j] of x[t].
+    """Return the results of a mixture of experts: for token t, Σⱼ weights[t, j] · expert(index[t, j])(x[t]).
 
     Expert e is down[e] · (act(a) · b), where a and b are the halves of gate_up[e] · x. The host does not wait for the
     device, so a CUDA graph may have it. Differentiable in x, weights and both matrices.
 
     Args:
         x: (tokens, hidden) in bf16 or fp16.
-        index: int32 or int64 (tokens, k), the experts of each token; see `route`.
+        index: int32 or int64 (tokens, k), the experts of each token, k up to 32. Numbers outside of [0, experts) add
+            nothing: those experts are on another device, for example.
         weights: (tokens, k), bf16, fp16 or fp32.
-        gate_up: (experts, 2 · intermediate, hidden) in the dtype of x, as transformers keeps it.
-        down: (experts, hidden, intermediate).
-        activation: "silu", or "gelu_tanh".
+        gate_up: (experts, 2 · intermediate, hidden) in the dtype of x, as transformers keeps it; up to 1,024 experts.
+        down: (experts, hidden, intermediate) in the dtype of x.
+        activation: "silu" (SwiGLU), or "gelu_tanh" (GeGLU).
+
+    Returns (tokens, hidden) in the dtype of x. Sums over experts are in fp32.
 
     Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
 

@@ -55,7 +55,8 @@ def grouped_gemm(
             residual (G, M, N). No gradient.
         debug: check on the host that offsets rise and end inside. That waits for the device.
 
-    Returns (M, N), (G, M, N), (M, N), (G, M, N). Rows (columns) after the last group are not defined without `out`.
+    Returns (M, N) for groups of rows or of columns, (G, M, N) for groups of K, a batch, and counts. Rows (columns)
+    after the last group are not defined without `out`.
     Groups of columns give a result whose columns are contiguous. Of 16-bit operands it is differentiable in a, b, bias,
     gate and residual.
 
@@ -63,8 +64,8 @@ def grouped_gemm(
 
     Example::
 
-        ends = torch.bincount(expert_of_token, minlength=experts).cumsum(0, dtype=torch.int32)
-        y = grouped_gemm(tokens_by_expert, weights.mT, ends)
+        offsets = torch.bincount(expert_of_token, minlength=experts).cumsum(0, dtype=torch.int32)
+        y = grouped_gemm(tokens_by_expert, weights.mT, offsets)
     """
     operands = Operands(bias, gate, residual, scale_a, scale_b)
     check_kinds(a, b, offsets if counts is None else counts, operands, out)

@@ -12,7 +12,9 @@ from tritonkittens.kernels._dispatch import is_ordinary, unseen_by_function_mode
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.experts import experts
+from tritonkittens.kernels.experts.config import MOST_CHOICES
 from tritonkittens.kernels.experts.interface import ACTIVATIONS
+from tritonkittens.kernels.grouped_gemm.checks import MAX_GROUPS
 from tritonkittens.nn.linear import _has_kernels
 
 
@@ -24,13 +26,14 @@ def experts_by_kernel(
     given = (x, index, weights, gate_up, down)
     plain = all(is_ordinary(t) and not is_distributed(type(t)) and t.device == x.device for t in given)
     alike = x.dtype in HALF_TYPES and gate_up.dtype == down.dtype == x.dtype
-    if not (plain and alike and activation in ACTIVATIONS and _has_kernels(x.device)):
+    fits = gate_up.shape[0] <= MAX_GROUPS and index.shape[-1] <= MOST_CHOICES
+    if not (plain and alike and fits and activation in ACTIVATIONS and _has_kernels(x.device)):
         return None
     return experts(x, index, weights, gate_up, down, activation=activation)
 
 
 class Experts(nn.Module):
-    """Gated layers, of which each token has some: Σ weights[t, j] · down[e] · (act(gate[e] · x) · (up[e] · x)).
+    """Gated MLPs; each token is sent to k of them: Σ weights[t, j] · down[e] · (act(gate[e] · x) · (up[e] · x)).
 
     `forward(x, index, weights)` takes tokens (tokens, hidden), the experts of each token, int32 or int64 (tokens, k),
     and weights (tokens, k); it returns (tokens, hidden). bf16 and fp16 on a Hopper or Blackwell GPU (or in the
