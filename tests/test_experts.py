@@ -29,7 +29,7 @@ def inputs_of_the_simulator(monkeypatch):
     monkeypatch.setattr("tests.cases_experts.DEVICE", "cpu")
 
 
-@explored(3, 20)
+@explored(1, 20)
 def test_interleavings_of_programs(schedules):
     x, routing = torch.randn(9, 40), route(choices_of(9, 2, 3, elsewhere=1), 3)
     leaves = [x.requires_grad_(), torch.rand(9, 2).requires_grad_()]

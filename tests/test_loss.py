@@ -46,7 +46,7 @@ def test_chips(arch):
         check(numbers((3, 9000), BF16), targets((3,), 9000, ignored=0.0), label_smoothing=0.1)
 
 
-@explored(4, 40)
+@explored(2, 40)
 def test_interleavings_of_chunks_and_programs(monkeypatch, schedules):
     """Loops of three chunks, sums by two programs, and gradients of chunks in place: the same results in all orders."""
     for module, values in (

@@ -54,7 +54,7 @@ def test_chips(arch):
         check(False, *operands((5, 72), BF16, ["weight", "bias", "residual"]))
 
 
-@explored(4, 40)
+@explored(2, 40)
 def test_interleavings_of_chunks_and_programs(monkeypatch, schedules):
     """Rows of three chunks, of which two programs have two and one in the backward: the same results in all orders."""
     monkeypatch.setattr(call_plan, "_plans", {})

@@ -32,7 +32,7 @@ def test_chips(arch):
         check(heads((2, 3, 5, 16)), heads((2, 1, 5, 16)), *angles(5, 8))
 
 
-@explored(4, 40)
+@explored(2, 40)
 def test_interleavings_of_programs(monkeypatch, schedules):
     """In place, also where programs share tokens: the same results in all orders."""
     monkeypatch.setattr(call_plan, "_plans", {})

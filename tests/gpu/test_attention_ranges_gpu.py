@@ -89,7 +89,7 @@ def test_window_on_both_sides(rng):
 
 def test_blocks(rng):
     """Tokens that see each other among such that see what precedes them."""
-    n, blocks = 60, ((5, 21), (21, 22), (22, 40))
+    n, blocks = 24, ((3, 9), (9, 10), (10, 16))
     ends = {i: end for begin, end in blocks for i in range(begin, end)}
     check(*operands(1, 2, 1, n, n), [[0, ends.get(i, i + 1)] for i in range(n)])
 

@@ -45,7 +45,7 @@ CASES = [
 ]
 
 
-@explored(3, 15)
+@explored(1, 15)
 @pytest.mark.parametrize(("shape", "config", "given"), CASES)
 def test_attention(shape, config, given, schedules, rng):
     queries, keys, dim, value_dim = shape
@@ -67,7 +67,7 @@ def test_scores_that_some_warps_have_to_look_at(rng):
         assert (out.double() - attention_torch(q, k, v)[0]).abs().max() < 0.05
 
 
-@explored(4, 8)
+@explored(2, 8)
 @pytest.mark.parametrize(("shape", "given"), [
     slow((130, 200, 64, 64), {}, id="several blocks"),
     pytest.param((200, 130, 64, 64), dict(causal=True), id="causal, queries without keys"),
@@ -123,7 +123,7 @@ def test_gradients_of_many_heads(shape, given, schedules, rng, monkeypatch):
     assert all(relative_error(a, b) < 1e-2 for grads in found for a, b in zip(grads, expected, strict=True))
 
 
-@explored(3, 15)
+@explored(1, 15)
 # in the latter tasks of queries see no block
 @pytest.mark.parametrize("cols, lengths", crossed([128, 96], [(130, 300), (300, 130)]), ids=str)
 def test_bytes(cols, lengths, schedules, rng):
@@ -137,7 +137,7 @@ def test_bytes(cols, lengths, schedules, rng):
 SPLITS = [DecodeSplit(1), DecodeSplit(2), DecodeSplit(1, 4), DecodeSplit(1, 2), DecodeSplit(split_rest=True)]
 
 
-@explored(3, 15)
+@explored(1, 15)
 @pytest.mark.parametrize("split, page_size", crossed(SPLITS, [None, 16]), ids=str)
 def test_decode(split, page_size, schedules, rng):
     q, k, v = (torch.randn(3, heads, s, 64).bfloat16() for heads, s in ((4, 3), (2, 300), (2, 300)))

@@ -14,7 +14,7 @@ from tritonkittens.kernels.gemm import Config, Epilogue, gemm
 from tritonkittens.kernels.gemm.call_plan import unaligned_plan
 from tritonkittens.kernels.gemm.device.unaligned_tiles import Tiles
 
-SCHEDULES = 3, 12
+SCHEDULES = 2, 12
 CASES = {
     "default": ({}, ()),
     "cluster": (KINDS["cluster"].__dict__, ()),

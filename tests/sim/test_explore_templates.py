@@ -109,7 +109,7 @@ CASES = [
 ]
 
 
-@explored(4, 20)
+@explored(2, 20)
 @pytest.mark.parametrize(("cls", "knobs", "lengths"), CASES, ids=lambda x: x.__name__ if isinstance(x, type) else None)
 def test_streams(cls, knobs, lengths, schedules, rng):
     template = cls(**knobs)
@@ -127,7 +127,7 @@ def test_streams(cls, knobs, lengths, schedules, rng):
     assert torch.equal(y, expected.float())
 
 
-@explored(4, 20)
+@explored(2, 20)
 @pytest.mark.parametrize(
     "knobs",
     [
@@ -176,7 +176,7 @@ def watched(rng, schedules, **knobs):
     return y, expected.reshape(-1, template.cols).float()
 
 
-@explored(4, 20)
+@explored(2, 20)
 def test_consumers_that_end_one_after_the_other(schedules, rng):
     assert torch.equal(*watched(rng, schedules))
     with pytest.raises(sim.SimulationError, match="race: W is read while it may still be written"):
@@ -193,7 +193,7 @@ def test_consumers_that_end_one_after_the_other(schedules, rng):
     ],
     ids=str,
 )
-@explored(4, 20)
+@explored(2, 20)
 def test_scratch_tiles_leave_by_reduce_store_warps(cls, knobs, schedules, rng):
     template = cls(**knobs)
     x, e, s, lengths = operands(template, (2, 0, 3, 1, 4, 0, 0, 1), rng, "cpu")
