@@ -33,6 +33,8 @@ SUITES = {  # file of results: what it measures, and the peers
         "best of cuDNN and FlashAttention-2",
     ),
     "attention_varlen": ("attention of packed sequences", "best of torch"),
+    "grouped": ("products of groups, of mixtures of experts", "`torch._grouped_mm`"),
+    "linear_cross_entropy": ("linear layer and cross entropy, forward and backward", "torch.compile, liger"),
     "attention_models": ("prefill and training of Llama and Qwen3 layers", "PyTorch's `sdpa`"),
 }
 
