@@ -18,8 +18,10 @@ from tritonkittens.launch import plain_kernel
 
 @triton.jit
 def _capped(x, cap, CAP: tl.constexpr):
-    """cap · tanh(x / cap), with the absolute error of fp32; x itself without CAP."""
-    return cap * (1.0 - 2.0 / (1.0 + exp(x * (2 / cap)))) if CAP else x
+    """cap · tanh(x / cap), with the absolute error of fp32; x itself without CAP. The square of a reciprocal root takes
+    fewer instructions than a division."""
+    root = tk.rsqrt(1.0 + tl.exp2(x * (2.8853900817779268 / cap))) if CAP else 0.0
+    return cap - 2 * cap * (root * root) if CAP else x
 
 
 @plain_kernel
@@ -90,7 +92,6 @@ def cross_entropy_sum(
     for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
         total += load_vector(L, row, rows)
-        of_row = tl.load(C + row, mask=row < rows, other=ignored if FIRST else 0)
-        count += (of_row != ignored).to(tl.float32) if FIRST else of_row
+        count += 1.0 * (tl.load(C + row, row < rows, ignored) != ignored) if FIRST else load_vector(C, row, rows)
     tl.store(S + tl.program_id(0), tl.sum(total, 0) / tl.sum(count, 0) if MEAN else tl.sum(total, 0))
     tl.store(N + tl.program_id(0), tl.sum(count, 0))
