@@ -17,6 +17,7 @@ from tritonkittens.kernels.experts import (
     experts,
     gather_operator,
     gather_tokens,
+    interface,
     route,
 )
 from tritonkittens.kernels.experts.inspection import inspectable
@@ -174,3 +175,14 @@ def test_errors():
         MixtureOfExperts(64, 48, 6, top_k=7)
     with refused("Experts: activation='relu'; it must be 'silu' or 'gelu_tanh'", ValueError):
         Experts(64, 48, 6, "relu")
+
+
+def test_shards_are_refused(monkeypatch):
+    monkeypatch.setattr(interface, "is_distributed", lambda kind: True)
+    x, index, *rest = operands(9, 2, 3, 64, 48, BF16)
+    with refused("experts: x is a DTensor; give its shard, x.to_local()", TypeError):
+        experts(x, index, *rest)
+    with refused("gather_tokens: x is a DTensor; give its shard, x.to_local()", TypeError):
+        gather_tokens(x, route(index, 3))
+    with refused("combine_tokens: y is a DTensor; give its shard, y.to_local()", TypeError):
+        combine_tokens(x, None, route(index, 3))

@@ -40,6 +40,15 @@ REFUSING = {  # operators that take no DTensor
     "cross_entropy_backward",
     "linear_cross_entropy",
     "linear_cross_entropy_backward",
+    "combine_tokens",
+    "combine_tokens_backward",
+    "gated_activation",
+    "gated_activation_backward",
+    "gather_tokens",
+    "grouped_gemm",
+    "rotary",
+    "rotary_inplace",
+    "rotary_norm_backward",
 }
 
 
@@ -122,8 +131,8 @@ def test_pools_of_pages_are_whole_where_batches_are_sharded():
 
 
 def test_every_operator_has_a_rule_for_each_tensor():
-    for family in ("quantize", "norm", "loss"):
-        importlib.import_module(f"tritonkittens.kernels.{family}.operators")  # registers them
+    for family in ("quantize", "norm", "loss", "rotary", "activation", "experts", "grouped_gemm"):
+        importlib.import_module(f"tritonkittens.kernels.{family}")  # registers them
     all_names = (name.split("::") for name in vars(torch._library.custom_ops)["OPDEFS"])
     names = {name for library, name in all_names if library == "tritonkittens"}
     ruled = {name for name in ("gemm", *_sharding.ATTENTION) if " " not in name}

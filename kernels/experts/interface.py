@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, check_tensors
+from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels.activation import geglu, swiglu
 from tritonkittens.kernels.experts.checks import check_index
 from tritonkittens.kernels.grouped_gemm import grouped_gemm
@@ -57,12 +58,18 @@ def route(index: Tensor, experts: int) -> Routing:
     return Routing(choices.to(torch.int32), ends, places)
 
 
+def _refuse_shards(name: str, argument: str, x: Tensor) -> None:
+    if is_distributed(type(x)):
+        raise TypeError(f"{name}: {argument} is a DTensor; give its shard, {argument}.to_local()")
+
+
 def gather_tokens(x: Tensor, routing: Routing) -> Tensor:
     """Return the rows of tokens by expert, (tokens · k, columns), zeros for choices whose expert is elsewhere.
 
     x: (tokens, columns) in bf16, fp16 or fp32. Its gradient is the sum of those of its copies, in fp32.
     """
     check_tensors("gather_tokens", x=x)
+    _refuse_shards("gather_tokens", "x", x)
     found: Tensor = call("gather_tokens", x, *routing)
     return found
 
@@ -78,6 +85,7 @@ def combine_tokens(y: Tensor, weights: Tensor | None, routing: Routing) -> Tenso
         weights: (tokens, k) in any of these dtypes; None: 1.
     """
     check_tensors("combine_tokens", y=y)
+    _refuse_shards("combine_tokens", "y", y)
     check_tensors("combine_tokens", optional=True, weights=weights)
     found: Tensor = call("combine_tokens", y, weights, *routing)
     return found
@@ -113,6 +121,7 @@ def experts(
     if activation not in ACTIVATIONS:
         raise ValueError(f"experts: activation={activation!r}; it must be {' or '.join(map(repr, ACTIVATIONS))}")
     check_tensors("experts", x=x, index=index, weights=weights, gate_up=gate_up, down=down)
+    _refuse_shards("experts", "x", x)
     routing = route(index, gate_up.shape[0])
     h = grouped_gemm(gather_tokens(x, routing), gate_up.mT, routing.ends)
     h = grouped_gemm(ACTIVATIONS[activation](h), down.mT, routing.ends)
