@@ -16,7 +16,7 @@ FILES = sorted((pathlib.Path(__file__).parent / "interpreted").glob("test_*.py")
 
 @pytest.mark.parametrize("cases", ["not slow", slow("slow")])
 @pytest.mark.parametrize(
-    "file", [slow(f, id=f.stem) if "quantize" in f.stem else f for f in FILES], ids=lambda f: f.stem
+    "file", [slow(f, id=f.stem) if f.stem in ("test_quantize", "test_loss") else f for f in FILES], ids=lambda f: f.stem
 )
 def test_interpreted(file, cases):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -31,11 +31,9 @@ QUICK = {
     "gemm",
     "gemm_fp8_pingpong",
     "attention_d64_causal",
-    "attention_d64_short",
     "attention_varlen_d128_causal",
     "attention_fp8_d64_causal",
     "attention_dkdv_d64",
-    "attention_dq_d64_causal",
     "attention_backward_d128_causal",
     "attention_decode_d64_3_at_once",
 }

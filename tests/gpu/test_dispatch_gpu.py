@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.util import DEVICE, crossed, on_gpu_or_simulated, relative_error
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, relative_error, some_slow
 from tritonkittens import nn
 from tritonkittens.kernels.attention import (
     attention,
@@ -122,8 +122,10 @@ OPERATORS = {
         lambda: (randn(2, 2, 24, 32, dtype=E4M3), randn(2, 2, 40, 32, dtype=E4M3), randn(2, 2, 40, 32, dtype=E4M3)),
     ),
 }
-every_operator = pytest.mark.parametrize("name", OPERATORS)
-differentiable = pytest.mark.parametrize("name", [name for name, of in OPERATORS.items() if of.gradient])
+QUICK = ["gemm", "gemm, fused", "attention", "attention_decode", "attention_varlen"]
+every_operator = pytest.mark.parametrize("name", some_slow(list(OPERATORS), QUICK))
+DIFFERENTIABLE = [name for name, of in OPERATORS.items() if of.gradient]
+differentiable = pytest.mark.parametrize("name", some_slow(DIFFERENTIABLE, [x for x in QUICK if x in DIFFERENTIABLE]))
 
 
 def exact(tensors):

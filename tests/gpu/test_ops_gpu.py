@@ -224,7 +224,7 @@ def test_what_ran_before_runs_as_before(name, rng):
 
 
 @pytest.mark.parametrize(
-    "given", [slow({}), slow(dict(is_causal=True)), dict(scale=0.2), dict(enable_gqa=True)], ids=str
+    "given", [slow({}), slow(dict(is_causal=True)), slow(dict(scale=0.2)), dict(enable_gqa=True)], ids=str
 )
 def test_jagged_tensors_run_on_the_kernel_of_packed_sequences(given, rng, monkeypatch):
     """Values and gradients, of which padding and PyTorch's implementation are no part."""
