@@ -86,7 +86,7 @@ def error(
     a: torch.Tensor, b: torch.Tensor, sizes: list[int], after: Callable[[torch.Tensor], torch.Tensor] | None = None
 ) -> Callable[[torch.Tensor], float]:
     """The error of a product by that of each group in fp32, and a function of it `after` that."""
-    parts = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    parts = torch.tensor([0, *sizes], dtype=torch.int64, device="cpu").cumsum(0).tolist()
     groups = [slice(*bounds) for bounds in zip(parts, parts[1:], strict=False)]
     if b.ndim == 3:
         found = torch.cat([a[part].float() @ b[g].float() for g, part in enumerate(groups)])
@@ -182,7 +182,8 @@ def fp8_trial(options: argparse.Namespace, shape: Shape) -> Trial:
     ends, a = offsets(sizes), randn(shape.tokens, shape.k, dtype=e4m3)
     b = randn(shape.groups, shape.n, shape.k, dtype=e4m3).mT
     scale_a, scale_b = (
-        torch.rand(extents, device=DEVICE) + 0.5 for extents in ((shape.tokens,), (shape.groups, shape.n))
+        torch.rand(extents, dtype=torch.float32, device=DEVICE) + 0.5
+        for extents in ((shape.tokens,), (shape.groups, shape.n))
     )
     scaled_b = b.float() * scale_b[:, None]
 

@@ -132,7 +132,7 @@ def prepare(kind: str, rows: int, width: int, both_ways: bool) -> Trial:
     given = (x, torch.randint(0, width, (rows,), device=x.device))
     gradient = None
     if both_ways:
-        gradient = randn(rows, width) if kind == "softmax" else torch.ones((), device=x.device)
+        gradient = randn(rows, width) if kind == "softmax" else torch.ones((), dtype=torch.float32, device=x.device)
 
     def timed(make: Callable[[str], Function]) -> Callable[[], Callable[[], Any]]:
         if gradient is not None:

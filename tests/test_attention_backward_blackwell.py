@@ -126,7 +126,7 @@ def test_scores_far_below_the_largest_have_no_weight(rng):
     assert not found[2][0, 0, :100].any(), "these keys have no weight"
 
 
-@explored(2, 12)
+@explored(1, 12)
 @pytest.mark.parametrize("shape, given", [
     pytest.param(dict(queries=300, keys=140), {}, id="two tasks of three blocks"),
     pytest.param(dict(queries=200, keys=140, heads=2, kv_heads=1, dim=128), dict(causal=True), id="dQ over dP"),

@@ -98,7 +98,7 @@ def _extents(x: Tensor, unsqueeze_dim: int) -> Extents:
 
 
 def _result(x: Tensor) -> Callable[[], Tensor]:
-    strides = result_like(torch.empty_strided(x.shape, x.stride(), device="meta")).stride()
+    strides = result_like(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")).stride()
     return allocator(tuple(x.shape), x.dtype, x.device, strides)
 
 

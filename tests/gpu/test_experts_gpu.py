@@ -96,7 +96,7 @@ def test_repeatable():
     assert all(torch.equal(a, b) for a, b in zip(first, check(given), strict=True))
 
 
-@pytest.mark.parametrize("seed", some_slow(list(range(30)), [0]))
+@pytest.mark.parametrize("seed", some_slow(list(range(30)), []))
 def test_random_configurations(seed):
     choose = random.Random(seed)
     count = choose.choice([1, 2, 5, 16, 33])

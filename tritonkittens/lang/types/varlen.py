@@ -70,7 +70,7 @@ def check_sequence(g: Traced, sequence: Traced, of_tile: bool, what: str) -> Non
 
 @op
 def has_sequences(t: Trace, g: Traced) -> Traced:
-    """Return whether copies of a global layout take a `sequence` as their first coordinate, a constant."""
+    """Return whether copies of the global layout `g` take a `sequence` as their first coordinate, a constant."""
     check_global(g, "has_sequences")
     return tl.constexpr(is_ragged(g))
 
