@@ -1,6 +1,6 @@
 # make demo | test | test-fast | test-slow | test-gpu | bench | lint | docs
 #
-# test       every test function, with the cases that differ in kind: what CI runs, 15 minutes on two cores
+# test       every test function, with some of its cases: what CI runs, 20 minutes on two cores
 # test-fast  the language, its errors and layouts, and one GEMM and one attention in the simulator: two minutes, while editing
 # test-slow  the exhaustive cases alone, which `test` leaves out: 15 minutes on two cores
 # test-gpu   every case of the tests of kernels, on the GPU

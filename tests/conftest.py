@@ -4,6 +4,7 @@ Triton's compile cache is left where it is (~/.triton/cache, or TRITON_CACHE_DIR
 `compiled_anew` is for where it does not.
 """
 
+import collections
 import functools
 import gc
 import os
@@ -50,7 +51,12 @@ def _no_gpu_reason():
     return None
 
 
+SIMULATED = 3  # cases of a parametrised test of tests/gpu from which on the simulator runs every third in `make test`
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by -m
 def pytest_collection_modifyitems(items):
+    _leave_cases_to_the_gpu(items)
     reason = None
     for item in items:
         if item.get_closest_marker("gpu"):  # not item.keywords: the folder tests/gpu is in there too
@@ -89,3 +95,17 @@ def no_plans():
         module = sys.modules.get(f"tritonkittens.kernels.attention.{name}")
         if module is not None:
             module._plans.clear()
+
+
+def _leave_cases_to_the_gpu(items):
+    """Where there is no GPU, most cases of a test of kernels behind the first few are slow: `make test-slow` simulates
+    them."""
+    if _no_gpu_reason() is None:
+        return
+    seen = collections.Counter()
+    for item in items:
+        if item.path.parent.name == "gpu" and not item.get_closest_marker("slow"):
+            test = item.path, item.originalname
+            seen[test] += 1
+            if seen[test] > SIMULATED and seen[test] % 3:
+                item.add_marker(pytest.mark.slow)
