@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tritonkittens.kernels._tensors import check_tensor
+from tritonkittens.kernels._dispatch import takes
+from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
 from tritonkittens.kernels.experts.config import INDICES, INPUTS, MOST_CHOICES
+from tritonkittens.kernels.grouped_gemm.checks import MAX_GROUPS
 
 
 def check_index(index: Tensor, experts: int) -> None:
@@ -18,6 +20,20 @@ def check_index(index: Tensor, experts: int) -> None:
         )
     if not isinstance(experts, int) or isinstance(experts, bool) or not 1 <= experts < 1 << 15:
         raise ValueError(f"route: experts={experts!r}; it must be an integer from 1 to {(1 << 15) - 1}")
+
+
+def are_taken(x: Tensor, index: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> bool:
+    """Return whether the kernels take the operands of `experts`."""
+    return (
+        x.ndim == index.ndim == 2
+        and index.shape[1] <= MOST_CHOICES
+        and gate_up.shape[0] <= MAX_GROUPS
+        and gate_up.dtype == down.dtype == x.dtype
+        and index.device == weights.device == x.device
+        and takes(HALF_TYPES, x, gate_up, down, needs_tma=True)
+        and takes(INPUTS, weights)
+        and takes(INDICES, index)
+    )
 
 
 def check_rows(name: str, argument: str, x: Tensor, rows: int, wanted: str) -> None:

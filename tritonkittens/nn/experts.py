@@ -8,28 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tritonkittens.kernels._dispatch import is_ordinary, unseen_by_function_modes
-from tritonkittens.kernels._sharding import is_distributed
-from tritonkittens.kernels._tensors import HALF_TYPES
+from tritonkittens.kernels._dispatch import unseen_by_function_modes
 from tritonkittens.kernels.experts import experts
-from tritonkittens.kernels.experts.config import MOST_CHOICES
+from tritonkittens.kernels.experts.checks import are_taken
 from tritonkittens.kernels.experts.interface import ACTIVATIONS
-from tritonkittens.kernels.grouped_gemm.checks import MAX_GROUPS
-from tritonkittens.nn.linear import _has_kernels
-
-
-@unseen_by_function_modes
-def experts_by_kernel(
-    x: Tensor, index: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str
-) -> Tensor | None:
-    """Return `experts` if the kernels take the operands, else None."""
-    given = (x, index, weights, gate_up, down)
-    plain = all(is_ordinary(t) and not is_distributed(type(t)) and t.device == x.device for t in given)
-    alike = x.dtype in HALF_TYPES and gate_up.dtype == down.dtype == x.dtype
-    fits = gate_up.shape[0] <= MAX_GROUPS and index.shape[-1] <= MOST_CHOICES
-    if not (plain and alike and fits and activation in ACTIVATIONS and _has_kernels(x.device)):
-        return None
-    return experts(x, index, weights, gate_up, down, activation=activation)
 
 
 class Experts(nn.Module):
@@ -80,8 +62,14 @@ class Experts(nn.Module):
             nn.init.uniform_(matrices, -bound, bound)
 
     def forward(self, input: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        y = experts_by_kernel(input, index, weights, self.gate_up_proj, self.down_proj, self.activation)
+        y = self._by_kernel(input, index, weights)
         return self._one_by_one(input, index, weights) if y is None else y
+
+    @unseen_by_function_modes
+    def _by_kernel(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor | None:
+        """Return the result if the kernels take the operands, else None."""
+        given = (x, index, weights, self.gate_up_proj, self.down_proj)
+        return experts(*given, activation=self.activation) if are_taken(*given) else None
 
     def _one_by_one(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         out = torch.zeros_like(x)

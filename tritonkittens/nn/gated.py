@@ -5,17 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tritonkittens.kernels._dispatch import constant_in_traces, has_tangent, is_ordinary, unseen_by_function_modes
-from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels._dispatch import takes, unseen_by_function_modes
 from tritonkittens.kernels.activation import swiglu
 from tritonkittens.kernels.activation.config import INPUTS
-from tritonkittens.launch import is_reachable
 from tritonkittens.nn.linear import Linear
-
-
-@constant_in_traces  # a device does not change between a trace and its runs
-def _has_kernels(device: torch.device) -> bool:
-    return is_reachable(device)
 
 
 class SwiGLU(nn.Module):
@@ -55,8 +48,7 @@ class SwiGLU(nn.Module):
 
     @unseen_by_function_modes
     def _activated(self, x: Tensor) -> Tensor:
-        fits = is_ordinary(x) and not is_distributed(type(x)) and x.dtype in INPUTS
-        if fits and _has_kernels(x.device) and not has_tangent(x):
+        if takes(INPUTS, x):
             return swiglu(x)
         a, b = x.chunk(2, -1)
         return nn.functional.silu(a) * b

@@ -7,12 +7,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tritonkittens.kernels._dispatch import autocasts, is_ordinary, unseen_by_function_modes
-from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels._dispatch import autocasts, is_ordinary, takes, unseen_by_function_modes
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.grouped_gemm import grouped_gemm
 from tritonkittens.kernels.grouped_gemm.checks import MAX_GROUPS
-from tritonkittens.nn.linear import _autocast, _has_kernels
+from tritonkittens.nn.linear import _autocast
 
 
 class GroupedLinear(nn.Module):
@@ -73,14 +72,8 @@ class GroupedLinear(nn.Module):
     @unseen_by_function_modes
     def _by_kernel(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor | None:
         """Return the product if the kernel takes the operands, else None."""
-        given = (x, weight, offsets)
-        fits = (
-            x.dtype in HALF_TYPES
-            and weight.shape[0] <= MAX_GROUPS
-            and weight.dtype is x.dtype
-            and weight.device == x.device
-        )
-        if not (fits and all(is_ordinary(t) and not is_distributed(type(t)) for t in given) and _has_kernels(x.device)):
+        fits = weight.shape[0] <= MAX_GROUPS and weight.dtype is x.dtype and is_ordinary(offsets)
+        if not (fits and takes(HALF_TYPES, x, weight, needs_tma=True)):
             return None
         return grouped_gemm(x, weight.mT, offsets)
 

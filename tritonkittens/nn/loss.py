@@ -7,24 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tritonkittens.arch import chip_of
-from tritonkittens.kernels._dispatch import (
-    autocasts,
-    constant_in_traces,
-    has_tangent,
-    is_ordinary,
-    unseen_by_function_modes,
-)
+from tritonkittens.kernels._dispatch import autocasts, has_kernels, has_tangent, is_ordinary, unseen_by_function_modes
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.loss import cross_entropy, cross_entropy_torch, linear_cross_entropy
 from tritonkittens.kernels.loss.config import INPUTS, TARGETS, WIDEST
-from tritonkittens.launch import device_facts, is_reachable
-
-
-@constant_in_traces  # a device does not change between a trace and its runs
-def _has_kernels(device: torch.device, needs_tma: bool = False) -> bool:
-    return is_reachable(device) and (not needs_tma or chip_of(device_facts(device).capability).tma)
 
 
 def _fits(target: Tensor, *tensors: Tensor | None) -> bool:
@@ -60,7 +47,7 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         fits = rows.ndim > 0 and rows.dtype in INPUTS and rows.shape[:-1] == target.shape
         if not (fits and 1 <= rows.shape[-1] <= WIDEST and (input.ndim <= 2 or rows.stride(-1) == 1)):
             return None  # torch computes it, or says what is wrong
-        if not _has_kernels(input.device):
+        if not has_kernels(input.device):
             return None
         options: dict[str, Any] = dict(ignore_index=self.ignore_index, label_smoothing=self.label_smoothing)
         loss = cross_entropy(rows, target, reduction=self.reduction, **options)
@@ -123,7 +110,7 @@ class LinearCrossEntropyLoss(nn.Module):
         dtype = autocasts(input.device)
         dtypes = [dtype if dtype is not None else t.dtype for t in (input, weight, bias) if t is not None]
         alike = dtypes[0] in HALF_TYPES and len(set(dtypes)) == 1
-        if not (alike and 1 <= len(weight) <= WIDEST and _has_kernels(input.device, needs_tma=True)):
+        if not (alike and 1 <= len(weight) <= WIDEST and has_kernels(input.device, needs_tma=True)):
             return None
         return linear_cross_entropy(input, weight, target, bias, **self.options)
 

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from transformers.activations import GELUTanh, SiLUActivation
 from transformers.integrations.moe import _default_apply_gate, grouped_mm_experts_forward
 
-from tritonkittens.kernels._dispatch import takes, unseen_by_function_modes
-from tritonkittens.kernels._tensors import HALF_TYPES
+from tritonkittens.kernels._dispatch import unseen_by_function_modes
 from tritonkittens.kernels.experts import experts
-from tritonkittens.kernels.experts.config import INDICES, INPUTS, MOST_CHOICES
+from tritonkittens.kernels.experts.checks import are_taken
 
 ACTIVATIONS = {SiLUActivation: "silu", nn.SiLU: "silu", GELUTanh: "gelu_tanh"}
 
@@ -39,13 +38,5 @@ def are_plain(module: Any) -> bool:
 def mixed(module: Any, x: Tensor, index: Tensor, weights: Tensor) -> Tensor | None:
     """Return the result of experts that `are_plain` if the kernels take the operands, else None."""
     gate_up, down = module.gate_up_proj, module.down_proj
-    fits = (
-        x.ndim == index.ndim == 2
-        and index.shape[1] <= MOST_CHOICES
-        and gate_up.dtype == down.dtype == x.dtype
-        and index.device == weights.device == x.device
-        and takes(HALF_TYPES, x, gate_up, down, needs_tma=True)
-        and takes(INPUTS, weights)
-        and takes(INDICES, index)
-    )
+    fits = are_taken(x, index, weights, gate_up, down)
     return experts(x, index, weights, gate_up, down, activation=ACTIVATIONS[type(module.act_fn)]) if fits else None
