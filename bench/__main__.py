@@ -29,6 +29,7 @@ MODULES = (
     "workers",
     "gemm",
     "gemm_random",
+    "gated_gemm",
     "grouped",
     "attention",
     "attention_random",

@@ -40,6 +40,7 @@ REFUSING = {  # operators that take no DTensor
     "combine_tokens_backward",
     "gated_activation",
     "gated_activation_backward",
+    "gated_gemm",
     "gather_tokens",
     "grouped_gemm",
     "rotary",
@@ -127,7 +128,7 @@ def test_pools_of_pages_are_whole_where_batches_are_sharded():
 
 
 def test_every_operator_has_a_rule_for_each_tensor():
-    for family in ("quantize", "norm", "loss", "rotary", "activation", "experts", "grouped_gemm"):
+    for family in ("quantize", "norm", "loss", "rotary", "activation", "experts", "gated_gemm", "grouped_gemm"):
         importlib.import_module(f"tritonkittens.kernels.{family}")  # registers them
     all_names = (name.split("::") for name in vars(torch._library.custom_ops)["OPDEFS"])
     names = {name for library, name in all_names if library == "tritonkittens"}

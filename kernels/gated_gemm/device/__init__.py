@@ -1,0 +1,1 @@
+"""The kernel of products that gate each other."""
