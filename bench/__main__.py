@@ -38,6 +38,7 @@ MODULES = (
     "norm",
     "rotary",
     "activation",
+    "linear_attention",
     "loss",
     "attention_models",
     "generate",

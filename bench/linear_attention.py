@@ -1,0 +1,146 @@
+"""Linear attention with and without decays, forward and backward: beside fla, and a copy of as many bytes as a call
+must read and write.
+
+Operands are in fla's layout, (batch, length, heads, dim). Errors are those of a few heads, against float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from bench.gemm import DEVICE, OURS, randn
+from bench.harness import Case, Contender, Suite, Trial, deferred
+from bench.quantize import copy_of
+
+CHECKED = 2  # heads
+CHUNK = 256  # rows of the reference
+BOUND = 1e-2  # states and weights of a chunk are rounded to bf16
+
+
+class Shape(NamedTuple):
+    """Operands, and whether the past fades."""
+
+    batch: int
+    length: int
+    heads: int
+    dim: int
+    decayed: bool
+
+    def __str__(self) -> str:
+        kind = "decays" if self.decayed else "plain"
+        return f"{kind} B {self.batch} T {self.length} H {self.heads} D {self.dim}"
+
+    def moved(self, backward: bool) -> float:
+        """Bytes that a call reads and writes."""
+        return 2.0 * self.batch * self.length * self.heads * self.dim * (7 if backward else 4)
+
+
+# heads of all batches from 16 to 1,024, lengths from 512 to 65,536
+EXTENTS = (
+    (1, 16384, 16, 128), (1, 65536, 16, 128), (8, 4096, 32, 128), (32, 512, 32, 128), (4, 2048, 16, 128),
+    (16, 1024, 32, 64), (1, 16384, 16, 64), (8, 4096, 64, 64),
+)  # fmt: skip
+
+
+def rates(heads: int) -> torch.Tensor:
+    """Decays of heads as of lightning attention."""
+    return 2.0 ** (-8.0 * torch.arange(1, heads + 1, dtype=torch.float32, device=DEVICE) / heads)
+
+
+def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor | None) -> torch.Tensor:
+    """The result in the dtype of the operands, chunk by chunk."""
+    rate = q.new_zeros(q.shape[2]) if decay is None else decay.to(q.dtype)
+    i = torch.arange(CHUNK, dtype=q.dtype, device=q.device)
+    weights = torch.exp(-rate[:, None, None] * (i[:, None] - i).clamp(min=0)).tril()
+    state: Any = 0.0
+    found: list[torch.Tensor] = []
+    for q_i, k_i, v_i in zip(*(x.transpose(1, 2).split(CHUNK, 2) for x in (q, k, v)), strict=True):
+        n = q_i.shape[2]
+        powers = torch.exp(-rate[:, None] * (i[:n] + 1))[..., None]
+        found.append((q_i @ k_i.mT * weights[:, :n, :n]) @ v_i + powers * (q_i @ state if len(found) else 0.0))
+        later = torch.exp(-rate[:, None] * (n - 1 - i[:n]))[..., None]
+        state = torch.exp(-rate * n)[:, None, None] * state + (k_i * later).mT @ v_i
+    return torch.cat(found, 2).transpose(1, 2)
+
+
+def ours(decay: torch.Tensor | None) -> Callable[..., Any]:
+    from tritonkittens.kernels.linear_attention import linear_attention
+
+    return functools.partial(linear_attention, decay=decay, scale=1.0)
+
+
+def fla(decay: torch.Tensor | None) -> Callable[..., Any]:
+    if decay is None:
+        from fla.ops.linear_attn import chunk_linear_attn
+
+        return lambda q, k, v: chunk_linear_attn(q, k, v, scale=1.0, normalize=False)[0]
+    from fla.ops.simple_gla import chunk_simple_gla
+
+    return lambda q, k, v: chunk_simple_gla(q, k, v, g_gamma=-decay, scale=1.0)[0]
+
+
+@deferred
+def error(shape: Shape, given: list[torch.Tensor], decay: Any, grad: torch.Tensor | None) -> Callable[[Any], float]:
+    exact = [x[:, :, :CHECKED].double().requires_grad_(grad is not None) for x in given]
+    q, k, v = exact
+    expected = [reference(q, k, v, None if decay is None else decay[:CHECKED])]
+    if grad is not None:
+        expected = list(torch.autograd.grad(expected[0], exact, grad[:, :, :CHECKED].double()))
+
+    def of(found: Any) -> float:
+        parts = [found] if isinstance(found, torch.Tensor) else found
+        pairs = zip(parts, expected, strict=True)
+        return max(float((a[:, :, :CHECKED].double() - b).norm() / b.norm()) for a, b in pairs)
+
+    return of
+
+
+def prepare(shape: Shape, backward: bool) -> Trial:
+    batch, length, heads, dim, decayed = shape
+    given = [randn(batch, length, heads, dim) for _ in range(3)]
+    grad, decay = randn(batch, length, heads, dim) if backward else None, rates(heads) if decayed else None
+
+    def timed(make: Callable[..., Any]) -> Callable[[], Callable[[], Any]]:
+        def run() -> Callable[[], Any]:
+            function = make(decay)
+            if grad is None:
+                return functools.partial(function, *given)
+            leaves = [x.clone().requires_grad_() for x in given]
+            found = function(*leaves)
+            return lambda: torch.autograd.grad(found, leaves, grad, retain_graph=True)
+
+        return run
+
+    copied = Contender(functools.partial(copy_of, shape.moved(backward)), lambda found: 0.0)
+    baselines = {"copy of as many bytes": copied}
+    return Trial({OURS: timed(ours)}, {"fla": timed(fla)}, error(shape, given, decay, grad), BOUND, baselines=baselines)
+
+
+def cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
+    shapes = [Shape(*extents, decayed) for decayed in (True, False) for extents in EXTENTS]
+    return [
+        Case(
+            f"{'backward, ' * backward}{shape}",
+            shape.moved(backward),
+            shape._asdict() | {"backward": backward},
+            functools.partial(prepare, shape, backward),
+            kind="device" if backward else "graph",
+        )
+        for shape in shapes
+    ]
+
+
+SUITES = (
+    Suite("linear_attention", "linear attention", cases, unit="TB/s"),
+    Suite(
+        "linear_attention_backward",
+        "backwards of linear attention",
+        functools.partial(cases, backward=True),
+        unit="TB/s",
+    ),
+)

@@ -1,0 +1,66 @@
+"""What linear attention takes: dtypes and shapes that fit together. Errors name the argument."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels._dispatch import check_tensors
+from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
+
+MOST_KEYS = 128  # columns of q and k
+MOST_SEQUENCES = 1024  # that are packed
+NAME = "linear_attention"
+
+
+def check_kinds(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None, ends: Tensor | None
+) -> None:
+    """Raise TypeError for what is no tensor, or one of several devices."""
+    check_tensors(NAME, q=q, k=k, v=v)
+    check_tensors(NAME, optional=True, decay=decay, initial_state=state, cu_seqlens=ends)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if is_distributed(type(x)):
+            raise TypeError(f"{NAME}: {name} is a DTensor; give its shard, {name}.to_local()")
+
+
+def check_shapes(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None, starts: Tensor | None
+) -> None:
+    """Raise TypeError or ValueError for operands that do not fit together."""
+    if q.ndim != 4 or not 1 <= q.shape[-1] <= MOST_KEYS:
+        raise ValueError(f"{NAME}: q is {tuple(q.shape)}; it must be (B, T, H, K), K from 1 to {MOST_KEYS}")
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise TypeError(f"{NAME}: {name} has dtype {x.dtype}, q {q.dtype}; they must be equal")
+    if k.shape != q.shape:
+        raise ValueError(f"{NAME}: k is {tuple(k.shape)}; it must be {tuple(q.shape)}, as q")
+    if v.ndim != 4 or v.shape[:-1] != q.shape[:-1] or v.shape[-1] == 0:
+        raise ValueError(f"{NAME}: v is {tuple(v.shape)}; it must be {(*q.shape[:-1], 'V')}".replace("'", ""))
+    sequences = q.shape[0]
+    if starts is not None:
+        if q.shape[0] != 1 or starts.ndim != 1 or not 1 <= starts.shape[0] <= MOST_SEQUENCES + 1:
+            raise ValueError(
+                f"{NAME}: q is {tuple(q.shape)}, cu_seqlens {tuple(starts.shape)}; packed sequences have a batch of 1, "
+                f"and cu_seqlens 1 to {MOST_SEQUENCES + 1} elements"
+            )
+        if starts.dtype != torch.int32:
+            raise TypeError(f"{NAME}: cu_seqlens has dtype {starts.dtype}; it must be torch.int32")
+        sequences = starts.shape[0] - 1
+    wanted = {"decay": (decay, (q.shape[2],)), "initial_state": (state, (sequences, *q.shape[2:], v.shape[-1]))}
+    for name, (x, shape) in wanted.items():
+        if x is not None and tuple(x.shape) != shape:
+            raise ValueError(f"{NAME}: {name} is {tuple(x.shape)}; it must be {shape}")
+        if x is not None and x.dtype != torch.float32:
+            raise TypeError(f"{NAME}: {name} has dtype {x.dtype}; it must be torch.float32")
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None, starts: Tensor | None) -> None:
+    """Raise TypeError or ValueError for operands that the kernels do not take."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_tensor(NAME, name, x, HALF_TYPES, "q", q)
+    check_shapes(q, k, v, decay, state, starts)
+    for name, x in (("decay", decay), ("initial_state", state), ("cu_seqlens", starts)):
+        if x is not None and x.device != q.device:
+            raise ValueError(f"{NAME}: {name} is on {x.device}, q on {q.device}; all tensors must be on one device")

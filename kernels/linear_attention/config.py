@@ -1,0 +1,39 @@
+"""What the kernels of linear attention are compiled for, and how long sequences are cut into segments."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tritonkittens.kernels._tensors import power_of_two
+
+NARROWEST, WIDEST = 64, 128  # columns of a tile
+ROWS = 64  # of a chunk
+SHORTEST = 8  # chunks of a segment
+MOST_IDLE = 0.75  # of the blocks that fit a GPU: with as many tasks, sequences stay whole
+
+
+class Shape(NamedTuple):
+    """Columns of tiles, consumers that share those of V, and blocks of a multiprocessor."""
+
+    key_dim: int
+    value_dim: int
+    consumers: int
+    blocks: int
+
+
+def shape_of(keys: int, values: int) -> Shape:
+    """Return the shape for heads of so many columns of K and of V."""
+    key_dim, value_dim = (min(max(power_of_two(n), NARROWEST), WIDEST) for n in (keys, values))
+    return Shape(key_dim, value_dim, value_dim // NARROWEST, 2 if key_dim + value_dim == 2 * NARROWEST else 1)
+
+
+def span_of(longest: int, total: int, tasks_of_row: int, sequences: int, slots: int) -> int:
+    """Return the rows of a segment: those of a sequence, unless too few sequences fill the GPU.
+
+    longest: rows of the longest sequence, at most. tasks_of_row: heads, and blocks of columns of V.
+    """
+    whole = -(-max(longest, 1) // ROWS) * ROWS
+    if sequences * tasks_of_row >= MOST_IDLE * slots:
+        return whole
+    chunks = max(SHORTEST, -(-total * tasks_of_row // (slots * ROWS)))
+    return min(whole, chunks * ROWS)

@@ -1,0 +1,59 @@
+"""Linear attention for PyTorch tensors: `linear_attention`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tritonkittens.kernels._dispatch import call, has_tangent, have_memory, is_plain, requires_grad
+from tritonkittens.kernels.linear_attention.call_plan import run
+from tritonkittens.kernels.linear_attention.checks import NAME, check_kinds, check_shapes
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return causal linear attention, whose past fades: oᵢ = scale · Σ_{j ≤ i} exp(-decay · (i - j)) (qᵢ·kⱼ) vⱼ.
+
+    As a recurrence, S ← exp(-decay) · S + k vᵀ and o = scale · Sᵀ q. RetNet and lightning attention are of this form.
+    fla's `chunk_simple_gla` with g_gamma = -decay is this function, and `chunk_linear_attn` is without a decay.
+
+    Args:
+        q, k: (B, T, H, K) in bf16 or fp16, K from 1 to 128, of any strides.
+        v: (B, T, H, V) in the dtype of q.
+        decay: (H,) fp32, at least 0, for each head; None: 0. It has no gradient.
+        scale: None: K^-0.5.
+        initial_state: (B, H, K, V) fp32, S before the first step; None: zeros.
+        output_final_state: also return S after the last step.
+        cu_seqlens: (N + 1,) int32 for N sequences, up to 1,024, packed along T, B = 1: sequence n has the rows from
+            element n up to element n + 1. They begin with 0 and never decrease. States are then (N, H, K, V).
+
+    Returns (B, T, H, V) in the dtype of v, and with output_final_state the state (B, H, K, V) in fp32. Rows after the
+    last packed sequence are not defined. States are carried in fp32 and multiplied in the dtype of q. Differentiable
+    any number of times in q, k, v and the state, but not in forward mode.
+
+    Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
+
+    Example::
+
+        o, state = linear_attention(q, k, v, decay, output_final_state=True)
+        o, state = linear_attention(q_next, k_next, v_next, decay, initial_state=state, output_final_state=True)
+    """
+    check_kinds(q, k, v, decay, initial_state, cu_seqlens)
+    if has_tangent(q, k, v, decay, initial_state):
+        raise ValueError(f"{NAME}: it has no forward-mode derivative; use linear_attention_torch")
+    check_shapes(q, k, v, decay, initial_state, cu_seqlens)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    operands = (q, k, v, decay, initial_state, cu_seqlens)
+    if is_plain(*operands) and have_memory(*operands) and not requires_grad(q, k, v, decay, initial_state):
+        o, state = run(*operands, scale, output_final_state, False)
+    else:
+        o, state = call(NAME, *operands, scale, output_final_state)
+    return (o, state) if output_final_state else o

@@ -1,0 +1,97 @@
+"""`linear_attention` as torch sees it: an operator of torch.library, whose gradients are calls of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, register, vmap_by_loop
+from tritonkittens.kernels.linear_attention.call_plan import run
+from tritonkittens.kernels.linear_attention.checks import MOST_KEYS, NAME, check_shapes
+
+
+@torch.library.custom_op("tritonkittens::linear_attention", mutates_args=())
+def linear_attention_operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    final_state: bool,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The operator behind `linear_attention`. The state is empty where it is not wanted. reverse: time runs from the
+    last row to the first."""
+    o, state = run(q, k, v, decay, initial_state, cu_seqlens, scale, final_state, reverse)
+    return o, q.new_empty(0, dtype=torch.float32) if state is None else state
+
+
+@describes(linear_attention_operator)
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    final_state: bool,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    check_shapes(q, k, v, decay, initial_state, cu_seqlens)
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    state = q.new_empty(sequences, q.shape[2], v.shape[-1], q.shape[-1], dtype=torch.float32).mT
+    return v.new_empty(v.shape), state if final_state else q.new_empty(0, dtype=torch.float32)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, decay, state, starts, ctx.scale, ctx.final_state, ctx.reverse = inputs
+    if decay is not None and decay.requires_grad:
+        raise ValueError(f"{NAME}: decay requires a gradient, which {NAME} does not compute")
+    ctx.save_for_backward(q, k, v, decay, state, starts)
+    ctx.set_materialize_grads(False)
+
+
+def _of_keys(do: Tensor, v: Tensor, k: Tensor, state: Tensor | None, *others: Any) -> Tensor:
+    """Σ of `linear_attention` of do, v and k over blocks of the columns of v, of which the kernel takes `MOST_KEYS`."""
+    if v.shape[-1] <= MOST_KEYS:
+        found: Tensor = call(NAME, do, v, k, others[0], state, *others[1:])[0]
+        return found
+    blocks = [slice(i, i + MOST_KEYS) for i in range(0, v.shape[-1], MOST_KEYS)]
+    parts = [
+        call(NAME, do[..., at], v[..., at], k, others[0], None if state is None else state[..., at, :], *others[1:])[0]
+        for at in blocks
+    ]
+    return torch.stack(parts).float().sum(0).to(k.dtype)
+
+
+def _backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any, ...]:
+    """With time reversed, gradients of k and v are linear attention, too: dqᵢ = Σ_{j ≤ i} λ^{i-j} (doᵢ·vⱼ) kⱼ,
+    dkⱼ = Σ_{i ≥ j} λ^{i-j} (vⱼ·doᵢ) qᵢ and dvⱼ = Σ_{i ≥ j} λ^{i-j} (kⱼ·qᵢ) doᵢ. The gradient of the state after is the
+    state before, one step later."""
+    check_no_tangent(NAME)
+    q, k, v, decay, state, starts = ctx.saved_tensors
+    needs, scale, reverse = ctx.needs_input_grad, ctx.scale, ctx.reverse
+    if not ctx.final_state:
+        d_final = None
+    if do is None and d_final is None:
+        return (None,) * 9
+    do = torch.zeros_like(v) if do is None else do.to(v.dtype)
+    step = 1.0 if decay is None else torch.exp(decay)[:, None, None]
+    begin = None if d_final is None else d_final * (step / scale)
+    dq = dk = dv = d_state = None
+    if needs[0]:
+        dq = _of_keys(do, v, k, None if state is None else state.mT, decay, starts, scale, False, reverse)
+    if needs[1]:
+        dk = _of_keys(v, do, q, None if begin is None else begin.mT, decay, starts, scale, False, not reverse)
+    if needs[2] or needs[4]:
+        dv, d_state = call(NAME, k, q, do, decay, begin, starts, scale, bool(needs[4]), not reverse)
+        d_state = d_state * (scale / step) if needs[4] else None
+    return dq, dk, dv if needs[2] else None, None, d_state, None, None, None, None
+
+
+register(linear_attention_operator, vmap_by_loop, _backward, _save)

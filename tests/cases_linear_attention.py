@@ -1,0 +1,74 @@
+"""What tests of linear attention share: operands, and comparisons of results and gradients with the recurrence."""
+
+import torch
+
+from tests.util import DEVICE, poison
+from tritonkittens.kernels.linear_attention import call_plan, linear_attention, linear_attention_torch
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BOUNDS = {BF16: 6e-3, FP16: 1e-3}  # states and weights are rounded once to be multiplied, results once more
+STATE_BOUND = {BF16: 4e-3, FP16: 6e-4}
+
+
+def poisoned(monkeypatch):
+    """Results, and states of segments, have poison where no kernel writes."""
+    padded_empty, plan = call_plan.padded_empty, call_plan.Plan
+    monkeypatch.setattr(call_plan, "_plans", {})
+    monkeypatch.setattr(call_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
+
+    class Poisoned(plan):
+        def states(self, *shape):
+            return poison(super().states(*shape))
+
+    monkeypatch.setattr(call_plan, "Plan", Poisoned)
+
+
+def starts_of(lengths):
+    return torch.tensor([0, *lengths], dtype=torch.int32, device=DEVICE).cumsum(0, dtype=torch.int32)
+
+
+def operands(batch, length, heads, keys, values, dtype=BF16, decays=(0.02, 1.5, 0.3, 0.0), state=True, sequences=None):
+    """(q, k, v, decay, initial state), of which results have entries about 1. The first head fades slowly, the second
+    within a few steps."""
+    q, k = (torch.randn(batch, length, heads, keys, device=DEVICE).to(dtype) for _ in range(2))
+    v = torch.randn(batch, length, heads, values, device=DEVICE).to(dtype)
+    rate = None if decays is None else torch.tensor(decays, device=DEVICE, dtype=FP32).repeat(-(-heads // 4))[:heads]
+    shape = (batch if sequences is None else sequences, heads, keys, values)
+    return q, k, v, rate, torch.randn(shape, device=DEVICE, dtype=FP32) if state else None
+
+
+def near(name, found, expected, bound, size=0.0):
+    """The error of `found` beside `expected`, or beside the `size` of terms that may cancel."""
+    assert found.shape == expected.shape, name
+    error, size = (
+        float((found.detach().double() - expected.detach()).norm()),
+        max(float(expected.detach().norm()), size),
+    )
+    assert error <= bound * size, f"{name}: error {error:.3e} of {size:.3e}"
+
+
+def check(given, cu_seqlens=None, gradients=False, **options):
+    """Results and the state after, and gradients of random directions, against the recurrence in float64."""
+    q, k, v, decay, state = given
+    leaves = [x for x in (q, k, v, state) if x is not None]
+    leaves = [x.detach().requires_grad_(gradients) for x in leaves]
+    found = linear_attention(
+        *leaves[:3], decay, initial_state=leaves[3] if state is not None else None, cu_seqlens=cu_seqlens,
+        output_final_state=True, **options,
+    )  # fmt: skip
+    exact = [x.detach().double().requires_grad_(gradients) for x in leaves]
+    expected = linear_attention_torch(
+        *exact[:3], decay, initial_state=exact[3] if state is not None else None, cu_seqlens=cu_seqlens, **options
+    )
+    rows = q.shape[1] if cu_seqlens is None else int(cu_seqlens[-1])
+    assert found[0].dtype == v.dtype and found[1].dtype == FP32
+    near("o", found[0][:, :rows], expected[0][:, :rows], BOUNDS[q.dtype])
+    near("state", found[1], expected[1], STATE_BOUND[q.dtype])
+    if gradients:
+        directions = torch.randn_like(found[0]), torch.randn_like(found[1])
+        ours = torch.autograd.grad(found, leaves, directions)
+        theirs = torch.autograd.grad(expected, exact, [d.double() for d in directions])
+        for name, leaf, a, b in zip(("dq", "dk", "dv", "dstate"), leaves, ours, theirs, strict=False):
+            assert a.dtype == leaf.dtype
+            near(name, a, b, BOUNDS[q.dtype])
+    return [t.detach() for t in found]

@@ -1,0 +1,112 @@
+"""Linear attention against the recurrence in float64, on the GPU, or simulated."""
+
+import random
+
+import pytest
+import torch
+
+from tests.cases_linear_attention import BF16, FP16, check, operands, poisoned, starts_of
+from tests.util import crossed, on_gpu_or_simulated, slow
+from tritonkittens.kernels.linear_attention import config, linear_attention
+
+pytestmark = pytest.mark.usefixtures("kernel_device")
+LENGTHS = [200, 1, 63, 64, 65, 0, 2, 128, 129]  # rings of 0, 1, 2 iterations, and edges of chunks
+
+
+@pytest.fixture(autouse=True)
+def poison_where_no_kernel_writes(monkeypatch):
+    poisoned(monkeypatch)
+
+
+@pytest.fixture
+def short_segments(monkeypatch):
+    """Sequences are cut where they have more than a chunk."""
+    monkeypatch.setattr(config, "SHORTEST", 1)
+
+
+@pytest.mark.parametrize(
+    "length, dims, dtype, decays, state",
+    crossed(
+        LENGTHS, [(128, 128), (64, 64), (40, 72), (128, 200), (1, 1)], [BF16, FP16], [(0.02, 1.5), None], [True, False]
+    ),
+    ids=str,
+)
+def test_lengths(length, dims, dtype, decays, state):
+    check(operands(2, length, 2, *dims, dtype, decays, state))
+
+
+@pytest.mark.parametrize("length", [300, *(slow(n) for n in (65, 128, 129))])
+@pytest.mark.parametrize("dims", [(64, 64), slow((128, 136))], ids=str)
+def test_segments(short_segments, length, dims):
+    """A sequence in parts that run at once."""
+    check(operands(1, length, 2, *dims))
+
+
+@pytest.mark.parametrize("lengths", [[70, 0, 1, 130], slow([5] * 40), slow([0, 0]), slow([200])], ids=str)
+@pytest.mark.parametrize("cut", [False, True])
+def test_packed_sequences(lengths, cut, monkeypatch):
+    monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
+    starts = starts_of(lengths)
+    check(operands(1, sum(lengths) + 9, 2, 64, 64, sequences=len(lengths)), starts)
+
+
+@pytest.mark.parametrize("cut", [slow(False), True])
+@pytest.mark.parametrize("dims", [(64, 64), slow((40, 72)), slow((128, 128)), slow((64, 200))], ids=str)
+def test_gradients(dims, cut, monkeypatch):
+    """The last with columns of V in several blocks."""
+    monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
+    check(operands(1, 150, 2, *dims), gradients=True)
+
+
+@pytest.mark.parametrize("decays", [slow((0.02, 1.5)), slow(None)])
+def test_gradients_of_packed_sequences(decays):
+    lengths = [70, 0, 1, 60]
+    check(operands(1, sum(lengths), 2, 64, 64, decays=decays, sequences=4), starts_of(lengths), gradients=True)
+
+
+def test_strong_decays_stay_finite():
+    """exp(decay · 64) overflows, as would a factorised mask."""
+    check(operands(1, 150, 3, 64, 64, decays=(5.0, 40.0, 200.0)))
+
+
+@pytest.mark.parametrize("at", [64, slow(1), slow(100)])
+def test_a_sequence_cut_anywhere_gives_the_same(at):
+    q, k, v, decay, state = operands(1, 150, 2, 64, 64)
+    whole, last = check((q, k, v, decay, state))
+    first, between = linear_attention(
+        q[:, :at], k[:, :at], v[:, :at], decay, initial_state=state, output_final_state=True
+    )
+    second, end = linear_attention(
+        q[:, at:], k[:, at:], v[:, at:], decay, initial_state=between, output_final_state=True
+    )
+    assert (torch.cat([first, second], 1) - whole).float().norm() < 6e-3 * whole.float().norm()
+    assert (end - last).norm() < 4e-3 * last.norm()
+
+
+def test_strides_and_scales():
+    """Heads before rows in memory, columns of one projection, another scale; a state whose columns are rows."""
+    q, k, v, decay, state = operands(2, 70, 2, 64, 64)
+    q, k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k))
+    both = torch.cat([v, v], -1)
+    check((q, k, both[..., 64:], decay, state.mT.contiguous().mT), scale=0.7)
+
+
+def test_the_same_bits_in_every_run(short_segments):
+    given = operands(1, 300, 2, 64, 64)
+    for a, b in zip(check(given), check(given), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(200), [0, *(slow(n) for n in range(1, 20))]))
+def test_random(seed, monkeypatch):
+    draw = random.Random(seed)
+    monkeypatch.setattr(config, "SHORTEST", draw.choice([1, 2, 8]))
+    heads, keys, values = draw.randint(1, 4), draw.randint(1, 128), draw.randint(1, 160)
+    dtype, decays = draw.choice([BF16, FP16]), draw.choice([None, tuple(draw.uniform(0, 0.5) for _ in range(4))])
+    if draw.random() < 0.4:
+        lengths = [draw.randint(0, 150) for _ in range(draw.randint(1, 5))]
+        given = operands(1, sum(lengths), heads, keys, values, dtype, decays, draw.random() < 0.5, len(lengths))
+        check(given, starts_of(lengths))
+    else:
+        length = round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 8)))
+        check(operands(draw.randint(1, 3), length, heads, keys, values, dtype, decays, draw.random() < 0.5))
