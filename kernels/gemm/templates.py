@@ -26,11 +26,11 @@ def template_of(
     scales: str,
     accumulate: str,
     launch_pdl: bool,
-    template: type[Gemm] = Gemm,
+    template: type[tk.lcf] | None = None,
     **types: object,
 ) -> tk.lcf:
     """The kernel of a configuration. `launch_pdl`: the knob, for operands that copies before this kernel write.
-    `template`: of products without scales; `types` are more of its knobs."""
+    `template`: of groups, in place of `Gemm` or `BlockwiseGemm`; `types` are more of its knobs."""
     knobs = dict(
         tile_m=config.tile_m,
         tile_n=config.tile_n,
@@ -62,13 +62,13 @@ def template_of(
                 f"{config}: block scales need tile_k={BLOCK}, tile_n that divides {2 * BLOCK}, swap_ab=False, "
                 "pingpong=False, deferred_epilogue=False and a schedule that splits no tasks"
             )
-        return BlockwiseGemm(epilogue=epilogue, schedule=config.scheduler(), **knobs)
+        return (template or BlockwiseGemm)(epilogue=epilogue, schedule=config.scheduler(), **knobs)
     if config.swap_ab:
         a_order, b_order = ("km" if b_order == "kn" else "mk"), ("nk" if a_order == "mk" else "kn")
         epilogue = epilogue.transposed()
         knobs["dtype"], knobs["b_dtype"] = knobs["b_dtype"], knobs["dtype"]
     itemsize = tk.to_torch(knobs["dtype"]).itemsize
-    return template(
+    return (template or Gemm)(
         a_stored_km=a_order == "km",
         b_stored_nk=b_order == "nk",
         c_stored_nm=config.swap_ab,

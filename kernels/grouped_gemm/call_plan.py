@@ -31,12 +31,18 @@ from tritonkittens.kernels.grouped_gemm.checks import (
     check,
     check_config,
     check_kinds,
+    has_blocks,
     places_of,
     result_shape,
 )
 from tritonkittens.kernels.grouped_gemm.choice import GATED as OF_GATED
 from tritonkittens.kernels.grouped_gemm.choice import ROWS, about, family, order_of
-from tritonkittens.kernels.grouped_gemm.device.grouped import DepthGroupedGemm, GatedGemm, RowGroupedGemm
+from tritonkittens.kernels.grouped_gemm.device.grouped import (
+    BlockwiseGroupedGemm,
+    DepthGroupedGemm,
+    GatedGemm,
+    RowGroupedGemm,
+)
 from tritonkittens.launch import l2_bytes
 
 Plan = Callable[[Tensor, Tensor, Tensor, Operands, Tensor | None], Tensor]
@@ -100,8 +106,8 @@ def _plan(
         return lambda a, b, offsets, operands, out: a.new_zeros(shape, dtype=dtype) if out is None else _zeroed(out)
     if a.shape[-1] == 0:
         return lambda a, b, offsets, operands, out: computed(
-            a.new_zeros(a.shape[0], LINE), b.new_zeros(b.shape[0], b.shape[2], LINE).mT, offsets, operands, activation,
-            dtype, out, config, masked,
+            a.new_zeros(a.shape[0], LINE), b.new_zeros(b.shape[0], b.shape[2], LINE).mT, offsets,
+            _without_blocks(operands), activation, dtype, out, None if has_blocks(operands) else config, masked,
         )  # fmt: skip
     plan = CallPlan(a, b, offsets, operands, activation, dtype, config, masked)
     return plan.straight(a, b, offsets, operands, out) or plan
@@ -110,6 +116,11 @@ def _plan(
 def _zeroed(out: Tensor) -> Tensor:
     """The sums of nothing: matrices of zeros, but no rows of a group."""
     return out.zero_() if out.ndim == 3 else out
+
+
+def _without_blocks(operands: Operands) -> Operands:
+    """The operands without block scales."""
+    return operands._replace(scale_a=None, scale_b=None) if has_blocks(operands) else operands
 
 
 def is_grouped(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
@@ -153,7 +164,7 @@ class CallPlan:
             "km" if self.by_depth else "mk",
             "nk" if self.transposes_b else "kn",
             self.gated_by or activation or read,
-            OF_GATED if self.gated_by else ROWS if "row" in kinds else "",
+            OF_GATED if self.gated_by else "block" if "block" in kinds else ROWS if "row" in kinds else "",
             groups,
             a.shape[0] if self.by_depth else size,
             b.shape[-1],
@@ -164,7 +175,8 @@ class CallPlan:
         self.config = config or family.choose(self.problem, None, index)
         steps = steps_of(operands, self.places, None if self.gated_by else activation, dtype)
         # as the kernel takes them
-        self.others = [*((steps.staged.name,) if steps.staged else ()), *(x.name for x in steps.operands)]
+        blocks = [name for name, place in self.places.items() if place == "block"]
+        self.others = [*((steps.staged.name,) if steps.staged else ()), *blocks, *(x.name for x in steps.operands)]
         stored = self._stored(a, b)
         of_rows = dict(most=max(16, power_of_two(groups)), masked=masked)
         knobs: dict[str, Any] = dict(
@@ -177,10 +189,13 @@ class CallPlan:
             self.problem.b,
             True,
             steps,
-            "",
+            "block" if blocks else "",
             "fp32",
             any(not begin_alike(x, y) for x, y in zip((a, b), stored, strict=True)),
-            template=DepthGroupedGemm if self.by_depth else GatedGemm if self.gated_by else RowGroupedGemm,
+            template=DepthGroupedGemm if self.by_depth
+            else GatedGemm if self.gated_by
+            else BlockwiseGroupedGemm if blocks
+            else RowGroupedGemm,
             **knobs | ({} if self.by_depth else of_rows) | (dict(gated_by=self.gated_by) if self.gated_by else {}),
         )
 
@@ -196,11 +211,15 @@ class CallPlan:
         return (b, a) if self.config.swap_ab else (a, b)
 
     def _extras(self, operands: Operands) -> list[Tensor]:
-        """The epilogue's operands as the kernel takes them: values for rows in one dimension."""
+        """Scales and the epilogue's operands as the kernel takes them: values for rows in one dimension, block scales
+        along K last."""
         found = []
         for name in self.others:
-            x = getattr(operands, name)
-            found.append(x.reshape(-1) if self.places[name] in ("row", "scalar") else as_addressable(x))
+            x, place = getattr(operands, name), self.places[name]
+            if place in ("row", "scalar"):
+                found.append(x.reshape(-1))
+            else:
+                found.append(as_addressable(x.mT if place == "block" else x))
         return found
 
     def straight(self, a: Tensor, b: Tensor, offsets: Tensor, operands: Operands, out: Tensor | None) -> Plan | None:

@@ -11,7 +11,7 @@ from tritonkittens.kernels._dispatch import check_tensors, check_written
 from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
 from tritonkittens.kernels.gemm.checks import FP8, RESULTS, VECTORS, result_dtype
 from tritonkittens.kernels.gemm.config import Config
-from tritonkittens.kernels.gemm.reference import ACTIVATIONS
+from tritonkittens.kernels.gemm.reference import ACTIVATIONS, BLOCK
 from tritonkittens.kernels.grouped_gemm.choice import gates
 
 MAX_GROUPS = 1024
@@ -68,17 +68,18 @@ def result_shape(a: Tensor, b: Tensor, offsets: Tensor | None, activation: str |
 
 
 def places_of(a: Tensor, b: Tensor, operands: Operands, activation: str | None = None) -> dict[str, str]:
-    """Where the values of each epilogue operand lie in the result: "scalar", "row", "col" or "tile". Raises ValueError
-    for another shape."""
-    m, (groups, _, n) = a.shape[0], b.shape
+    """Where the values of each epilogue operand lie in the result: "scalar", "row", "col", "tile", or "block" for block
+    scales. Raises ValueError for another shape."""
+    m, (groups, k, n) = a.shape[0], b.shape
+    blocks = -(-k // BLOCK)
     n = n // 2 if activation in GATED else n
     rows: dict[str, tuple[tuple[int, ...], ...]] = {"row": ((m,), (m, 1))}
     allowed: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = dict(
         bias={"col": ((groups, n),)},
         gate=rows,
         residual={"tile": ((m, n),)},
-        scale_a=rows,
-        scale_b={"col": ((groups, n),)},
+        scale_a=rows | {"block": ((m, blocks),)},
+        scale_b={"col": ((groups, n),), "block": ((groups, blocks, -(-n // BLOCK)),)},
     )
     found = {}
     for name, x in operands._asdict().items():
@@ -93,7 +94,21 @@ def places_of(a: Tensor, b: Tensor, operands: Operands, activation: str | None =
             known = " or ".join(str(shape) for known in shapes.values() for shape in known)
             raise ValueError(f"grouped_gemm: {name} is {tuple(x.shape)}; it must be {one}{known}")
         found[name] = place
+    if "block" in found.values():
+        have = [None if x is None else tuple(x.shape) for x in (operands.scale_a, operands.scale_b)]
+        want = [(m, blocks), (groups, blocks, -(-n // BLOCK))]
+        if have != want or a.dtype not in FP8:
+            raise ValueError(
+                f"grouped_gemm: scale_a is {have[0]}, scale_b is {have[1]}; block scales are for fp8 and come together, "
+                f"{want[0]} and {want[1]} here"
+            )
+        found["scale_a"] = found["scale_b"] = "block"
     return found
+
+
+def has_blocks(operands: Operands) -> bool:
+    """Whether the scales are those of blocks: scales of b with a dimension for groups, one for K and one for N."""
+    return operands.scale_b is not None and operands.scale_b.ndim == 3
 
 
 def check(

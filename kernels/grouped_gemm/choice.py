@@ -15,7 +15,8 @@ from tritonkittens.kernels.gemm.config import Config, Problem, itemsize_of
 from tritonkittens.kernels.gemm.cost_model import cost as cost_of_gemm
 from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
-ROWS, GATED = "row", "gated"  # `Problem.scales` of a product with values for each row, and of a gated one
+# `Problem.scales` of a product with values for each row, and of a gated one; "block" is that of `gemm`
+ROWS, GATED = "row", "gated"
 GATED_COLS = 128  # of a tile, half of which gate the others, that 255 registers hold
 SHARES = (0.6, 1.0, 1.4)  # sizes of groups that count, over their mean
 STEPS = 4  # sizes from one power of two to the next that have configurations of their own
@@ -35,7 +36,8 @@ def by_depth(problem: Problem) -> bool:
 
 def _of_size(problem: Problem, share: float) -> Problem:
     field = "k" if by_depth(problem) else "m"
-    return problem._replace(scales="", **{field: max(1, round(share * getattr(problem, field)))})
+    scales = problem.scales if problem.scales == "block" else ""
+    return problem._replace(scales=scales, **{field: max(1, round(share * getattr(problem, field)))})
 
 
 def suits(problem: Problem, config: Config) -> bool:
@@ -68,7 +70,7 @@ def candidates(problem: Problem, device: tune.Device) -> tuple[Config, ...]:
     """Return the configurations that are worth a prediction."""
     products = [_of_size(problem, share) for share in SHARES]
     found = [config for product in products for config in of_gemm.candidates(product, device)]
-    if problem.scales:
+    if problem.scales in (ROWS, GATED):
         found += _upright(products[0], device.chip.tcgen05)
     # both sums of a row's results are in registers of one thread where they come from tensor memory
     widest = GATED_COLS if problem.scales == GATED and device.chip.tcgen05 else math.inf

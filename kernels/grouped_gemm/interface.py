@@ -106,12 +106,12 @@ def _masked(
     """`grouped_gemm` with counts, as groups of rows that begin at equal distances."""
     groups, rows = a.shape[:2]
 
-    def in_rows(x: Tensor | None, dims: int) -> Tensor | None:
-        """The first two dimensions of an operand as one, where it has `dims`."""
-        return x if x is None or x.ndim != dims or x.shape[:2] != (groups, rows) else x.flatten(0, 1)
+    def in_rows(x: Tensor | None, *dims: int) -> Tensor | None:
+        """The first two dimensions of an operand as one, where it has one of `dims`."""
+        return x if x is None or x.ndim not in dims or x.shape[:2] != (groups, rows) else x.flatten(0, 1)
 
     packed = operands._replace(
-        gate=in_rows(operands.gate, 2), residual=in_rows(operands.residual, 3), scale_a=in_rows(operands.scale_a, 2)
+        gate=in_rows(operands.gate, 2), residual=in_rows(operands.residual, 3), scale_a=in_rows(operands.scale_a, 2, 3)
     )
     if out is None:
         return product(a.flatten(0, 1), b, counts, packed, activation, out_dtype, config, True).unflatten(

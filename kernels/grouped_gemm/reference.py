@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels.gemm.reference import activated
+from tritonkittens.kernels.gemm.reference import activated, gemm_torch
 from tritonkittens.kernels.grouped_gemm.checks import GATED, result_shape
 
 
@@ -46,11 +46,15 @@ def grouped_gemm_torch(
     def of_row(x: Tensor, part: slice) -> Tensor:
         return x.double() if x.numel() == 1 else x.double().reshape(-1, 1)[part]
 
+    blockwise = scale_a is not None and scale_b is not None and scale_b.ndim == 3
     for group, part in enumerate(parts):
-        y = a[part] @ b[group]
-        if scale_a is not None:
+        if blockwise:
+            y = gemm_torch(a[part], b[group], scale_a=scale_a[part], scale_b=scale_b[group])
+        else:
+            y = a[part] @ b[group]
+        if scale_a is not None and not blockwise:
             y = y * of_row(scale_a, part)
-        if scale_b is not None:
+        if scale_b is not None and not blockwise:
             y = y * (scale_b.double() if scale_b.numel() == 1 else scale_b[group].double())
         y = y if bias is None else y + bias[group].double()
         y = gated(y, activation) if activation in GATED else activated(y, activation)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.gemm.device.epilogue import Steps, load_values, load_vectors
-from tritonkittens.kernels.gemm.device.result import load_residual, result_tiles, store_result
+from tritonkittens.kernels.gemm.device.result import load_residual, place, result_tiles, store_result
 from tritonkittens.kernels.gemm.reference import BLOCK
 
 SCALES = 16  # of B, along K, that a slot holds: the smallest vector
@@ -33,10 +33,12 @@ class BlockwiseGemm(tk.lcf):
     out_dtype: tl.dtype = tk.bf16
     tile_m: int = 64
     tile_n: int = BLOCK
+    tile_k: int = BLOCK
     order: tk.Order = tk.Supergroup(8)
     epilogue: Steps = Steps()
     batched: bool = False
     grouped: bool = False
+    a_stored_km: bool = False
     c_stored_nm: bool = False
     epilogue_n: int | None = None
     cache_hint: str | None = None
@@ -89,14 +91,25 @@ class BlockwiseGemm(tk.lcf):
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.A, ctx.globals.A, (ctx.row, ctx.iter), input.full)
-        tk.load_async(input.B, ctx.globals.B, (ctx.col, ctx.iter), input.full, ctx.config.cache_hint)
-        tk.load_async(input.scales_a, ctx.globals.scales_a, (ctx.iter, ctx.row), input.full)
+        tk.load_async(input.A, ctx.globals.A, place(ctx, ctx.globals.A, ctx.row, ctx.iter), input.full)
+        where = place(ctx, ctx.globals.B, ctx.col, ctx.iter)
+        tk.load_async(input.B, ctx.globals.B, where, input.full, ctx.config.cache_hint)
+        ctx.config._load_scales_a(ctx, input)
         BLOCKS: tl.constexpr = ctx.config.column_blocks
         NAMES: tl.constexpr = ctx.config.scales_b
         for block in tl.static_range(BLOCKS):
-            place = (ctx.col * ctx.config.tile_n // 128 + block, ctx.iter // 16)
-            tk.load_async(tk.field(input, NAMES[block]), ctx.globals.scales_b, place, input.full)
+            where = place(ctx, ctx.globals.scales_b, ctx.col * ctx.config.tile_n // 128 + block, ctx.iter // 16)
+            tk.load_async(tk.field(input, NAMES[block]), ctx.globals.scales_b, where, input.full)
+
+    @triton.jit
+    def _load_scales_a(ctx, input):
+        tk.load_async(input.scales_a, ctx.globals.scales_a, (ctx.iter, ctx.row), input.full)
+
+    @triton.jit
+    def _scales_a(ctx, input):
+        """The scales of this consumer's rows."""
+        rows = tk.subvector(input.scales_a, ctx.config.tile_m, ctx.consumer)
+        return tk.load(rows, tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, 128)))
 
     @triton.jit
     def load_epilogue(ctx, epilogue):
@@ -116,10 +129,7 @@ class BlockwiseGemm(tk.lcf):
     @triton.jit
     def compute(ctx, state, input):
         a = tk.subtile(input.A, ctx.config.tile_m, 128, ctx.consumer, 0)
-        scale_a = tk.load(
-            tk.subvector(input.scales_a, ctx.config.tile_m, ctx.consumer),
-            tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, 128)),
-        )
+        scale_a = ctx.config._scales_a(ctx, input)
         BLOCKS: tl.constexpr = ctx.config.column_blocks
         NAMES: tl.constexpr = ctx.config.scales_b
         acc, product = (), None

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.device.gemm import Gemm
 from tritonkittens.kernels.gemm.device.result import defer_result, place, store_result
 
@@ -31,7 +32,7 @@ class Grouped(tk.lcf):
         return min(self.tasks(*shapes), slots)
 
 
-class RowGroupedGemm(Grouped, Gemm):
+class RowGrouped(Grouped):
     """C[rows of g] = A[rows of g] · B[g]. A: (rows, K), B: (groups, K, N), C: (rows, N). With `c_stored_nm` the
     groups are those of the columns of Cᵀ, and A and B change places.
 
@@ -87,6 +88,36 @@ class RowGroupedGemm(Grouped, Gemm):
             col=col,
             result_col=col,
         )
+
+
+class RowGroupedGemm(RowGrouped, Gemm):
+    """`Gemm` of groups of rows."""
+
+
+class BlockwiseGroupedGemm(RowGrouped, BlockwiseGemm):
+    """`BlockwiseGemm` of groups of rows. scales_a (⌈K/128⌉ × rows), scales_b (groups × ⌈N/128⌉ × ⌈K/128⌉).
+
+    TMA loads scales from multiples of 16 bytes on, while a group's rows begin anywhere. Two vectors of a tile's length,
+    at multiples of it, hold the scales of the tile's rows, which consumers read from their first one on.
+    """
+
+    def layout(self) -> tk.layout:
+        plan = super().layout()
+        scales_a = tk.sv(tk.fp32, 2 * self.consumers * self.tile_m)
+        return replace(plan, input={**dict(plan.input), "scales_a": scales_a})
+
+    @triton.jit
+    def _load_scales_a(ctx, input):
+        ROWS: tl.constexpr = ctx.config.consumers * ctx.config.tile_m
+        first = ctx.rows.begin // ROWS + ctx.row
+        for half in tl.static_range(2):
+            scales = tk.subvector(input.scales_a, ROWS, half)
+            tk.load_async(scales, ctx.globals.scales_a, (ctx.iter, first + half), input.full)
+
+    @triton.jit
+    def _scales_a(ctx, input):
+        first = ctx.rows.begin % (ctx.config.consumers * ctx.config.tile_m) + ctx.consumer * ctx.config.tile_m
+        return tk.load(input.scales_a, tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, 128)), first)
 
 
 class GatedGemm(RowGroupedGemm):

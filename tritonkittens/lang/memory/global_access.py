@@ -20,7 +20,15 @@ from tritonkittens.lang.core.records import assemble, axes_of, pieces_of, shape_
 from tritonkittens.lang.core.resources import bill
 from tritonkittens.lang.memory.shared_tiles import load_shared, shared, store_shared
 from tritonkittens.lang.memory.tensor_memory import load_tensor_memory, store_tensor_memory, tensor_tile
-from tritonkittens.lang.register.construction import _column, _row, indices, make, memory_layout, vector_layout
+from tritonkittens.lang.register.construction import (
+    _column,
+    _row,
+    indices,
+    make,
+    memory_layout,
+    vector_indices,
+    vector_layout,
+)
 from tritonkittens.lang.types.global_layout import check_global, extents_of, is_aligned, is_even, is_ragged, strides_of
 from tritonkittens.lang.types.tiles import TileType, rt, st, sv, tt
 from tritonkittens.lang.types.varlen import dimensions, end_of, split_sequence
@@ -200,7 +208,9 @@ def load(
             `tk.load(g, tk.rt(tk.bf16, 64, 96), (r, c), fill=0)`. A register tile is returned unchanged, so
             accumulators read alike on every architecture.
         what: the register type, for a global layout or a shared vector (`tk.row_vec(tk.rt(tk.fp32, 64, 128))`).
-        coord: the coordinates in the global layout, in tiles, one per dimension.
+        coord: the coordinates in the global layout, in tiles, one per dimension. With a shared vector of 4-byte
+            elements whose length is a power of two: the element, an int32 scalar, from which on `what` is read. All of
+            `what` must lie inside.
         fill: the value of elements outside the tensor.
         layout: registers of a shared tile: "mma", "row" or "memory"; see `rt`.
         like: a register tile, whose layout the result of a shared load takes.
@@ -215,6 +225,8 @@ def load(
         TileError: for a ring (take a slot first), another type, or coordinates that do not fit.
     """
     if isinstance(src, shared):
+        if unwrap(coord) is not None:
+            return _load_from(t, src, unwrap(what), coord)
         like = make(t, unwrap(what), 0) if isinstance(unwrap(what), TileType) else unwrap(like)
         return load_shared(t, src, unwrap(layout), like, bool(unwrap(fenced)))
     if isinstance(src, tensor_tile):
@@ -223,6 +235,31 @@ def load(
         return src
     check_global(src, "load")
     return _load_global(t, src, coord, what, unwrap(fill))
+
+
+def _load_from(t: Trace, src: shared, what: Traced, first: Traced) -> Traced:
+    """Load a vector from a run-time element of a shared vector on. TMA fills shared memory from multiples of 16 bytes
+    of global memory only.
+    """
+    if not isinstance(what, TileType) or len(what.shape) != 1 or isinstance(what, sv):
+        raise TileError(f"load of {src.spec!r} from an element on: give the register vector type to load, got {what!r}")
+    if len(src.axes) != 1 or len(src.pieces) != 1 or src.stages is not None or itemsize(src.dtype) != 4:
+        raise TileError(
+            f"load of {src.spec!r} from an element on: takes a shared vector of 4-byte elements whose length is a "
+            "power of two"
+        )
+    if what.dtype != src.dtype:
+        raise TileError(f"load of {src.spec!r} as {what!r}: element types differ; cast in registers")
+    bill().reads_shared += 1
+    frame, address = make(t, what, 0), t.call(ptx_shared.address, src.pieces[0])
+    text, constraints = ptx_shared.load_text("shared", src.dtype), ptx_shared.load_constraints(src.dtype)
+    out = []
+    for index in vector_indices(t, frame, t.scalar(first)):
+        places = t.method(t.method(index, "__mul__", itemsize(src.dtype)), "__add__", address)
+        out.append(
+            t.call("inline_asm_elementwise", text, constraints, [places], dtype=src.dtype, is_pure=False, pack=1)
+        )
+    return assemble(axes_of(frame), out)
 
 
 @op
