@@ -31,7 +31,6 @@ from tritonkittens.kernels.grouped_gemm.checks import (
     check,
     check_config,
     check_kinds,
-    has_blocks,
     places_of,
     result_shape,
 )
@@ -47,6 +46,7 @@ from tritonkittens.launch import l2_bytes
 
 Plan = Callable[[Tensor, Tensor, Tensor, Operands, Tensor | None], Tensor]
 NOTHING = Operands()
+OF_SCALES = {OF_GATED: GatedGemm, "block": BlockwiseGroupedGemm}  # templates of groups of rows by `Problem.scales`
 LINE = 128  # bytes of K of zeros for sums of nothing
 
 
@@ -107,7 +107,7 @@ def _plan(
     if a.shape[-1] == 0:
         return lambda a, b, offsets, operands, out: computed(
             a.new_zeros(a.shape[0], LINE), b.new_zeros(b.shape[0], b.shape[2], LINE).mT, offsets,
-            _without_blocks(operands), activation, dtype, out, None if has_blocks(operands) else config, masked,
+            operands._replace(scale_a=None, scale_b=None), activation, dtype, out, config, masked,
         )  # fmt: skip
     plan = CallPlan(a, b, offsets, operands, activation, dtype, config, masked)
     return plan.straight(a, b, offsets, operands, out) or plan
@@ -116,11 +116,6 @@ def _plan(
 def _zeroed(out: Tensor) -> Tensor:
     """The sums of nothing: matrices of zeros, but no rows of a group."""
     return out.zero_() if out.ndim == 3 else out
-
-
-def _without_blocks(operands: Operands) -> Operands:
-    """The operands without block scales."""
-    return operands._replace(scale_a=None, scale_b=None) if has_blocks(operands) else operands
 
 
 def is_grouped(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
@@ -192,10 +187,7 @@ class CallPlan:
             "block" if blocks else "",
             "fp32",
             any(not begin_alike(x, y) for x, y in zip((a, b), stored, strict=True)),
-            template=DepthGroupedGemm if self.by_depth
-            else GatedGemm if self.gated_by
-            else BlockwiseGroupedGemm if blocks
-            else RowGroupedGemm,
+            template=DepthGroupedGemm if self.by_depth else OF_SCALES.get(self.problem.scales, RowGroupedGemm),
             **knobs | ({} if self.by_depth else of_rows) | (dict(gated_by=self.gated_by) if self.gated_by else {}),
         )
 

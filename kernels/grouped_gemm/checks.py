@@ -99,16 +99,11 @@ def places_of(a: Tensor, b: Tensor, operands: Operands, activation: str | None =
         want = [(m, blocks), (groups, blocks, -(-n // BLOCK))]
         if have != want or a.dtype not in FP8:
             raise ValueError(
-                f"grouped_gemm: scale_a is {have[0]}, scale_b is {have[1]}; block scales are for fp8 and come together, "
-                f"{want[0]} and {want[1]} here"
+                f"grouped_gemm: scale_a is {have[0]}, scale_b is {have[1]}; block scales are for fp8 and come "
+                f"together, {want[0]} and {want[1]} here"
             )
         found["scale_a"] = found["scale_b"] = "block"
     return found
-
-
-def has_blocks(operands: Operands) -> bool:
-    """Whether the scales are those of blocks: scales of b with a dimension for groups, one for K and one for N."""
-    return operands.scale_b is not None and operands.scale_b.ndim == 3
 
 
 def check(

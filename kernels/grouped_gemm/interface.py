@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import announce_write, is_plain, requires_grad, write
+from tritonkittens.kernels._dispatch import announce_write, check_tensors, is_plain, requires_grad, write
 from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.grouped_gemm.autograd import product
@@ -46,13 +46,14 @@ def grouped_gemm(
         bias, activation, gate, residual, scale_a, scale_b: with groups of rows, the result is residual + gate ·
             activation((a·b) · scale_a · scale_b + bias), as of `gemm`. bias (G, N), gate (M,), such as a router's
             weights, residual (M, N); scale_a (M,) and scale_b (G, N) in fp32. gate and scales may be one number.
+            Of fp8 also scale_a (M, ⌈K/128⌉) and scale_b (G, ⌈K/128⌉, ⌈N/128⌉), for blocks of 1×128 and of 128×128.
             activation also "swiglu" or "geglu" (by tanh), without bias and scales: of 2N columns, N that are activated
             and then N that these gate.
         out_dtype: bf16, fp16, fp32 or fp8; None: that of a, bf16 for fp8.
         out: receives the result. Rows (columns) after the last group keep their values.
         config: a `Config` instead of the one that is chosen by shapes; schedule="persistent".
-        counts: int32 (G,), on the device of a, in place of offsets. bias is then (G, N), gate and scale_a (G, M), and
-            residual (G, M, N). No gradient.
+        counts: int32 (G,), on the device of a, in place of offsets. bias is then (G, N), gate and scale_a (G, M), or
+            scale_a (G, M, ⌈K/128⌉), and residual (G, M, N). No gradient.
         debug: check on the host that offsets rise and end inside. That waits for the device.
 
     Returns (M, N) for groups of rows or of columns, (G, M, N) for groups of K, a batch, and counts. Rows (columns)
@@ -91,6 +92,39 @@ def grouped_gemm(
         return write("grouped_gemm", result, out)
     announce_write(out)
     return computed(a, b, offsets, operands, activation, out_dtype, out, config)
+
+
+def ends_of_groups(ids: Tensor, groups: int) -> Tensor:
+    """Return the `offsets` of rows that carry the number of their group, as DeepGEMM's contiguous layout.
+
+    Rows may be anywhere: no segment needs to be aligned. The host does not read `ids`, and a CUDA graph may hold the
+    call.
+
+    Args:
+        ids: int32 (M,), the group of each row, not falling; −1 for padding.
+        groups: the number of groups.
+
+    Returns int32 (groups,). Padding belongs to the group before it, padding before all rows to group 0: `grouped_gemm`
+    multiplies these rows as it does the group's. Padding after all rows belongs to no group.
+
+    Raises TypeError or ValueError for ids of another dtype or shape.
+
+    Example::
+
+        offsets = ends_of_groups(m_indices, experts)
+        y = grouped_gemm(a, weights.mT, offsets, scale_a=scale_a, scale_b=scale_weights.mT)
+    """
+    check_tensors("ends_of_groups", ids=ids)
+    if ids.dtype != torch.int32:
+        raise TypeError(f"ends_of_groups: ids has dtype {ids.dtype}; it must be torch.int32")
+    if ids.ndim != 1:
+        raise ValueError(f"ends_of_groups: ids is {tuple(ids.shape)}; it must be (M,)")
+    numbers = torch.arange(groups, dtype=torch.int32, device=ids.device)
+    if ids.shape[0] == 0:
+        return torch.zeros_like(numbers)
+    ends = torch.searchsorted(ids.cummax(0).values, numbers, right=True, out_int32=True)
+    after = torch.arange(1, ids.shape[0] + 1, dtype=torch.int32, device=ids.device)
+    return torch.minimum(ends, torch.where(ids < 0, 0, after).amax())
 
 
 def _masked(

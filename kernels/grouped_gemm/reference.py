@@ -46,16 +46,14 @@ def grouped_gemm_torch(
     def of_row(x: Tensor, part: slice) -> Tensor:
         return x.double() if x.numel() == 1 else x.double().reshape(-1, 1)[part]
 
-    blockwise = scale_a is not None and scale_b is not None and scale_b.ndim == 3
     for group, part in enumerate(parts):
-        if blockwise:
+        if scale_a is not None and scale_b is not None and scale_b.ndim == 3:
             y = gemm_torch(a[part], b[group], scale_a=scale_a[part], scale_b=scale_b[group])
         else:
             y = a[part] @ b[group]
-        if scale_a is not None and not blockwise:
-            y = y * of_row(scale_a, part)
-        if scale_b is not None and not blockwise:
-            y = y * (scale_b.double() if scale_b.numel() == 1 else scale_b[group].double())
+            y = y if scale_a is None else y * of_row(scale_a, part)
+            if scale_b is not None:
+                y = y * (scale_b.double() if scale_b.numel() == 1 else scale_b[group].double())
         y = y if bias is None else y + bias[group].double()
         y = gated(y, activation) if activation in GATED else activated(y, activation)
         y = y if gate is None else y * of_row(gate, part)

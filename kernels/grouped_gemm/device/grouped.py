@@ -48,16 +48,16 @@ class RowGrouped(Grouped):
     most: int = 16
     masked: bool = False
 
-    def layout(self) -> tk.layout:
+    def layout(self: Any) -> tk.layout:
         residual = ("residual",) if self.epilogue.residual else ()
         return self._packed("B" if self.c_stored_nm else "A", "C", *residual)
 
     @property
-    def tile_rows(self) -> int:
+    def tile_rows(self: Any) -> int:
         """Rows of the packed matrix that a tile has."""
         return self.tile_n if self.c_stored_nm else self.task_rows
 
-    def tasks(self, A: Any, B: Any, C: Any, *others: Any) -> int:
+    def tasks(self: Any, A: Any, B: Any, C: Any, *others: Any) -> int:
         ends = others[-1]
         tiles = (C[0] + min(ends[0], C[0]) * (self.tile_rows - 1)) // self.tile_rows
         return tiles * -(-C[1] // (self.task_rows if self.c_stored_nm else self.result_cols))
