@@ -1,5 +1,6 @@
 """Grouped products of mixtures of experts, forward and gradients of weights, beside `torch._grouped_mm` and one product
-of the same work; groups of random sizes; SwiGLU in the epilogue; fp8 beside `torch._scaled_grouped_mm`.
+of the same work; groups of random sizes; SwiGLU in the epilogue; fp8 beside `torch._scaled_grouped_mm`; fp8 with block
+scales beside one dense product of the same work.
 
 Groups of a case are "even", of one size, or "uneven": each token takes a group by itself, with probabilities that
 differ from group to group about as much as a router's do. Cases of few tokens also have a copy that reads and writes
@@ -16,8 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench.gemm import BF16_BOUND, DEVICE, FAST_FP8_BOUND, OURS, randn
+from bench.gemm import BF16_BOUND, BLOCK_FP8_BOUND, DEVICE, FAST_FP8_BOUND, OURS, randn
 from bench.harness import Case, Contender, Suite, Trial, deferred, frobenius_error, log_uniform, with_knobs
+from bench.peers import SCALE_BLOCK
 from bench.quantize import copy_of
 
 FEW_TOKENS = 512
@@ -200,14 +202,69 @@ def fp8_trial(options: argparse.Namespace, shape: Shape) -> Trial:
     return Trial({OURS: ours} | knobs, peers, error(a.float() * scale_a[:, None], scaled_b, sizes), FAST_FP8_BOUND)
 
 
+def block_trial(options: argparse.Namespace, shape: Shape) -> Trial:
+    """e4m3 with block scales, as DeepSeek-V3 has them. No grouped product of torch takes these scales on Hopper: beside
+    it are one `gemm` of all tokens with one group's weights, and torch's product with scales of rows and columns."""
+    from tritonkittens.kernels.gemm import gemm
+    from tritonkittens.kernels.grouped_gemm import Config, grouped_gemm
+
+    sizes, e4m3 = sizes_of(shape), torch.float8_e4m3fn
+    across, deep = -(-shape.n // SCALE_BLOCK), -(-shape.k // SCALE_BLOCK)
+    ends, a = offsets(sizes), randn(shape.tokens, shape.k, dtype=e4m3)
+    b = randn(shape.groups, shape.n, shape.k, dtype=e4m3).mT
+    scale_a, scale_b, rows, cols = (
+        torch.rand(extents, dtype=torch.float32, device=DEVICE) + 0.5
+        for extents in ((deep, shape.tokens), (shape.groups, across, deep), (shape.tokens,), (shape.groups, shape.n))
+    )
+    given = dict(scale_a=scale_a.T, scale_b=scale_b.mT)
+
+    def ours(**config: Any) -> Callable[[], Any]:
+        settings: dict[str, Any] = {"config": Config(**config)} if config else {}
+        return functools.partial(grouped_gemm, a, b, ends, **given, **settings)
+
+    def of_blocks(x: torch.Tensor, dim: int) -> torch.Tensor:
+        return x.repeat_interleave(SCALE_BLOCK, dim)
+
+    @deferred
+    def block_error() -> Callable[[torch.Tensor], float]:
+        parts = a.float().mul_(of_blocks(scale_a, 0)[: shape.k].T).split(sizes)
+        found = []
+        for g, part in enumerate(parts):
+            scale = of_blocks(of_blocks(scale_b[g], 1), 0)[: shape.n, : shape.k].T
+            found.append(part @ b[g].float().mul_(scale))
+        return frobenius_error(torch.cat(found))
+
+    baselines = {
+        "one gemm of the same work": lambda: functools.partial(gemm, a, b[0], scale_a=scale_a.T, scale_b=scale_b[0].T),
+        "torch._scaled_grouped_mm, rows and columns": lambda: functools.partial(
+            torch._scaled_grouped_mm, a, b, rows, cols, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=True
+        ),
+    }
+    knobs = with_knobs(OURS, options.knobs, lambda fields: functools.partial(ours, **fields))
+    return Trial(
+        {OURS: ours} | knobs,
+        {},
+        block_error(),
+        BLOCK_FP8_BOUND,
+        baselines={name: Contender(factory, lambda found: 0.0) for name, factory in baselines.items()},
+    )
+
+
 def other_cases(
-    options: argparse.Namespace, name: str, prepare: Callable[[argparse.Namespace, Shape], Trial]
+    options: argparse.Namespace,
+    name: str,
+    prepare: Callable[[argparse.Namespace, Shape], Trial],
+    most_groups: int = 128,
 ) -> list[Case]:
-    shapes = [Shape(*model, sizes) for model in MODELS for sizes in ("even", "uneven") if model[0] <= 128]
+    shapes = [Shape(*model, sizes) for model in MODELS for sizes in ("even", "uneven") if model[0] <= most_groups]
     return [
         Case(f"{name} {shape}", shape.work, shape._asdict(), functools.partial(prepare, options, shape))
         for shape in shapes
     ]
+
+
+def fp8_cases(options: argparse.Namespace) -> list[Case]:
+    return other_cases(options, "e4m3", fp8_trial) + other_cases(options, "e4m3, block scales,", block_trial, 256)
 
 
 SUITES = (
@@ -219,5 +276,5 @@ SUITES = (
         "grouped products with SwiGLU",
         functools.partial(other_cases, name="swiglu", prepare=swiglu_trial),
     ),
-    Suite("grouped_fp8", "grouped e4m3 products", functools.partial(other_cases, name="e4m3", prepare=fp8_trial)),
+    Suite("grouped_fp8", "grouped e4m3 products", fp8_cases),
 )

@@ -2,9 +2,20 @@
 
 import torch
 
-from tests.cases_gemm import APPROXIMATION, FP8_SUMS, FP32_SUMS, HALF_SUBNORMAL, HALF_ULP, STEEPEST, matrix, randn
+from tests.cases_gemm import (
+    APPROXIMATION,
+    FP8_SUMS,
+    FP32_SUMS,
+    HALF_SUBNORMAL,
+    HALF_ULP,
+    STEEPEST,
+    matrix,
+    randn,
+    scales,
+)
 from tests.cases_gemm import FP8 as FP8_TYPES
 from tests.util import DEVICE
+from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.kernels.grouped_gemm import grouped_gemm_torch
 from tritonkittens.kernels.grouped_gemm.checks import GATED
 
@@ -51,6 +62,12 @@ def epilogue(names, rows, groups, n, dtype=BF16):
     shapes = dict(bias=(groups, n), gate=(rows,), residual=(rows, n), scale_a=(rows, 1), scale_b=(groups, n))
     kinds = dict(residual=dtype, scale_a=FP32, scale_b=FP32)
     return {name: randn(*shapes[name], dtype=kinds.get(name, BF16)) for name in names}
+
+
+def block_scales(rows, groups, n, k):
+    """Scales of blocks of a (rows × k) and of b (groups × k × n), by name."""
+    blocks = -(-k // BLOCK)
+    return dict(scale_a=scales(rows, blocks), scale_b=scales(groups, blocks, -(-n // BLOCK)))
 
 
 def check(out, kind, a, b, ends, deferred=False, **given):

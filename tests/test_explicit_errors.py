@@ -186,6 +186,14 @@ def wrong_tiles(X, Y, WHAT: tl.constexpr):
         tk.subvector(tk.allocate(tk.sv(tk.fp32, 192)), 64, 3)
     elif WHAT == "vector view across pieces":
         tk.subvector(tk.allocate(tk.sv(tk.fp32, 192)), 96, 1)
+    elif WHAT == "tile from an element on":
+        tk.load(tk.allocate(tk.sv(tk.fp32, 64)), tk.rt(tk.fp32, 16, 16), 3)
+    elif WHAT == "from an element of halves on":
+        tk.load(tk.allocate(tk.sv(tk.bf16, 64)), tk.rv(tk.bf16, 16), 3)
+    elif WHAT == "from an element of pieces on":
+        tk.load(tk.allocate(tk.sv(tk.fp32, 192)), tk.rv(tk.fp32, 16), 3)
+    elif WHAT == "from an element of another type on":
+        tk.load(tk.allocate(tk.sv(tk.fp32, 64)), tk.rv(tk.int32, 16), 3)
     elif WHAT == "view of registers":
         tk.subtile(tk.zero(tk.rt(tk.fp32, 64, 64)), 32, 64)
     elif WHAT == "rank":
@@ -281,6 +289,7 @@ AT_A_ROW = (
     "swizzle line, of a tile whose extents are powers of two and which is no view"
 )
 WHOLE = "takes a shared tile whose extents are powers of two, and no view at constant indices"
+ONE_PIECE = "takes a shared vector of 4-byte elements whose length is a power of two"
 TILES = {
     "stages": "allocate(st(bf16, 64, 64), stages=0): a ring has at least one stage",
     "register type": "allocate(rt(bf16, 64, 64)): shared memory holds st, sv and scale_tile types",
@@ -307,6 +316,12 @@ TILES = {
     "view of no vector": "subvector of st(bf16, 64, 64): takes a shared vector",
     "vector view outside": "subvector(64) number 3 of sv(fp32, 192) lies outside it or does not divide it",
     "vector view across pieces": "subvector(96) number 1 of sv(fp32, 192) lies in several of its pieces, (128, 64)",
+    "tile from an element on": "load of sv(fp32, 64) from an element on: give the register vector type to load, got "
+    "rt(fp32, 16, 16)",
+    "from an element of halves on": f"load of sv(bf16, 64) from an element on: {ONE_PIECE}",
+    "from an element of pieces on": f"load of sv(fp32, 192) from an element on: {ONE_PIECE}",
+    "from an element of another type on": "load of sv(fp32, 64) as rv(int32, 16): element types differ; cast in "
+    "registers",
     "view of ring": "subtile of a ring of st(bf16, 64, 64): take a slot first, ring[slot]",
     "rank": "load of rt(bf16, 64, 64): 3 coordinates for a tensor of 2 dimensions; give one per dimension, in tiles",
     "rank of store": "store of a tile of shape [64, 64]: 1 coordinates for a tensor of 2 dimensions; give one per "

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.cases_grouped import BF16, check, ends_of, operands
+from tests.cases_gemm import E4M3
+from tests.cases_grouped import BF16, block_scales, check, ends_of, operands
 from tests.util import explored, logical_lines, poison, refused, relative_error, slow
 from tritonkittens import sim, tune
 from tritonkittens.arch import GPUS
 from tritonkittens.inspect import inspect
 from tritonkittens.kernels.gemm import Config, Problem
-from tritonkittens.kernels.grouped_gemm import grouped_gemm, grouped_gemm_operator, grouped_gemm_torch
+from tritonkittens.kernels.grouped_gemm import ends_of_groups, grouped_gemm, grouped_gemm_operator, grouped_gemm_torch
 from tritonkittens.kernels.grouped_gemm.choice import GATED, ROWS, candidates, cost
 from tritonkittens.kernels.grouped_gemm.device import grouped
 from tritonkittens.kernels.grouped_gemm.inspection import inspectable
@@ -32,6 +33,7 @@ def inputs_of_the_simulator(monkeypatch):
 
 
 A, B, ENDS = torch.zeros(8, 16, dtype=BF16), torch.zeros(2, 16, 24, dtype=BF16), torch.tensor([3, 8], dtype=torch.int32)
+F = torch.zeros(8, 16)
 ERRORS = [
     (dict(a=[1.0]), TypeError, "grouped_gemm: a is list; it must be a torch tensor"),
     (dict(offsets=[3, 8]), TypeError, "grouped_gemm: offsets is list; it must be a torch tensor"),
@@ -58,6 +60,18 @@ ERRORS = [
     (dict(activation="swiglu", config=Config(tile_n=96)), ValueError, "needs tile_n=128 or 256"),
     (dict(b=B[0], activation="silu"), ValueError, "grouped_gemm: activation: only products with groups of rows"),
     (dict(gate=A[:, 0], config=Config(swap_ab=True)), ValueError, "it needs swap_ab=False"),
+    (
+        dict(scale_a=F[:, :3], scale_b=F[None, :2, :1]),
+        ValueError,
+        "scale_a is (8, 3); it must be one number or (8,) or",
+    ),
+    (dict(scale_b=F[None, :2, :1]), ValueError, "scale_b is (1, 2, 1); it must be one number or (2, 24) or (2, 1, 1)"),
+    (dict(scale_b=F[:2, :1, None]), ValueError, "scale_a is None, scale_b is (2, 1, 1); block scales are for fp8 and"),
+    (
+        dict(a=A.to(E4M3), b=B.to(E4M3), scale_a=F[:, :1]) | dict(scale_b=F[:2, :1, None], config=Config(tile_n=96)),
+        ValueError,
+        "block scales need tile_k=128, tile_n that divides 256",
+    ),
     (dict(out=A), ValueError, "grouped_gemm: out is (8, 16); it must be (8, 24)"),
     (dict(counts=ENDS, offsets=None), ValueError, "grouped_gemm: counts are for a (G, M, K) and b (G, K, N), without"),
     (dict(config=3), TypeError, "grouped_gemm(config=3): must be a Config"),
@@ -94,6 +108,9 @@ def test_every_kind_has_a_configuration(gpu, scales):
             problem = Problem("bf16", out, "mk", b, epilogue, scales, *extents)
             found = [cost(problem, config, device).total for config in candidates(problem, device)]
             assert min(found, default=math.inf) < math.inf, problem
+        blocks = Problem("fp8e4nv", "fp32", "mk", "nk", "tile", "block", *extents)
+        assert all(config.tile_k == 128 for config in candidates(blocks, device))
+        assert min(cost(blocks, config, device).total for config in candidates(blocks, device)) < math.inf
 
 
 SMALL = Config(tile_n=64, epilogue_n=16, deferred_epilogue=True, stages=2)
@@ -110,6 +127,31 @@ def test_every_schedule_gives_these_results(kind, config, schedules):
         check(out, kind, a, b, ends)
 
 
+BLOCKWISE = Config(tile_n=64, tile_k=128, stages=2)
+
+
+@explored(2, 20)
+def test_every_schedule_scales_blocks(schedules):
+    """Two consumers, whose rows begin anywhere in the vectors of scales; more iterations than the ring has stages."""
+    a, b, ends = operands("rows", [3, 0, 70], 0, 64, 300, E4M3, b_nk=True)
+    given, found = block_scales(73, 3, 64, 300), []
+    sim.explore(
+        lambda: found.append(grouped_gemm(a, b, ends, config=BLOCKWISE, **given)),
+        schedules=schedules,
+        multiprocessors=2,
+    )
+    for out in found:
+        check(out, "rows", a, b, ends, **given)
+
+
+def test_block_scales_in_tensor_memory():
+    a, b, ends = operands("rows", [70, 0, 1], 0, 72, 200, E4M3, b_nk=True)
+    given, out = block_scales(71, 3, 72, 200), poison(torch.empty(71, 72, dtype=BF16))
+    with sim.device("sm_100a"):
+        grouped_gemm(a, b, ends, out=out, config=BLOCKWISE, **given)
+    check(out, "rows", a, b, ends, **given)
+
+
 # ---------------------------------------------------------------- as torch sees them
 
 
@@ -121,6 +163,39 @@ def test_the_reference_is_torchs():
         torch.testing.assert_close(grouped_gemm_torch(a, b, ends), found.double(), atol=0.1, rtol=0.02)
 
 
+def test_the_reference_scales_blocks():
+    a, b, ends = operands("rows", [3, 0, 5], 0, 136, 200, E4M3, rest=1)
+    given = block_scales(9, 3, 136, 200)
+    exact_a = a.double() * given["scale_a"].repeat_interleave(128, 1)[:, :200]
+    exact_b = b.double() * given["scale_b"].repeat_interleave(128, 1).repeat_interleave(128, 2)[:, :200, :136]
+    expected = grouped_gemm_torch(exact_a, exact_b, ends)
+    torch.testing.assert_close(grouped_gemm_torch(a, b, ends, **given), expected)
+
+
+IDS = {
+    "padding": ([0, 0, -1, 1, -1, -1, 3, -1], [3, 6, 6, 7]),
+    "padding first": ([-1, -1, 2], [2, 2, 3, 3]),
+    "no padding": ([0, 1, 1, 3], [1, 3, 3, 4]),
+    "padding only": ([-1, -1], [0, 0, 0, 0]),
+    "nothing": ([], [0, 0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_ends_of_groups(name):
+    ids, ends = (torch.tensor(x, dtype=torch.int32) for x in IDS[name])
+    compiled = torch.compile(ends_of_groups, fullgraph=True, backend="aot_eager")
+    for function in (ends_of_groups, compiled):
+        found = function(ids, 4)
+        assert found.dtype == torch.int32 and torch.equal(found, ends)
+
+
+@pytest.mark.parametrize("ids, kind", [([0], TypeError), (ENDS.long(), TypeError), (ENDS[None], ValueError)], ids=str)
+def test_ids_of_another_kind(ids, kind):
+    with refused("ends_of_groups: ids ", kind):
+        ends_of_groups(ids, 2)
+
+
 def test_opcheck():
     given = [operands(kind, [3, 0, 5], 16, 24, 16) for kind in ("rows", "depth", "cols")]
     with sim.device():
@@ -130,6 +205,10 @@ def test_opcheck():
                 (a.requires_grad_(), b.requires_grad_(), ends, *[None] * 8, False),
                 test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
             )
+        a, b, ends = operands("rows", [3, 0, 5], 0, 24, 16, E4M3)
+        scales = block_scales(8, 3, 24, 16).values()
+        given = (a, b, ends, None, None, None, *scales, None, None, None, False)
+        torch.library.opcheck(grouped_gemm_operator, given, test_utils="test_faketensor")
 
 
 def test_torch_compile_sees_the_operator():
@@ -177,6 +256,14 @@ def test_nothing_to_multiply(m, k, groups):
     assert (out[:ended] == 0).all() and (out[ended:] == 7).all() and weights.shape == (groups, k, 24)
 
 
+def test_block_scales_of_no_depth():
+    a, b, ends = operands("rows", [3, 0], 0, 24, 0, E4M3, rest=2)
+    out, bias = torch.full((5, 24), 7, dtype=BF16), torch.randn(2, 24)
+    with sim.device():
+        grouped_gemm(a, b, ends, bias=bias, out=out, **block_scales(5, 2, 24, 0))
+    assert torch.equal(out[:3], bias[:1].to(BF16).expand(3, 24)) and (out[3:] == 7).all()
+
+
 @pytest.mark.parametrize("dtype, bias", [(BF16, True), (torch.float32, False)])
 def test_module(dtype, bias):
     """As a `torch.nn.Linear` for each group; fp32 runs in torch."""
@@ -215,16 +302,19 @@ QUICK = {("grouped_gemm_256_groups", "sm_90a")}
 def test_contract(name, arch):
     gpu = Device.of_gpu(GPUS["H200" if arch == "sm_90a" else "B200"])
     report = inspect(recorded(inspectable[name].call, gpu)[-1].compile(arch))
-    assert report.mma.get("HGMMA" if arch == "sm_90a" else "UTCHMMA", 0) > 0
+    products = ("HGMMA", "QGMMA") if arch == "sm_90a" else ("UTCHMMA", "UTCQMMA")
+    assert sum(report.mma.get(product, 0) for product in products) > 0
     assert report.wgmma_serialized is not True and not report.remarks
     assert report.spill_instructions == report.spill_store_bytes == report.spill_load_bytes == 0
     assert report.counts["UTMALDG"] > 0 and report.counts["UTMASTG"] > 0
     for loop in report.loops if arch == "sm_90a" else ():
-        assert not any(loop.counts.get(i, 0) for i in ("LDS", "LDG", "REDUX")), "no lookup in the main loop"
+        assert not any(loop.counts.get(i, 0) for i in ("LDG", "REDUX")), "no lookup in the main loop"
+        # scales of two rows of a thread, and of two column blocks
+        assert loop.counts.get("LDS", 0) <= (4 if name == "grouped_gemm_block_scales" else 0)
 
 
 def test_device_code_is_short():
     tree = ast.parse(python_inspect.getsource(grouped))
     hooks = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.decorator_list]
     hooks = [node for node in hooks if ast.unparse(node.decorator_list[0]) == "triton.jit"]
-    assert len(hooks) == 6 and sum(logical_lines(ast.unparse(node)) for node in hooks) <= 90
+    assert len(hooks) == 8 and sum(logical_lines(ast.unparse(node)) for node in hooks) <= 90

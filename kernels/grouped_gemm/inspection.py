@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tritonkittens.kernels._inspection import Inspectable, launches_of
+from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.kernels.grouped_gemm.interface import grouped_gemm
 
 # groups, tokens, columns of tokens and of results: Mixtral, DeepSeek-V3, a model of small experts, and Mixtral's decode
@@ -29,6 +30,16 @@ def _weight_gradient(groups: int, tokens: int, k: int, n: int) -> Any:
     return grouped_gemm(y.mT, a, torch.empty(groups, dtype=torch.int32, device="meta"))
 
 
+def _block_scales(groups: int, tokens: int, k: int, n: int) -> Any:
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    a, w = empty(tokens, k, dtype=torch.float8_e4m3fn), empty(groups, n, k, dtype=torch.float8_e4m3fn)
+    scale_a, scale_w = empty(-(-k // BLOCK), tokens), empty(groups, -(-n // BLOCK), -(-k // BLOCK))
+    ends = empty(groups, dtype=torch.int32)
+    return grouped_gemm(a, w.mT, ends, scale_a=scale_a.T, scale_b=scale_w.mT)
+
+
 inspectable: dict[str, Inspectable] = {
     name: kernel
     for kind, shape in KINDS.items()
@@ -41,3 +52,4 @@ inspectable: dict[str, Inspectable] = {
     }.items()
 }
 inspectable |= launches_of(functools.partial(_forward, *KINDS["256_groups"], "swiglu"), "grouped_gemm_swiglu")
+inspectable |= launches_of(functools.partial(_block_scales, *KINDS["256_groups"]), "grouped_gemm_block_scales")

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.cases_gemm import E4M3, E5M2, KINDS, randn, short
-from tests.cases_grouped import BF16, FP16, FP32, SIZES, check, ends_of, epilogue, grouped_part, operands
-from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, relative_error, slow
+from tests.cases_grouped import BF16, FP16, FP32, SIZES, block_scales, check, ends_of, epilogue, grouped_part, operands
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, relative_error, slow, some_slow
 from tritonkittens.kernels.gemm import Config
-from tritonkittens.kernels.grouped_gemm import grouped_gemm, grouped_gemm_torch
+from tritonkittens.kernels.grouped_gemm import ends_of_groups, grouped_gemm, grouped_gemm_torch
 from tritonkittens.kernels.grouped_gemm.checks import Operands, check_config, result_shape
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -112,6 +112,76 @@ def test_eight_bits(kind, config):
     a, b, ends = operands("rows", [90, 0, 1, 70], 0, 80, 160, kind, b_nk=True, rest=3)
     given = epilogue(["scale_b"] if config else ["scale_a", "scale_b"], a.shape[0], b.shape[0], 80)
     run("rows", a, b, ends, BF16, config, **given)
+
+
+BLOCKWISE = {
+    "small": short(Config(tile_n=64, tile_k=128, consumers=1)),
+    "two consumers": short(Config(tile_n=128, tile_k=128)),
+    "cluster": short(Config(tile_n=64, tile_k=128, consumers=1, cluster=2)),
+    "wide": short(Config(tile_n=256, tile_k=128, consumers=1, epilogue_n=64)),
+    "default": None,
+}
+
+
+BLOCK_CASES = [
+    (sizes, config, [(72, 300), (136, 72), (264, 128)][(i + j) % 3], [BF16, FP32, FP16][(i + 2 * j) % 3])
+    for i, sizes in enumerate(SIZES)
+    for j, config in enumerate(BLOCKWISE)
+]
+
+
+@pytest.mark.parametrize(
+    "sizes, config, extents, dtype",
+    some_slow(BLOCK_CASES, [case for case in BLOCK_CASES if case[:2] in (("ragged", "small"), ("empty", "wide"))]),
+    ids=str,
+)
+def test_block_scales(sizes, config, extents, dtype):
+    """Groups begin at rows whose scales TMA does not load from. Scales of rows of no group are NaN."""
+    n, k = extents
+    a, b, ends = operands("rows", SIZES[sizes], 0, n, k, E4M3, b_nk=True, rest=3)
+    given = block_scales(a.shape[0], b.shape[0], n, k)
+    given["scale_a"][ends[-1] :] = float("nan")
+    run("rows", a, b, ends, dtype, BLOCKWISE[config], **given)
+
+
+@pytest.mark.parametrize("config", ["small", *map(slow, ("wide", "default"))])
+def test_block_scales_with_an_epilogue(config):
+    """Scales of a with M contiguous, and those of b as DeepGEMM has them, are not copied."""
+    a, b, ends = operands("rows", [33, 0, 1, 90], 0, 72, 520, E4M3, b_nk=True)
+    given = block_scales(124, 4, 72, 520) | epilogue(["bias", "gate", "residual"], 124, 4, 72)
+    given["scale_a"], given["scale_b"] = (given[name].mT.contiguous().mT for name in ("scale_a", "scale_b"))
+    run("rows", a, b, ends, BF16, BLOCKWISE[config], activation="silu", **given)
+
+
+def test_block_scales_of_counted_rows():
+    counts, rows, n, k = [3, 0, 70, 5], 70, 72, 200
+    groups = len(counts)
+    a, b = randn(groups, rows, k, dtype=E4M3), randn(groups, n, k, dtype=E4M3).mT
+    given = block_scales(groups * rows, groups, n, k)
+    scale_a = given["scale_a"].unflatten(0, (groups, rows))
+    for group, count in enumerate(counts):
+        scale_a[group, count:] = float("nan")
+    out = poison(torch.empty(groups, rows, n, dtype=BF16, device=DEVICE))
+    numbers = torch.tensor(counts, dtype=torch.int32, device=DEVICE)
+    grouped_gemm(a, b, counts=numbers, out=out, config=BLOCKWISE["small"], scale_a=scale_a, scale_b=given["scale_b"])
+    for group, count in enumerate(counts):
+        mine = dict(scale_a=scale_a[group, :count], scale_b=given["scale_b"][group : group + 1])
+        check(out[group, :count], "rows", a[group, :count], b[group : group + 1], ends_of([count]), **mine)
+        assert out[group, count:].isnan().all()
+
+
+def test_rows_that_carry_their_group():
+    """Segments of 128 rows, with padding, as DeepGEMM has them."""
+    sizes, n, k = [100, 0, 128, 5], 72, 128
+    ids = torch.full((512,), -1, dtype=torch.int32, device=DEVICE)
+    starts = [0, 128, 128, 256]
+    for group, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        ids[start : start + size] = group
+    a, b, _ = operands("rows", [512], 0, n, k, E4M3)
+    b, given = randn(4, n, k, dtype=E4M3).mT, block_scales(512, 4, n, k)
+    ends = ends_of_groups(ids, 4)
+    assert ends.tolist() == [128, 128, 256, 261]
+    run("rows", a, b, ends, BF16, BLOCKWISE["small"], **given)
 
 
 @pytest.mark.parametrize("kind", [slow("rows"), slow("depth")])

@@ -107,3 +107,26 @@ def test_vectors_of_a_sequence(rng):
     sums[(3,)](tk.gl(x).plain(), tk.gl(y).plain(), 11, 70)
     torch.testing.assert_close(y[11:81], x[11:81].sum(1), atol=1e-5, rtol=1e-5)
     assert y[:11].isnan().all() and y[81:].isnan().all()
+
+
+@tk.kernel
+@triton.jit
+def from_an_element_on(X, Y, first, WHAT: tl.constexpr):
+    """Y = the vector of X that begins at an element, by way of shared memory that TMA fills from element 0 on."""
+    vector, arrived = tk.allocate(tk.sv(X.pointer.dtype.element_ty, 256)), tk.semaphores(1)
+    tk.expect(arrived[0], vector)
+    tk.load_async(vector, X, (0,), arrived[0])
+    tk.wait(arrived[0], 0)
+    tk.store(Y, tk.load(vector, WHAT, first), (0,))
+
+
+@pytest.mark.parametrize(
+    "what", [tk.col_vec(tk.rt(tk.fp32, 64, 128)), tk.row_vec(tk.rt(tk.fp32, 64, 96)), tk.rv(tk.int32, 128)], ids=repr
+)
+def test_a_shared_vector_from_an_element_on(what, rng):
+    length = what.shape[0]
+    x = torch.randint(-1000, 1000, (256,), device=DEVICE).to(tk.to_torch(what.dtype))
+    for first in (0, 3, 256 - length):
+        y = torch.zeros(length, dtype=x.dtype, device=DEVICE)
+        from_an_element_on[(1,)](tk.gl(x, tk.sv(what.dtype, 256)), tk.gl(y), first, what, debug=True)
+        assert torch.equal(y, x[first : first + length])
