@@ -140,13 +140,14 @@ def _masked(
     """`grouped_gemm` with counts, as groups of rows that begin at equal distances."""
     groups, rows = a.shape[:2]
 
-    def in_rows(x: Tensor | None, *dims: int) -> Tensor | None:
-        """The first two dimensions of an operand as one, where it has one of `dims`."""
-        return x if x is None or x.ndim not in dims or x.shape[:2] != (groups, rows) else x.flatten(0, 1)
+    def in_rows(x: Tensor | None, dims: int) -> Tensor | None:
+        """The first two dimensions of an operand as one, where it has `dims`."""
+        return x if x is None or x.ndim != dims or x.shape[:2] != (groups, rows) else x.flatten(0, 1)
 
-    packed = operands._replace(
-        gate=in_rows(operands.gate, 2), residual=in_rows(operands.residual, 3), scale_a=in_rows(operands.scale_a, 2, 3)
-    )
+    scale_a = in_rows(operands.scale_a, 2)
+    if scale_a is not None and scale_a.ndim == 3 and scale_a.shape[:2] == (groups, rows):
+        scale_a = scale_a.movedim(2, 0).flatten(1).mT  # where this copies, M is contiguous as in the kernel
+    packed = operands._replace(gate=in_rows(operands.gate, 2), residual=in_rows(operands.residual, 3), scale_a=scale_a)
     if out is None:
         return product(a.flatten(0, 1), b, counts, packed, activation, out_dtype, config, True).unflatten(
             0, (groups, rows)

@@ -153,7 +153,9 @@ def test_block_scales_with_an_epilogue(config):
     run("rows", a, b, ends, BF16, BLOCKWISE[config], activation="silu", **given)
 
 
-def test_block_scales_of_counted_rows():
+@pytest.mark.parametrize("columns_first", [False, slow(True)])
+def test_block_scales_of_counted_rows(columns_first):
+    """Scales of a by rows, or with M contiguous in each group, as DeepGEMM has them."""
     counts, rows, n, k = [3, 0, 70, 5], 70, 72, 200
     groups = len(counts)
     a, b = randn(groups, rows, k, dtype=E4M3), randn(groups, n, k, dtype=E4M3).mT
@@ -161,6 +163,7 @@ def test_block_scales_of_counted_rows():
     scale_a = given["scale_a"].unflatten(0, (groups, rows))
     for group, count in enumerate(counts):
         scale_a[group, count:] = float("nan")
+    scale_a = scale_a.mT.contiguous().mT if columns_first else scale_a
     out = poison(torch.empty(groups, rows, n, dtype=BF16, device=DEVICE))
     numbers = torch.tensor(counts, dtype=torch.int32, device=DEVICE)
     grouped_gemm(a, b, counts=numbers, out=out, config=BLOCKWISE["small"], scale_a=scale_a, scale_b=given["scale_b"])
