@@ -233,6 +233,26 @@ def test_a_graph_follows_new_offsets():
         check(dw, "depth", a.mT, y, ends)
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="a graph needs a GPU")
+def test_a_graph_follows_new_ids():
+    a, b, _ = operands("rows", [384], 0, 256, 400, E4M3)
+    b, given = randn(4, 256, 400, dtype=E4M3).mT, block_scales(384, 4, 256, 400)
+    ids = torch.zeros(384, dtype=torch.int32, device=DEVICE)
+    grouped_gemm(a, b, ends_of_groups(ids, 4), **given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ends = ends_of_groups(ids, 4)
+        out = grouped_gemm(a, b, ends, **given)
+    for sizes in ([0, 384, 0, 0], [96] * 4, [1, 2, 3, 4]):
+        ids.fill_(-1)
+        ids[: sum(sizes)] = torch.arange(4, device=DEVICE, dtype=torch.int32).repeat_interleave(
+            torch.tensor(sizes, device=DEVICE)
+        )
+        graph.replay()
+        assert torch.equal(ends, ends_of(sizes))
+        check(out, "rows", a, b, ends, **given)
+
+
 @pytest.mark.parametrize("kind, transposed", [("rows", True), slow("rows", False), ("cols", False)])
 def test_gradients(kind, transposed):
     a, b, ends = operands(kind, [33, 0, 40], 72, 64, 48, b_nk=transposed, rest=3)
