@@ -30,7 +30,7 @@ def template_of(
     **types: object,
 ) -> tk.lcf:
     """The kernel of a configuration. `launch_pdl`: the knob, for operands that copies before this kernel write.
-    `template`: of groups, in place of `Gemm` or `BlockwiseGemm`; `types` are more of its knobs."""
+    `template`: in place of `Gemm` or `BlockwiseGemm`; `types` are more of its knobs."""
     knobs = dict(
         tile_m=config.tile_m,
         tile_n=config.tile_n,

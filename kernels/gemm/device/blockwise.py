@@ -33,7 +33,6 @@ class BlockwiseGemm(tk.lcf):
     out_dtype: tl.dtype = tk.bf16
     tile_m: int = 64
     tile_n: int = BLOCK
-    tile_k: int = BLOCK
     order: tk.Order = tk.Supergroup(8)
     epilogue: Steps = Steps()
     batched: bool = False
@@ -55,6 +54,11 @@ class BlockwiseGemm(tk.lcf):
             args=self.epilogue.numbers,
             multicast=("B",) if self.cluster > 1 else (),
         )
+
+    @property
+    def tile_k(self) -> int:
+        """K of an iteration: a block's, whose product has scales of its own."""
+        return BLOCK
 
     @property
     def column_blocks(self) -> int:
