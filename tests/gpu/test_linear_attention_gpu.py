@@ -92,7 +92,7 @@ def test_strides_and_scales():
 
 
 def test_the_same_bits_in_every_run(short_segments):
-    given = operands(1, 300, 2, 64, 64)
+    given = operands(1, 130, 1, 64, 64)
     for a, b in zip(check(given), check(given), strict=True):
         assert torch.equal(a, b)
 
