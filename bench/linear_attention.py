@@ -135,7 +135,65 @@ def cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
     ]
 
 
+class Delta(NamedTuple):
+    """Operands of the gated delta rule: as many heads of values as of keys."""
+
+    batch: int
+    length: int
+    heads: int
+    dim: int
+
+    def __str__(self) -> str:
+        return f"B {self.batch} T {self.length} H {self.heads} D {self.dim}"
+
+    @property
+    def moved(self) -> float:
+        """Bytes that a call reads and writes, without gates."""
+        return 8.0 * self.batch * self.length * self.heads * self.dim
+
+
+DELTAS = ((1, 16384, 16, 128), (1, 65536, 16, 128), (8, 4096, 32, 128), (4, 2048, 16, 128), (32, 512, 32, 128))
+
+
+@deferred
+def delta_error(given: list[torch.Tensor]) -> Callable[[Any], float]:
+    """The error of the first rows of a few heads."""
+    from tritonkittens.kernels.gated_delta_net import gated_delta_rule_torch
+
+    expected = gated_delta_rule_torch(*(x[:1, :CHUNK, :CHECKED] for x in given))[0]
+    return lambda found: float((found[:1, :CHUNK, :CHECKED].double() - expected).norm() / expected.norm())
+
+
+def prepare_delta(shape: Delta) -> Trial:
+    q, k, v = (randn(*shape) for _ in range(3))
+    q, k = (torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype) for x in (q, k))
+    g = torch.nn.functional.logsigmoid(torch.randn(shape[:3], dtype=torch.float32, device=DEVICE) + 4)
+    beta = torch.rand(shape[:3], dtype=torch.float32, device=DEVICE).to(q.dtype)
+    given = [q, k, v, g, beta]
+
+    def ours() -> Callable[[], Any]:
+        from tritonkittens.kernels.gated_delta_net import gated_delta_rule
+
+        return functools.partial(gated_delta_rule, *given)
+
+    def fla() -> Callable[[], Any]:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+        return lambda: chunk_gated_delta_rule(*given)[0]
+
+    copied = Contender(functools.partial(copy_of, shape.moved), lambda found: 0.0)
+    return Trial({OURS: ours}, {"fla": fla}, delta_error(given), BOUND, baselines={"copy of as many bytes": copied})
+
+
+def delta_cases(options: argparse.Namespace) -> list[Case]:
+    return [
+        Case(str(shape), shape.moved, shape._asdict(), functools.partial(prepare_delta, shape), kind="graph")
+        for shape in (Delta(*extents) for extents in DELTAS)
+    ]
+
+
 SUITES = (
+    Suite("gated_delta_rule", "the gated delta rule", delta_cases, unit="TB/s"),
     Suite("linear_attention", "linear attention", cases, unit="TB/s"),
     Suite(
         "linear_attention_backward",

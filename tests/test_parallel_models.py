@@ -41,6 +41,7 @@ REFUSING = {  # operators that take no DTensor
     "combine_tokens_backward",
     "gated_activation",
     "gated_activation_backward",
+    "gated_delta_rule",
     "gated_gemm",
     "gather_tokens",
     "grouped_gemm",

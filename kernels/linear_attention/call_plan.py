@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._copies import as_addressable
+from tritonkittens.kernels._sequences import packed, sequences_of
 from tritonkittens.kernels._tensors import padded_empty, power_of_two, remember, signature
 from tritonkittens.kernels.linear_attention.checks import check
 from tritonkittens.kernels.linear_attention.config import shape_of, span_of
@@ -30,7 +30,7 @@ class Plan:
     ):
         batches, length, self.heads, self.keys = q.shape
         self.values, self.total, self.uniform = v.shape[-1], batches * length, starts is None
-        self.sequences = batches if starts is None else starts.shape[0] - 1
+        self.sequences = sequences_of(q, starts)
         self.begins, self.ends_wanted, self.decayed, self.reverse = begins, ends_wanted, decayed, reverse
         shape = shape_of(self.keys, self.values)
         blocks = -(-self.values // shape.value_dim)
@@ -47,10 +47,6 @@ class Plan:
             blocks_per_sm=shape.blocks, decayed=decayed, uniform=self.uniform, cut=self.cut, most=self.most,
             reverse=reverse,
         )  # fmt: skip
-
-    def _packed(self, x: Tensor) -> Tensor:
-        """(H, rows of all sequences, columns) of a tensor (B, T, H, columns)."""
-        return as_addressable(x.flatten(0, 1).transpose(0, 1))
 
     def states(self, *shape: int) -> Tensor:
         """Memory of so many states, transposed: a consumer has all columns of K for some of V."""
@@ -77,7 +73,7 @@ class Plan:
     def _launch(
         self, q: Any, k: Any, v: Any, rate: Any, state: Any, ends: Any, scale: float, home: Any, after: Any
     ) -> None:
-        q, k, v = (self._packed(x) for x in (q, k, v))
+        q, k, v = (packed(x) for x in (q, k, v))
         numbers = dict(span=self.span, length=self.length, total=self.total)
         others = [x for x in (ends, rate) if x is not None]
         before, last = None if state is None else state.mT, after

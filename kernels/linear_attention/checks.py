@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import check_tensors
+from tritonkittens.kernels._sequences import check_beside, check_sequences
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
 
 MOST_KEYS = 128  # columns of q and k
-MOST_SEQUENCES = 1024  # that are packed
 NAME = "linear_attention"
 
 
@@ -38,22 +38,11 @@ def check_shapes(
         raise ValueError(f"{NAME}: k is {tuple(k.shape)}; it must be {tuple(q.shape)}, as q")
     if v.ndim != 4 or v.shape[:-1] != q.shape[:-1] or v.shape[-1] == 0:
         raise ValueError(f"{NAME}: v is {tuple(v.shape)}; it must be {(*q.shape[:-1], 'V')}".replace("'", ""))
-    sequences = q.shape[0]
-    if starts is not None:
-        if q.shape[0] != 1 or starts.ndim != 1 or not 1 <= starts.shape[0] <= MOST_SEQUENCES + 1:
-            raise ValueError(
-                f"{NAME}: q is {tuple(q.shape)}, cu_seqlens {tuple(starts.shape)}; packed sequences have a batch of 1, "
-                f"and cu_seqlens 1 to {MOST_SEQUENCES + 1} elements"
-            )
-        if starts.dtype != torch.int32:
-            raise TypeError(f"{NAME}: cu_seqlens has dtype {starts.dtype}; it must be torch.int32")
-        sequences = starts.shape[0] - 1
-    wanted = {"decay": (decay, (q.shape[2],)), "initial_state": (state, (sequences, *q.shape[2:], v.shape[-1]))}
-    for name, (x, shape) in wanted.items():
-        if x is not None and tuple(x.shape) != shape:
-            raise ValueError(f"{NAME}: {name} is {tuple(x.shape)}; it must be {shape}")
-        if x is not None and x.dtype != torch.float32:
-            raise TypeError(f"{NAME}: {name} has dtype {x.dtype}; it must be torch.float32")
+    if decay is not None and tuple(decay.shape) != (q.shape[2],):
+        raise ValueError(f"{NAME}: decay is {tuple(decay.shape)}; it must be {(q.shape[2],)}")
+    if decay is not None and decay.dtype != torch.float32:
+        raise TypeError(f"{NAME}: decay has dtype {decay.dtype}; it must be torch.float32")
+    check_sequences(NAME, q, starts, state, (*q.shape[2:], v.shape[-1]))
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None, starts: Tensor | None) -> None:
@@ -61,6 +50,4 @@ def check(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor |
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(NAME, name, x, HALF_TYPES, "q", q)
     check_shapes(q, k, v, decay, state, starts)
-    for name, x in (("decay", decay), ("initial_state", state), ("cu_seqlens", starts)):
-        if x is not None and x.device != q.device:
-            raise ValueError(f"{NAME}: {name} is on {x.device}, q on {q.device}; all tensors must be on one device")
+    check_beside(NAME, q, decay=decay, initial_state=state, cu_seqlens=starts)

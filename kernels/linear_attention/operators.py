@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, register, vmap_by_loop
+from tritonkittens.kernels._sequences import sequences_of
 from tritonkittens.kernels.linear_attention.call_plan import run
 from tritonkittens.kernels.linear_attention.checks import MOST_KEYS, NAME, check_shapes
 
@@ -43,8 +44,7 @@ def _(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     check_shapes(q, k, v, decay, initial_state, cu_seqlens)
-    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    state = q.new_empty(sequences, q.shape[2], v.shape[-1], q.shape[-1], dtype=torch.float32).mT
+    state = q.new_empty(sequences_of(q, cu_seqlens), q.shape[2], v.shape[-1], q.shape[-1], dtype=torch.float32).mT
     return v.new_empty(v.shape), state if final_state else q.new_empty(0, dtype=torch.float32)
 
 

@@ -1,0 +1,48 @@
+"""What kernels of sequence models share: operands (B, T, H, columns) as rows of all sequences, and their states."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels._copies import as_addressable
+
+MOST_SEQUENCES = 1024  # that are packed
+
+
+def packed(x: Tensor) -> Tensor:
+    """(H, rows of all sequences, columns) of a tensor (B, T, H, columns), as TMA reads it."""
+    return as_addressable(x.flatten(0, 1).transpose(0, 1))
+
+
+def sequences_of(x: Tensor, starts: Tensor | None) -> int:
+    """The number of sequences: the batch, or those that are packed."""
+    return x.shape[0] if starts is None else starts.shape[0] - 1
+
+
+def check_sequences(name: str, x: Tensor, starts: Tensor | None, state: Tensor | None, shape: tuple[int, ...]) -> None:
+    """Raise TypeError or ValueError for offsets that do not fit the first operand, called q, or a state that is not of
+    the sequences and this shape."""
+    if starts is not None:
+        if x.shape[0] != 1 or starts.ndim != 1 or not 1 <= starts.shape[0] <= MOST_SEQUENCES + 1:
+            raise ValueError(
+                f"{name}: q is {tuple(x.shape)}, cu_seqlens {tuple(starts.shape)}; packed sequences have a batch of 1, "
+                f"and cu_seqlens 1 to {MOST_SEQUENCES + 1} elements"
+            )
+        if starts.dtype != torch.int32:
+            raise TypeError(f"{name}: cu_seqlens has dtype {starts.dtype}; it must be torch.int32")
+    if state is not None:
+        wanted = (sequences_of(x, starts), *shape)
+        if tuple(state.shape) != wanted:
+            raise ValueError(f"{name}: initial_state is {tuple(state.shape)}; it must be {wanted}")
+        if state.dtype != torch.float32:
+            raise TypeError(f"{name}: initial_state has dtype {state.dtype}; it must be torch.float32")
+
+
+def check_beside(name: str, x: Tensor, **tensors: Tensor | None) -> None:
+    """Raise ValueError for a tensor on another device than the first operand, called q."""
+    for argument, other in tensors.items():
+        if other is not None and other.device != x.device:
+            raise ValueError(
+                f"{name}: {argument} is on {other.device}, q on {x.device}; all tensors must be on one device"
+            )

@@ -1,0 +1,86 @@
+"""What a call of the gated delta rule does: its launches, and the memory of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels._sequences import packed, sequences_of
+from tritonkittens.kernels._tensors import padded_empty, power_of_two, remember, signature
+from tritonkittens.kernels.gated_delta_net.checks import check
+from tritonkittens.kernels.gated_delta_net.config import ROWS, shape_of
+from tritonkittens.kernels.gated_delta_net.device.delta import GatedDeltaNet, invert_chunks
+from tritonkittens.launch import device_facts
+
+_plans: dict[Hashable, Plan] = {}  # by what is known of a call
+
+
+class Plan:
+    """The launches of a call of one kind."""
+
+    def __init__(self, q: Tensor, v: Tensor, begins: bool, ends_wanted: bool, starts: Tensor | None):
+        batches, length, self.keys = q.shape[0], q.shape[1], q.shape[3]
+        self.heads, self.values = v.shape[2:]
+        self.total, self.sequences, self.device = batches * length, sequences_of(q, starts), q.device
+        self.group, self.ends_wanted = self.heads // q.shape[2], ends_wanted
+        self.slots = self.total // ROWS + self.sequences  # chunks of all sequences, at most
+        shape = shape_of(self.keys, self.values, self.sequences * self.heads, device_facts(q.device).multiprocessors)
+        self.template = GatedDeltaNet(
+            dtype=tk.from_torch(q.dtype), consumers=shape.consumers, key_dim=shape.key_dim, value_dim=shape.value_dim,
+            begins=begins, ends_wanted=ends_wanted,
+        )  # fmt: skip
+        self.of_inverse = (ROWS, shape.key_dim, max(16, power_of_two(self.sequences)))
+        self.ends = None
+        if starts is None:
+            self.ends = torch.arange(1, batches + 1, dtype=torch.int32, device=q.device) * length
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Memory that kernels write."""
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def __call__(
+        self, q: Any, k: Any, v: Any, g: Any, beta: Any, state: Tensor | None, ends: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor | None]:
+        home = padded_empty((self.total, self.heads, self.values), v)
+        # transposed: a consumer has all columns of K for some of V
+        after = self.empty(self.sequences, self.heads, self.values, self.keys) if self.ends_wanted else None
+        ends = self.ends if ends is None else ends
+        if self.sequences:
+            inverse = self.empty(self.heads, self.slots * ROWS, ROWS, dtype=q.dtype)
+            sums = self.empty(self.heads, self.slots, ROWS)
+            q, k, v = (packed(x) for x in (q, k, v))
+            rows, g, beta = k.transpose(0, 1), g.flatten(0, 1), beta.flatten(0, 1)
+            given = (rows, g, beta, ends, inverse, sums)
+            strides = (*rows.stride()[:2], *g.stride(), *beta.stride())
+            numbers = (self.sequences, self.group, self.slots, self.keys, *strides, *self.of_inverse)
+            invert_chunks.bind((self.slots, self.heads, 1), *given, *numbers)(*given)
+            states = [x for x in (None if state is None else state.mT, after) if x is not None]
+            out = home.transpose(0, 1)
+            self.template(q, k, v, out, inverse, sums, *states, ends, scale=scale, group=self.group)
+        return home if home.is_contiguous() else home.contiguous(), None if after is None else after.mT
+
+
+def run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor | None,
+    starts: Tensor | None,
+    scale: float,
+    ends_wanted: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """`gated_delta_rule` of plain tensors."""
+    key = (signature(q, k, v, g, beta, state, starts), ends_wanted)
+    plan = _plans.get(key)
+    if plan is None:
+        check(q, k, v, g, beta, state, starts)
+        plan = remember(_plans, key, Plan(q, v, state is not None, ends_wanted, starts))
+    ends = None if starts is None else starts[1:].contiguous()
+    o, after = plan(q, k, v, g, beta, state, ends, scale)
+    return o.view(v.shape), after

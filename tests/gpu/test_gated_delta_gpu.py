@@ -1,0 +1,92 @@
+"""The gated delta rule against the recurrence in float64, on the GPU, or simulated."""
+
+import random
+
+import pytest
+import torch
+
+from tests.cases_gated_delta import check, operands, poisoned
+from tests.cases_linear_attention import BF16, FP32, starts_of
+from tests.util import crossed, on_gpu_or_simulated, slow
+from tritonkittens.kernels.gated_delta_net import gated_delta_rule
+
+pytestmark = pytest.mark.usefixtures("kernel_device")
+FP16 = torch.float16
+
+
+@pytest.fixture(autouse=True)
+def poison_where_no_kernel_writes(monkeypatch):
+    poisoned(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "length, dims, group, dtype, state",
+    crossed(
+        [150, 1, 63, 64, 65, 0, 2, 128, 129],
+        [(128, 128), (64, 64), (40, 72), (128, 200), (1, 1)],
+        [2, 1, 3],
+        [BF16, FP16],
+        [True, False],
+    ),
+    ids=str,
+)
+def test_lengths(length, dims, group, dtype, state):
+    check(operands(2, length, 1, *dims, group, dtype, state=state))
+
+
+@pytest.mark.parametrize("lengths", [[70, 0, 1, 130], slow([5] * 40), slow([0, 0]), slow([200])], ids=str)
+def test_packed_sequences(lengths):
+    check(operands(1, sum(lengths) + 9, 1, 64, 64, 2, sequences=len(lengths)), starts_of(lengths))
+
+
+@pytest.mark.parametrize("fading", [0.0, slow(5.0), slow(100.0)])
+def test_how_fast_states_fade(fading):
+    """e^{-G} overflows with the last."""
+    check(operands(1, 150, 1, 64, 64, fading=fading))
+
+
+@pytest.mark.parametrize("gates", [BF16, slow(FP16)])
+def test_gates_of_16_bits(gates):
+    check(operands(1, 80, 1, 64, 64, gates=gates))
+
+
+def test_one_key_again_and_again():
+    """Each value replaces the one before: the inverse of a full triangle of ones has two diagonals."""
+    q, k, v, g, beta, state = operands(1, 130, 1, 64, 64)
+    k = k[:, :1].expand_as(k)
+    check((q, k, v, torch.zeros_like(g), torch.ones_like(beta), state), slack=2.0)
+
+
+@pytest.mark.parametrize("at", [64, slow(1), slow(100)])
+def test_a_sequence_cut_anywhere_gives_the_same(at):
+    *tensors, state = operands(1, 150, 1, 64, 64)
+    whole, last = check((*tensors, state))
+    first, between = gated_delta_rule(*(x[:, :at] for x in tensors), initial_state=state, output_final_state=True)
+    second, end = gated_delta_rule(*(x[:, at:] for x in tensors), initial_state=between, output_final_state=True)
+    assert (torch.cat([first, second], 1) - whole).float().norm() < 6e-3 * whole.float().norm()
+    assert (end - last).norm() < 6e-3 * last.norm()
+
+
+def test_strides_and_scales():
+    q, k, v, g, beta, state = operands(2, 70, 2, 64, 64)
+    q, k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k))
+    g, beta = torch.stack([g, beta], -1).unbind(-1)
+    check((q, k, torch.cat([v, v], -1)[..., 64:], g, beta, state.mT.contiguous().mT), scale=0.7)
+
+
+def test_the_same_bits_in_every_run():
+    given = operands(1, 130, 1, 64, 64)
+    for a, b in zip(check(given), check(given), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(200), [0, *(slow(n) for n in range(1, 20))]))
+def test_random(seed):
+    draw = random.Random(seed)
+    dims = draw.randint(1, 2), draw.randint(1, 128), draw.randint(1, 160), draw.randint(1, 3)
+    options = dict(dtype=draw.choice([BF16, FP16]), gates=draw.choice([FP32, BF16]), state=draw.random() < 0.5)
+    if draw.random() < 0.4:
+        lengths = [draw.randint(0, 150) for _ in range(draw.randint(1, 5))]
+        check(operands(1, sum(lengths), *dims, **options, sequences=len(lengths)), starts_of(lengths))
+    else:
+        check(operands(draw.randint(1, 2), round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 7))), *dims, **options))
