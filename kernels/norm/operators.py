@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ def _(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     operands, options = Operands(*args[:TENSORS]), Options(*args[TENSORS:])
     check_operands(options.name, **operands._asdict())
     x, dtype, z_dtype = operands.x, options.out_dtype or operands.x.dtype, operands.z_dtype(options)
-    rows = x.shape[:-1].numel()
+    rows = math.prod(x.shape[:-1])  # torch.Size.numel() would fix symbolic sizes
     return (
         x.new_empty(x.shape, dtype=dtype),
         x.new_empty(x.shape if operands.weight1 is not None else 0, dtype=dtype),
