@@ -145,6 +145,11 @@ def autocasts(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
+def autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast an operand of a matrix product as `torch.autocast` does: float64 and non-float tensors stay."""
+    return x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
+
+
 def requires_grad(*tensors: Tensor | None) -> bool:
     """Does one of these tensors require a gradient, and are gradients on? None stands for an operand left out."""
     if torch.is_grad_enabled():
@@ -327,15 +332,16 @@ def _with_samples_first(results: Any, split: Callable[[Tensor], Tensor]) -> tupl
 # ---------------------------------------------------------------- out=
 
 
-def check_written(name: str, out: Tensor) -> None:
-    """Raise ValueError for an `out` whose strides do not keep its elements apart."""
+def check_written(name: str, out: Tensor, argument: str = "out") -> None:
+    """Raise ValueError for an `out` (by its name, `argument`) whose strides do not keep its elements apart."""
     reach = 0  # elements from the first to the last of the dimensions that were looked at
     for stride, extent in sorted(
         (stride, extent) for extent, stride in zip(out.shape, out.stride(), strict=True) if extent > 1
     ):
         if stride <= reach:
             raise ValueError(
-                f"{name}: out is {tuple(out.shape)} with strides {out.stride()}; some of its elements share memory"
+                f"{name}: {argument} is {tuple(out.shape)} with strides {out.stride()}; some of its elements share "
+                "memory"
             )
         reach += stride * (extent - 1)
 

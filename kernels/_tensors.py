@@ -56,6 +56,14 @@ def check_operands(name: str, dtypes: tuple[torch.dtype, ...], rank: int, **tens
             raise ValueError(f"{name}: {argument} has shape {tuple(x.shape)}; it must have {rank} dimensions")
 
 
+def check_eps(name: str, eps: float) -> None:
+    """Raise TypeError or ValueError for an eps that is no number of at least 0."""
+    if not isinstance(eps, (int, float)):
+        raise TypeError(f"{name}: eps is {type(eps).__name__}; it must be a number")
+    if not eps >= 0:
+        raise ValueError(f"{name}: eps={eps!r}; it must be at least 0")
+
+
 def check_small(
     name: str,
     argument: str,

@@ -1,5 +1,6 @@
 """Linear layers with cross entropy as torch sees them, the modules of losses, and what they refuse."""
 
+import contextlib
 import copy
 
 import pytest
@@ -245,3 +246,59 @@ def test_linear_cross_entropy_of_other_dtypes():
     with sim.device() as device:
         torch.testing.assert_close(module(x, TARGET), expected)
         assert not device.launches
+
+
+def on_kernels(is_simulated):
+    return sim.device() if is_simulated else contextlib.nullcontext()
+
+
+@pytest.mark.parametrize("is_simulated", [True, False])
+def test_the_module_refuses_alike_on_and_off_the_kernels(is_simulated):
+    module = LinearCrossEntropyLoss(32, 72, dtype=BF16)
+    with on_kernels(is_simulated):
+        for target, kind, message in (
+            (TARGET[:1], ValueError, "target has shape (1,); it must be (8,), an index for each row of input"),
+            (TARGET.float(), TypeError, "target has dtype torch.float32; it must be torch.int64 or torch.int32"),
+        ):
+            with refused(message, kind):
+                module(X, target)
+    for kind in (CrossEntropyLoss, lambda **options: LinearCrossEntropyLoss(3, 4, **options)):
+        for options, message in (
+            (dict(reduction="avg"), "CrossEntropyLoss: reduction='avg'; it must be 'mean' or 'sum' or 'none'"),
+            (dict(label_smoothing=1.5), "CrossEntropyLoss: label_smoothing=1.5; it must be in [0, 1]"),
+        ):
+            with refused(message, ValueError):
+                kind(**options)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_targets_that_are_no_class(dtype):
+    """NaN on and off the kernels, which give the same gradients."""
+    module, target, found = LinearCrossEntropyLoss(32, 72, dtype=BF16, reduction="none"), TARGET.to(dtype).clone(), []
+    target[:3] = torch.tensor([72, -1, -100])
+    for is_simulated in (True, False):
+        x = X.clone().requires_grad_()
+        with on_kernels(is_simulated):
+            loss = module(x, target)
+            found.append((loss, *torch.autograd.grad(loss[2:].sum(), x)))
+        assert loss.isnan().tolist() == [True, True] + [False] * 6 and not loss[2]
+    assert relative_error(found[0][0][2:], found[1][0][2:]) < 4e-3 and relative_error(found[0][1], found[1][1]) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_losses_of_half_precision_are_fp32(dtype):
+    """Whatever the strides, the device, and the kind of targets."""
+    x, target = torch.randn(2, 40, 5).to(dtype), targets((2, 5), 40)
+    weight, shares = torch.rand(40).to(dtype), torch.softmax(torch.randn(2, 40, 5), 1).to(dtype)
+    for is_simulated in (True, False):
+        for options, given in (
+            ({}, (x, target)),
+            ({}, (x.mT.contiguous().mT, target)),
+            (dict(weight=weight), (x, target)),
+            ({}, (x, shares)),
+        ):
+            exact = {key: t.double() for key, t in options.items()}
+            expected = nn.CrossEntropyLoss(**exact)(*(t.double() if t.is_floating_point() else t for t in given))
+            with on_kernels(is_simulated):
+                loss = CrossEntropyLoss(**options)(*given)
+            assert loss.dtype == FP32 and relative_error(loss, expected) < 1e-5

@@ -219,9 +219,19 @@ def test_modules_without_a_kernel_are_torchs():
     torch.testing.assert_close(LayerNorm(32)(X), nn.LayerNorm(32)(X))
 
 
-def test_torchscript_is_refused():
-    with refused("torch.jit.script(RMSNorm): TorchScript cannot compile it", NotImplementedError):
-        torch.jit.script(RMSNorm(32))
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, FP32])
+def test_no_eps_is_that_of_torch(dtype):
+    x = (1e-3 * torch.randn(4, 32)).to(dtype)
+    with sim.device():
+        found = rms_norm(x, eps=None)
+    assert relative_error(found, nn.functional.rms_norm(x, (32,))) < 8e-3
+
+
+def test_eps_may_vary_in_a_compiled_function():
+    compiled = torch.compile(lambda x, eps: rms_norm(x, eps=eps), fullgraph=True, backend="eager")
+    with sim.device():
+        for eps in (1e-3, 1.0, 3.0):
+            assert torch.equal(compiled(X, eps), rms_norm(X, eps=eps))
 
 
 def test_autocast_gives_fp32_unless_a_dtype_is_given(monkeypatch):
@@ -392,6 +402,9 @@ DTYPES = "torch.bfloat16 or torch.float16 or torch.float32"
             "rms_norm: x1 and rowscale; rowscale scales x alone, so they go not together",
         ),
         (lambda: rms_norm(X, bias1=W), ValueError, "rms_norm: bias1 without weight1; there is a second result with"),
+        (lambda: layer_norm(X, eps=None), TypeError, "layer_norm: eps is NoneType; it must be a number"),
+        (lambda: rms_norm(X, eps=torch.ones(())), TypeError, "rms_norm: eps is Tensor; it must be a number"),
+        (lambda: rms_norm(X, eps=-1e-6), ValueError, "rms_norm: eps=-1e-06; it must be at least 0"),
         (lambda: rms_norm(X, dropout_p=1.0), ValueError, "rms_norm: dropout_p=1.0; it must be in [0, 1)"),
         (
             lambda: rms_norm(X, dropout_p=0.5, seed=torch.tensor([1.0, 2.0])),

@@ -171,7 +171,11 @@ def test_the_end_of_a_patch(rng):
             ours = launches_of(lambda: m(ids))
             assert ours and not launches_of(lambda: other(ids))
             with patch(m) as inner:
-                assert inner.replaced["norm"] == 0
+                assert inner.replaced["norm"] == 0 and inner.already_patched == dict(norm=5)
+                assert repr(patch(m)) == (
+                    "Patch(LlamaForCausalLM, norm: 0 (5 already patched), mlp: 0 (2 already patched), "
+                    "rotary: 0 (2 already patched), experts: 0, loss: 0 (1 already patched))"
+                )
             assert outer.replaced == dict(norm=5) and launches_of(lambda: m(ids)) == ours
             raise KeyError
     with torch.no_grad():
@@ -235,6 +239,11 @@ def test_what_is_not_recognised_stays(rng):
     assert not any(patch(gpt).replaced.values())
     with refused("patch: kinds contain 'norms'; they are 'norm', 'mlp', 'rotary', 'experts', 'loss'", ValueError):
         patch(m, kinds=("norm", "norms"))
+    with refused("patch: kinds is a str; give a tuple", TypeError):
+        patch(m, "norm")
+    for wrong in ("model", None):
+        with refused(f"patch: model is {type(wrong).__name__}; it must be a torch.nn.Module", TypeError):
+            patch(wrong)
 
 
 def test_compiled_before_and_after(rng):

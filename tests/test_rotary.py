@@ -313,9 +313,42 @@ DTYPES = "torch.bfloat16 or torch.float16 or torch.float32"
         (
             lambda: rotary(Q, K, COS, SIN, seqlen_offsets=8),
             ValueError,
-            "seqlen_offsets=8; it must be in the table, of 7",
+            "rotary: seqlen_offsets=8 and 5 tokens need 13 positions; cos has 7",
         ),
-        (lambda: rotary(Q, K, COS, SIN, seqlen_offsets=3), ValueError, "rotary: cos has 4 positions; q has 5 tokens"),
+        (
+            lambda: rotary(Q, K, COS, SIN, seqlen_offsets=-1),
+            ValueError,
+            "rotary: seqlen_offsets=-1; it must be in the table; cos has 7",
+        ),
+        *[
+            (
+                lambda wrong=wrong: rotary(Q, K, COS, SIN, seqlen_offsets=wrong),
+                TypeError,
+                f"rotary: seqlen_offsets is {type(wrong).__name__}; it must be an int, or a tensor (sequences,)",
+            )
+            for wrong in (1.5, None, [1, 2], True)
+        ],
+        (lambda: rotary(Q, K, COS, SIN, eps=None), TypeError, "rotary: eps is NoneType; it must be a number"),
+        (
+            lambda: rotary(Q.mT, None, COS[:, :2], SIN[:, :2]),
+            ValueError,
+            "rotary: cos has 7 positions; q has 16 tokens; q of (B, S, H, D) needs unsqueeze_dim=2",
+        ),
+        (
+            lambda: rotary(Q.transpose(1, 2), K.transpose(1, 2), COS, SIN),
+            ValueError,
+            "that of q, but for the heads; q of (B, S, H, D) needs unsqueeze_dim=2",
+        ),
+        (
+            lambda: rotary(Q.transpose(1, 2), None, COS[None, :5], SIN[None, :5]),
+            ValueError,
+            "angles of each token; q of (B, S, H, D) needs unsqueeze_dim=2",
+        ),
+        (
+            lambda: rotary(Q.transpose(1, 2), None, COS, SIN, IDS),
+            ValueError,
+            "a position for each token; q of (B, S, H, D) needs unsqueeze_dim=2",
+        ),
         (
             lambda: rotary(Q, K, COS, SIN, seqlen_offsets=torch.tensor([1])),
             ValueError,
@@ -349,7 +382,7 @@ DTYPES = "torch.bfloat16 or torch.float16 or torch.float32"
         (
             lambda: rotary(Q, K.expand(2, 3, 5, 16), COS, SIN, inplace=True),
             ValueError,
-            "some of its elements share memory",
+            "rotary: k is (2, 3, 5, 16) with strides (80, 0, 16, 1); some of its elements share memory",
         ),
         (
             lambda: rotary(Q, K.to("meta"), COS, SIN),

@@ -52,14 +52,30 @@ def test_a_trace_computes_with_what_comes_in(name, gradients, kernel_device, rng
         assert torch.equal(traced(*others), function(*others))
 
 
-@pytest.mark.parametrize(
-    "module",
-    [tnn.Linear(8, 8), torch.nn.Sequential(torch.nn.ReLU(), tnn.Linear(8, 8))],
-    ids=["alone", "inside another"],
-)
-def test_scripting_a_module_is_refused_at_once(module):
-    with pytest.raises(NotImplementedError, match=r"torch.jit.script\(Linear\): .* use torch.compile or torch.export"):
-        torch.jit.script(module)
+MODULES = {
+    "Linear": (8, 8),
+    "GroupedLinear": (2, 8, 8),
+    "SwiGLU": (8, 8),
+    "Experts": (8, 8, 2),
+    "MixtureOfExperts": (8, 8, 2, 1),
+    "RMSNorm": (8,),
+    "LayerNorm": (8,),
+    "CrossEntropyLoss": (),
+    "LinearCrossEntropyLoss": (8, 8),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_scripting_a_module_is_refused_at_once(name):
+    """Alone, and inside another."""
+    module = getattr(tnn, name)(*MODULES[name])
+    for scripted in (module, torch.nn.Sequential(torch.nn.ReLU(), module)):
+        with pytest.raises(NotImplementedError, match=rf"script\({name}\): .* use torch.compile or torch.export"):
+            torch.jit.script(scripted)
+
+
+def test_every_module_is_scripted_here():
+    assert set(MODULES) == set(tnn.__all__) - {"replace_linears"}
 
 
 @pytest.mark.parametrize(

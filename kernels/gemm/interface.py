@@ -62,7 +62,8 @@ def gemm(
     more on copies, precision, tuning and gradients.
 
     Raises TypeError or ValueError for what does not fit together, a scale that requires a gradient, or an `out` whose
-    elements share memory; ArchitectureError on a GPU without TMA.
+    elements share memory; ArchitectureError on a GPU without TMA. From sm_80 on, another kernel computes small or
+    skinny products of operands that TMA cannot address.
     """
     if tune and config is None and epilogue is None:
         _tune_once(a, b, (bias, gate, residual, scale_a, scale_b), activation, out_dtype, out, accumulate)

@@ -45,7 +45,7 @@ def softmax(x: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
 
     Args:
         x: (…, N) in bf16, fp16 or fp32, N from 1 to 262,144. Any strides: it is read without a copy if the last stride
-            is 1 and the leading dimensions merge into two.
+            is 1 and x can be seen as (A, B, N) with any two strides. Otherwise it is copied first.
         out_dtype: of the result; by default that of x, and fp32 under `torch.autocast` on a GPU.
 
     NaN and infinities give what `torch.softmax` gives. It is differentiable once.
@@ -169,7 +169,7 @@ def linear_cross_entropy(
     Returns the loss in fp32: a number, or target.shape for "none".
 
     Raises TypeError for other dtypes or a DTensor; ValueError for a shape, device or option that does not fit, or a
-    forward-mode tangent; ArchitectureError on a GPU without TMA.
+    forward-mode tangent; ArchitectureError on a GPU without TMA, but for some small products (see `gemm`).
 
     Example::
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tritonkittens.kernels.loss.checks import check_options, check_target
+
 
 def cross_entropy_torch(
     input: Tensor,
@@ -19,14 +21,18 @@ def cross_entropy_torch(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of `cross_entropy` and the log-sum-exps of the rows, in `dtype`.
 
-    Targets are classes or `ignore_index`. Other arguments are those of `cross_entropy`.
+    The loss of a target that is neither a class nor `ignore_index` is NaN. Arguments and errors are those of
+    `cross_entropy`.
     """
+    check_options("cross_entropy", reduction, label_smoothing, softcap)
+    check_target("cross_entropy", target, tuple(input.shape[:-1]), input.device, "input")
     x = input.to(dtype)
     if softcap is not None:
         x = softcap * torch.tanh(x / softcap)
-    kept = target != ignore_index
+    kept, is_class = target != ignore_index, (target >= 0) & (target < x.shape[-1])
     lse = torch.logsumexp(x, -1)
-    chosen = x.gather(-1, target.long().clamp(0, x.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
+    chosen = x.gather(-1, torch.where(is_class, target, 0).long().unsqueeze(-1)).squeeze(-1)
+    chosen = torch.where(is_class, chosen, torch.nan)
     losses = lse - (1 - label_smoothing) * chosen + lse_square_scale * lse.square()
     if label_smoothing:
         losses = losses - label_smoothing * x.mean(-1)

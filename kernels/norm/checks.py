@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._tensors import check_tensor
+from tritonkittens.kernels._tensors import check_eps, check_tensor
 from tritonkittens.kernels.norm.config import INPUTS, WIDEST
 
 
@@ -19,8 +19,9 @@ def _check_shape(name: str, argument: str, x: Tensor, shape: tuple[int, ...], wa
         raise ValueError(f"{name}: {argument} has shape {tuple(x.shape)}; it must be {shape}, {wanted}")
 
 
-def check_options(name: str, dropout_p: float, out_dtype: torch.dtype | None) -> None:
+def check_options(name: str, eps: float, dropout_p: float, out_dtype: torch.dtype | None) -> None:
     """Raise TypeError or ValueError for an option that does not exist."""
+    check_eps(name, eps)
     if not 0 <= dropout_p < 1:
         raise ValueError(f"{name}: dropout_p={dropout_p!r}; it must be in [0, 1)")
     if out_dtype is not None and out_dtype not in INPUTS:

@@ -42,10 +42,11 @@ def layer_norm(
 
     Args:
         x: (…, N) in bf16, fp16 or fp32, N from 1 to 65,536. Any strides: it is read without a copy if the last stride
-            is 1 and the leading dimensions merge into two.
+            is 1 and x can be seen as (A, B, N) with any two strides. Otherwise it is copied first.
         weight, bias: (N,), of one of these dtypes, the same for all four parameters.
         residual, x1: of the shape of x, each in any of these dtypes; x1 has a dropout of its own.
         weight1, bias1: (N,); with weight1 there is a second result y1 of the same z.
+        eps: at least 0. The default is 1e-6, as in flash-attn; that of torch's `layer_norm` is 1e-5.
         dropout_p: the probability with which an element becomes 0; others are divided by 1 - dropout_p.
         rowscale: a number for each row of x, x.shape[:-1]; it has no gradient. Not with x1.
         prenorm: return z, too, x itself if nothing changes x. It is in the dtype of residual, without one in that of x,
@@ -61,8 +62,9 @@ def layer_norm(
 
     Gradients are deterministic: the same bits in every run.
 
-    Raises TypeError for other dtypes or a DTensor; ValueError for a shape or device that differs from that of x, for
-    dropout_p outside [0, 1), bias1 without weight1, x1 with rowscale, or a forward-mode tangent.
+    Raises TypeError for other dtypes, an eps that is no number, or a DTensor; ValueError for a shape or device that
+    differs from that of x, for dropout_p outside [0, 1), eps below 0, bias1 without weight1, x1 with rowscale, or a
+    forward-mode tangent.
 
     Example::
 
@@ -81,7 +83,7 @@ def rms_norm(
     x1: Tensor | None = None,
     weight1: Tensor | None = None,
     bias1: Tensor | None = None,
-    eps: float = 1e-6,
+    eps: float | None = 1e-6,
     dropout_p: float = 0.0,
     rowscale: Tensor | None = None,
     *,
@@ -93,7 +95,8 @@ def rms_norm(
     seed: Tensor | None = None,
 ) -> Results:
     """RMSNorm over the last dimension: y = z / √(mean of z² + eps) · weight + bias. Arguments and results: see
-    `layer_norm`."""
+    `layer_norm`. eps=None is fp32's epsilon, as in torch's `rms_norm` of these dtypes."""
+    eps = torch.finfo(torch.float32).eps if eps is None else eps
     given = dict(weight=weight, bias=bias, residual=residual, x1=x1, weight1=weight1, bias1=bias1, rowscale=rowscale)
     options = Options(eps, dropout_p, True, zero_centered_weight, residual_in_fp32, out_dtype)
     return _norm(options, x, given, seed, prenorm, return_dropout_mask)
@@ -103,7 +106,7 @@ def _norm(
     options: Options, x: Tensor, given: dict[str, Tensor | None], seed: Tensor | None, prenorm: bool, masks: bool
 ) -> Results:
     name, p = options.name, options.dropout_p
-    check_options(name, p, options.out_dtype)
+    check_options(name, options.eps, p, options.out_dtype)
     check_tensors(name, x=x)
     check_tensors(name, optional=True, **given, seed=seed)
     if is_distributed(type(x)):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._tensors import check_tensor
+from tritonkittens.kernels._tensors import check_eps, check_tensor
 from tritonkittens.kernels.rotary.config import INPUTS, INTEGERS, LARGEST_DIM
 
 
@@ -37,8 +37,13 @@ def rotary_dim_of(q: Tensor, cos: Tensor, rotary_dim: int | None) -> int:
     return rotary_dim
 
 
-def check_options(unsqueeze_dim: int) -> None:
-    """Raise ValueError for an option that does not exist."""
+def check_options(unsqueeze_dim: int, seqlen_offsets: int | Tensor, eps: float) -> None:
+    """Raise TypeError or ValueError for an option that does not exist."""
+    check_eps("rotary", eps)
+    if not isinstance(seqlen_offsets, (int, torch.SymInt, Tensor)) or isinstance(seqlen_offsets, bool):
+        raise TypeError(
+            f"rotary: seqlen_offsets is {type(seqlen_offsets).__name__}; it must be an int, or a tensor (sequences,)"
+        )
     if unsqueeze_dim not in (1, 2):
         raise ValueError(f"rotary: unsqueeze_dim={unsqueeze_dim!r}; it must be 1, (B, H, S, D), or 2, (B, S, H, D)")
 
@@ -64,13 +69,21 @@ def check_operands(operands: Any, options: Any) -> None:
     heads = options.unsqueeze_dim if q.ndim == 4 else 1
     if k is not None:
         count = k.shape[heads] if k.ndim == q.ndim else 1
-        _check_shape("k", k, ((*q.shape[:heads], count, *q.shape[heads + 1 :]),), "that of q, but for the heads")
+        hint = _hint(q, options, q.shape[1]) if k.shape[:2] == q.shape[:2] else ""
+        wanted = f"that of q, but for the heads{hint}"
+        _check_shape("k", k, ((*q.shape[:heads], count, *q.shape[heads + 1 :]),), wanted)
         if k.dtype != q.dtype:
             raise TypeError(f"rotary: k has dtype {k.dtype}, q {q.dtype}; they must be equal")
     batch, length = (q.shape[0], q.shape[3 - heads]) if q.ndim == 4 else (1, q.shape[0])
     _check_table(operands, options, batch, length)
-    _check_positions(operands, q.ndim == 3, batch, length)
+    _check_positions(operands, options, batch, length)
     _check_weights(operands)
+
+
+def _hint(q: Tensor, options: Any, tokens: int) -> str:
+    """What to try where q may have its tokens before its heads, and at most `tokens` of them."""
+    swapped = q.ndim == 4 and options.unsqueeze_dim == 1 and q.shape[1] <= tokens
+    return "; q of (B, S, H, D) needs unsqueeze_dim=2" if swapped else ""
 
 
 def _check_weights(operands: Any) -> None:
@@ -94,22 +107,27 @@ def _check_table(operands: Any, options: Any, batch: int, length: int) -> None:
     placed = any(t is not None for t in operands[4:7])
     columns = options.rotary_dim // 2
     if cos.ndim == 3 and operands.q.ndim == 4 and not placed:
-        _check_shape("cos", cos, tuple((b, length, columns) for b in (batch, 1)), "angles of each token")
+        wanted = f"angles of each token{_hint(operands.q, options, cos.shape[1])}"
+        _check_shape("cos", cos, tuple((b, length, columns) for b in (batch, 1)), wanted)
     elif cos.ndim != 2:
         raise ValueError(
             f"rotary: cos has shape {tuple(cos.shape)}; it must have 2 dimensions, a row for each position, or 3 "
             "with a row for each token of q of 4 dimensions, without position_ids, seqlen_offsets and cu_seqlens"
         )
     elif not placed and cos.shape[0] < length:
-        raise ValueError(f"rotary: cos has {cos.shape[0]} positions; q has {length} tokens")
+        raise ValueError(
+            f"rotary: cos has {cos.shape[0]} positions; q has {length} tokens{_hint(operands.q, options, cos.shape[0])}"
+        )
 
 
-def _check_positions(operands: Any, packed: bool, batch: int, length: int) -> None:
+def _check_positions(operands: Any, options: Any, batch: int, length: int) -> None:
+    packed = operands.q.ndim == 3
     ids, offsets, cu = operands[4:7]
     if ids is not None:
         if offsets is not None or cu is not None:
             raise ValueError("rotary: position_ids with seqlen_offsets or cu_seqlens; positions come from one of them")
-        _check_shape("position_ids", ids, ((batch, length), (1, length), (length,)), "a position for each token")
+        wanted = f"a position for each token{_hint(operands.q, options, ids.shape[-1] if ids.ndim else 0)}"
+        _check_shape("position_ids", ids, ((batch, length), (1, length), (length,)), wanted)
     if cu is not None:
         if not packed:
             raise ValueError("rotary: cu_seqlens with q of 4 dimensions; packed tokens are (total, H, D)")

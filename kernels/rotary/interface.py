@@ -49,12 +49,14 @@ def rotary(
             Heads may differ in number; k may be None. Any strides: they are read without a copy if the last is 1.
         cos, sin: bf16, fp16 or fp32, without gradients. (positions, rotary_dim/2), a table; or (B, S, rotary_dim/2) or
             (1, S, …), angles of each token. The last dimension may be rotary_dim with a second half that repeats the
-            first, as in transformers; the second half is not read.
+            first, as in transformers; the second half is not read. For tables that have each column twice, one after
+            the other, as of GPT-J, give `cos[..., ::2]` and `sin[..., ::2]`.
         position_ids: int32 or int64 (B, S), (1, S) or (S,); of packed tokens (total,). By default, token i of a
             sequence has position i. At a position outside of the table the result is NaN.
         seqlen_offsets: added to positions; an int, or int32 or int64 (sequences,). Not with position_ids.
         cu_seqlens: int32 or int64 (sequences + 1,), where packed sequences begin, and the end of the last. Positions
-            start at 0 in each.
+            start at 0 in each. It must begin at 0. Tokens after
+            the last end continue the last sequence.
         rotary_dim: columns that rotate, the first ones; others are passed through. By default twice the columns of cos,
             or as many where D is less than that.
         interleaved: pairs are columns 2i and 2i + 1 (GPT-J). By default columns i and i + rotary_dim/2 (GPT-NeoX).
@@ -67,15 +69,15 @@ def rotary(
     The backward rotates by the opposite angles, and has a gradient itself, without norms. Gradients of weights have the
     same bits in every run.
 
-    Raises TypeError for other dtypes or a DTensor; ValueError for shapes that do not fit, cos or sin that require a
-    gradient, a forward-mode tangent, or for `inplace` where elements share memory, a leaf requires a gradient, or a
-    gradient needs what the norm is of.
+    Raises TypeError for other dtypes, options of another type, or a DTensor; ValueError for shapes that do not fit, cos
+    or sin that require a gradient, a forward-mode tangent, or for `inplace` where elements share memory, a leaf
+    requires a gradient, or a gradient needs what the norm is of.
 
     Example::
 
         q, k = rotary(q, k, cos, sin, position_ids)
     """
-    check_options(unsqueeze_dim)
+    check_options(unsqueeze_dim, seqlen_offsets, eps)
     offsets = seqlen_offsets if isinstance(seqlen_offsets, Tensor) else None
     check_tensors("rotary", q=q, cos=cos, sin=sin)
     check_tensors("rotary", optional=True, k=k, position_ids=position_ids, cu_seqlens=cu_seqlens)
@@ -104,9 +106,13 @@ def _shifted(
     """The table from a position on, as many rows of it as there are tokens where each has its own."""
     if ids is not None or cos.ndim != 2:
         raise ValueError("rotary: seqlen_offsets with position_ids, or with angles of each token; give positions once")
-    if not 0 <= offset <= cos.shape[0]:
-        raise ValueError(f"rotary: seqlen_offsets={offset}; it must be in the table, of {cos.shape[0]} positions")
-    last = None if cu is not None else offset + (q.shape[0] if q.ndim == 3 else q.shape[3 - unsqueeze_dim])
+    count = 0 if cu is not None else q.shape[0] if q.ndim == 3 else q.shape[3 - unsqueeze_dim]
+    if offset < 0 or offset + count > cos.shape[0]:
+        needed = f" and {count} tokens need {offset + count} positions" if count and offset >= 0 else ""
+        raise ValueError(
+            f"rotary: seqlen_offsets={offset}{needed or '; it must be in the table'}; cos has {cos.shape[0]}"
+        )
+    last = None if cu is not None else offset + count
     return cos[offset:last], sin[offset:last]
 
 
@@ -131,7 +137,7 @@ def _inplace(operands: Operands, options: Options) -> Any:
         if x.is_leaf and requires_grad(x):
             raise ValueError(f"rotary: {argument} is a leaf that requires a gradient; it cannot be written in place")
         if not is_compiling():
-            check_written("rotary", x)
+            check_written("rotary", x, argument)
     if not is_plain(*operands):
         if is_compiling() and not requires_grad(*given):
             check_operands(operands, options)

@@ -8,24 +8,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tritonkittens.kernels._dispatch import unseen_by_function_modes
+from tritonkittens.kernels._dispatch import autocast, autocasts, unseen_by_function_modes
 from tritonkittens.kernels.experts import experts
 from tritonkittens.kernels.experts.checks import are_taken
+from tritonkittens.kernels.experts.config import INDICES
 from tritonkittens.kernels.experts.interface import ACTIVATIONS
+from tritonkittens.nn._unscriptable import Unscriptable
 
 
-class Experts(nn.Module):
+class Experts(Unscriptable, nn.Module):
     """Gated MLPs; each token is sent to k of them: Σ weights[t, j] · down[e] · (act(gate[e] · x) · (up[e] · x)).
 
     `forward(x, index, weights)` takes tokens (tokens, hidden), the experts of each token, int32 or int64 (tokens, k),
     and weights (tokens, k); it returns (tokens, hidden). bf16 and fp16 on a Hopper or Blackwell GPU (or in the
-    simulator) run on `tritonkittens.kernels.experts.experts`, without waiting for the device. Everything else runs
-    expert by expert in torch, which waits.
+    simulator), with at most 1,024 experts and k up to 32, run on `tritonkittens.kernels.experts.experts`, without
+    waiting for the device. Everything else runs in torch, without a warning: one expert after the other, far slower,
+    and the host waits. Under `torch.autocast`, x and the parameters are cast first, and the result has that dtype.
 
     Args:
         hidden_size, intermediate_size, num_experts: of the parameters gate_up_proj, (experts, 2 · intermediate,
             hidden), gates first, and down_proj, (experts, hidden, intermediate).
         activation: "silu", or "gelu_tanh".
+
+    Raises TypeError or ValueError for another dtype of index, or shapes that do not fit.
 
     Example::
 
@@ -62,22 +67,36 @@ class Experts(nn.Module):
             nn.init.uniform_(matrices, -bound, bound)
 
     def forward(self, input: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        y = self._by_kernel(input, index, weights)
-        return self._one_by_one(input, index, weights) if y is None else y
+        self._check(input, index, weights)
+        x, gate_up, down = input, self.gate_up_proj, self.down_proj
+        if (dtype := autocasts(x.device)) is not None:
+            x, gate_up, down = autocast(x, dtype), autocast(gate_up, dtype), autocast(down, dtype)
+        y = self._by_kernel(x, index, weights, gate_up, down)
+        return self._one_by_one(x, index, weights, gate_up, down) if y is None else y
+
+    @staticmethod
+    def _check(x: Tensor, index: Tensor, weights: Tensor) -> None:
+        """Raise TypeError or ValueError for operands that the kernels would refuse."""
+        if index.dtype not in INDICES:
+            raise TypeError(f"Experts: index has dtype {index.dtype}; it must be {' or '.join(map(str, INDICES))}")
+        if x.ndim != 2 or index.ndim != 2 or index.shape[0] != x.shape[0] or weights.shape != index.shape:
+            raise ValueError(
+                f"Experts: input is {tuple(x.shape)}, index {tuple(index.shape)}, weights {tuple(weights.shape)}; they "
+                "must be (tokens, hidden), (tokens, k) and (tokens, k)"
+            )
 
     @unseen_by_function_modes
-    def _by_kernel(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor | None:
+    def _by_kernel(self, *given: Tensor) -> Tensor | None:
         """Return the result if the kernels take the operands, else None."""
-        given = (x, index, weights, self.gate_up_proj, self.down_proj)
         return experts(*given, activation=self.activation) if are_taken(*given) else None
 
-    def _one_by_one(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+    def _one_by_one(self, x: Tensor, index: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         out = torch.zeros_like(x)
         for expert in range(self.num_experts):
             token, choice = torch.where(index == expert)
-            a, b = functional.linear(x[token], self.gate_up_proj[expert]).chunk(2, -1)
+            a, b = functional.linear(x[token], gate_up[expert]).chunk(2, -1)
             a = functional.silu(a) if self.activation == "silu" else functional.gelu(a, approximate="tanh")
-            y = functional.linear(a * b, self.down_proj[expert]) * weights[token, choice, None]
+            y = functional.linear(a * b, down[expert]) * weights[token, choice, None]
             out = out.index_add(0, token, y.to(out.dtype))
         return out
 
@@ -88,16 +107,18 @@ class Experts(nn.Module):
         )
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(Unscriptable, nn.Module):
     """A router and `Experts`: each token has the `top_k` experts of the largest softmax of its scores.
 
     `forward(x)` takes (…, hidden) and returns the same shape. Parameters are named as in transformers' blocks
-    (Qwen3-MoE, Mixtral): gate.weight, experts.gate_up_proj, experts.down_proj. Scores and weights are in fp32.
+    (Qwen3-MoE, Mixtral): gate.weight, experts.gate_up_proj, experts.down_proj. Scores have the dtype of x; their
+    softmax and the weights are in fp32. What runs on kernels, and what slower in torch: see `Experts`, with k = top_k.
 
     Args:
         hidden_size, intermediate_size, num_experts, activation: as of `Experts`.
         top_k: experts of a token.
-        norm_topk_prob: divide the weights of a token by their sum.
+        norm_topk_prob: divide the weights of a token by their sum, as Mixtral does. Take it from a model's
+            configuration: Qwen3-MoE's default is False.
 
     Example::
 

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from tritonkittens.kernels._dispatch import takes, unseen_by_function_modes
 from tritonkittens.kernels.activation import swiglu
 from tritonkittens.kernels.activation.config import INPUTS
+from tritonkittens.nn._unscriptable import Unscriptable
 from tritonkittens.nn.linear import Linear
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(Unscriptable, nn.Module):
     """y = w3(silu(a) · b), where w12(x) = (a, b): the MLP of Llama with its two first weights as one product. Arguments
     and state_dict are those of xformers' SwiGLU.
 
@@ -23,9 +24,11 @@ class SwiGLU(nn.Module):
         hidden_features: of a, and of b.
         out_features: None: in_features.
 
-    Example::
+    Example, with the weights of an MLP of Llama, `theirs`::
 
         mlp = SwiGLU(4096, 14336, bias=False, device="cuda", dtype=torch.bfloat16)
+        w12 = torch.cat([theirs.gate_proj.weight, theirs.up_proj.weight])
+        mlp.load_state_dict({"w12.weight": w12, "w3.weight": theirs.down_proj.weight})
     """
 
     def __init__(

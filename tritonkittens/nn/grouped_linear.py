@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from tritonkittens.kernels._dispatch import autocasts, is_ordinary, takes, unseen_by_function_modes
+from tritonkittens.kernels._dispatch import autocast, autocasts, is_ordinary, takes, unseen_by_function_modes
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.grouped_gemm import grouped_gemm
 from tritonkittens.kernels.grouped_gemm.checks import MAX_GROUPS
-from tritonkittens.nn.linear import _autocast
+from tritonkittens.nn._unscriptable import Unscriptable
 
 
-class GroupedLinear(nn.Module):
+class GroupedLinear(Unscriptable, nn.Module):
     """y = x · W[g]ᵀ + bias[g] for the rows x of group g: a `torch.nn.Linear` for each group, in one kernel.
 
     Rows are sorted by group. `forward(x, offsets)` takes x, (rows, in_features), and offsets, int32 (groups,), on the
@@ -23,6 +24,8 @@ class GroupedLinear(nn.Module):
     `tritonkittens.kernels.grouped_gemm.grouped_gemm`, without waiting for the device. Everything else (other dtypes,
     devices, tensor subclasses) runs group by group in torch, which waits. Under `torch.autocast`, x and the parameters
     are cast first.
+
+    Raises TypeError or ValueError for other offsets.
 
     Args:
         groups, in_features, out_features: of the weight, (groups, out_features, in_features).
@@ -56,10 +59,11 @@ class GroupedLinear(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, input: Tensor, offsets: Tensor) -> Tensor:
+        self._check(input, offsets)
         x, weight, bias = input, self.weight, self.bias
         if (dtype := autocasts(x.device)) is not None:
-            x, weight = _autocast(x, dtype), _autocast(weight, dtype)
-            bias = None if bias is None else _autocast(bias, dtype)
+            x, weight = autocast(x, dtype), autocast(weight, dtype)
+            bias = None if bias is None else autocast(bias, dtype)
         y = self._by_kernel(x, weight, offsets)
         if y is None:
             y = self._group_by_group(x, weight, offsets)
@@ -67,6 +71,15 @@ class GroupedLinear(nn.Module):
             return y
         group = torch.searchsorted(offsets, torch.arange(x.shape[0], device=x.device, dtype=offsets.dtype), right=True)
         return y + bias[group.clamp(max=self.groups - 1)]
+
+    def _check(self, x: Tensor, offsets: Tensor) -> None:
+        """Raise TypeError or ValueError for offsets that the kernel would refuse."""
+        if offsets.dtype != torch.int32:
+            raise TypeError(f"GroupedLinear: offsets has dtype {offsets.dtype}; it must be torch.int32")
+        if tuple(offsets.shape) != (self.groups,):
+            raise ValueError(f"GroupedLinear: offsets is {tuple(offsets.shape)}; it must be ({self.groups},)")
+        if offsets.device != x.device:
+            raise ValueError(f"GroupedLinear: offsets is on {offsets.device}, input on {x.device}; they must be equal")
 
     @staticmethod
     @unseen_by_function_modes
@@ -80,7 +93,7 @@ class GroupedLinear(nn.Module):
     @staticmethod
     def _group_by_group(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
         ends = offsets.tolist()
-        parts = [x[begin:end] @ w.T for begin, end, w in zip([0, *ends], ends, weight, strict=False)]
+        parts = [x[begin:end] @ w.T for (begin, end), w in zip(pairwise([0, *ends]), weight, strict=True)]
         rest = x.new_zeros(x.shape[0] - (ends[-1] if ends else 0), weight.shape[1])
         return torch.cat([*parts, rest])
 

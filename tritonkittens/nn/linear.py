@@ -14,6 +14,7 @@ from torch.nested._internal.nested_tensor import NestedTensor
 
 from tritonkittens.arch import chip_of
 from tritonkittens.kernels._dispatch import (
+    autocast,
     autocasts,
     constant_in_traces,
     is_inference,
@@ -27,6 +28,7 @@ from tritonkittens.kernels.gemm.call_plan import linear
 from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS
 from tritonkittens.kernels.gemm.reference import activated
 from tritonkittens.launch import device_facts, is_reachable
+from tritonkittens.nn._unscriptable import Unscriptable
 
 
 @functools.cache
@@ -47,7 +49,7 @@ def _known(activation: str | None) -> str | None:
     return activation
 
 
-class Linear(nn.Linear):
+class Linear(Unscriptable, nn.Linear):
     """y = activation(x · Wᵀ + bias), a `torch.nn.Linear` with the same parameters, initialisation and state_dict.
 
     x: (…, in_features) gives (…, out_features), of the dtype of x. bf16 and fp16 on a Hopper or Blackwell GPU (or in
@@ -135,23 +137,12 @@ class Linear(nn.Linear):
         x, weight, bias = input, self.weight, self.bias
         dtype = autocasts(x.device)
         if dtype is not None:
-            x, weight, bias = (_autocast(t, dtype) for t in (x, weight, bias))
+            x, weight = autocast(x, dtype), autocast(weight, dtype)
+            bias = None if bias is None else autocast(bias, dtype)
         return x, weight, bias
-
-    def __prepare_scriptable__(self) -> None:
-        raise NotImplementedError(
-            f"torch.jit.script({type(self).__name__}): TorchScript cannot compile it; use torch.compile or "
-            "torch.export, or keep "
-            "torch.nn.Linear in what is scripted"
-        )
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", activation={self.activation!r}" if self.activation else "")
-
-
-def _autocast(x: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Cast an operand of a matrix product as autocast does: float64 and non-float tensors stay."""
-    return x.to(dtype) if x is not None and x.is_floating_point() and x.dtype != torch.float64 else x
 
 
 def replace_linears(model: nn.Module, filter: Callable[[str, nn.Linear], bool] | None = None) -> int:

@@ -11,7 +11,9 @@ from tritonkittens.kernels._dispatch import autocasts, has_kernels, has_tangent,
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.loss import cross_entropy, cross_entropy_torch, linear_cross_entropy
+from tritonkittens.kernels.loss.checks import check_options
 from tritonkittens.kernels.loss.config import INPUTS, TARGETS, WIDEST
+from tritonkittens.nn._unscriptable import Unscriptable
 
 
 def _fits(target: Tensor, *tensors: Tensor | None) -> bool:
@@ -25,18 +27,36 @@ def _fits(target: Tensor, *tensors: Tensor | None) -> bool:
     )
 
 
-class CrossEntropyLoss(nn.CrossEntropyLoss):
-    """A `torch.nn.CrossEntropyLoss` with the same arguments. Losses of bf16 and fp16 logits are in fp32.
+class CrossEntropyLoss(Unscriptable, nn.CrossEntropyLoss):
+    """A `torch.nn.CrossEntropyLoss` with the same arguments. Losses of bf16 and fp16 logits are always in fp32.
 
     Logits in bf16, fp16 and fp32, (C), (N, C), or (N, C, …) whose classes are contiguous in memory, with targets that
     are classes, run on the kernels of `tritonkittens.kernels.loss.cross_entropy` on a GPU from sm_80 on (or in the
     simulator). Everything else (class weights, probabilities as targets, other dtypes, devices, tensor subclasses) runs
-    as torch's module. Logits (B, S, C) of a language model are given as `logits.transpose(1, 2)`.
+    as torch's function, bf16 and fp16 after a cast to fp32. Logits (B, S, C) of a language model are given as
+    `logits.transpose(1, 2)`.
+
+    The loss of a target that is neither a class nor `ignore_index` is NaN on the kernels, and torch's error elsewhere.
+
+    Raises:
+        ValueError: for another reduction, or a label_smoothing outside of [0, 1].
 
     Example::
 
         criterion = CrossEntropyLoss(label_smoothing=0.1)
     """
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: int = -100,
+        reduce: bool | None = None,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+        check_options("CrossEntropyLoss", self.reduction, label_smoothing, None)
 
     @unseen_by_function_modes
     def _by_kernel(self, input: Tensor, target: Tensor) -> Tensor | None:
@@ -56,16 +76,24 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         loss = self._by_kernel(input, target)
-        return nn.CrossEntropyLoss.forward(self, input, target) if loss is None else loss
+        if loss is not None:
+            return loss
+        x, weight = (t.float() if t is not None and t.dtype in HALF_TYPES else t for t in (input, self.weight))
+        options: dict[str, Any] = dict(ignore_index=self.ignore_index, label_smoothing=self.label_smoothing)
+        return nn.functional.cross_entropy(x, target, weight, reduction=self.reduction, **options)
 
 
-class LinearCrossEntropyLoss(nn.Module):
-    """Cross entropy of the logits `linear(input)`, which never exist for all tokens at once.
+class LinearCrossEntropyLoss(Unscriptable, nn.Module):
+    """Cross entropy of the logits `linear(input)`.
 
-    input: (…, in_features), target: classes, of the shape of the leading dimensions. bf16 and fp16 on a Hopper or
-    Blackwell GPU (or in the simulator) run as `tritonkittens.kernels.loss.linear_cross_entropy`, everything else as
-    torch's linear layer and operations in fp32. The parameters are those of `linear`, a `torch.nn.Linear`, as in
-    `torch.nn.LinearCrossEntropyLoss`. A weight may be shared: `criterion.linear.weight = embedding.weight`.
+    input: (…, in_features), target: classes, int64 or int32, of the shape of the leading dimensions. bf16 and fp16 on a
+    Hopper or Blackwell GPU (or in the simulator) run as `tritonkittens.kernels.loss.linear_cross_entropy`, which never
+    has the logits of all tokens. Everything else runs as torch's linear layer and operations in fp32, with all logits
+    in memory. The loss of a target that is neither a class nor `ignore_index` is NaN.
+
+    The parameters are those of `linear`, a `torch.nn.Linear`, as in torch 2.13's `LinearCrossEntropyLoss`. A weight may
+    be shared: `criterion.linear.weight = embedding.weight`. Unlike torch's, it takes leading dimensions of any number,
+    int32 targets, a z-loss and a soft-cap, and no out_features, class weights, probabilities or options.
 
     Args:
         in_features, num_classes: the shape of the layer. bias: whether it has one.
@@ -75,6 +103,8 @@ class LinearCrossEntropyLoss(nn.Module):
 
         criterion = LinearCrossEntropyLoss(4096, 128256, device="cuda", dtype=torch.bfloat16)
         criterion(hidden, labels).backward()
+
+    Raises TypeError for other dtypes of targets; ValueError for another shape, or an option that does not exist.
     """
 
     def __init__(
@@ -92,6 +122,7 @@ class LinearCrossEntropyLoss(nn.Module):
         softcap: float | None = None,
     ) -> None:
         super().__init__()
+        check_options("LinearCrossEntropyLoss", reduction, label_smoothing, softcap)
         self.linear = nn.Linear(in_features, num_classes, bias, device, dtype)
         self.options: dict[str, Any] = dict(
             reduction=reduction,

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tritonkittens.kernels._dispatch import autocasts, takes, unseen_by_function_modes
 from tritonkittens.kernels.norm import layer_norm, rms_norm
 from tritonkittens.kernels.norm.config import INPUTS, WIDEST
+from tritonkittens.nn._unscriptable import Unscriptable
 
-EPS = torch.finfo(torch.float32).eps  # of torch's rms_norm where it is given none: it computes in fp32
 
-
-class _Norm(nn.Module):
+class _Norm(Unscriptable, nn.Module):
     """What both modules share: how a kernel is reached."""
 
     normalized_shape: tuple[int, ...]
@@ -37,14 +35,8 @@ class _Norm(nn.Module):
             return None  # torch says what is wrong
         rows = x if len(shape) == 1 else x.flatten(-len(shape))
         weight, bias = (t if t is None or t.ndim == 1 else t.flatten() for t in (weight, bias))
-        y: Tensor = type(self)._kernel(rows, weight, bias, eps=EPS if self.eps is None else self.eps)
+        y: Tensor = type(self)._kernel(rows, weight, bias, eps=self.eps)
         return y if len(shape) == 1 else y.view(x.shape)
-
-    def __prepare_scriptable__(self) -> None:
-        raise NotImplementedError(
-            f"torch.jit.script({type(self).__name__}): TorchScript cannot compile it; use torch.compile or "
-            f"torch.export, or keep torch.nn.{type(self).__name__} in what is scripted"
-        )
 
 
 class RMSNorm(_Norm, nn.RMSNorm):

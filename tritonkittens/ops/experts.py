@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.activations import GELUTanh, SiLUActivation
 from transformers.integrations.moe import _default_apply_gate, grouped_mm_experts_forward
 
-from tritonkittens.kernels._dispatch import unseen_by_function_modes
+from tritonkittens.kernels._dispatch import autocast, autocasts, unseen_by_function_modes
 from tritonkittens.kernels.experts import experts
 from tritonkittens.kernels.experts.checks import are_taken
 
@@ -36,7 +36,10 @@ def are_plain(module: Any) -> bool:
 
 @unseen_by_function_modes
 def mixed(module: Any, x: Tensor, index: Tensor, weights: Tensor) -> Tensor | None:
-    """Return the result of experts that `are_plain` if the kernels take the operands, else None."""
-    gate_up, down = module.gate_up_proj, module.down_proj
-    fits = are_taken(x, index, weights, gate_up, down)
-    return experts(x, index, weights, gate_up, down, activation=ACTIVATIONS[type(module.act_fn)]) if fits else None
+    """Return the result of experts that `are_plain`, in the dtype of x, if the kernels take the operands, else None."""
+    result, gate_up, down = x.dtype, module.gate_up_proj, module.down_proj
+    if (dtype := autocasts(x.device)) is not None:
+        x, gate_up, down = autocast(x, dtype), autocast(gate_up, dtype), autocast(down, dtype)
+    if not are_taken(x, index, weights, gate_up, down):
+        return None
+    return experts(x, index, weights, gate_up, down, activation=ACTIVATIONS[type(module.act_fn)]).to(result)

@@ -52,6 +52,11 @@ class Replacement(NamedTuple):
     name: str
     value: Any
 
+    @property
+    def is_in_place(self) -> bool:
+        """Has another patch given it to the module?"""
+        return bool(self.module.__dict__.get(self.name) == self.value)
+
 
 def _named_forward(function: Forward) -> Forward:
     """Name a function `forward`: pickle finds methods by name, so that a copy has transformers' own."""
@@ -66,16 +71,17 @@ def _is_replaced(module: nn.Module) -> bool:
 
 
 def replacements(model: nn.Module, kinds: tuple[str, ...]) -> Iterator[Replacement]:
-    """Find what the kernels compute of a model."""
+    """Find what the kernels compute of a model, also where another patch has replaced it."""
     for module in model.modules():
         if "loss" in kinds and _has_causal_lm_loss(module):
             yield Replacement("loss", module, "_loss_function", causal_lm_loss)
-        if _is_replaced(module):
-            continue
         for kind, find in FINDERS.items():
             forward = find(module) if kind in kinds else None
-            if forward is not None:
-                yield Replacement(kind, module, "forward", types.MethodType(forward, module))
+            if forward is None:
+                continue
+            found = Replacement(kind, module, "forward", types.MethodType(forward, module))
+            if found.is_in_place or not _is_replaced(module):
+                yield found
 
 
 def _is_same(x: Any, known: Any) -> bool:
@@ -353,7 +359,7 @@ def _has_loss(logits: Tensor, target: Tensor, vocab_size: int) -> bool:
 
 
 def _has_causal_lm_loss(module: nn.Module) -> bool:
-    if not isinstance(module, PreTrainedModel) or "_loss_function" in module.__dict__:
+    if not isinstance(module, PreTrainedModel) or module.__dict__.get("_loss_function") not in (None, causal_lm_loss):
         return False
     loss = LOSS_MAPPING.get(getattr(module, "loss_type", None))
     return loss is ForCausalLMLoss and type(module).loss_function is PreTrainedModel.loss_function

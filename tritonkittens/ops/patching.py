@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from torch import nn
+from torch import nn
 
+if TYPE_CHECKING:
     from tritonkittens.ops.layers import Replacement
 
 KINDS = ("norm", "mlp", "rotary", "experts", "loss")
@@ -16,13 +16,15 @@ KINDS = ("norm", "mlp", "rotary", "experts", "loss")
 class Patch:
     """A model whose layers run on the kernels, until `undo` or the end of a `with` block.
 
-    `replaced`: how many layers of each kind.
+    `replaced`: how many layers of each kind. `already_patched`: how many another patch had replaced before.
     """
 
     def __init__(self, model: str, kinds: tuple[str, ...], replacements: list[Replacement]) -> None:
-        self._model, self._replacements = model, replacements
-        self.replaced: dict[str, int] = dict.fromkeys(kinds, 0) | Counter(x.kind for x in replacements)
-        for x in replacements:
+        self._model = model
+        self._replacements = [x for x in replacements if not x.is_in_place]
+        self.replaced: dict[str, int] = dict.fromkeys(kinds, 0) | Counter(x.kind for x in self._replacements)
+        self.already_patched = dict(Counter(x.kind for x in replacements if x.is_in_place))
+        for x in self._replacements:
             setattr(x.module, x.name, x.value)
 
     def undo(self) -> None:
@@ -39,7 +41,9 @@ class Patch:
         self.undo()
 
     def __repr__(self) -> str:
-        return f"Patch({self._model}, {', '.join(f'{kind}: {count}' for kind, count in self.replaced.items())})"
+        already = {kind: f" ({count} already patched)" for kind, count in self.already_patched.items()}
+        counts = (f"{kind}: {count}{already.get(kind, '')}" for kind, count in self.replaced.items())
+        return f"Patch({self._model}, {', '.join(counts)})"
 
 
 def patch(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Patch:
@@ -59,10 +63,12 @@ def patch(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Patch:
             models, on `cross_entropy`.
 
     Returns:
-        A `Patch`, which tells what was replaced. `undo()`, or the end of a `with` block, gives the model its own layers
-        back. In a block, another patch of the model replaces nothing, unless it has other kinds.
+        A `Patch`, with counts of what was replaced. `undo()`, or the end of a `with` block, gives the model its own
+        layers back. In a block, another patch of the model replaces nothing, unless it has other kinds: its
+        `already_patched` counts the layers. A `copy.deepcopy` that is made in a block stays patched after it.
 
     Raises:
+        TypeError: for what is no module, or kinds that are no tuple.
         ValueError: for another kind.
         ImportError: without transformers.
 
@@ -72,6 +78,10 @@ def patch(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Patch:
             print(patched)
             model.generate(**inputs)
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"patch: model is {type(model).__name__}; it must be a torch.nn.Module")
+    if not isinstance(kinds, (tuple, list)):
+        raise TypeError(f"patch: kinds is a {type(kinds).__name__}; give a tuple, such as kinds=('norm', 'mlp')")
     wrong = [kind for kind in kinds if kind not in KINDS]
     if wrong:
         raise ValueError(f"patch: kinds contain {wrong[0]!r}; they are {', '.join(map(repr, KINDS))}")
