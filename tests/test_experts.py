@@ -126,9 +126,10 @@ def test_a_block_is_transformers():
     x = torch.randn(2, 9, 64)
     y = theirs(x)
     torch.testing.assert_close(ours(x), y[0] if isinstance(y, tuple) else y)
+    ours, x = ours.to(BF16), x.to(BF16)
     with sim.device():
-        half = ours.to(BF16)(x.to(BF16))
-    assert relative_error(half, ours.float()(x).double()) < 3e-2
+        half = ours(x)
+    assert relative_error(half, ours(x)) < 2e-2  # of the same choices: rounded scores may choose other experts
     assert repr(ours).startswith("MixtureOfExperts(\n  top_k=2, norm_topk_prob=True\n")
 
 
