@@ -10,6 +10,7 @@ from tritonkittens.kernels.experts import experts
 from tritonkittens.kernels.gated_gemm import gated_gemm
 from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.grouped_gemm import grouped_gemm
+from tritonkittens.kernels.linear_attention import linear_attention
 from tritonkittens.kernels.loss import cross_entropy, linear_cross_entropy, softmax
 from tritonkittens.kernels.norm import layer_norm, rms_norm
 from tritonkittens.kernels.quantize import quantize_mxfp8, quantize_nvfp4
@@ -49,6 +50,7 @@ CALLS = {
     "attention": lambda x: attention(*[heads(x)] * 3, causal=True),
     "attention_varlen": lambda x: attention_varlen(*[x.view(-1, 1, 64)] * 3, ENDS, ENDS),
     "attention_ranges": lambda x: attention_ranges(*[heads(x)] * 3, x[None, None, :, :2].int()),
+    "linear_attention": lambda x: linear_attention(*[x.view(1, -1, 1, 64)] * 3),
     "attention_decode": lambda x: attention_decode(heads(x.detach()), heads(VECTOR), heads(VECTOR)),
     "quantize_mxfp8": lambda x: quantize_mxfp8(x.detach().view(-1, 2, 32)),
     "quantize_nvfp4": lambda x: quantize_nvfp4(x.detach().view(-1, 2, 32)),

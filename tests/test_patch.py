@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import io
+import pathlib
+import re
 import types
 
 import pytest
@@ -244,6 +246,35 @@ def test_what_is_not_recognised_stays(rng):
     for wrong in ("model", None):
         with refused(f"patch: model is {type(wrong).__name__}; it must be a torch.nn.Module", TypeError):
             patch(wrong)
+
+
+SIZES = dict(
+    vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2, pad_token_id=0
+)
+HEADS = dict(num_key_value_heads=1, head_dim=32)
+EXPERTS = dict(moe_intermediate_size=32, num_experts_per_tok=2, num_experts=4, num_local_experts=4, n_routed_experts=4)
+LATENT = dict(
+    q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=32, qk_nope_head_dim=32, v_head_dim=32, n_group=1, topk_group=1,
+    first_k_dense_replace=1,
+)  # fmt: skip
+
+
+def test_the_table_of_models():
+    """docs/kernels.md says what is replaced in which models."""
+    page = (pathlib.Path(__file__).parents[1] / "docs" / "kernels.md").read_text()
+    version, table = re.search(
+        r"in transformers (\d+\.\d+) \| what is replaced \|\n\|---\|---\|\n(.*?)\n\n", page, re.S
+    ).groups()
+    if not transformers.__version__.startswith(version + "."):
+        pytest.skip(f"the table is of transformers {version}")
+    for names, kinds in re.findall(r"^\| (.+) \| (.+) \|$", table, re.MULTILINE):
+        for name in names.split(", "):
+            sizes = SIZES | (EXPERTS if re.search("moe|mixtral|deepseek|next|oss", name) else {})
+            sizes |= LATENT | dict(num_key_value_heads=2) if "deepseek" in name else HEADS
+            with torch.device("meta"):
+                m = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(name, **sizes))
+            found = [kind for kind, count in patch(m).replaced.items() if count]
+            assert (", ".join(found) or "nothing") == kinds, name
 
 
 def test_compiled_before_and_after(rng):
