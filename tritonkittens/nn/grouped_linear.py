@@ -20,10 +20,10 @@ class GroupedLinear(Unscriptable, nn.Module):
 
     Rows are sorted by group. `forward(x, offsets)` takes x, (rows, in_features), and offsets, int32 (groups,), on the
     device: group g ends before row offsets[g]. It returns (rows, out_features); rows after the last group are
-    undefined. bf16 and fp16 on a Hopper or Blackwell GPU (or in the simulator) run on
+    undefined. bf16 and fp16 on a Hopper or Blackwell GPU (or in the simulator), with at most 1,024 groups, run on
     `tritonkittens.kernels.grouped_gemm.grouped_gemm`, without waiting for the device. Everything else (other dtypes,
-    devices, tensor subclasses) runs group by group in torch, which waits. Under `torch.autocast`, x and the parameters
-    are cast first.
+    devices, tensor subclasses) runs group by group in torch, far slower, and the host waits. Under `torch.autocast`, x
+    and the parameters are cast first.
 
     Raises TypeError or ValueError for other offsets.
 
