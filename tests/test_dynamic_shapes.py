@@ -7,6 +7,7 @@ from tritonkittens import nn, sim
 from tritonkittens.kernels.activation import geglu, swiglu
 from tritonkittens.kernels.attention import attention, attention_decode, attention_ranges, attention_varlen
 from tritonkittens.kernels.experts import experts
+from tritonkittens.kernels.gated_delta_net import gated_delta_rule
 from tritonkittens.kernels.gated_gemm import gated_gemm
 from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.grouped_gemm import grouped_gemm
@@ -51,6 +52,9 @@ CALLS = {
     "attention_varlen": lambda x: attention_varlen(*[x.view(-1, 1, 64)] * 3, ENDS, ENDS),
     "attention_ranges": lambda x: attention_ranges(*[heads(x)] * 3, x[None, None, :, :2].int()),
     "linear_attention": lambda x: linear_attention(*[x.view(1, -1, 1, 64)] * 3),
+    "gated_delta_rule": lambda x: gated_delta_rule(
+        *[x.detach().view(1, -1, 1, 64)] * 3, *[x[None, :, :1].detach()] * 2
+    ),
     "attention_decode": lambda x: attention_decode(heads(x.detach()), heads(VECTOR), heads(VECTOR)),
     "quantize_mxfp8": lambda x: quantize_mxfp8(x.detach().view(-1, 2, 32)),
     "quantize_nvfp4": lambda x: quantize_nvfp4(x.detach().view(-1, 2, 32)),
