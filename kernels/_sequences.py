@@ -21,8 +21,10 @@ def sequences_of(x: Tensor, starts: Tensor | None) -> int:
 
 
 def check_sequences(name: str, x: Tensor, starts: Tensor | None, state: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Raise TypeError or ValueError for offsets that do not fit the first operand, called q, or a state that is not of
-    the sequences and this shape."""
+    """Raise TypeError or ValueError for too many sequences, offsets that do not fit the first operand, called q, or a
+    state that is not of the sequences and this shape."""
+    if x.shape[0] > MOST_SEQUENCES:
+        raise ValueError(f"{name}: q is {tuple(x.shape)}; there may be {MOST_SEQUENCES} sequences")
     if starts is not None:
         if x.shape[0] != 1 or starts.ndim != 1 or not 1 <= starts.shape[0] <= MOST_SEQUENCES + 1:
             raise ValueError(

@@ -17,8 +17,8 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(call_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
 
     class Poisoned(plan):
-        def states(self, *shape):
-            return poison(super().states(*shape))
+        def empty(self, *shape):
+            return poison(super().empty(*shape))
 
     monkeypatch.setattr(call_plan, "Plan", Poisoned)
 

@@ -14,6 +14,7 @@ from tritonkittens.kernels._tensors import padded_empty, power_of_two, remember,
 from tritonkittens.kernels.gated_delta_net.checks import check
 from tritonkittens.kernels.gated_delta_net.config import ROWS, shape_of
 from tritonkittens.kernels.gated_delta_net.device.delta import GatedDeltaNet, invert_chunks
+from tritonkittens.kernels.linear_attention.call_plan import sums_of
 from tritonkittens.launch import device_facts
 
 _plans: dict[Hashable, Plan] = {}  # by what is known of a call
@@ -23,45 +24,50 @@ class Plan:
     """The launches of a call of one kind."""
 
     def __init__(self, q: Tensor, v: Tensor, begins: bool, ends_wanted: bool, starts: Tensor | None):
-        batches, length, self.keys = q.shape[0], q.shape[1], q.shape[3]
+        batches, length, key_heads, self.keys = q.shape
         self.heads, self.values = v.shape[2:]
         self.total, self.sequences, self.device = batches * length, sequences_of(q, starts), q.device
-        self.group, self.ends_wanted = self.heads // q.shape[2], ends_wanted
-        self.slots = self.total // ROWS + self.sequences  # chunks of all sequences, at most
+        self.ends_wanted, self.slots = ends_wanted, self.total // ROWS + self.sequences  # chunks at most
+        self.numbers = dict(span=max(self.total, 1), total=self.total, group=self.heads // key_heads)
+        self.ends = torch.arange(1, batches + 1, dtype=torch.int32, device=q.device) * length
         shape = shape_of(self.keys, self.values, self.sequences * self.heads, device_facts(q.device).multiprocessors)
+        self.most = max(16, power_of_two(self.sequences))
         self.template = GatedDeltaNet(
             dtype=tk.from_torch(q.dtype), consumers=shape.consumers, key_dim=shape.key_dim, value_dim=shape.value_dim,
-            begins=begins, ends_wanted=ends_wanted,
+            begins=begins, ends_wanted=ends_wanted, most=self.most,
         )  # fmt: skip
-        self.of_inverse = (ROWS, shape.key_dim, max(16, power_of_two(self.sequences)))
-        self.ends = None
-        if starts is None:
-            self.ends = torch.arange(1, batches + 1, dtype=torch.int32, device=q.device) * length
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Memory that kernels write."""
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     def __call__(
-        self, q: Any, k: Any, v: Any, g: Any, beta: Any, state: Tensor | None, ends: Tensor | None, scale: float
+        self, q: Any, k: Any, v: Any, g: Tensor, beta: Tensor, state: Tensor | None, ends: Tensor | None, scale: float
     ) -> tuple[Tensor, Tensor | None]:
         home = padded_empty((self.total, self.heads, self.values), v)
+        before = None if state is None else state.mT
         # transposed: a consumer has all columns of K for some of V
         after = self.empty(self.sequences, self.heads, self.values, self.keys) if self.ends_wanted else None
-        ends = self.ends if ends is None else ends
-        if self.sequences:
-            inverse = self.empty(self.heads, self.slots * ROWS, ROWS, dtype=q.dtype)
-            sums = self.empty(self.heads, self.slots, ROWS)
+        if after is not None:  # sequences without rows have no task
+            after.zero_() if before is None else after.copy_(before)
+        if self.total:
+            ends = self.ends if ends is None else ends
             q, k, v = (packed(x) for x in (q, k, v))
-            rows, g, beta = k.transpose(0, 1), g.flatten(0, 1), beta.flatten(0, 1)
-            given = (rows, g, beta, ends, inverse, sums)
-            strides = (*rows.stride()[:2], *g.stride(), *beta.stride())
-            numbers = (self.sequences, self.group, self.slots, self.keys, *strides, *self.of_inverse)
-            invert_chunks.bind((self.slots, self.heads, 1), *given, *numbers)(*given)
-            states = [x for x in (None if state is None else state.mT, after) if x is not None]
-            out = home.transpose(0, 1)
-            self.template(q, k, v, out, inverse, sums, *states, ends, scale=scale, group=self.group)
+            sums = sums_of(g.flatten(0, 1), ends, self.empty(self.heads, self.slots, ROWS))
+            inverse = self._inverse(k.transpose(0, 1), beta.flatten(0, 1), ends, sums)
+            states = [x for x in (after, before) if x is not None]
+            self.template(q, k, v, sums, inverse, home.transpose(0, 1), *states, ends, scale=scale, **self.numbers)
         return home if home.is_contiguous() else home.contiguous(), None if after is None else after.mT
+
+    def _inverse(self, k: Tensor, beta: Tensor, ends: Tensor, sums: Tensor) -> Tensor:
+        """The matrices of all chunks."""
+        found = self.empty(self.heads, self.slots * ROWS, ROWS, dtype=k.dtype)
+        given = (k, beta, ends, sums, found)
+        strides = (*k.stride()[:2], *beta.stride())
+        numbers = (self.sequences, self.numbers["group"], self.slots, self.keys, *strides)
+        constants = (self.template.key_dim, self.most)
+        invert_chunks.bind((self.slots, self.heads, 1), *given, *numbers, *constants)(*given)
+        return found
 
 
 def run(

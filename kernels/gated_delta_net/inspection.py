@@ -20,6 +20,6 @@ def _run(heads: int) -> Any:
 
 
 inspectable: dict[str, Inspectable] = {
-    **launches_of(functools.partial(_run, 256), "gated_delta_inverse", "gated_delta_rule"),
-    **launches_of(functools.partial(_run, 16), None, "gated_delta_rule_few_heads"),
+    **launches_of(functools.partial(_run, 256), None, "gated_delta_inverse", "gated_delta_rule"),
+    **launches_of(functools.partial(_run, 16), None, None, "gated_delta_rule_few_heads"),
 }

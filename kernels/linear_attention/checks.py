@@ -12,21 +12,22 @@ from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
 
 MOST_KEYS = 128  # columns of q and k
 NAME = "linear_attention"
+GATES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_kinds(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None, ends: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, g: Tensor | None, state: Tensor | None, ends: Tensor | None
 ) -> None:
     """Raise TypeError for what is no tensor, or one of several devices."""
     check_tensors(NAME, q=q, k=k, v=v)
-    check_tensors(NAME, optional=True, decay=decay, initial_state=state, cu_seqlens=ends)
+    check_tensors(NAME, optional=True, decay=decay, g=g, initial_state=state, cu_seqlens=ends)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if is_distributed(type(x)):
             raise TypeError(f"{NAME}: {name} is a DTensor; give its shard, {name}.to_local()")
 
 
 def check_shapes(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None, starts: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, g: Tensor | None, state: Tensor | None, starts: Tensor | None
 ) -> None:
     """Raise TypeError or ValueError for operands that do not fit together."""
     if q.ndim != 4 or not 1 <= q.shape[-1] <= MOST_KEYS:
@@ -42,12 +43,21 @@ def check_shapes(
         raise ValueError(f"{NAME}: decay is {tuple(decay.shape)}; it must be {(q.shape[2],)}")
     if decay is not None and decay.dtype != torch.float32:
         raise TypeError(f"{NAME}: decay has dtype {decay.dtype}; it must be torch.float32")
+    if g is not None:
+        if decay is not None:
+            raise ValueError(f"{NAME}: give decay, the same in each step, or g, not both")
+        if g.shape != q.shape[:3]:
+            raise ValueError(f"{NAME}: g is {tuple(g.shape)}; it must be {tuple(q.shape[:3])}, a number a head")
+        if g.dtype not in GATES:
+            raise TypeError(f"{NAME}: g has dtype {g.dtype}; it must be {' or '.join(map(str, GATES))}")
     check_sequences(NAME, q, starts, state, (*q.shape[2:], v.shape[-1]))
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None, starts: Tensor | None) -> None:
+def check(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, g: Tensor | None, state: Tensor | None, starts: Tensor | None
+) -> None:
     """Raise TypeError or ValueError for operands that the kernels do not take."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(NAME, name, x, HALF_TYPES, "q", q)
-    check_shapes(q, k, v, decay, state, starts)
-    check_beside(NAME, q, decay=decay, initial_state=state, cu_seqlens=starts)
+    check_shapes(q, k, v, decay, g, state, starts)
+    check_beside(NAME, q, decay=decay, g=g, initial_state=state, cu_seqlens=starts)

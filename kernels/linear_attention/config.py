@@ -8,6 +8,8 @@ from tritonkittens.kernels._tensors import power_of_two
 
 NARROWEST, WIDEST = 64, 128  # columns of a tile
 ROWS = 64  # of a chunk
+HEADS = 32  # whose gates a program sums
+STATE_BLOCK = 1024  # numbers of a state that a program carries from segment to segment
 SHORTEST = 8  # chunks of a segment
 MOST_IDLE = 0.75  # of the blocks that fit a GPU: with as many tasks, sequences stay whole
 

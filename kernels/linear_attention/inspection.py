@@ -14,14 +14,14 @@ from tritonkittens.kernels.linear_attention.call_plan import run
 def _run(heads: int, dim: int, decayed: bool, reverse: bool = False) -> Any:
     x = torch.empty(1, 16384, heads, dim, dtype=torch.bfloat16, device="meta")
     decay = torch.empty(heads, dtype=torch.float32, device="meta") if decayed else None
-    return run(x, x, x, decay, None, None, 1.0, True, reverse)
+    return run(x, x, x, decay, None, None, None, 1.0, True, reverse)
 
 
 # with 256 heads sequences stay whole, with 16 they are cut
-CUT = ("linear_attention_states", "linear_attention_carry", "linear_attention_128")
+CUT = ("linear_attention_sums", *(f"linear_attention_{name}" for name in ("states", "carry", "128")))
 inspectable: dict[str, Inspectable] = {
     **launches_of(functools.partial(_run, 16, 128, True), *CUT),
     **launches_of(functools.partial(_run, 256, 128, False), "linear_attention_128_without_decay"),
-    **launches_of(functools.partial(_run, 256, 128, True, True), "linear_attention_128_reverse"),
-    **launches_of(functools.partial(_run, 512, 64, True), "linear_attention_64"),
+    **launches_of(functools.partial(_run, 256, 128, True, True), None, "linear_attention_128_reverse"),
+    **launches_of(functools.partial(_run, 512, 64, True), None, "linear_attention_64"),
 }

@@ -15,6 +15,7 @@ def linear_attention(
     v: Tensor,
     decay: Tensor | None = None,
     *,
+    g: Tensor | None = None,
     scale: float | None = None,
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
@@ -22,13 +23,16 @@ def linear_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return causal linear attention, whose past fades: oᵢ = scale · Σ_{j ≤ i} exp(-decay · (i - j)) (qᵢ·kⱼ) vⱼ.
 
-    As a recurrence, S ← exp(-decay) · S + k vᵀ and o = scale · Sᵀ q. RetNet and lightning attention are of this form.
-    fla's `chunk_simple_gla` with g_gamma = -decay is this function, and `chunk_linear_attn` is without a decay.
+    As a recurrence, S ← exp(g) · S + k vᵀ and o = scale · Sᵀ q, where g is -decay, or differs from step to step. RetNet
+    and lightning attention have decays, GLA with a gate a head and Mamba-2 have g. fla's `chunk_simple_gla` is this
+    function (with g_gamma = -decay), and `chunk_linear_attn` without gates.
 
     Args:
         q, k: (B, T, H, K) in bf16 or fp16, K from 1 to 128, of any strides.
         v: (B, T, H, V) in the dtype of q.
         decay: (H,) fp32, at least 0, for each head; None: 0. It has no gradient.
+        g: (B, T, H) in fp32, bf16 or fp16, at most 0: the logarithm of what is kept, in place of a decay. It has no
+            gradient.
         scale: None: K^-0.5.
         initial_state: (B, H, K, V) fp32, S before the first step; None: zeros.
         output_final_state: also return S after the last step.
@@ -46,13 +50,13 @@ def linear_attention(
         o, state = linear_attention(q, k, v, decay, output_final_state=True)
         o, state = linear_attention(q_next, k_next, v_next, decay, initial_state=state, output_final_state=True)
     """
-    check_kinds(q, k, v, decay, initial_state, cu_seqlens)
-    if has_tangent(q, k, v, decay, initial_state):
+    check_kinds(q, k, v, decay, g, initial_state, cu_seqlens)
+    if has_tangent(q, k, v, decay, g, initial_state):
         raise ValueError(f"{NAME}: it has no forward-mode derivative; use linear_attention_torch")
-    check_shapes(q, k, v, decay, initial_state, cu_seqlens)
+    check_shapes(q, k, v, decay, g, initial_state, cu_seqlens)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    operands = (q, k, v, decay, initial_state, cu_seqlens)
-    if is_plain(*operands) and have_memory(*operands) and not requires_grad(q, k, v, decay, initial_state):
+    operands = (q, k, v, decay, g, initial_state, cu_seqlens)
+    if is_plain(*operands) and have_memory(*operands) and not requires_grad(*operands):
         o, state = run(*operands, scale, output_final_state, False)
     else:
         o, state = call(NAME, *operands, scale, output_final_state)

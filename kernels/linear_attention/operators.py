@@ -19,6 +19,7 @@ def linear_attention_operator(
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
+    g: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     scale: float,
@@ -27,7 +28,7 @@ def linear_attention_operator(
 ) -> tuple[Tensor, Tensor]:
     """The operator behind `linear_attention`. The state is empty where it is not wanted. reverse: time runs from the
     last row to the first."""
-    o, state = run(q, k, v, decay, initial_state, cu_seqlens, scale, final_state, reverse)
+    o, state = run(q, k, v, decay, g, initial_state, cu_seqlens, scale, final_state, reverse)
     return o, q.new_empty(0, dtype=torch.float32) if state is None else state
 
 
@@ -37,61 +38,61 @@ def _(
     k: Tensor,
     v: Tensor,
     decay: Tensor | None,
+    g: Tensor | None,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     scale: float,
     final_state: bool,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    check_shapes(q, k, v, decay, initial_state, cu_seqlens)
+    check_shapes(q, k, v, decay, g, initial_state, cu_seqlens)
     state = q.new_empty(sequences_of(q, cu_seqlens), q.shape[2], v.shape[-1], q.shape[-1], dtype=torch.float32).mT
     return v.new_empty(v.shape), state if final_state else q.new_empty(0, dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, decay, state, starts, ctx.scale, ctx.final_state, ctx.reverse = inputs
-    if decay is not None and decay.requires_grad:
-        raise ValueError(f"{NAME}: decay requires a gradient, which {NAME} does not compute")
-    ctx.save_for_backward(q, k, v, decay, state, starts)
+    q, k, v, decay, g, state, starts, ctx.scale, ctx.final_state, ctx.reverse = inputs
+    for name, x in (("decay", decay), ("g", g)):
+        if x is not None and x.requires_grad:
+            raise ValueError(f"{NAME}: {name} requires a gradient, which {NAME} does not compute")
+    ctx.save_for_backward(q, k, v, decay, g, state, starts)
     ctx.set_materialize_grads(False)
 
 
-def _of_keys(do: Tensor, v: Tensor, k: Tensor, state: Tensor | None, *others: Any) -> Tensor:
+def _of_keys(do: Tensor, v: Tensor, k: Tensor, gates: tuple[Any, ...], state: Tensor | None, *others: Any) -> Tensor:
     """Σ of `linear_attention` of do, v and k over blocks of the columns of v, of which the kernel takes `MOST_KEYS`."""
     if v.shape[-1] <= MOST_KEYS:
-        found: Tensor = call(NAME, do, v, k, others[0], state, *others[1:])[0]
+        found: Tensor = call(NAME, do, v, k, *gates, state, *others)[0]
         return found
     blocks = [slice(i, i + MOST_KEYS) for i in range(0, v.shape[-1], MOST_KEYS)]
     parts = [
-        call(NAME, do[..., at], v[..., at], k, others[0], None if state is None else state[..., at, :], *others[1:])[0]
+        call(NAME, do[..., at], v[..., at], k, *gates, None if state is None else state[..., at, :], *others)[0]
         for at in blocks
     ]
     return torch.stack(parts).float().sum(0).to(k.dtype)
 
 
 def _backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any, ...]:
-    """With time reversed, gradients of k and v are linear attention, too: dqᵢ = Σ_{j ≤ i} λ^{i-j} (doᵢ·vⱼ) kⱼ,
-    dkⱼ = Σ_{i ≥ j} λ^{i-j} (vⱼ·doᵢ) qᵢ and dvⱼ = Σ_{i ≥ j} λ^{i-j} (kⱼ·qᵢ) doᵢ. The gradient of the state after is the
-    state before, one step later."""
+    """Gradients are linear attention, too, those of k and v with time reversed: dqᵢ = Σ_{j ≤ i} e^{Gᵢ-Gⱼ} (doᵢ·vⱼ) kⱼ,
+    dkⱼ = Σ_{i ≥ j} e^{Gᵢ-Gⱼ} (vⱼ·doᵢ) qᵢ and dvⱼ = Σ_{i ≥ j} e^{Gᵢ-Gⱼ} (kⱼ·qᵢ) doᵢ. The gradient of the state after is
+    the state before."""
     check_no_tangent(NAME)
-    q, k, v, decay, state, starts = ctx.saved_tensors
+    q, k, v, *gates, state, starts = ctx.saved_tensors
     needs, scale, reverse = ctx.needs_input_grad, ctx.scale, ctx.reverse
-    if not ctx.final_state:
-        d_final = None
+    d_final = d_final if ctx.final_state else None
     if do is None and d_final is None:
-        return (None,) * 9
+        return (None,) * 10
     do = torch.zeros_like(v) if do is None else do.to(v.dtype)
-    step = 1.0 if decay is None else torch.exp(decay)[:, None, None]
-    begin = None if d_final is None else d_final * (step / scale)
+    begin = None if d_final is None else d_final / scale
     dq = dk = dv = d_state = None
     if needs[0]:
-        dq = _of_keys(do, v, k, None if state is None else state.mT, decay, starts, scale, False, reverse)
+        dq = _of_keys(do, v, k, gates, None if state is None else state.mT, starts, scale, False, reverse)
     if needs[1]:
-        dk = _of_keys(v, do, q, None if begin is None else begin.mT, decay, starts, scale, False, not reverse)
-    if needs[2] or needs[4]:
-        dv, d_state = call(NAME, k, q, do, decay, begin, starts, scale, bool(needs[4]), not reverse)
-        d_state = d_state * (scale / step) if needs[4] else None
-    return dq, dk, dv if needs[2] else None, None, d_state, None, None, None, None
+        dk = _of_keys(v, do, q, gates, None if begin is None else begin.mT, starts, scale, False, not reverse)
+    if needs[2] or needs[5]:
+        dv, d_state = call(NAME, k, q, do, *gates, begin, starts, scale, bool(needs[5]), not reverse)
+        d_state = d_state * scale if needs[5] else None
+    return dq, dk, dv if needs[2] else None, None, None, d_state, None, None, None, None
 
 
 register(linear_attention_operator, vmap_by_loop, _backward, _save)

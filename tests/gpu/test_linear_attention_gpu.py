@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from tests.cases_linear_attention import BF16, FP16, check, operands, poisoned, starts_of
+from tests.cases_linear_attention import BF16, FP16, FP32, check, operands, poisoned, starts_of
 from tests.util import crossed, on_gpu_or_simulated, slow
 from tritonkittens.kernels.linear_attention import config, linear_attention
 
@@ -62,6 +62,17 @@ def test_gradients(dims, cut, monkeypatch):
 def test_gradients_of_packed_sequences(decays):
     lengths = [70, 0, 1, 60]
     check(operands(1, sum(lengths), 2, 64, 64, decays=decays, sequences=4), starts_of(lengths), gradients=True)
+
+
+@pytest.mark.parametrize("dtype", [FP32, slow(BF16)])
+@pytest.mark.parametrize("cut", [True, slow(False)])
+def test_gates_that_differ_from_step_to_step(dtype, cut, monkeypatch):
+    """Some keep nearly nothing."""
+    monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
+    lengths = [70, 0, 1, 130]
+    q, k, v, _, state = operands(1, sum(lengths), 2, 64, 64, sequences=4)
+    g = -torch.rand(q.shape[:3], device=q.device).pow(4).mul(5).to(dtype)
+    check((q, k, v, None, state), starts_of(lengths), gradients=dtype == FP32, g=g)
 
 
 def test_strong_decays_stay_finite():

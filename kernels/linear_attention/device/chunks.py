@@ -1,7 +1,10 @@
-"""Causal linear attention with decays, chunk by chunk: oᵢ = Σ_{j ≤ i} λ^{i-j} (qᵢ·kⱼ) vⱼ, and what a state adds to it.
+"""Causal linear attention whose past fades, chunk by chunk: oᵢ = Σ_{j ≤ i} e^{Gᵢ-Gⱼ} (qᵢ·kⱼ) vⱼ, and what a state adds.
 
-What earlier chunks leave is a matrix, the state Sᵀ = Σⱼ λ^{last-j} vⱼ kⱼᵀ. Long sequences are cut into segments that
-run at once: `SegmentStates` computes what each adds to the state, `carry_states` the state before each.
+G are sums of gates from a chunk's first row on, which `sum_gates` computes. What earlier chunks leave is a matrix, the
+state Sᵀ = Σⱼ e^{G_last-Gⱼ} vⱼ kⱼᵀ. Long sequences are cut into segments that run at once: `SegmentStates` computes what
+each adds to the state, `carry_states` the state before each.
+
+A chunk of sequence n that begins at row b has slot ⌊b / 64⌋ + n + its number in the sequence: so all slots differ.
 """
 
 from __future__ import annotations
@@ -14,27 +17,56 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.launch import plain_kernel
 
+ROWS: tl.constexpr = tl.constexpr(64)  # of a chunk
+HEADS: tl.constexpr = tl.constexpr(32)  # of a program that sums gates
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def chunk_of_slot(ENDS, slot, sequences, MOST: tl.constexpr):
+    """(the rows of a slot's chunk, which of them exist)."""
+    n = tl.arange(0, MOST)
+    ends = tl.load(ENDS + n, mask=n < sequences, other=0)
+    number = tl.sum(((ends // ROWS + n + 1 <= slot) & (n < sequences)).to(tl.int32))
+    begin = tl.load(ENDS + number - 1, mask=(number > 0) & (number < sequences), other=0)
+    end = tl.load(ENDS + number, mask=number < sequences, other=0)
+    row = begin + (slot - begin // ROWS - number) * ROWS + tl.arange(0, ROWS)
+    return row.to(tl.int64), row < end
+
+
+@plain_kernel(num_warps=4)
+@triton.jit
+def sum_gates(GATES, ENDS, G, sequences, heads, slots, row_step, head_step, MOST: tl.constexpr):
+    """G (heads, slots, ROWS): sums of GATES (rows, heads), which have these strides, in base 2. Grid: slots, heads."""
+    slot, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    row, inside = chunk_of_slot(ENDS, slot, sequences, MOST)
+    inside = inside[:, None] & (head < heads)[None, :]
+    gates = tl.load(GATES + row[:, None] * row_step + head[None, :] * head_step, mask=inside, other=0)
+    sums = tl.cumsum(tk.cast(gates, tk.fp32) * LOG2_E, 0)
+    place = (head[None, :].to(tl.int64) * slots + slot) * ROWS + tl.arange(0, ROWS)[:, None]
+    tl.store(G + place, sums, mask=(head < heads)[None, :])
+
 
 class Chunks:
-    """What both templates share: a task is a segment of a sequence, a head and a block of columns of V, an iteration a
-    chunk of `rows` positions.
+    """What the templates share: a task is a segment of a sequence, a head and a block of columns of V, an iteration a
+    chunk of 64 rows.
 
-    K: (H, rows of all sequences, key_dim), V: with value columns. Segments have `span` rows. `ends`: (sequences,)
-    int32; without, all sequences have `length` rows (`uniform`). decay: (H,) fp32, -log₂ λ. `reverse`: time runs from
-    the last row to the first.
+    Q, K: (heads of keys, rows of all sequences, key_dim), V, O: (heads, rows, value columns), G: (heads, slots, 64)
+    fp32, in base 2 (`gated`). ends: (sequences,) int32. Segments have `span` rows, and `group` heads a head of keys.
+    S0, the states before (`begins`): (segments, or without `cut` sequences, heads, value columns, key_dim) fp32.
+    `reverse`: time runs from the last row to the first.
 
     Consumers share the columns of V. The state of each stays in registers, in fp32.
     """
 
     dtype: tl.dtype = tk.bf16
     consumers: int = 2
-    rows: int = 64
     key_dim: int = 128
     value_dim: int = 128
-    decayed: bool = True
-    uniform: bool = True
-    cut: bool = False  # whether states are those of segments, not of sequences
-    most: int = 16  # a power of two, at least the number of sequences that are not uniform
+    gated: bool = True
+    begins: bool = False
+    cut: bool = False
+    most: int = 16  # a power of two, at least the number of sequences
     reverse: bool = False
 
     @property
@@ -42,35 +74,30 @@ class Chunks:
         """Columns of V of a consumer."""
         return self.value_dim // self.consumers
 
-    def plan(self, **fields: Any) -> tk.layout:
-        """The layout, with what both templates need."""
-        globals_ = fields.pop("globals")
-        k, v = tk.st(self.dtype, self.rows, self.key_dim), tk.st(self.dtype, self.rows, self.value_dim)
-        optional = {"ends": not self.uniform, "decay": self.decayed}
-        return tk.layout(
-            globals=dict(K=k, V=v, **globals_, **{name: None for name, there in optional.items() if there}),
-            args=("span", "length", "total", *(("scale",) if "Q" in globals_ else ())),
-            ragged=("K", "V", *(name for name in ("Q", "O") if name in globals_)),
-            **fields,
-        )
+    @property
+    def operands(self) -> dict[str, Any]:
+        """Tiles of a chunk's rows."""
+        k, v = tk.st(self.dtype, 64, self.key_dim), tk.st(self.dtype, 64, self.value_dim)
+        return dict(K=k, V=v, **({"G": tk.sv(tk.fp32, 64)} if self.gated else {}))
+
+    def chunked(self, globals: dict[str, Any], **fields: Any) -> tk.layout:
+        """A layout with what all templates take after their own tensors."""
+        last = {**({"S0": None} if self.begins else {}), "ends": None}
+        packed = tuple(name for name in globals if name in "QKVO")
+        return tk.layout(globals={**globals, **last}, args=("span", "total", "group", "scale"), ragged=packed, **fields)
 
     @triton.jit
     def setup(ctx):
-        heads, blocks = tk.extent(ctx.globals.K, 0), tk.ceil_div(tk.extent(ctx.globals.V, 2), ctx.config.value_dim)
-        total, span, segment = ctx.args.total, ctx.args.span, ctx.task_id // (blocks * heads)
-        if ctx.config.uniform:
-            of_each = tk.ceil_div(ctx.args.length, span)
-            begin, length = segment // of_each * ctx.args.length, ctx.args.length
-            number, first, more = segment // of_each, segment // of_each * of_each, begin < total
-        else:
-            number, rows, first = tk.sequence_of_tile(ctx.globals.ends, segment, span, total, ctx.config.most)
-            begin, length, more = rows.begin, rows.rows, number < tk.extent(ctx.globals.ends, 0)
+        heads, blocks = tk.extent(ctx.globals.V, 0), tk.ceil_div(tk.extent(ctx.globals.V, 2), ctx.config.value_dim)
+        segment, span = ctx.task_id // (blocks * heads), ctx.args.span
+        number, rows, first = tk.sequence_of_tile(ctx.globals.ends, segment, span, ctx.args.total, ctx.config.most)
         before = (segment - first) * span
-        length = tl.minimum(length - before, span)
+        length = tl.minimum(rows.rows - before, span)
         return tk.task(
-            tk.ceil_div(length, ctx.config.rows),
-            when=more,
-            sequence=tk.sequence(begin + before, length),
+            tk.ceil_div(length, 64),
+            when=number < tk.extent(ctx.globals.ends, 0),
+            sequence=tk.sequence(rows.begin + before, length),
+            first=rows.begin // 64 + number + before // 64,
             home=segment if ctx.config.cut else number,
             head=ctx.task_id // blocks % heads,
             col=ctx.task_id % blocks,
@@ -78,8 +105,8 @@ class Chunks:
 
     @triton.jit
     def start(ctx):
-        rate = tk.load_scalar(ctx.globals.decay, (ctx.head,)) if ctx.config.decayed else 0.0
-        return tk.struct(s=ctx.config._before(ctx, tk.rt(tk.fp32, ctx.config.cols, ctx.config.key_dim)), rate=rate)
+        s = tk.rt(tk.fp32, ctx.config.cols, ctx.config.key_dim)
+        return tk.struct(s=tk.load(ctx.globals.S0, s, place_of_state(ctx)) if ctx.config.begins else tk.zero(s))
 
 
 @triton.jit
@@ -89,108 +116,111 @@ def chunk(ctx):
 
 
 @triton.jit
-def times(ctx):
-    """(rows of this chunk, the times of a chunk's rows, a vector)."""
-    rows = tl.minimum(ctx.sequence.rows - chunk(ctx) * ctx.config.rows, ctx.config.rows)
-    i = tk.iota(tk.col_vec(tk.rt(tk.fp32, ctx.config.rows, ctx.config.cols)))
-    return rows, tk.cast(rows - 1 - i if ctx.config.reverse else i, tk.fp32)
+def place_of_keys(ctx):
+    """The coordinates of a chunk's rows of Q and K."""
+    return ctx.sequence, ctx.head // ctx.args.group, chunk(ctx), 0
 
 
 @triton.jit
-def weigh(ctx, v, rate):
-    """The consumer's columns of V with the weights that they have in the state after the chunk, where they are an
-    operand after a fence."""
-    if ctx.config.decayed:
-        rows, time = times(ctx)
-        weights = tk.exp2(tk.maximum(rows - 1 - time, 0) * -rate)
-        tk.store(ctx.scratch.V, tk.mul_row(tk.cast(tk.load(v), tk.fp32), weights))
-        return ctx.scratch.V
-    else:
-        return v
+def load_rows(ctx, input):
+    """Load a chunk of K, V and G."""
+    tk.load_async(input.K, ctx.globals.K, place_of_keys(ctx), input.full)
+    tk.load_async(input.V, ctx.globals.V, (ctx.sequence, ctx.head, chunk(ctx), ctx.col), input.full)
+    if ctx.config.gated:
+        tk.load_async(input.G, ctx.globals.G, (ctx.head, ctx.first + chunk(ctx), 0), input.full)
 
 
 @triton.jit
-def add_chunk(ctx, s, weighted, k, rate):
-    """The state after the chunk, its product in flight."""
-    s *= tl.exp2(-rate * times(ctx)[0]) if ctx.config.decayed else 1.0
-    return tk.mma_AtB(weighted, k, s, wait=False)
+def place_of_state(ctx):
+    """The coordinates of a consumer's state."""
+    return ctx.home, ctx.head, ctx.col * ctx.config.consumers + ctx.consumer, 0
+
+
+@triton.jit
+def gates(ctx, input):
+    """(factors of what the state before gives to rows, of what rows give to the state after, of the state itself). A
+    chunk with fewer rows repeats its last sum."""
+    g, last = tk.load(input.G, tk.col_vec(tk.rt(tk.fp32, 64, ctx.config.cols))), tk.load_scalar(input.G, 63)
+    begun, left = tk.exp2(g), tk.exp2(last - g)
+    return (left, begun, tl.exp2(last)) if ctx.config.reverse else (begun, left, tl.exp2(last))
+
+
+@triton.jit
+def causal(ctx, input, p):
+    """Scores of a chunk's rows and rows before them, with what is left of these."""
+    if ctx.config.gated:
+        SCORES: tl.constexpr = tk.rt(tk.fp32, 64, 64)
+        rows, cols = tk.load(input.G, tk.col_vec(SCORES)), tk.load(input.G, tk.row_vec(SCORES))
+        between = tk.sub_col(tk.broadcast_row(p, rows), cols)  # G of the row, less that of the column
+        p *= tk.exp2(tk.neg(between) if ctx.config.reverse else between)
+    return tk.triu(p) if ctx.config.reverse else tk.tril(p)
 
 
 class SegmentStates(Chunks, tk.lcf):
-    """S: (segments, H, value columns, key_dim) fp32, what each segment adds to the state."""
+    """S: (segments, heads, value columns, key_dim) fp32, what each segment adds to the state."""
 
     def layout(self) -> tk.layout:
-        weighted = dict(V=tk.st(self.dtype, self.rows, self.cols)) if self.decayed else {}
-        k, v = tk.st(self.dtype, self.rows, self.key_dim), tk.st(self.dtype, self.rows, self.value_dim)
-        return self.plan(globals=dict(S=None), input=dict(K=k, V=v), scratch=weighted)
+        weighted = dict(V=tk.st(self.dtype, 64, self.cols)) if self.gated else {}
+        return self.chunked({**self.operands, "S": None}, input=self.operands, scratch=weighted)
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.K, ctx.globals.K, (ctx.sequence, ctx.head, chunk(ctx), 0), input.full)
-        tk.load_async(input.V, ctx.globals.V, (ctx.sequence, ctx.head, chunk(ctx), ctx.col), input.full)
-
-    @triton.jit
-    def _before(ctx, s):
-        return tk.zero(s)
+        load_rows(ctx, input)
 
     @triton.jit
     def compute(ctx, state, input):
-        weighted = weigh(ctx, tk.subtile(input.V, ctx.config.rows, ctx.config.cols, 0, ctx.consumer), state.rate)
-        tk.fence_async()
-        return state.replace(s=tk.mma_wait(add_chunk(ctx, state.s, weighted, input.K, state.rate)))
+        v, s = tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer), state.s
+        if ctx.config.gated:
+            _, weights, kept = gates(ctx, input)
+            tk.store(ctx.scratch.V, tk.mul_row(tk.cast(tk.load(v), tk.fp32), weights))
+            tk.fence_async()
+            return state.replace(s=tk.mma_AtB(ctx.scratch.V, input.K, s * kept))
+        else:
+            return state.replace(s=tk.mma_AtB(v, input.K, s))
 
     @triton.jit
     def finish(ctx, state, epilogue):
-        place = (ctx.home, ctx.head, ctx.col * ctx.config.consumers + ctx.consumer, 0)
-        tk.store(ctx.globals.S, state.s, place)
+        tk.store(ctx.globals.S, state.s, place_of_state(ctx))
 
 
 class LinearAttention(Chunks, tk.lcsf):
-    """Q and O: as K and V. S0: (segments, H, value columns, key_dim) fp32, the states before (`begins`). S1: those
-    after (`ends_wanted`)."""
+    """S1: the states after (`ends_wanted`), as S0."""
 
-    begins: bool = False
     ends_wanted: bool = False
 
     def layout(self) -> tk.layout:
-        k, v = tk.st(self.dtype, self.rows, self.key_dim), tk.st(self.dtype, self.rows, self.value_dim)
-        states = {"S0": self.begins, "S1": self.ends_wanted}
-        weighted = dict(V=tk.st(self.dtype, self.rows, self.cols)) if self.decayed else {}
-        return self.plan(
-            globals=dict(Q=k, O=v, **{name: None for name, there in states.items() if there}),
-            input=dict(Q=k, K=k, V=v),
+        q = tk.st(self.dtype, 64, self.key_dim)
+        weighted = dict(V=tk.st(self.dtype, 64, self.cols)) if self.gated else {}
+        return self.chunked(
+            dict(Q=q, **self.operands, O=self.operands["V"], **({"S1": None} if self.ends_wanted else {})),
+            input=dict(Q=q, **self.operands),
             scratch=dict(S=tk.st(self.dtype, self.cols, self.key_dim), **weighted),
-            output=dict(O=v),
+            output=dict(O=self.operands["V"]),
         )
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.Q, ctx.globals.Q, (ctx.sequence, ctx.head, chunk(ctx), 0), input.full)
-        tk.load_async(input.K, ctx.globals.K, (ctx.sequence, ctx.head, chunk(ctx), 0), input.full)
-        tk.load_async(input.V, ctx.globals.V, (ctx.sequence, ctx.head, chunk(ctx), ctx.col), input.full)
-
-    @triton.jit
-    def _before(ctx, s):
-        place = (ctx.home, ctx.head, ctx.col * ctx.config.consumers + ctx.consumer, 0)
-        return tk.load(ctx.globals.S0, s, place) if ctx.config.begins else tk.zero(s)
+        tk.load_async(input.Q, ctx.globals.Q, place_of_keys(ctx), input.full)
+        load_rows(ctx, input)
 
     @triton.jit
     def compute(ctx, state, input, output):
-        v = tk.subtile(input.V, ctx.config.rows, ctx.config.cols, 0, ctx.consumer)
-        tk.store(ctx.scratch.S, state.s)
-        weighted = weigh(ctx, v, state.rate)
+        v = tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer)
+        s, weighted = state.s, v
+        tk.store(ctx.scratch.S, s)
+        if ctx.config.gated:
+            begun, weights, kept = gates(ctx, input)
+            weighted, s = ctx.scratch.V, s * kept
+            tk.store(weighted, tk.mul_row(tk.cast(tk.load(v), tk.fp32), weights))
         tk.fence_async()
         p = tk.mm_ABt(input.Q, input.K, wait=False)
         o = tk.mm_ABt(input.Q, ctx.scratch.S, wait=False)
-        s = add_chunk(ctx, state.s, weighted, input.K, state.rate)
+        s = tk.mma_AtB(weighted, input.K, s, wait=False)
         p, o = tk.mma_wait(p, o, leave=(s,))
-        if ctx.config.decayed:
-            between = tk.cast(tk.iota(p, 0) - tk.iota(p, 1), tk.fp32)
-            p *= tk.exp2(between * (state.rate if ctx.config.reverse else -state.rate))
-            o = tk.mul_row(o, tk.exp2((times(ctx)[1] + 1) * -state.rate))
-        p = tk.triu(p) if ctx.config.reverse else tk.tril(p)
-        o, s = tk.mma_wait(tk.mma_AB(tk.cast(p, ctx.config.dtype), v, o, wait=False), s)
-        tk.store(tk.subtile(output.O, ctx.config.rows, ctx.config.cols, 0, ctx.consumer), o * ctx.args.scale)
+        o = tk.mul_row(o, begun) if ctx.config.gated else o
+        p = tk.cast(causal(ctx, input, p), ctx.config.dtype)
+        o, s = tk.mma_wait(tk.mma_AB(p, v, o, wait=False), s)
+        tk.store(tk.subtile(output.O, 64, ctx.config.cols, 0, ctx.consumer), o * ctx.args.scale)
         return state.replace(s=s)
 
     @triton.jit
@@ -200,46 +230,42 @@ class LinearAttention(Chunks, tk.lcsf):
     @triton.jit
     def finish(ctx, state, epilogue):
         if ctx.config.ends_wanted:
-            place = (ctx.home, ctx.head, ctx.col * ctx.config.consumers + ctx.consumer, 0)
-            tk.store(ctx.globals.S1, state.s, place)
-
-
-@triton.jit
-def _segments_of(ends, number, sequences, span, MOST: tl.constexpr):
-    """(first segment, rows) of a sequence that is not uniform."""
-    i = tl.arange(0, MOST)
-    end = tl.load(ends + i, mask=i < sequences, other=0)
-    begin = tl.load(ends + i - 1, mask=(i > 0) & (i < sequences), other=0)
-    rows = tl.maximum(end - begin, 0)
-    return tl.sum(tl.where(i < number, tl.cdiv(rows, span), 0)), tl.sum(tl.where(i == number, rows, 0))
+            tk.store(ctx.globals.S1, state.s, place_of_state(ctx))
 
 
 @plain_kernel(num_warps=4)
 @triton.jit
 def carry_states(
-    S, S0, S1, ENDS, DECAY, sequences, heads, size, span, length, s0, s1,
-    BEGINS: tl.constexpr, ENDS_WANTED: tl.constexpr, DECAYED: tl.constexpr, UNIFORM: tl.constexpr,
-    REVERSE: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
+    S, S0, S1, ENDS, G, sequences, heads, size, span, slots, s0, s1,
+    BEGINS: tl.constexpr, ENDS_WANTED: tl.constexpr, GATED: tl.constexpr, REVERSE: tl.constexpr,
+    MOST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """S, what each segment adds, becomes the state before it. S0, S1: the states before and after each sequence, with
     these strides. Grid: sequences · heads, blocks of a state."""
     number, head = (tl.program_id(0) // heads).to(tl.int64), tl.program_id(0) % heads
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    i, n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, MOST)
     row, col = i // size[1], i % size[1]
-    rate = tl.load(DECAY + head) if DECAYED else 0.0
     inside = row < size[0]
     state = tl.zeros((BLOCK,), tl.float32)
     if BEGINS:
         state = tl.load(S0 + number * s0[0] + head * s0[1] + row * s0[2] + col * s0[3], mask=inside, other=0)
-    first, rows = number * tl.cdiv(length, span), length
-    if not UNIFORM:
-        first, rows = _segments_of(ENDS, number, sequences, span, MOST)
-    count = tl.cdiv(rows, span)
+    begin = tl.load(ENDS + n - 1, mask=(n > 0) & (n < sequences), other=0)
+    rows = tl.load(ENDS + n, mask=n < sequences, other=0) - begin
+    first = tl.sum(tl.where(n < number, tl.cdiv(rows, span), 0))
+    slot = tl.sum(tl.where(n == number, begin // ROWS, 0)) + number
+    length = tl.sum(tl.where(n == number, rows, 0))
+    count = tl.cdiv(length, span)
     for j in range(count):
         segment = count - 1 - j if REVERSE else j
         place = S + ((first + segment) * heads + head).to(tl.int64) * size[0] * size[1] + i
         added = tl.load(place, mask=inside, other=0)
         tl.store(place, state, mask=inside)
-        state = state * tl.exp2(-rate * tl.minimum(rows - segment * span, span)) + added
+        kept = 0.0
+        if GATED:
+            for at in range(segment * span, tl.minimum(length, (segment + 1) * span), ROWS * MOST):
+                chunks = at // ROWS + n
+                last = G + ((head * slots + slot + chunks) * ROWS + ROWS - 1).to(tl.int64)
+                kept += tl.sum(tl.load(last, mask=chunks * ROWS < tl.minimum(length, (segment + 1) * span), other=0))
+        state = state * tl.exp2(kept) + added
     if ENDS_WANTED:
         tl.store(S1 + number * s1[0] + head * s1[1] + row * s1[2] + col * s1[3], state, mask=inside)
