@@ -31,6 +31,7 @@ MODULES = (
     "gemm_random",
     "gated_gemm",
     "grouped",
+    "experts",
     "attention",
     "attention_random",
     "decode",

@@ -18,6 +18,7 @@ from tests.util import DEVICE
 from tritonkittens.kernels.gemm.reference import BLOCK
 from tritonkittens.kernels.grouped_gemm import grouped_gemm_torch
 from tritonkittens.kernels.grouped_gemm.checks import GATED
+from tritonkittens.kernels.grouped_gemm.reference import rows_of
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # Group sizes: none, one, empty ones first and last, one with everything, more than a warp has lanes
@@ -91,3 +92,27 @@ def check(out, kind, a, b, ends, deferred=False, **given):
     bound = bound + (sums + APPROXIMATION * ("activation" in given)) * magnitude + 1e-9
     error = (grouped_part(out, kind, ends).double() - ref).abs()
     assert error.shape == ref.shape == bound.shape and (error <= bound).all(), f"off by {error.max()}"
+
+
+def selected(sizes, tokens, n, k, rest=5, dtype=BF16):
+    """(a, b, ends, rows, out_rows): numbers of rows that a has several times or not, and of the result's, some outside
+    of it, which has `rest` more than the product."""
+    total = sum(sizes) + rest
+    rows = torch.randint(-3, tokens + 5, (total,), dtype=torch.int32, device=DEVICE)
+    out_rows = torch.randperm(total + rest + 6, dtype=torch.int32, device=DEVICE)[:total] - 3
+    _, b, ends = operands("rows", sizes, 0, n, k, dtype, b_nk=True)
+    return randn(tokens, k, dtype=dtype), b, ends, rows, out_rows
+
+
+def check_selected(out, a, b, ends, rows, out_rows=None, **given):
+    """The rows of groups, in their places; other rows of `out` are poison."""
+    a, count = (a if rows is None else rows_of(a, rows)), int(ends[-1])
+    found = out
+    if out_rows is not None:
+        written = out_rows[:count][(out_rows[:count] >= 0) & (out_rows[:count] < out.shape[0])].long()
+        untouched = torch.ones(out.shape[0], dtype=torch.bool, device=out.device).index_fill(0, written, False)
+        assert out[untouched].isnan().all()
+        inside = (out_rows >= 0) & (out_rows < out.shape[0])
+        exact = grouped_gemm_torch(a, b, ends, **given).to(out.dtype)
+        found = torch.where(inside[:, None], rows_of(out, out_rows), exact)
+    check(found, "rows", a, b, ends, **given)

@@ -15,11 +15,13 @@ from tritonkittens.kernels.experts import (
     combine_operator,
     combine_tokens,
     experts,
+    experts_torch,
     gather_operator,
     gather_tokens,
     interface,
     route,
 )
+from tritonkittens.kernels.experts.config import Fused
 from tritonkittens.kernels.experts.inspection import inspectable
 from tritonkittens.nn import Experts, MixtureOfExperts
 
@@ -92,6 +94,21 @@ def test_second_derivatives():
             "combine_tokens_backward has no second derivative; weigh and add the rows in torch", NotImplementedError
         ):
             dy.sum().backward()
+
+
+# ---------------------------------------------------------------- without gradients
+
+
+@pytest.mark.parametrize("gates", [slow(False), True])
+@pytest.mark.parametrize("gathers", [slow(False), True])
+def test_without_gradients_the_first_product_gathers_and_gates(gathers, gates, monkeypatch):
+    """Choices of experts elsewhere and empty experts; the same as with gradients within rounding."""
+    monkeypatch.setattr(interface.config, "FUSED", Fused(gathers, gates))
+    x, index, *rest = operands(21, 2, 5, 64, 48, BF16, index=choices_of(21, 2, 3, elsewhere=4))
+    with sim.device() as device, torch.no_grad():
+        y = experts(x, index, *rest)
+    assert len(device.launches) == 5 - gathers - gates
+    assert relative_error(y, experts_torch(x, index, *rest).detach()) < 1.2e-2
 
 
 # ---------------------------------------------------------------- modules

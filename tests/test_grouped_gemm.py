@@ -10,14 +10,14 @@ import torch
 from torch.nn import functional
 
 from tests.cases_gemm import E4M3
-from tests.cases_grouped import BF16, block_scales, check, ends_of, operands
+from tests.cases_grouped import BF16, block_scales, check, check_selected, ends_of, operands, selected
 from tests.util import explored, logical_lines, poison, refused, relative_error, slow
 from tritonkittens import sim, tune
 from tritonkittens.arch import GPUS
 from tritonkittens.inspect import inspect
 from tritonkittens.kernels.gemm import Config, Problem
 from tritonkittens.kernels.grouped_gemm import ends_of_groups, grouped_gemm, grouped_gemm_operator, grouped_gemm_torch
-from tritonkittens.kernels.grouped_gemm.choice import GATED, ROWS, candidates, cost
+from tritonkittens.kernels.grouped_gemm.choice import GATED, GATHERED, ROWS, SCATTERED, candidates, cost
 from tritonkittens.kernels.grouped_gemm.device import grouped
 from tritonkittens.kernels.grouped_gemm.inspection import inspectable
 from tritonkittens.launch import Device
@@ -74,6 +74,15 @@ ERRORS = [
     ),
     (dict(out=A), ValueError, "grouped_gemm: out is (8, 16); it must be (8, 24)"),
     (dict(counts=ENDS, offsets=None), ValueError, "grouped_gemm: counts are for a (G, M, K) and b (G, K, N), without"),
+    (dict(rows=ENDS.long()), TypeError, "grouped_gemm: rows has dtype torch.int64; it must be torch.int32"),
+    (dict(rows=ENDS[None]), ValueError, "grouped_gemm: rows is (1, 2); it must be one dimension"),
+    (dict(out_rows=ENDS), ValueError, "grouped_gemm: out_rows is (2,); it must be (8,), a number for each row"),
+    (dict(rows=ENDS, gate=A[:, 0]), ValueError, "gate is (8,); it must be one number or (2,) or (2, 1)"),
+    (dict(rows=ENDS, out_rows=ENDS, residual=A), ValueError, "grouped_gemm: out_rows with a residual; add it to"),
+    (dict(rows=ENDS, out_rows=ENDS, out=A), ValueError, "grouped_gemm: out is (8, 16); it must be (rows, 24)"),
+    (dict(b=B[0], rows=ENDS), ValueError, "grouped_gemm: rows: only products with groups of rows"),
+    (dict(rows=ENDS, config=Config(cluster=2)), ValueError, "rows needs cluster=1"),
+    (dict(a=A.expand(2, 8, 16), counts=ENDS, offsets=None, rows=ENDS), ValueError, "counts with rows or out_rows"),
     (dict(config=3), TypeError, "grouped_gemm(config=3): must be a Config"),
     (dict(config=Config(schedule="stream_k")), ValueError, "it needs schedule='persistent'"),
     (dict(config=Config(cluster=2, swap_ab=True)), ValueError, "it needs cluster=1"),
@@ -100,7 +109,7 @@ def test_tensor_memory(kind, config):
 
 
 @pytest.mark.parametrize("gpu", ["H200", "B200"])
-@pytest.mark.parametrize("scales", ["", ROWS, GATED])
+@pytest.mark.parametrize("scales", ["", ROWS, GATED, f"{GATED} {GATHERED}", f"{ROWS} {GATHERED} {SCATTERED}"])
 def test_every_kind_has_a_configuration(gpu, scales):
     device = tune.Device.named(gpu)
     for extents in ((1, 1, 8, 8), (8, 4, 4096, 512), (3, 24, 192, 64), (64, 65, 520, 72), (8, 2048, 14336, 4096)):
@@ -153,6 +162,104 @@ def test_block_scales_in_tensor_memory():
     check(out, "rows", a, b, ends, **given)
 
 
+# ---------------------------------------------------------------- rows that are selected by number
+
+SWAPPED = Config(tile_n=32, consumers=1, swap_ab=True, stages=2)
+
+
+@explored(1, 20)
+@pytest.mark.parametrize(
+    "arch, config",
+    [
+        ("sm_90a", Config(tile_n=64, epilogue_n=16, stages=2)),
+        slow("sm_90a", SWAPPED),
+        slow("sm_90a", Config(tile_n=64, epilogue_n=16, stages=2, deferred_epilogue=True)),
+        ("sm_100a", None),
+        slow("sm_100a", Config(tile_m=128, tile_n=32, consumers=1, swap_ab=True)),
+    ],
+    ids=str,
+)
+def test_rows_of_a_are_selected(arch, config, schedules):
+    """Groups of no row, of one and of several tiles; numbers of no row, and rows several times."""
+    given = selected([130, 0, 1, 69], 50, 72, 200)
+    a, b, ends, rows, _ = given
+    found = []
+
+    def run():
+        found.append(poison(torch.empty(205, 72, dtype=BF16)))
+        grouped_gemm(a, b, ends, rows=rows, out=found[-1], config=config)
+
+    sim.explore(run, schedules=schedules, multiprocessors=2, arch=arch)
+    for out in found:
+        check_selected(out, a, b, ends, rows)
+        assert out[200:].isnan().all()
+
+
+@explored(1, 20)
+@pytest.mark.parametrize("arch, stages", [("sm_90a", 16), slow("sm_90a", None), slow("sm_100a", 16)])
+def test_rows_of_the_result_are_selected(arch, stages, schedules):
+    a, b, ends, _, out_rows = selected([130, 0, 1, 69], 205, 72, 72)
+    gate, found = torch.rand(205), []
+    config = Config(tile_m=64 if arch == "sm_90a" else 128, consumers=1, tile_n=64, epilogue_n=stages)
+
+    def run():
+        found.append(poison(torch.empty(211, 72, dtype=BF16)))
+        grouped_gemm(a, b, ends, out_rows=out_rows, gate=gate, out=found[-1], config=config)
+
+    sim.explore(run, schedules=schedules, multiprocessors=2, arch=arch)
+    for out in found:
+        check_selected(out, a, b, ends, None, out_rows, gate=gate)
+
+
+@pytest.mark.parametrize("tokens, n, k", [(50, 72, 100), slow(50, 68, 72), slow(0, 72, 72), (50, 72, 0)])
+@pytest.mark.parametrize("activation", [None, slow("swiglu")])
+def test_rows_that_no_copy_of_16_bytes_moves(tokens, n, k, activation):
+    """K and N of no multiple of 16 bytes, no K, and no tokens."""
+    a, b, ends, rows, out_rows = selected([20, 0, 9], tokens, n, k)
+    n = n // 2 if activation else n
+    out = poison(torch.empty(40, n, dtype=BF16))
+    with sim.device():
+        grouped_gemm(a, b, ends, rows=rows, out_rows=out_rows, activation=activation, out=out)
+    check_selected(out, a, b, ends, rows, out_rows, **(dict(activation=activation) if activation else {}))
+
+
+@pytest.mark.parametrize("activation", [None, slow("swiglu")])
+def test_gradients_through_selected_rows(activation):
+    a, b, ends, rows, out_rows = selected([20, 0, 9], 12, 32, 24, rest=0)
+    leaves = [a.requires_grad_(), b.mT.detach().requires_grad_(), torch.rand(29).requires_grad_()]
+
+    def grouped(function, a, w, gate, **more):
+        return function(a, w.mT, ends, rows=rows, out_rows=out_rows, gate=gate, activation=activation, **more)
+
+    with sim.device():
+        results = []
+        for function in (grouped_gemm, torch.compile(grouped_gemm, fullgraph=True, backend="aot_eager")):
+            y = grouped(function, *leaves)
+            inside = torch.zeros(29, dtype=torch.bool).scatter(
+                0, out_rows[(out_rows >= 0) & (out_rows < 29)].long(), True
+            )
+            y = torch.where(inside[:, None], y, 0)
+            results.append([y, *torch.autograd.grad(y.float().square().sum(), leaves)])
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    ref = grouped(grouped_gemm_torch, *exact)
+    expected = [ref, *torch.autograd.grad(ref.square().sum(), exact)]
+    for eager, compiled, wanted in zip(*results, expected, strict=True):
+        assert torch.equal(eager, compiled) and relative_error(eager, wanted) < 2e-2
+
+
+def test_selected_rows_under_vmap_and_in_a_graph_with_out():
+    a, b, ends, rows, out_rows = selected([20, 0, 9], 12, 32, 24)
+    samples = torch.randn(2, *a.shape).to(BF16)
+    with sim.device():
+        found = torch.vmap(lambda x: grouped_gemm(x, b, ends, rows=rows))(samples)
+        each = torch.stack([grouped_gemm(x, b, ends, rows=rows) for x in samples])
+        assert torch.equal(found[:, :29], each[:, :29])
+        out = poison(torch.empty(39, 32, dtype=BF16))
+        compiled = torch.compile(grouped_gemm, fullgraph=True, backend="aot_eager")
+        compiled(a, b, ends, rows=rows, out_rows=out_rows, out=out)
+    check_selected(out, a, b, ends, rows, out_rows)
+
+
 # ---------------------------------------------------------------- as torch sees them
 
 
@@ -202,15 +309,16 @@ def test_ids_of_another_kind(ids, kind):
 def test_opcheck():
     given = [operands(kind, [3, 0, 5], 16, 24, 16) for kind in ("rows", "depth", "cols")]
     with sim.device():
-        for a, b, ends in given:
+        for i, (a, b, ends) in enumerate(given):
+            numbers = torch.arange(8, dtype=torch.int32) if i == 0 else None
             torch.library.opcheck(
                 grouped_gemm_operator,
-                (a.requires_grad_(), b.requires_grad_(), ends, *[None] * 8, False),
+                (a.requires_grad_(), b.requires_grad_(), ends, *[None] * 5, numbers, numbers, *[None] * 3, False),
                 test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
             )
         a, b, ends = operands("rows", [3, 0, 5], 0, 24, 16, E4M3)
         scales = block_scales(8, 3, 24, 16).values()
-        given = (a, b, ends, None, None, None, *scales, None, None, None, False)
+        given = (a, b, ends, None, None, None, *scales, *[None] * 5, False)
         torch.library.opcheck(grouped_gemm_operator, given, test_utils="test_faketensor")
 
 
@@ -309,15 +417,18 @@ def test_contract(name, arch):
     assert sum(report.mma.get(product, 0) for product in products) > 0
     assert report.wgmma_serialized is not True and not report.remarks
     assert report.spill_instructions == report.spill_store_bytes == report.spill_load_bytes == 0
-    assert report.counts["UTMALDG"] > 0 and report.counts["UTMASTG"] > 0
+    by_threads = arch == "sm_90a"
+    gathered, scattered = "gathered" in name and by_threads, "scattered" in name and by_threads
+    assert report.counts["UTMALDG"] > 0 and (report.counts.get("UTMASTG", 0) == 0) == scattered
+    assert (report.counts.get("LDGSTS", 0) == 16) == gathered, "16 bytes of 128 rows by 64 threads"
     for loop in report.loops if arch == "sm_90a" else ():
         assert not any(loop.counts.get(i, 0) for i in ("LDG", "REDUX")), "no lookup in the main loop"
-        # scales of two rows of a thread, and of two column blocks
-        assert loop.counts.get("LDS", 0) <= (4 if name == "grouped_gemm_block_scales" else 0)
+        # scales of two rows of a thread, and of two column blocks; a fence is padded with empty LDS
+        assert loop.counts.get("LDS", 0) <= (4 if name == "grouped_gemm_block_scales" or gathered else 0)
 
 
 def test_device_code_is_short():
     tree = ast.parse(python_inspect.getsource(grouped))
     hooks = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.decorator_list]
     hooks = [node for node in hooks if ast.unparse(node.decorator_list[0]) == "triton.jit"]
-    assert len(hooks) == 8 and sum(logical_lines(ast.unparse(node)) for node in hooks) <= 90
+    assert len(hooks) == 11 and sum(logical_lines(ast.unparse(node)) for node in hooks) <= 90

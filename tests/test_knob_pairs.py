@@ -64,6 +64,7 @@ FIELDS = {
     "`DeferredEpilogue`": dict(deferred_results=dict(Y=RESULT)),
     "`ReduceStoreWarp`": dict(scratch=dict(W=TILE)),
     "`IndexPrefetch`": dict(page_indices=1),
+    "`GatherWarps`": dict(input=dict(X=TILE, Z=TILE), gathered=("Z",)),
 }
 HOOKS = {
     "`lagged_producer`": dict(load_lagged=_of_tiles),
@@ -74,8 +75,9 @@ HOOKS = {
     "`DeferredEpilogue`": dict(defer_results=_of_state, store_deferred=_of_more),
     "`ReduceStoreWarp`": dict(reduce_store=_of_tiles),
     "`IndexPrefetch`": dict(page_index=_of_tiles),
+    "`GatherWarps`": dict(row_numbers=_of_task, load_gathered=_of_state),
 }
-EXTENSIONS = ("`SplitTask`", "`DeferredEpilogue`", "`ReduceStoreWarp`", "`IndexPrefetch`")
+EXTENSIONS = ("`SplitTask`", "`DeferredEpilogue`", "`ReduceStoreWarp`", "`IndexPrefetch`", "`GatherWarps`")
 OPTIONS = tuple(dict.fromkeys([*KNOBS, *FIELDS]))
 SPLITS = ("`SplitK`", "`SplitTail`", "`SplitRest`", "`StreamK`", "`ClusterSplitK`")
 
@@ -159,6 +161,12 @@ REFUSED: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
         ("`pingpong`", "`cluster` > 1", *SPLITS),
         "hook 'reduce_store' is for whole tasks that the consumers of a block share",
         "it serves whole tasks that the consumers of one CTA share",
+    ),
+    (
+        "`GatherWarps`",
+        ("`cluster` > 1", "`ClusterSplitK`"),
+        "the gather warps load for their own CTA alone",
+        "its warps load for their own CTA alone",
     ),
 )
 PAIRS = {frozenset((option, other)): message for option, others, message, _ in REFUSED for other in others}

@@ -29,6 +29,7 @@ from tritonkittens.lang.template.hook_table import CONSUMER, Hook, hooks_of
 HOOKS = [(extension, hook.name) for extension in EXTENSIONS for hook in extension.added_hooks]
 ACC, HALF = tk.rt(tk.fp32, 64, 64), tk.rt(tk.bf16, 64, 64)
 FIELDS = {"merged": dict(acc=ACC), "deferred_results": dict(Y=HALF), "deferred_steps": 1, "page_indices": 1}
+FIELDS |= {"gathered": ("X",)}
 
 
 @triton.jit

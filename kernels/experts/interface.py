@@ -7,13 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, check_tensors
+from tritonkittens.kernels._dispatch import call, check_tensors, requires_grad
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels.activation import geglu, swiglu
+from tritonkittens.kernels.experts import config
 from tritonkittens.kernels.experts.checks import check_index
 from tritonkittens.kernels.grouped_gemm import grouped_gemm
 
 ACTIVATIONS = {"silu": swiglu, "gelu_tanh": geglu}
+IN_EPILOGUE = {"silu": "swiglu", "gelu_tanh": "geglu"}  # what `grouped_gemm` calls them
 
 
 class Routing(NamedTuple):
@@ -30,6 +32,11 @@ class Routing(NamedTuple):
     choices: Tensor
     ends: Tensor
     places: Tensor
+
+    @property
+    def tokens(self) -> Tensor:
+        """int32 (tokens · k,): the token of each row, for `grouped_gemm(x, weights, ends, rows=tokens)`."""
+        return self.choices // self.places.shape[1]
 
 
 def route(index: Tensor, experts: int) -> Routing:
@@ -123,6 +130,16 @@ def experts(
     check_tensors("experts", x=x, index=index, weights=weights, gate_up=gate_up, down=down)
     _refuse_shards("experts", "x", x)
     routing = route(index, gate_up.shape[0])
-    h = grouped_gemm(gather_tokens(x, routing), gate_up.mT, routing.ends)
-    h = grouped_gemm(ACTIVATIONS[activation](h), down.mT, routing.ends)
-    return combine_tokens(h, weights, routing)
+    h = _hidden(x, routing, gate_up, activation, wants_gradients=requires_grad(x, weights, gate_up, down))
+    return combine_tokens(grouped_gemm(h, down.mT, routing.ends), weights, routing)
+
+
+def _hidden(x: Tensor, routing: Routing, gate_up: Tensor, activation: str, wants_gradients: bool) -> Tensor:
+    """The hidden rows of experts. Gradients need the rows of tokens by expert and both halves of the product: then
+    these are results of their own."""
+    fused = config.Fused(False, False) if wants_gradients else config.FUSED
+    rows, ends = (routing.tokens, routing.ends) if fused.gathers else (None, routing.ends)
+    tokens = x if fused.gathers else gather_tokens(x, routing)
+    if fused.gates:
+        return grouped_gemm(tokens, gate_up.mT, ends, rows=rows, activation=IN_EPILOGUE[activation])
+    return ACTIVATIONS[activation](grouped_gemm(tokens, gate_up.mT, ends, rows=rows))

@@ -23,7 +23,7 @@ from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.reference import activated, activation_gradient
 from tritonkittens.kernels.grouped_gemm.call_plan import NOTHING, computed, is_grouped
 from tritonkittens.kernels.grouped_gemm.checks import GATED, Operands, check_config, check_kinds, result_shape
-from tritonkittens.kernels.grouped_gemm.reference import gated
+from tritonkittens.kernels.grouped_gemm.reference import gated, rows_of
 
 FIRST, LAST = 3, 3 + len(Operands._fields)  # arguments of the operator that are operands of the epilogue
 
@@ -38,13 +38,15 @@ def grouped_gemm_operator(
     residual: Tensor | None,
     scale_a: Tensor | None,
     scale_b: Tensor | None,
+    rows: Tensor | None,
+    out_rows: Tensor | None,
     activation: str | None,
     out_dtype: torch.dtype | None,
     config: str | None,
     masked: bool = False,
 ) -> Tensor:
     """The operator behind `grouped_gemm`; arguments as there, `config` as text, `masked` as of `computed`."""
-    operands = Operands(bias, gate, residual, scale_a, scale_b)
+    operands = Operands(bias, gate, residual, scale_a, scale_b, rows, out_rows)
     chosen = None if config is None else Config.from_text(config)
     return computed(a, b, offsets, operands, activation, out_dtype, None, chosen, masked)
 
@@ -52,13 +54,14 @@ def grouped_gemm_operator(
 @describes(grouped_gemm_operator)
 def _(a: Tensor, b: Tensor, offsets: Tensor, *others: Any) -> Tensor:
     activation, out_dtype = others[LAST - FIRST :][:2]
-    shape, dtype = result_shape(a, b, offsets, activation), result_dtype(a, out_dtype)
+    rows = Operands(*others[: LAST - FIRST]).rows
+    shape, dtype = result_shape(a, b, offsets, activation, rows), result_dtype(a, out_dtype)
     # groups of columns are computed as groups of rows
     return a.new_empty(shape[::-1], dtype=dtype).mT if a.ndim == 3 else a.new_empty(shape, dtype=dtype)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None) -> None:
-    a, b, offsets, bias, gate, residual, scale_a, scale_b, ctx.activation, *_ = inputs
+    a, b, offsets, bias, gate, residual, scale_a, scale_b, rows, out_rows, ctx.activation, *_ = inputs
     if inputs[-1] and any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
         raise TypeError("grouped_gemm with counts has no gradient; pack the rows, and give offsets")
     if a.dtype in FP8 and (a.requires_grad or b.requires_grad):
@@ -68,7 +71,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None) -> None:
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         if scale is not None and (scale.requires_grad or a.requires_grad or b.requires_grad):
             raise ValueError(f"grouped_gemm: {name} with operands that require gradients; scales have no gradient")
-    ctx.save_for_backward(a, b, offsets, bias, gate)
+    ctx.save_for_backward(a, b, offsets, bias, gate, rows, out_rows)
     ctx.residual_dtype = None if residual is None else residual.dtype
 
 
@@ -92,10 +95,11 @@ def _of_sums(grad: Tensor, total: Tensor, activation: str | None) -> Tensor:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """With groups of rows, C = A·B[g]: dA = dC·B[g]ᵀ, and dB = Aᵀ·dC is a product with groups of its depth; and the
     other way round. Gradients of rows after the last group are zeros. The product is computed again where the gradient
-    of an activation or a gate needs it, as of `gemm`."""
+    of an activation or a gate needs it, as of `gemm`. Rows of a that are selected are gathered first."""
     check_no_tangent("grouped_gemm")
-    a, b, offsets, bias, gate = ctx.saved_tensors
-    needs = ctx.needs_input_grad
+    a, b, offsets, bias, gate, rows, out_rows = ctx.saved_tensors
+    needs, tokens = ctx.needs_input_grad, a.shape[0]
+    a, grad = a if rows is None else rows_of(a, rows), grad if out_rows is None else rows_of(grad, out_rows)
     d_bias = d_gate = d_residual = None
     d_total = grad
     if b.ndim == 3 and a.ndim == 2:
@@ -121,7 +125,11 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     if needs[1]:
         d_b = _laid_out_as(b, a.mT, d_total, offsets)
         d_b = torch.where(is_grouped(d_b, offsets, -1 if a.ndim == 3 else -2), d_b, 0) if b.ndim == 2 else d_b
-    return d_a, d_b, None, d_bias, d_gate, d_residual, None, None, None, None, None, None
+    if d_a is not None and rows is not None:
+        inside = torch.where((rows >= 0) & (rows < tokens), rows, tokens)
+        d_a = d_a.new_zeros(tokens + 1, d_a.shape[1], dtype=torch.float32).index_add(0, inside, d_a.float())
+        d_a = d_a[:-1].to(a.dtype)
+    return d_a, d_b, None, d_bias, d_gate, d_residual, *[None] * 8
 
 
 register(grouped_gemm_operator, vmap_by_loop, _backward, _save)
@@ -157,7 +165,7 @@ def product(
     if not is_plain(a, b, offsets, *operands) or not have_memory(a, b, offsets, *operands):
         check_kinds(a, b, offsets, operands, None)
         check_config(config, a, b, operands, activation)
-        result_shape(a, b, offsets, activation)
+        result_shape(a, b, offsets, activation, operands.rows)
         chosen = None if config is None else config.to_text()
         return call("grouped_gemm", a, b, offsets, *operands, activation, out_dtype, chosen, masked)
     if requires_grad(a, b, *operands):

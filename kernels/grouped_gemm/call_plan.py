@@ -12,6 +12,7 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable, copied
 from tritonkittens.kernels._dispatch import begin_alike, overlaps_within, reaches
 from tritonkittens.kernels._tensors import (
+    TMA_BYTES,
     addressable,
     allocator,
     padded_empty,
@@ -35,18 +36,23 @@ from tritonkittens.kernels.grouped_gemm.checks import (
     result_shape,
 )
 from tritonkittens.kernels.grouped_gemm.choice import GATED as OF_GATED
-from tritonkittens.kernels.grouped_gemm.choice import ROWS, about, family, order_of
+from tritonkittens.kernels.grouped_gemm.choice import GATHERED, ROWS, SCATTERED, about, family, order_of
 from tritonkittens.kernels.grouped_gemm.device.grouped import (
     BlockwiseGroupedGemm,
     DepthGroupedGemm,
     GatedGemm,
     RowGroupedGemm,
 )
+from tritonkittens.kernels.grouped_gemm.reference import rows_of
 from tritonkittens.launch import l2_bytes
 
 Plan = Callable[[Tensor, Tensor, Tensor, Operands, Tensor | None], Tensor]
 NOTHING = Operands()
-OF_SCALES = {OF_GATED: GatedGemm, "block": BlockwiseGroupedGemm}  # templates of groups of rows by `Problem.scales`
+SELECTING = {"rows": "gathered", "out_rows": "scattered"}  # the template's knobs for operands that select rows
+OF_SCALES = {
+    OF_GATED: GatedGemm,
+    "block": BlockwiseGroupedGemm,
+}  # templates of groups of rows by the first word of `Problem.scales`
 LINE = 128  # bytes of K of zeros for sums of nothing
 
 
@@ -101,7 +107,7 @@ def _plan(
     config: Config | None,
     masked: bool,
 ) -> Plan:
-    shape = result_shape(a, b, offsets, activation)
+    shape = result_shape(a, b, offsets, activation, operands.rows)
     if 0 in (*shape, offsets.shape[0]) or (a.shape[-1] == 0 and b.ndim == 2):
         return lambda a, b, offsets, operands, out: a.new_zeros(shape, dtype=dtype) if out is None else _zeroed(out)
     if a.shape[-1] == 0:
@@ -109,6 +115,17 @@ def _plan(
             a.new_zeros(a.shape[0], LINE), b.new_zeros(b.shape[0], b.shape[2], LINE).mT, offsets,
             operands._replace(scale_a=None, scale_b=None), activation, dtype, out, config, masked,
         )  # fmt: skip
+    if operands.rows is not None and (a.shape[0] == 0 or a.shape[1] * a.element_size() % TMA_BYTES):
+        return lambda a, b, offsets, operands, out: computed(
+            rows_of(a, operands.rows), b, offsets, operands._replace(rows=None), activation, dtype, out, config
+        )
+    if operands.out_rows is not None and shape[1] * dtype.itemsize % TMA_BYTES:
+        return lambda a, b, offsets, operands, out: scattered(
+            computed(a, b, offsets, operands._replace(out_rows=None), activation, dtype, None, config),
+            operands.out_rows,
+            offsets,
+            a.new_empty(shape, dtype=dtype) if out is None else out,
+        )
     plan = CallPlan(a, b, offsets, operands, activation, dtype, config, masked)
     return plan.straight(a, b, offsets, operands, out) or plan
 
@@ -123,6 +140,15 @@ def is_grouped(x: Tensor, offsets: Tensor, dim: int) -> Tensor:
     ends = offsets[-1] if offsets.shape[0] else 0
     found = torch.arange(x.shape[dim], device=x.device) < ends
     return found[:, None] if dim == -2 else found
+
+
+def scattered(y: Tensor, rows: Tensor | None, offsets: Tensor, out: Tensor) -> Tensor:
+    """`out`, after rows of groups of `y` were copied to those of its rows that `rows` selects."""
+    assert rows is not None
+    inside = (rows >= 0) & (rows < out.shape[0]) & is_grouped(y, offsets, -2)[:, 0]
+    room = torch.cat([out, out.new_empty(1, out.shape[1])])  # its last row receives what no row does
+    room.index_copy_(0, torch.where(inside, rows, out.shape[0]).long(), y)
+    return out.copy_(room[:-1])
 
 
 class CallPlan:
@@ -144,9 +170,9 @@ class CallPlan:
         masked: bool,
     ):
         self.by_depth, self.dtype = b.ndim == 2, dtype
-        self.shape, groups = result_shape(a, b, offsets, activation), offsets.shape[0]
+        self.shape, groups = result_shape(a, b, offsets, activation, operands.rows), offsets.shape[0]
         self.gated_by = GATED.get(activation or "")
-        self.rows = a.shape[-1] if self.by_depth else a.shape[0]  # of the packed operands
+        self.rows = a.shape[-1] if self.by_depth else operands.height(a)  # of the packed operands
         self.transposes_b = not self.by_depth and (a.dtype in FP8 or (not addressable(b) and addressable(b.mT)))
         size = about(self.rows, groups)
         self.rows //= groups if masked else 1
@@ -159,7 +185,17 @@ class CallPlan:
             "km" if self.by_depth else "mk",
             "nk" if self.transposes_b else "kn",
             self.gated_by or activation or read,
-            OF_GATED if self.gated_by else "block" if "block" in kinds else ROWS if "row" in kinds else "",
+            " ".join(
+                word
+                for word, holds in (
+                    (OF_GATED, self.gated_by),
+                    ("block", "block" in kinds),
+                    (ROWS, "row" in kinds and not self.gated_by and "block" not in kinds),
+                    (GATHERED, operands.rows is not None),
+                    (SCATTERED, operands.out_rows is not None),
+                )
+                if holds
+            ),
             groups,
             a.shape[0] if self.by_depth else size,
             b.shape[-1],
@@ -168,15 +204,19 @@ class CallPlan:
         index = a.device.index if a.device.type == "cuda" else None
         check_chip(index)
         self.config = config or family.choose(self.problem, None, index)
-        steps = steps_of(operands, self.places, None if self.gated_by else activation, dtype)
+        steps = steps_of(operands.epilogue, self.places, None if self.gated_by else activation, dtype)
         # as the kernel takes them
         blocks = [name for name, place in self.places.items() if place == "block"]
         self.others = [*((steps.staged.name,) if steps.staged else ()), *blocks, *(x.name for x in steps.operands)]
+        selected = [name for name in SELECTING if getattr(operands, name) is not None]
+        self.others += selected
         stored = self._stored(a, b)
         of_rows = dict(most=max(16, power_of_two(groups)), masked=masked)
+        of_rows |= {knob: True for name, knob in SELECTING.items() if name in selected}
         knobs: dict[str, Any] = dict(
             zip(("dtype", "b_dtype", "out_dtype"), map(tk.from_torch, (a.dtype, b.dtype, dtype)))
         )
+        of_groups = OF_SCALES.get(self.problem.scales.split(" ")[0], RowGroupedGemm)
         self.template = template_of(
             self.config,
             order_of(self.problem, self.config, l2_bytes(index)),
@@ -187,7 +227,7 @@ class CallPlan:
             "block" if blocks else "",
             "fp32",
             any(not begin_alike(x, y) for x, y in zip((a, b), stored, strict=True)),
-            template=DepthGroupedGemm if self.by_depth else OF_SCALES.get(self.problem.scales, RowGroupedGemm),
+            template=DepthGroupedGemm if self.by_depth else of_groups,
             **knobs | ({} if self.by_depth else of_rows) | (dict(gated_by=self.gated_by) if self.gated_by else {}),
         )
 
@@ -207,9 +247,11 @@ class CallPlan:
         along K last."""
         found = []
         for name in self.others:
-            x, place = getattr(operands, name), self.places[name]
+            x, place = getattr(operands, name), self.places.get(name)
             if place in ("row", "scalar"):
                 found.append(x.reshape(-1))
+            elif place is None:
+                found.append(x.contiguous())
             else:
                 found.append(as_addressable(x.mT if place == "block" else x))
         return found
@@ -237,7 +279,11 @@ class CallPlan:
         return run
 
     def __call__(self, a: Tensor, b: Tensor, offsets: Tensor, operands: Operands, out: Tensor | None) -> Tensor:
-        home = out if out is not None and storable(out) else padded_empty(self.shape, a, self.dtype)
+        home = (
+            out
+            if out is not None and storable(out)
+            else padded_empty(self.shape if out is None else tuple(out.shape), a, self.dtype)
+        )
         if out is not None and out is not home and not self.by_depth:
             copied(out, home)  # rows after the last group stay as they are
         tensors = (*self._ordered(*self._stored(a, b)), home, *self._extras(operands), offsets.contiguous())

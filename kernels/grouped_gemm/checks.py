@@ -12,7 +12,7 @@ from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
 from tritonkittens.kernels.gemm.checks import FP8, RESULTS, VECTORS, result_dtype
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.reference import ACTIVATIONS, BLOCK
-from tritonkittens.kernels.grouped_gemm.choice import gates
+from tritonkittens.kernels.grouped_gemm.choice import gates, selects
 
 MAX_GROUPS = 1024
 GATED = {"swiglu": "silu", "geglu": "gelu_tanh"}  # activations of the first half of the columns, which gate the second
@@ -25,13 +25,24 @@ SHAPES = {
 
 
 class Operands(NamedTuple):
-    """The operands of the epilogue; None for one that is left out."""
+    """The operands of the epilogue, and which rows of a and of the result are meant; None for one that is left out."""
 
     bias: Tensor | None = None
     gate: Tensor | None = None
     residual: Tensor | None = None
     scale_a: Tensor | None = None
     scale_b: Tensor | None = None
+    rows: Tensor | None = None
+    out_rows: Tensor | None = None
+
+    @property
+    def epilogue(self) -> tuple[Tensor | None, ...]:
+        """Those of the epilogue."""
+        return self[:-2]
+
+    def height(self, a: Tensor) -> int:
+        """Rows of the product."""
+        return a.shape[-2] if self.rows is None else self.rows.shape[0]
 
 
 def check_kinds(a: Tensor, b: Tensor, offsets: Tensor | None, operands: Operands, out: Tensor | None) -> None:
@@ -40,7 +51,9 @@ def check_kinds(a: Tensor, b: Tensor, offsets: Tensor | None, operands: Operands
     check_tensors("grouped_gemm", optional=True, offsets=offsets, **operands._asdict(), out=out)
 
 
-def result_shape(a: Tensor, b: Tensor, offsets: Tensor | None, activation: str | None = None) -> tuple[int, ...]:
+def result_shape(
+    a: Tensor, b: Tensor, offsets: Tensor | None, activation: str | None = None, rows: Tensor | None = None
+) -> tuple[int, ...]:
     """The result's shape. Raises ValueError for operands that do not multiply, or offsets that do not fit."""
     kinds = (a.ndim, b.ndim)
     given = f"grouped_gemm: a is {tuple(a.shape)}, b is {tuple(b.shape)}"
@@ -64,13 +77,14 @@ def result_shape(a: Tensor, b: Tensor, offsets: Tensor | None, activation: str |
         return (offsets.shape[0], a.shape[0], b.shape[1])
     if activation in GATED and b.shape[-1] % 2:
         raise ValueError(f"{given}; activation={activation!r} needs an even number of columns")
-    return (a.shape[-2], b.shape[-1] // (2 if activation in GATED else 1))
+    m = a.shape[-2] if rows is None else rows.shape[0]
+    return (m, b.shape[-1] // (2 if activation in GATED else 1))
 
 
 def places_of(a: Tensor, b: Tensor, operands: Operands, activation: str | None = None) -> dict[str, str]:
     """Where the values of each epilogue operand lie in the result: "scalar", "row", "col", "tile", or "block" for block
     scales. Raises ValueError for another shape."""
-    m, (groups, k, n) = a.shape[0], b.shape
+    m, (groups, k, n) = operands.height(a), b.shape
     blocks = -(-k // BLOCK)
     n = n // 2 if activation in GATED else n
     rows: dict[str, tuple[tuple[int, ...], ...]] = {"row": ((m,), (m, 1))}
@@ -83,7 +97,7 @@ def places_of(a: Tensor, b: Tensor, operands: Operands, activation: str | None =
     )
     found = {}
     for name, x in operands._asdict().items():
-        if x is None:
+        if x is None or name not in allowed:
             continue
         shapes = allowed[name]
         place = next((place for place, known in shapes.items() if tuple(x.shape) in known), None)
@@ -121,7 +135,7 @@ def check(
     check_tensor(name, "b", b, (*HALF_TYPES, *FP8), "a", a)
     if a.dtype != b.dtype and not (a.dtype in FP8 and b.dtype in FP8):
         raise TypeError(f"{name}: a has dtype {a.dtype}, b {b.dtype}; they must be equal (fp8 kinds may mix)")
-    shape, dtype = result_shape(a, b, offsets, activation), result_dtype(a, out_dtype)
+    shape, dtype = result_shape(a, b, offsets, activation, operands.rows), result_dtype(a, out_dtype)
     if offsets is not None:
         check_tensor(name, "offsets", offsets, (torch.int32,), "a", a)
     if dtype not in RESULTS:
@@ -137,7 +151,8 @@ def check(
         operands.bias is not None or operands.scale_a is not None or operands.scale_b is not None or a.dtype in FP8
     ):
         raise ValueError(f"{name}(activation={activation!r}): it takes no bias and no scales, and 16-bit operands")
-    for option, x in operands._asdict().items():
+    _check_rows(a, operands)
+    for option, x in zip(operands._fields, operands.epilogue, strict=False):
         if x is not None:
             kinds = (dtype,) if option == "residual" else (torch.float32,) if "scale" in option else VECTORS
             check_tensor(name, option, x, kinds, "a", a)
@@ -145,9 +160,26 @@ def check(
         places_of(a, b, operands, activation)
     if out is not None:
         check_tensor(name, "out", out, (dtype,), "a", a)
-        if tuple(out.shape) != shape:
-            raise ValueError(f"{name}: out is {tuple(out.shape)}; it must be {shape}")
+        if tuple(out.shape) != shape and (operands.out_rows is None or out.ndim != 2 or out.shape[1] != shape[1]):
+            wanted = shape if operands.out_rows is None else f"(rows, {shape[1]})"
+            raise ValueError(f"{name}: out is {tuple(out.shape)}; it must be {wanted}")
         check_written(name, out)
+
+
+def _check_rows(a: Tensor, operands: Operands) -> None:
+    """Raise TypeError or ValueError for what selects no rows of a or of the result."""
+    for name in ("rows", "out_rows"):
+        x = getattr(operands, name)
+        if x is not None:
+            check_tensor("grouped_gemm", name, x, (torch.int32,), "a", a)
+            if x.ndim != 1 or (name == "out_rows" and x.shape[0] != operands.height(a)):
+                wanted = "one dimension" if name == "rows" else f"({operands.height(a)},), a number for each row"
+                raise ValueError(f"grouped_gemm: {name} is {tuple(x.shape)}; it must be {wanted}")
+    scale = operands.scale_b
+    if scale is not None and scale.ndim == 3 and (operands.rows is not None or operands.out_rows is not None):
+        raise ValueError("grouped_gemm: rows and out_rows go with no block scales")
+    if operands.out_rows is not None and operands.residual is not None:
+        raise ValueError("grouped_gemm: out_rows with a residual; add it to the result")
 
 
 def check_config(config: object, a: Tensor, b: Tensor, operands: Operands, activation: str | None) -> None:
@@ -165,6 +197,11 @@ def check_config(config: object, a: Tensor, b: Tensor, operands: Operands, activ
         raise ValueError(
             f"{said} activation={activation!r} needs tile_n=128 or 256, whose half epilogue_n divides twice or more; "
             "swap_ab=False, cluster=1 and not three consumers"
+        )
+    if not selects(config, operands.rows is not None, operands.out_rows is not None):
+        raise ValueError(
+            f"{said} rows needs cluster=1 and tiles of 8 to 128 of them, a power of two; out_rows swap_ab=False and "
+            "deferred_epilogue=False"
         )
     if config.swap_ab and a.ndim < b.ndim and "row" in places_of(a, b, operands, activation).values():
         raise ValueError(f"{said} TMA loads no values for each row that begin anywhere; it needs swap_ab=False")

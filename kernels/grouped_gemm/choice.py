@@ -15,8 +15,10 @@ from tritonkittens.kernels.gemm.config import Config, Problem, itemsize_of
 from tritonkittens.kernels.gemm.cost_model import cost as cost_of_gemm
 from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
-# `Problem.scales` of a product with values for each row, and of a gated one; "block" is that of `gemm`
-ROWS, GATED = "row", "gated"
+# words of `Problem.scales`: a product with values for each row, a gated one, and one whose rows of A or C are selected;
+# "block" is that of `gemm`
+ROWS, GATED, GATHERED, SCATTERED = "row", "gated", "gathered", "scattered"
+MOST_GATHERED = 128  # rows of a tile that are selected by number
 GATED_COLS = 128  # of a tile, half of which gate the others, that 255 registers hold
 SHARES = (0.6, 1.0, 1.4)  # sizes of groups that count, over their mean
 STEPS = 4  # sizes from one power of two to the next that have configurations of their own
@@ -43,9 +45,19 @@ def _of_size(problem: Problem, share: float) -> Problem:
 def suits(problem: Problem, config: Config) -> bool:
     """Return whether the kernels have a configuration. CTAs of a cluster load a tile of B together: it is no part of a
     packed matrix. Values for rows, which begin anywhere, are read by threads: they belong to the kernel's rows."""
+    words = problem.scales.split()
     shares = config.cluster == 1 or not (by_depth(problem) or config.swap_ab)
-    fits = gates(config) if problem.scales == GATED else not (config.swap_ab and problem.scales == ROWS)
-    return config.schedule == "persistent" and shares and fits
+    fits = gates(config) if GATED in words else not (config.swap_ab and ROWS in words)
+    chosen = selects(config, GATHERED in words, SCATTERED in words)
+    return config.schedule == "persistent" and shares and fits and chosen
+
+
+def selects(config: Config, rows: bool, out_rows: bool) -> bool:
+    """Return whether rows of A, or of C, may be selected by number. A thread has room for the addresses of so many rows
+    of A; rows of C leave whole, by the vector of numbers of a consumer."""
+    packed = config.tile_n if config.swap_ab else config.tile_m * config.team
+    gathers = config.cluster == 1 and packed & (packed - 1) == 0 and 8 <= packed <= MOST_GATHERED
+    return (gathers or not rows) and not (out_rows and (config.swap_ab or config.deferred_epilogue))
 
 
 def gates(config: Config) -> bool:
@@ -70,10 +82,10 @@ def candidates(problem: Problem, device: tune.Device) -> tuple[Config, ...]:
     """Return the configurations that are worth a prediction."""
     products = [_of_size(problem, share) for share in SHARES]
     found = [config for product in products for config in of_gemm.candidates(product, device)]
-    if problem.scales in (ROWS, GATED):
+    if problem.scales not in ("", "block"):
         found += _upright(products[0], device.chip.tcgen05)
     # both sums of a row's results are in registers of one thread where they come from tensor memory
-    widest = GATED_COLS if problem.scales == GATED and device.chip.tcgen05 else math.inf
+    widest = GATED_COLS if GATED in problem.scales.split() and device.chip.tcgen05 else math.inf
     return tuple(c for c in dict.fromkeys(found) if c.tile_n <= widest and suits(problem, c))
 
 

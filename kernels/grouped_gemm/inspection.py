@@ -53,3 +53,24 @@ inspectable: dict[str, Inspectable] = {
 }
 inspectable |= launches_of(functools.partial(_forward, *KINDS["256_groups"], "swiglu"), "grouped_gemm_swiglu")
 inspectable |= launches_of(functools.partial(_block_scales, *KINDS["256_groups"]), "grouped_gemm_block_scales")
+
+
+def _selected(groups: int, tokens: int, k: int, n: int, activation: str | None, **selected: int) -> Any:
+    """`selected`: the tokens that there are of `rows`, or the rows of the result of `out_rows`."""
+    numbers = torch.empty(tokens, dtype=torch.int32, device="meta")
+    a, w = (
+        torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        for shape in ((selected.get("rows", tokens), k), (groups, n, k))
+    )
+    ends = torch.empty(groups, dtype=torch.int32, device="meta")
+    return grouped_gemm(a, w.mT, ends, activation=activation, **dict.fromkeys(selected, numbers))
+
+
+for _name, _activation, _names in (
+    ("gathered", None, dict(rows=8192)),
+    ("gathered_swiglu", "swiglu", dict(rows=8192)),
+    ("scattered", None, dict(out_rows=65536)),
+):
+    inspectable |= launches_of(
+        functools.partial(_selected, *KINDS["256_groups"], _activation, **_names), f"grouped_gemm_{_name}"
+    )

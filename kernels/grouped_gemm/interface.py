@@ -9,7 +9,7 @@ from tritonkittens.kernels._dispatch import announce_write, check_tensors, is_pl
 from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.grouped_gemm.autograd import product
-from tritonkittens.kernels.grouped_gemm.call_plan import computed, is_grouped
+from tritonkittens.kernels.grouped_gemm.call_plan import computed, is_grouped, scattered
 from tritonkittens.kernels.grouped_gemm.checks import Operands, check, check_kinds, check_offsets, result_shape
 
 
@@ -28,6 +28,8 @@ def grouped_gemm(
     out: Tensor | None = None,
     config: Config | None = None,
     counts: Tensor | None = None,
+    rows: Tensor | None = None,
+    out_rows: Tensor | None = None,
     debug: bool = False,
 ) -> Tensor:
     """Return the products of several groups, computed in one kernel, as `torch.nn.functional.grouped_mm`.
@@ -54,6 +56,11 @@ def grouped_gemm(
         config: a `Config` instead of the one that is chosen by shapes; schedule="persistent".
         counts: int32 (G,), on the device of a, in place of offsets. bias is then (G, N), gate and scale_a (G, M), or
             scale_a (G, M, ⌈K/128⌉), and residual (G, M, N). No gradient.
+        rows: int32 (M,), with groups of rows: row i of the product is a[rows[i]] · b[g], so that tokens of experts need
+            no sorted copy. a may have any number of rows; a number outside of them stands for zeros.
+        out_rows: int32 (M,), with groups of rows: row i of the product is row out_rows[i] of the result, which no two
+            rows share. A number outside is not written. `out` may have any number of rows, without it the result has M.
+            No residual. gate and scale_a are of the product's rows.
         debug: check on the host that offsets rise and end inside. That waits for the device.
 
     Returns (M, N) for groups of rows or of columns, (G, M, N) for groups of K, a batch, and counts. Rows (columns)
@@ -68,7 +75,7 @@ def grouped_gemm(
         offsets = torch.bincount(expert_of_token, minlength=experts).cumsum(0, dtype=torch.int32)
         y = grouped_gemm(tokens_by_expert, weights.mT, offsets)
     """
-    operands = Operands(bias, gate, residual, scale_a, scale_b)
+    operands = Operands(bias, gate, residual, scale_a, scale_b, rows, out_rows)
     check_kinds(a, b, offsets if counts is None else counts, operands, out)
     if counts is not None:
         if offsets is not None or (a.ndim, b.ndim) != (3, 3):
@@ -76,17 +83,21 @@ def grouped_gemm(
                 f"grouped_gemm: counts are for a (G, M, K) and b (G, K, N), without offsets; a is {tuple(a.shape)}, b "
                 f"is {tuple(b.shape)}"
             )
+        if rows is not None or out_rows is not None:
+            raise ValueError("grouped_gemm: counts with rows or out_rows; give offsets")
         return _masked(a, b, counts, operands, activation, out_dtype, out, config)
     if offsets is None:
         check(a, b, None, operands, activation, out_dtype, out)
         return gemm(a, b, out_dtype=out_dtype, out=out, config=config)
     if debug:
         result_shape(a, b, offsets)
-        check_offsets(offsets, a.shape[-2] if b.ndim == 3 else b.shape[-2 if a.ndim == 2 else -1])
+        check_offsets(offsets, operands.height(a) if b.ndim == 3 else b.shape[-2 if a.ndim == 2 else -1])
     if out is None:
         return product(a, b, offsets, operands, activation, out_dtype, config)
     if not is_plain(a, b, offsets, *operands, out) or requires_grad(a, b, *operands, out):
-        result = product(a, b, offsets, operands, activation, out_dtype, config)
+        result = product(a, b, offsets, operands._replace(out_rows=None), activation, out_dtype, config)
+        if out_rows is not None:
+            return write("grouped_gemm", scattered(result, out_rows, offsets, out.clone()), out)
         if a.ndim != b.ndim and out.shape == result.shape:
             result = torch.where(is_grouped(out, offsets, -2 if a.ndim == 2 else -1), result, out)
         return write("grouped_gemm", result, out)

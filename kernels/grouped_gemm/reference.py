@@ -15,6 +15,16 @@ def gated(y: Tensor, activation: str) -> Tensor:
     return activated(first, GATED[activation]) * second
 
 
+def rows_of(x: Tensor, rows: Tensor) -> Tensor:
+    """The rows of a matrix that `rows` selects, zeros where it has none."""
+    if x.shape[0] == 0:
+        return x.new_zeros(rows.shape[0], x.shape[1])
+    if x.is_floating_point() and x.element_size() == 1:  # torch selects no fp8
+        return rows_of(x.view(torch.uint8), rows).view(x.dtype)
+    inside = (rows >= 0) & (rows < x.shape[0])
+    return torch.where(inside[:, None], x[torch.where(inside, rows, 0)], 0)
+
+
 def grouped_gemm_torch(
     a: Tensor,
     b: Tensor,
@@ -26,10 +36,22 @@ def grouped_gemm_torch(
     residual: Tensor | None = None,
     scale_a: Tensor | None = None,
     scale_b: Tensor | None = None,
+    rows: Tensor | None = None,
+    out_rows: Tensor | None = None,
+    size: int | None = None,
 ) -> Tensor:
-    """`grouped_gemm` in float64, group by group. Rows and columns after the last group are zero. Waits for the
-    device."""
+    """`grouped_gemm` in float64, group by group. Rows and columns that are not written are zero. `size`: rows of the
+    result with `out_rows`. Waits for the device."""
     a, b = a.double(), b.double()
+    a = a if rows is None else rows_of(a, rows)
+    if out_rows is not None and offsets is not None:
+        given = dict(bias=bias, gate=gate, scale_a=scale_a, scale_b=scale_b)
+        y = grouped_gemm_torch(a, b, offsets, activation=activation, **given)
+        out = y.new_zeros(y.shape[0] if size is None else size, y.shape[1])
+        for i in range(int(offsets[-1]) if offsets.numel() else 0):
+            if 0 <= out_rows[i] < out.shape[0]:
+                out[out_rows[i]] = y[i]
+        return out
     if offsets is None:
         return a @ b
     ends = offsets.tolist()

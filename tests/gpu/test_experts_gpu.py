@@ -5,9 +5,10 @@ import random
 import pytest
 import torch
 
-from tests.cases_experts import BF16, FP16, FP32, check, choices_of, operands, poisoned
+from tests.cases_experts import BF16, BOUNDS, FP16, FP32, check, choices_of, operands, poisoned
 from tests.util import DEVICE, on_gpu_or_simulated, relative_error, slow, some_slow
-from tritonkittens.kernels.experts import combine_tokens, experts, gather_tokens, route
+from tritonkittens.kernels.experts import combine_tokens, config, experts, experts_torch, gather_tokens, route
+from tritonkittens.kernels.experts.config import Fused
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -80,6 +81,22 @@ def test_moves_of_rows(width, dtype):
         expected = x.double() * scale.sum(1, keepdim=True)
         bound = {BF16: 3e-3, FP16: 4e-4, FP32: 3e-7}[dtype]
         assert relative_error(combine_tokens(y, weights, routing), expected) < bound
+
+
+@pytest.mark.parametrize(
+    "fused", [slow(Fused(False, False)), slow(Fused(True, False)), slow(Fused(False, True)), Fused()]
+)
+@pytest.mark.parametrize("activation", ["silu", slow("gelu_tanh")])
+def test_without_gradients(fused, activation, monkeypatch):
+    """Each choice of what the first product does, with experts that have nothing and choices elsewhere."""
+    monkeypatch.setattr(config, "FUSED", fused)
+    tokens = on_gpu_or_simulated(700, 30)
+    index = choices_of(tokens, 3, 4, elsewhere=3)
+    index[index == 5] = -1
+    given = operands(tokens, 3, 6, 64, 48, BF16, index)
+    with torch.no_grad():
+        y = experts(*given, activation=activation)
+    assert relative_error(y, experts_torch(*given, activation=activation)) < BOUNDS[BF16]
 
 
 def test_strided_operands():

@@ -6,11 +6,25 @@ import pytest
 import torch
 
 from tests.cases_gemm import E4M3, E5M2, KINDS, randn, short
-from tests.cases_grouped import BF16, FP16, FP32, SIZES, block_scales, check, ends_of, epilogue, grouped_part, operands
+from tests.cases_grouped import (
+    BF16,
+    FP16,
+    FP32,
+    SIZES,
+    block_scales,
+    check,
+    check_selected,
+    ends_of,
+    epilogue,
+    grouped_part,
+    operands,
+    selected,
+)
 from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, relative_error, slow, some_slow
 from tritonkittens.kernels.gemm import Config
 from tritonkittens.kernels.grouped_gemm import ends_of_groups, grouped_gemm, grouped_gemm_torch
 from tritonkittens.kernels.grouped_gemm.checks import Operands, check_config, result_shape
+from tritonkittens.kernels.grouped_gemm.reference import rows_of
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -216,6 +230,63 @@ def test_random_groups():
         m, n, k = (random.randrange(1, 300) for _ in range(3))
         flags = random.random() < 0.5, random.random() < 0.5
         run(kind, *operands(kind, sizes, m, n, k, random.choice([BF16, FP16]), *flags, rest=random.randrange(9)))
+
+
+def run_selected(given, names, config=None, **others):
+    """Check a product whose rows `names` select, into poisoned memory."""
+    a, b, ends, rows, out_rows = given
+    numbers = {name: x for name, x in (("rows", rows), ("out_rows", out_rows)) if name in names}
+    a = a if "rows" in names else rows_of(a, rows)
+    n = b.shape[-1] // (2 if others.get("activation") == "swiglu" else 1)
+    height = rows.shape[0] + (7 if "out_rows" in names else 0)
+    out = poison(torch.empty(height, n, dtype=a.dtype, device=a.device))
+    assert grouped_gemm(a, b, ends, out=out, config=config, **numbers, **others) is out
+    check_selected(out, a, b, ends, numbers.get("rows"), numbers.get("out_rows"), **others)
+
+
+BOTH = ("rows", "out_rows")
+SELECTED = [(name, names, None) for name in ("small", "pingpong", "sub-tiles") for names in ("rows", "out_rows")]
+SELECTED += [("swap_ab", "rows", None), (None, "rows", "swiglu"), (None, BOTH, "swiglu")]
+
+
+@pytest.mark.parametrize("name, names, activation", [(None, BOTH, None), *(slow(*case) for case in SELECTED)])
+def test_selected_rows(name, names, activation):
+    run_selected(selected([200, 0, 1, 129], 120, 136, 200), names, KINDS.get(name), activation=activation)
+
+
+def test_random_selected_rows():
+    for _ in range(on_gpu_or_simulated(40, 1)):
+        limit = on_gpu_or_simulated(3000, 60)
+        sizes = [random.choice([0, 1, random.randrange(limit)]) for _ in range(random.randrange(1, 9))]
+        n, k = (8 * random.randrange(1, on_gpu_or_simulated(99, 20)) for _ in range(2))
+        given = selected(sizes, random.randrange(1, limit), n, k, random.randrange(9), random.choice([BF16, FP16]))
+        run_selected(given, random.choice(["rows", "out_rows", ("rows", "out_rows")]))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="races show on a GPU")
+def test_selected_rows_are_repeatable():
+    """Many tasks a CTA, with more iterations than stages: stale tiles would change a result."""
+    given = selected([700] * 32, 8192, 512, 2048)
+    a, b, ends, rows, _ = given
+    first = grouped_gemm(a, b, ends, rows=rows)[: int(ends[-1])]
+    assert torch.equal(first, grouped_gemm(rows_of(a, rows), b, ends)[: int(ends[-1])]) or (
+        relative_error(first, grouped_gemm_torch(rows_of(a, rows), b, ends)[: int(ends[-1])]) < 4e-3
+    )
+    for _ in range(50):
+        assert torch.equal(first, grouped_gemm(a, b, ends, rows=rows)[: int(ends[-1])])
+
+
+@pytest.mark.parametrize("names", ["rows", slow("out_rows")])
+def test_selected_rows_of_fp8(names):
+    a, b, ends, rows, out_rows = selected([33, 0, 40], 50, 64, 96)
+    scales = dict(scale_a=torch.rand(78, device=DEVICE) + 0.5, scale_b=torch.rand(3, 64, device=DEVICE) + 0.5)
+    given = a.to(E4M3), b.mT.contiguous().to(E4M3).mT, ends, rows, out_rows
+    a, b, ends, rows, out_rows = given
+    numbers = dict(rows=rows) if names == "rows" else dict(out_rows=out_rows)
+    a = a if names == "rows" else rows_of(a, rows)
+    out = poison(torch.empty(78, 64, dtype=BF16, device=DEVICE))
+    grouped_gemm(a, b, ends, out=out, **numbers, **scales)
+    check_selected(out, a, b, ends, numbers.get("rows"), numbers.get("out_rows"), **scales)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a graph needs a GPU")

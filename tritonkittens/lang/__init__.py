@@ -30,7 +30,7 @@ from tritonkittens.lang.memory.first_store_reduce import is_initialized, mark_in
 from tritonkittens.lang.memory.gather import gather_rows, scatter_rows
 from tritonkittens.lang.memory.global_access import load, load_into, load_scalar, pointer_to, store
 from tritonkittens.lang.memory.im2col import im2col, load_im2col_async
-from tritonkittens.lang.memory.selected_rows import load_rows_async, store_rows_async
+from tritonkittens.lang.memory.selected_rows import expect_rows, load_rows_async, row_arrivals, store_rows_async
 from tritonkittens.lang.memory.shared_tiles import (
     allocate,
     bank_conflicts,
@@ -246,7 +246,13 @@ from tritonkittens.lang.template.consumer_barriers import (
     warp_scheduler_sync,
 )
 from tritonkittens.lang.template.extension import Extension
-from tritonkittens.lang.template.extensions import DeferredEpilogue, IndexPrefetch, ReduceStoreWarp, SplitTask
+from tritonkittens.lang.template.extensions import (
+    DeferredEpilogue,
+    GatherWarps,
+    IndexPrefetch,
+    ReduceStoreWarp,
+    SplitTask,
+)
 from tritonkittens.lang.template.extensions.reduce_store_warp import reduce_acquire, reduce_commit, reduce_wait
 from tritonkittens.lang.template.layout import layout
 from tritonkittens.lang.template.template import lcf, lcsf
@@ -264,23 +270,23 @@ __all__ = [
     "consumer_registers", "consumer_release", "consumer_wait", "copy", "cos", "decrease_registers", "DeferredEpilogue",
     "dependency_wait", "dependents_launch", "div", "div_col", "div_row", "Dynamic", "eq", "eq_col", "eq_row", "erf",
     "Event", "exchange_acquire", "exchange_commit", "exchange_release", "exchange_wait", "exp", "exp2", "exp2_col",
-    "exp2_row", "expect", "Extension", "extent", "fence_async", "field", "floor", "fma", "fp16", "fp32", "fp4e2m1x2",
-    "fp8e4m3", "fp8e5m2", "fp8e8m0", "fragment_place", "from_torch", "full", "full_like", "gather_rows", "ge", "ge_col",
-    "ge_row", "gelu", "gl", "gt", "gt_col", "gt_row", "has_sequences", "hasnan", "im2col", "increase_registers",
-    "IndexPrefetch", "int32", "int64", "int8", "iota", "is_initialized", "Kernel", "kernel", "KernelError", "Knob",
-    "layout", "lcf", "lcsf", "le", "le_col", "le_row", "left_fill", "load", "load_async", "load_async_wait",
-    "load_bytes_async", "load_elements", "load_im2col_async", "load_into", "load_max", "load_min", "load_rows_async",
-    "load_scalar", "log", "log2", "longest_first", "LongestFirst", "lower_fill", "lt", "lt_col", "lt_row",
-    "make_causal", "make_causal_t", "map", "mark", "mark_initialized", "mask", "max", "max_col", "max_row", "maximum",
-    "min", "min_col", "min_row", "minimum", "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt", "mma_AtB",
-    "mma_AtBt", "mma_begin", "mma_commit", "mma_retire", "mma_wait", "mma_zero", "mul", "mul_col", "mul_row",
-    "named_arrive", "named_sync", "ne", "ne_col", "ne_row", "neg", "neg_infty", "one", "OnePerBlock", "opaque_zero",
-    "Order", "Persistent", "pin", "pipeline", "pipeline_state", "pointer_to", "pos_infty", "prefetch", "print", "prod",
-    "producer_acquire", "producer_commit", "producer_registers", "reciprocal", "reduce_acquire", "reduce_commit",
-    "reduce_wait", "ReduceStoreWarp", "reinterpret", "release", "relu", "rescale_row", "right_fill", "row_argmax",
-    "row_argmin", "row_cumsum", "row_max", "row_mean", "row_min", "row_norm", "row_prod", "row_sum", "row_sum_by_quad",
-    "row_topk", "row_vec", "RowMajor", "rsqrt", "rt", "rv", "scale_tile", "scatter_rows", "Schedule",
-    "scheduling_barrier", "semaphores", "sequence", "sequence_of_tile", "shape", "sigmoid", "silu", "sin",
+    "exp2_row", "expect", "expect_rows", "Extension", "extent", "fence_async", "field", "floor", "fma", "fp16", "fp32",
+    "fp4e2m1x2", "fp8e4m3", "fp8e5m2", "fp8e8m0", "fragment_place", "from_torch", "full", "full_like", "gather_rows",
+    "GatherWarps", "ge", "ge_col", "ge_row", "gelu", "gl", "gt", "gt_col", "gt_row", "has_sequences", "hasnan",
+    "im2col", "increase_registers", "IndexPrefetch", "int32", "int64", "int8", "iota", "is_initialized", "Kernel",
+    "kernel", "KernelError", "Knob", "layout", "lcf", "lcsf", "le", "le_col", "le_row", "left_fill", "load",
+    "load_async", "load_async_wait", "load_bytes_async", "load_elements", "load_im2col_async", "load_into", "load_max",
+    "load_min", "load_rows_async", "load_scalar", "log", "log2", "longest_first", "LongestFirst", "lower_fill", "lt",
+    "lt_col", "lt_row", "make_causal", "make_causal_t", "map", "mark", "mark_initialized", "mask", "max", "max_col",
+    "max_row", "maximum", "min", "min_col", "min_row", "minimum", "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB",
+    "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_commit", "mma_retire", "mma_wait", "mma_zero", "mul", "mul_col",
+    "mul_row", "named_arrive", "named_sync", "ne", "ne_col", "ne_row", "neg", "neg_infty", "one", "OnePerBlock",
+    "opaque_zero", "Order", "Persistent", "pin", "pipeline", "pipeline_state", "pointer_to", "pos_infty", "prefetch",
+    "print", "prod", "producer_acquire", "producer_commit", "producer_registers", "reciprocal", "reduce_acquire",
+    "reduce_commit", "reduce_wait", "ReduceStoreWarp", "reinterpret", "release", "relu", "rescale_row", "right_fill",
+    "row_argmax", "row_argmin", "row_arrivals", "row_cumsum", "row_max", "row_mean", "row_min", "row_norm", "row_prod",
+    "row_sum", "row_sum_by_quad", "row_topk", "row_vec", "RowMajor", "rsqrt", "rt", "rv", "scale_tile", "scatter_rows",
+    "Schedule", "scheduling_barrier", "semaphores", "sequence", "sequence_of_tile", "shape", "sigmoid", "silu", "sin",
     "sliding_window", "softmax_step", "specialize", "split_cols", "SplitK", "SplitRest", "SplitTail", "SplitTask",
     "sqrt", "st", "store", "store_add_async", "store_add_bytes_async", "store_async", "store_bytes_async",
     "store_cluster_async", "store_elements", "store_fragments", "store_max_async", "store_min_async",

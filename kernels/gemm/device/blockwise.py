@@ -38,6 +38,7 @@ class BlockwiseGemm(tk.lcf):
     batched: bool = False
     grouped: bool = False
     a_stored_km: bool = False
+    scattered: bool = False
     c_stored_nm: bool = False
     epilogue_n: int | None = None
     cache_hint: str | None = None

@@ -65,6 +65,7 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
     b_stored_nk: bool = False
     c_stored_nm: bool = False
     batched: bool = False
+    scattered: bool = False  # whether rows of C are selected by number
     grouped: bool = False  # whether operands of the epilogue are packed, or have a row for each group
     accumulate: tl.dtype = tk.fp32
     epilogue: Steps = Steps()
@@ -190,6 +191,11 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
         return ("A",) if rows & (rows - 1) == 0 else tuple(f"A{consumer}" for consumer in range(self.team))
 
     @property
+    def gathered_tile(self) -> str | None:
+        """The name of the input tile whose rows are selected by number; None here."""
+        return None
+
+    @property
     def _whole(self) -> bool:
         size = tk.to_torch(self.b_dtype or self.dtype).itemsize
         return bool(self.tile_n & (self.tile_n - 1)) and is_one_product(
@@ -235,22 +241,15 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
 
     @triton.jit
     def load(ctx, input):
-        A_TILES: tl.constexpr = ctx.config.a_tiles
-        for i in tl.static_range(len(A_TILES)):
-            row = ctx.row * len(A_TILES) + i
+        load_a(ctx, input)
+        if ctx.config.gathered_tile != "B":
             tk.load_async(
-                tk.field(input, A_TILES[i]),
-                ctx.globals.A,
-                place(ctx, ctx.globals.A, row, ctx.iter, ctx.config.a_stored_km),
+                input.B,
+                ctx.globals.B,
+                place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk),
                 input.full,
+                ctx.config.cache_hint,
             )
-        tk.load_async(
-            input.B,
-            ctx.globals.B,
-            place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk),
-            input.full,
-            ctx.config.cache_hint,
-        )
 
     @triton.jit
     def load_epilogue(ctx, epilogue):
@@ -302,6 +301,20 @@ class Gemm(tk.DeferredEpilogue, tk.lcf):
     @triton.jit
     def finish_deferred(ctx, epilogue, n, step, steps):
         finish_deferred_subtile(ctx, epilogue, ctx.row * ctx.config.team + ctx.consumer, n, step, steps)
+
+
+@triton.jit
+def load_a(ctx, input):
+    """Load the tiles of A, unless their rows are gathered."""
+    A_TILES: tl.constexpr = ctx.config.a_tiles if ctx.config.gathered_tile != "A" else ()
+    for i in tl.static_range(len(A_TILES)):
+        row = ctx.row * len(A_TILES) + i
+        tk.load_async(
+            tk.field(input, A_TILES[i]),
+            ctx.globals.A,
+            place(ctx, ctx.globals.A, row, ctx.iter, ctx.config.a_stored_km),
+            input.full,
+        )
 
 
 @triton.jit

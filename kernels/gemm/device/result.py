@@ -82,13 +82,7 @@ def _store_whole(ctx, sums, epilogue, row):
         tile = tk.cast(tk.load(sums[part]), tk.fp32)
         tile = finish_tile(ctx, tile, ctx.config.epilogue, epilogue, home, row, ctx.result_col, part, PARTS)
         tk.store(home, tk.transpose(tile) if ctx.config.c_stored_nm else tile)
-    tk.fence_async()
-    tk.store_async(
-        ctx.globals.C,
-        epilogue.C,
-        place(ctx, ctx.globals.C, row, ctx.result_col, ctx.config.c_stored_nm),
-        ctx.config.cache_hint,
-    )
+    _store_home(ctx, epilogue.C, row, ctx.result_col)
 
 
 @triton.jit
@@ -214,14 +208,18 @@ def _stage(ctx, tile, home):
 @triton.jit
 def _store_subtile(ctx, home, row, subtile):
     """Store a sub-tile that is staged."""
-    SUBTILES: tl.constexpr = ctx.config.result_cols // ctx.config.epilogue_n
+    _store_home(ctx, home, row, ctx.result_col * (ctx.config.result_cols // ctx.config.epilogue_n) + subtile)
+
+
+@triton.jit
+def _store_home(ctx, home, row, col):
+    """Store staged results as tile (row, col) of C, or to the rows of C that the task's numbers select."""
     tk.fence_async()
-    tk.store_async(
-        ctx.globals.C,
-        home,
-        place(ctx, ctx.globals.C, row, ctx.result_col * SUBTILES + subtile, ctx.config.c_stored_nm),
-        ctx.config.cache_hint,
-    )
+    if ctx.config.scattered:
+        tk.store_rows_async(ctx.globals.C, home, ctx.params.c_rows, col)
+    else:
+        where = place(ctx, ctx.globals.C, row, col, ctx.config.c_stored_nm)
+        tk.store_async(ctx.globals.C, home, where, ctx.config.cache_hint)
 
 
 @triton.jit

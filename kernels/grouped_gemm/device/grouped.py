@@ -10,8 +10,9 @@ import triton.language as tl
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
-from tritonkittens.kernels.gemm.device.gemm import Gemm
-from tritonkittens.kernels.gemm.device.result import defer_result, place, store_result
+from tritonkittens.kernels.gemm.device.epilogue import load_values
+from tritonkittens.kernels.gemm.device.gemm import Gemm, load_a
+from tritonkittens.kernels.gemm.device.result import defer_result, store_result
 
 
 class Grouped(tk.lcf):
@@ -90,8 +91,52 @@ class RowGrouped(Grouped):
         )
 
 
-class RowGroupedGemm(RowGrouped, Gemm):
-    """`Gemm` of groups of rows."""
+class RowGroupedGemm(RowGrouped, tk.GatherWarps, Gemm):
+    """`Gemm` of groups of rows.
+
+    - `gathered`: row i of A is row a_rows[i] of the tensor, zeros where it has none; `a_rows` is int32 (rows,).
+    - `scattered`: row i of C is row c_rows[i] of the tensor, and not stored where that has none.
+    """
+
+    gathered: bool = False
+
+    def layout(self) -> tk.layout:
+        plan, name = super().layout(), self.gathered_tile
+        chosen = (name,) * self.gathered + ("C",) * self.scattered
+        tensors = {n: tk.by_rows(t[0]) if n in chosen else t for n, t in plan.globals}
+        ends = tensors.pop("ends")  # the last, for `tasks`
+        numbers = dict.fromkeys(("a_rows",) * self.gathered + ("c_rows",) * self.scattered)
+        ragged = tuple(n for n in plan.ragged if n not in chosen)
+        gathered = (name,) if name else ()
+        return replace(plan, globals={**tensors, **numbers, "ends": ends}, ragged=ragged, gathered=gathered)
+
+    @property
+    def gathered_tile(self) -> str | None:
+        """The name of the input tile whose rows are selected by number."""
+        return ("B" if self.c_stored_nm else "A") if self.gathered else None
+
+    def tasks(self, A: Any, B: Any, C: Any, *others: Any) -> int:
+        rows = others[-2] if self.scattered else C
+        return super().tasks(A, B, (rows[0], C[1]), *others)
+
+    @triton.jit
+    def load_params(ctx):
+        row = ctx.row * ctx.config.team + ctx.consumer
+        values = load_values(ctx, row)
+        if ctx.config.scattered:
+            rows = tk.load(ctx.globals.c_rows, tk.rv(tk.int32, ctx.config.tile_m), (ctx.rows, row), fill=-1)
+            values = tk.with_field(values, "c_rows", rows)
+        return values
+
+    @triton.jit
+    def row_numbers(ctx):
+        tile = ctx.col if ctx.config.c_stored_nm else ctx.row
+        return tk.load(ctx.globals.a_rows, tk.rv(tk.int32, ctx.config.tile_rows), (ctx.rows, tile), fill=-1)
+
+    @triton.jit
+    def load_gathered(ctx, input, rows):
+        NAME: tl.constexpr = ctx.config.gathered_tile
+        tk.load_rows_async(tk.field(input, NAME), tk.field(ctx.globals, NAME), rows, ctx.iter, input.full)
 
 
 class BlockwiseGroupedGemm(RowGrouped, BlockwiseGemm):
@@ -140,7 +185,7 @@ class GatedGemm(RowGroupedGemm):
 
     @triton.jit
     def load(ctx, input):
-        tk.load_async(input.A, ctx.globals.A, place(ctx, ctx.globals.A, ctx.row, ctx.iter), input.full)
+        load_a(ctx, input)
         for half in tl.static_range(2):
             if ctx.config.b_stored_nk:
                 b = tk.subtile(input.B, ctx.config.tile_n // 2, ctx.config.tile_k, half, 0)

@@ -67,7 +67,7 @@ def tile_broadcast_memory(t: Trace, T: Traced) -> dict[str, Traced]:
     numbers._set_name(t.builder, "numbers")
     if not T.dynamic:
         return {"numbers": numbers}
-    receivers = T.consumers * WARPS + T.reducers + T.lagged_producer + T.has_mma_warp(t.arch)
+    receivers = T.consumers * WARPS + T.extension_warps + T.lagged_producer + T.has_mma_warp(t.arch)
     return {
         **T.schedule.memory(t, T.cluster),
         "numbers": numbers,

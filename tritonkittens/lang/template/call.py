@@ -10,7 +10,8 @@ from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.kernel import prepare
 from tritonkittens.lang.schedule.split_k import elements
 from tritonkittens.lang.template.kernel import _template_kernel
-from tritonkittens.lang.types.global_layout import gl, map_specs
+from tritonkittens.lang.types.global_layout import PIECE, gl, map_specs
+from tritonkittens.lang.types.tiles import by_rows
 from tritonkittens.launch import GlobalArg, multiprocessor_count, simulator, workspace
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Call:
         if len(tensors) != len(plan.globals):
             raise TypeError(f"{name}: {len(tensors)} tensors; it takes {', '.join(n for n, _ in plan.globals)}")
         for t, (tensor_name, tiles) in zip(tensors, plan.globals, strict=True):
+            if any(isinstance(tile, by_rows) for tile in tiles) and t.shape[-1] * t.element_size() % PIECE:
+                raise TileError(f"{name}: {tensor_name} has rows of {t.shape[-1]}, no multiple of {PIECE} bytes")
             try:
                 gl(t, *tiles, ragged=tensor_name in plan.ragged)  # checks dtypes and ranks
             except TileError as error:

@@ -13,6 +13,7 @@ from tritonkittens.lang.schedule.tile_scheduler import extra
 from tritonkittens.lang.sync.cluster import cluster_rank
 from tritonkittens.lang.template.facts import facts
 from tritonkittens.lang.template.storage import block_task_tiles, block_tasks, in_slot
+from tritonkittens.lang.types.tiles import by_rows
 
 
 @op
@@ -31,6 +32,7 @@ def new_context(t: Trace, G: Traced, A: Traced, T: Traced) -> Traced:
                 shape=tl.tuple([]),
                 strides=tl.tuple([]),
                 **({"ragged": None} if name in plan.ragged else {}),
+                **({"even": None} if any(isinstance(tile, by_rows) for tile in tiles) else {}),
             )
         )
     rank = t.call(cluster_rank) if unwrap(T).cluster > 1 else tl.constexpr(0)

@@ -25,7 +25,7 @@ def explained(T: lcf, fitted: lcf, arch: int) -> str:
             *_ring(T, placed, arch, fitted is not T),
             *_tensor_memory(T, arch),
             *(f"  on mma.sync instead of tcgen05: {product}" for product in fitted._fallbacks.get(arch, ())),
-            *_registers(T),
+            *_registers(T, arch),
             *_tasks(T),
             *(line for extension in T.extensions for line in extension.explained_lines(fitted, arch)),
             *_clusters(T, placed, arch),
@@ -89,8 +89,8 @@ def _tensor_memory(T: lcf, arch: int) -> list[str]:
     return lines
 
 
-def _registers(T: lcf) -> list[str]:
-    registers = T.registers()
+def _registers(T: lcf, arch: int) -> list[str]:
+    registers = T.registers(arch)
     given = (
         "given"
         if T.consumer_registers

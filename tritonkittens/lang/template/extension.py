@@ -65,6 +65,7 @@ class Extension:
     # fields of the bill (`core/resources.py`) that are counted in the compute hooks, for `check_hook`
     counters: ClassVar[tuple[str, ...]] = ()
     points: ClassVar[dict[str, Callable[..., Any]]] = {}
+    role_warps: ClassVar[int] = 1  # of each of `added_warps`
 
     def __init_subclass__(cls) -> None:
         for name in cls.points:
@@ -86,8 +87,13 @@ class Extension:
 
     @staticmethod
     def added_warps(T: Any) -> list[tuple[Any, int]]:
-        """Roles of one warp each: (`@triton.jit` function, its number)."""
+        """Roles of `role_warps` warps each: (`@triton.jit` function, its number)."""
         return []
+
+    @staticmethod
+    def role_registers(arch: int) -> int:
+        """Registers that a thread of `added_warps` needs; 0 where those of a producer are enough."""
+        return 0
 
     @staticmethod
     def explained_lines(T: Any, arch: int) -> list[str]:

@@ -7,6 +7,7 @@ import triton.language as tl
 from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.records import struct
+from tritonkittens.lang.memory.selected_rows import gathers_by_tma
 from tritonkittens.lang.template.storage import block_tasks
 
 EARLY_STAGES = 2  # more keep the roles waiting for the barriers between their copies (measured: docs/notes/gemm.md)
@@ -23,6 +24,7 @@ def facts(t: Trace, T: Traced) -> Traced:
     - `own_task`: has each consumer task tiles of its own? `any_task`: are there task tiles at all?
     - `mma_warp`: does a warp of its own run the hooks that multiply? `accumulators`: how many of each there are then;
       `pairs`: does it issue them for a pair of CTAs?
+    - `fenced_input`: do threads copy input tiles, which products then read?
     - `broadcasts_first`: is the CTA's first work tile broadcast to the roles before they begin?
     """
     T = unwrap(T)
@@ -50,6 +52,7 @@ def facts(t: Trace, T: Traced) -> Traced:
         mma_warp=T.has_mma_warp(t.arch),
         pairs=T.pairs(t.arch),
         accumulators=T.accumulator_slots if T.has_mma_warp(t.arch) else 0,
+        fenced_input=bool(plan.gathered) and not gathers_by_tma(t.arch),
         broadcasts_first=early > 0 and T.broadcast_tile,
     )
     return struct(**{name: tl.constexpr(value) for name, value in found.items()})

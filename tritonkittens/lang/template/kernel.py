@@ -45,17 +45,16 @@ def _run_roles(t: Trace, G: Traced, A: Traced, memory: Traced, T: Traced) -> Tra
         roles.append((lagged_producer, shared))
     if config._plan.output:
         roles.append((storer, shared))
-    roles += [
-        (role, (tl.constexpr(number), *shared))
-        for extension in config.extensions
-        for role, number in extension.added_warps(config)
-    ]
     warps = [*(WARPS,) * config.consumers, *(1,) * (len(roles) - config.consumers)]
+    for extension in config.extensions:
+        added = extension.added_warps(config)
+        roles += [(role, (tl.constexpr(number), *shared)) for role, number in added]
+        warps += [extension.role_warps] * len(added)
     if config.cluster_size > 1:
         for idle in split(-sum(warps) % WARPS):  # a role has a power of two of warps
             roles.append((bystander, (T,)))
             warps.append(idle)
-    registers = config.registers()
+    registers = config.registers(t.arch)
     start_roles(
         t,
         roles,

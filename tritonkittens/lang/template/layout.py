@@ -9,7 +9,7 @@ from typing import Any
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.template.renamed import refuse_old
 from tritonkittens.lang.types.scales import scale_tile
-from tritonkittens.lang.types.tiles import rt, rv, st, sv
+from tritonkittens.lang.types.tiles import by_rows, rt, rv, st, sv
 
 # Names that a hook's record of tiles uses for something else
 RESERVED = {
@@ -60,6 +60,7 @@ class layout:
         merged: tiles (`rt`) and vectors (`rv`) of fp32 that hook `part` returns (`tk.SplitTask`).
         deferred_results: register tiles (`rt`) that hook `defer_results` returns (`tk.DeferredEpilogue`).
         deferred_steps: iterations, after the one that stages a result tile, that call hook `finish_deferred`.
+        gathered: names of input tiles whose rows hook `load_gathered` selects (`tk.GatherWarps`).
         page_indices: how many int32 of a table in global memory an iteration needs (`tk.IndexPrefetch`).
 
     Raises:
@@ -85,6 +86,7 @@ class layout:
     scratch: Any = field(default_factory=dict)
     exchange: Any = field(default_factory=dict)
     ragged: tuple[str, ...] = ()
+    gathered: tuple[str, ...] = ()
     page_indices: int = 0
     spare: int = 0
 
@@ -104,7 +106,8 @@ class layout:
         tensors = []
         for name, tiles in dict(self.globals).items():
             tiles = () if tiles is None else tiles if isinstance(tiles, tuple) else (tiles,)
-            tensors.append((name, tuple(tile for _, tile in _named("globals", [(name, t) for t in tiles], MOVED))))
+            moved = _named("globals", [(name, t) for t in tiles], (*MOVED, by_rows))
+            tensors.append((name, tuple(tile for _, tile in moved)))
         self._set("globals", tuple(tensors))
         for name in TILES:
             held = MOVED if name in ("input", "lagged") else (st, sv)
@@ -151,6 +154,7 @@ class layout:
                 )
             self._set(name, chosen)
         self._set("args", tuple(self.args))
+        self._set("gathered", tuple(self.gathered))
         self._set("ragged", tuple(self.ragged))
         if unknown := [n for n in self.ragged if n not in dict(self.globals)]:
             raise TileError(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tritonkittens.lang.template.template import lcf
 
 
-def _checked_load(t: Trace, config: lcf, what: str, consumer: int | None, expected: int, *args: Traced) -> None:
+def load_checked(t: Trace, config: lcf, what: str, expected: int, *args: Traced, consumer: int | None = None) -> None:
     """Call a load hook (for one consumer) and compare the bytes that it copies with those that its barrier expects."""
     hook = getattr(type(config), what)
     _, (copied,) = counted(t, hook, f"{what} for {consumer}: {hook.cache_key}", ("copied",), *args)
@@ -35,14 +35,16 @@ def _checked_load(t: Trace, config: lcf, what: str, consumer: int | None, expect
 def _fill(t: Trace, ctx: Traced, what: str, memory: Traced, group: str, slot: Traced) -> None:
     """Announce the bytes of a group's tiles in a slot and call the hook that loads them."""
     config = unwrap(ctx.config)
-    expected = nbytes(getattr(config.stored(t.arch), group))
+    others = config._plan.gathered if group == "input" else ()
+    chosen = tuple((n, s) for n, s in getattr(config.stored(t.arch), group) if n not in others)
+    expected = nbytes(chosen)
     bar = t.call(memory.fields[f"{group}_pipeline"].full.__getitem__, slot)
     if group == "input" and config.pairs(t.arch):
         t.call(_expect_of_pair, ctx.rank, bar, tl.constexpr(2 * expected))
     else:
         t.call(expect, bar, expected)
-    tiles = struct(**in_slot(t, memory.fields[group], slot), full=bar)
-    _checked_load(t, config, what, None, expected, ctx, tiles)
+    filled = in_slot(t, memory.fields[group], slot)
+    load_checked(t, config, what, expected, ctx, struct(**{n: filled[n] for n, _ in chosen}, full=bar))
 
 
 @triton.jit
@@ -84,7 +86,7 @@ def _load_for_consumers(
         t.call(expect, bar, expected)
         mine = struct(**{**ctx.fields, "consumer": tl.constexpr(c)})
         filled = struct(**{n: t.call(tiles[n].__getitem__, block_consumer) for n, _ in chosen}, full=bar)
-        _checked_load(t, config, what, c, expected, mine, filled)
+        load_checked(t, config, what, expected, mine, filled, consumer=c)
 
 
 @op

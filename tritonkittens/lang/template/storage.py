@@ -12,6 +12,7 @@ from tritonkittens.lang.core.backend import Trace, Traced, gl, op
 from tritonkittens.lang.core.constants import WARPS, unwrap
 from tritonkittens.lang.core.records import struct
 from tritonkittens.lang.core.resources import bill
+from tritonkittens.lang.memory.selected_rows import row_arrivals
 from tritonkittens.lang.memory.shared_tiles import allocate_pieces, piece_shared_layout, shared
 from tritonkittens.lang.memory.tensor_memory import tensor_allocator
 from tritonkittens.lang.schedule.cluster_split_k import new_mailboxes
@@ -21,6 +22,7 @@ from tritonkittens.lang.template.pipeline_state import phase_before
 from tritonkittens.lang.template.smem_plan import EXCHANGE_SLOTS
 from tritonkittens.lang.types.tiles import rt, tt
 
+GATHER_WARPS = 2  # that copy gathered tiles: with the producer and a warp of products they are one warpgroup
 BLOCK_TASK = ("task", "late_task")  # tiles that all consumers of a task share, in the order in which they need them
 
 
@@ -90,7 +92,8 @@ def _pipelines(t: Trace, T: Traced) -> dict[str, Traced]:
         found["accumulator_pipeline"] = new_pipeline(t, T.accumulator_slots, 1, team * (2 if pairs else 1))
     if plan.output:
         found["output_pipeline"] = new_pipeline(t, T.output_stages, team, 1)
-    found["input_pipeline"] = new_pipeline(t, stages, 1, readers[0])
+    gathered = unwrap(t.call(row_arrivals, GATHER_WARPS)) if plan.gathered else 0
+    found["input_pipeline"] = new_pipeline(t, stages, 1 + gathered, readers[0])
     if plan.lagged:
         found["lagged_pipeline"] = new_pipeline(t, stages, 1, readers[0])
     if plan.task and plan.per == "consumer":

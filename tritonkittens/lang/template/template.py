@@ -59,8 +59,9 @@ class lcf(Configuration, Interned):
     """Base class of load / compute / finish kernels. Guide: docs/concepts/templates.md. Reference: docs/hooks.md.
 
     Subclass it, declare `layout`, and write the hooks as `@triton.jit` functions without `self`. `tasks`, `blocks` and
-    `needed_registers` may be overridden too. `tk.SplitTask`, `tk.DeferredEpilogue`, `tk.ReduceStoreWarp` and
-    `tk.IndexPrefetch` add hooks. Hooks count rows by `ctx.config.team`, the consumers that share a task.
+    `needed_registers` may be overridden too. `tk.SplitTask`, `tk.DeferredEpilogue`, `tk.ReduceStoreWarp`,
+    `tk.IndexPrefetch` and `tk.GatherWarps` add hooks. Hooks count rows by `ctx.config.team`, the consumers that share a
+    task.
 
     Call: `kernel(*tensors, **args)`, `kernel.compile`, `kernel.explain`. A template is a constant: `MyKernel(stages=4)`
     with equal knobs is the same object. What its methods return depends on its knobs and their arguments only. A class
@@ -123,7 +124,7 @@ class lcf(Configuration, Interned):
         self.received = received_bytes(
             self._plan, self.consumers, self.sharers, f"{type(self).__name__}(schedule={self.schedule!r})"
         )
-        self.reducers = sum(len(e.added_warps(self)) for e in self.extensions)  # a warp each
+        self.extension_warps = sum(e.role_warps * len(e.added_warps(self)) for e in self.extensions)
         self.merges = bool(self._plan.merged)
         self._placements: dict[int, Placement] = {}
         self._conceded = 0  # bytes that the ring leaves to the compiler, beside the layout's `spare`
@@ -148,7 +149,7 @@ class lcf(Configuration, Interned):
     def _share_registers(self) -> None:
         """How many warps a CTA has, and how its registers are shared between the roles."""
         mma_warp = any(self.has_mma_warp(arch) for arch in CHIPS)
-        busy = 1 + self.lagged_producer + int(bool(self._plan.output)) + self.reducers + mma_warp
+        busy = 1 + self.lagged_producer + int(bool(self._plan.output)) + self.extension_warps + mma_warp
         self._helpers = -(-busy // 4)  # warpgroups beside the consumers
         threads = (self.consumers + self._helpers) * GROUP
         share = self.launch_registers = REGISTERS // (self.blocks_per_sm * threads) // 8 * 8  # of a thread
@@ -166,14 +167,14 @@ class lcf(Configuration, Interned):
             self._options = (*self._options, ("cluster_size", self.cluster_size))
         if self.launch_pdl:
             self._options = (*self._options, ("launch_pdl", True))
-        wanted = self.registers()
-        asked = (sum(wanted[: self.consumers]) + wanted[-1] * self._helpers) * GROUP
-        if asked > self._pool:
-            raise self._error(
-                f"registers over budget: {wanted} a thread of {self.consumers + self._helpers} warpgroups are {asked} "
-                f"of {self._pool}, "
-                f"what a block of {threads} threads, {self.blocks_per_sm} an SM, starts with"
-            )
+        for wanted in {self.registers(arch) for arch in CHIPS}:
+            asked = (sum(wanted[: self.consumers]) + wanted[-1] * self._helpers) * GROUP
+            if asked > self._pool:
+                raise self._error(
+                    f"registers over budget: {wanted} a thread of {self.consumers + self._helpers} warpgroups are "
+                    f"{asked} of {self._pool}, "
+                    f"what a block of {threads} threads, {self.blocks_per_sm} an SM, starts with"
+                )
 
     @property
     def _identity(self) -> str | int:
@@ -263,7 +264,7 @@ class lcf(Configuration, Interned):
             own,
             repr(constants),
             repr(self._plan),
-            repr(self.registers()),
+            repr([self.registers(arch) for arch in CHIPS]),
             *(h.cache_key for h in hooks),
             *(f"{name} {getattr(f, 'cache_key', f.__qualname__)}" for name, f in added),
         ]
@@ -299,6 +300,7 @@ class lcf(Configuration, Interned):
                 or plan.epilogue_loads
                 or plan.epilogue_reloads
                 or plan.deferred_results
+                or plan.gathered
                 or self.has_mma_warp(arch)
             )
             # Where accumulators lie in tensor memory, the compiler cuts their columns through shared memory
@@ -400,11 +402,13 @@ class lcf(Configuration, Interned):
         columns = sum(tile.columns for _, tile in self._plan.ring if isinstance(tile, scale_tile))
         return columns and columns * self.placement(min(arch for arch, chip in CHIPS.items() if chip.tcgen05)).stages
 
-    def registers(self) -> tuple[int, ...]:
-        """Registers a thread of each role, consumers first, where they are reallocated; else all have the same."""
+    def registers(self, arch: str | int = "sm_90a") -> tuple[int, ...]:
+        """Registers a thread of each role on an architecture, consumers first, where they are reallocated; else all
+        have the same."""
         if not self.reallocates:
             return (min(self.launch_registers, MAX_REGISTERS),) * (self.consumers + 1 + bool(self._plan.output))
-        producer = self.producer_registers or producer_registers(self.consumers)
+        least = max((e.role_registers(capability_of(arch)) for e in self.extensions), default=0)
+        producer = self.producer_registers or max(producer_registers(self.consumers), least)
         fit = (self._pool // GROUP - producer * self._helpers) // self.consumers // 8 * 8
         mine = self.consumer_registers or min(fit, consumer_registers(self.consumers, self.blocks_per_sm))
         return (mine,) * self.consumers + (producer,) * (1 + bool(self._plan.output))

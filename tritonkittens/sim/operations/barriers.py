@@ -119,7 +119,8 @@ def async_copy_mbarrier_arrive(role: Role, op: Op, bar: View) -> None:
     """
     machine = role.machine
     threads = 32 * role.warps
-    copies = [c for group in [*role.copy_groups, role.copy_open] for c in group if not c.done]
+    copies = [c for group in [*role.copy_groups, role.copy_open] for c in group]
+    in_flight = [c for c in copies if not c.done]
     arrivals = [
         (rank, machine.barriers.find(role, address, op, "cp.async.mbarrier.arrive", rank))
         for address in addresses(role, bar)
@@ -137,4 +138,4 @@ def async_copy_mbarrier_arrive(role: Role, op: Op, bar: View) -> None:
                 machine.barriers.arrive(role, barrier, threads, op, "arrives (cp.async complete)", rank, operation)
 
     operation = machine.start("cp.async arrival", role, op, done, unit="cp.async")
-    operation.gate = lambda: all(c.done for c in copies)
+    operation.gate = lambda: all(c.done for c in in_flight)

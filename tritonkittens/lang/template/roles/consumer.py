@@ -101,6 +101,15 @@ def held_from(ctx, A, following, tile, T: tl.constexpr):
 
 
 @triton.jit
+def await_input(memory, slot, phases, T: tl.constexpr):
+    """Wait for a stage. What threads copied to it are ordinary writes, for products to read."""
+    FENCED: tl.constexpr = facts(T).fenced_input
+    wait(memory.input_pipeline.full[slot], (phases >> slot) & 1)
+    if FENCED:
+        fence_async()
+
+
+@triton.jit
 def pipelined_iteration(
     mine,
     memory,
@@ -120,7 +129,7 @@ def pipelined_iteration(
     if STAGGERS and CONSUMER > 0:
         if i == held_at:
             await_previous(CONSUMER)
-    wait(memory.input_pipeline.full[slot], (phases >> slot) & 1)
+    await_input(memory, slot, phases, T)
     here = context_at(
         T, "consumer_iteration", at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE), memory, phases
     )
@@ -140,7 +149,7 @@ def pipelined_task(
     STAGGERS: tl.constexpr = facts(T).staggers
     EDGES: tl.constexpr = marked_edges(tile)
     if tile.count > 0:
-        wait(memory.input_pipeline.full[slot], (phases >> slot) & 1)
+        await_input(memory, slot, phases, T)
         here = at_iteration(addressed_anew(mine, memory), tile.begin, EDGES is None or EDGES != 0)
         state = call_compute_first(here, state, slot_tiles(memory, slot))
         during = values_from(T, "task_begins", carried, ctx, memory, CONSUMER, turn)
@@ -181,7 +190,7 @@ def plain_iteration(mine, memory, state, slot, phases, out, out_phases, i, EDGE:
     """An iteration of a computation without `compute_last`: (state, next stage, phases, next output stage, its
     phases)."""
     OUTPUTS: tl.constexpr = facts(T).output_stages
-    wait(memory.input_pipeline.full[slot], (phases >> slot) & 1)
+    await_input(memory, slot, phases, T)
     here = context_at(
         T, "consumer_iteration", at_iteration(addressed_anew(mine, memory), mine.begin + i, EDGE), memory, phases
     )
