@@ -125,7 +125,7 @@ class GatherWarps(Extension):
     @staticmethod
     def role_registers(arch: int) -> int:
         """For the rows that a thread copies, or for TMA all those of its warp."""
-        return 104 if gathers_by_tma(arch) else 56
+        return 128 if gathers_by_tma(arch) else 56
 
     @staticmethod
     def explained_lines(T: Any, arch: int) -> list[str]:
