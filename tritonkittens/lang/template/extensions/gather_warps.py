@@ -18,7 +18,6 @@ from tritonkittens.lang.core.records import axes_of, struct
 from tritonkittens.lang.memory.selected_rows import expect_rows, gathers_by_tma, numbers_for
 from tritonkittens.lang.sync.semaphores import wait
 from tritonkittens.lang.template.contexts import at_iteration, extended, new_context
-from tritonkittens.lang.template.dependencies import end_after_previous
 from tritonkittens.lang.template.extension import Extension
 from tritonkittens.lang.template.facts import facts
 from tritonkittens.lang.template.hook_table import PRODUCER, Hook
@@ -71,7 +70,6 @@ def gatherer(NUMBER: tl.constexpr, G, A, memory, T: tl.constexpr):
             slot, phases = next_slot(slot, phases, facts(T).stages)
         index, tile = following_tile(ctx, A, memory, index, tile, turn, T)
         turn += 1
-    end_after_previous(T)
 
 
 class GatherWarps(Extension):
