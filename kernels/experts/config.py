@@ -22,8 +22,8 @@ class Fused(NamedTuple):
     `python -m bench experts` measures both.
     """
 
-    gathers: bool = True
-    gates: bool = True
+    gathers: bool = False
+    gates: bool = False
 
 
 FUSED = Fused()

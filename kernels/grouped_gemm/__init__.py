@@ -7,13 +7,13 @@ from tritonkittens.kernels.grouped_gemm.choice import family
 from tritonkittens.kernels.grouped_gemm.device.grouped import (
     BlockwiseGroupedGemm,
     DepthGroupedGemm,
-    GatedGemm,
+    GatedGroupedGemm,
     RowGroupedGemm,
 )
 from tritonkittens.kernels.grouped_gemm.interface import ends_of_groups, grouped_gemm
 from tritonkittens.kernels.grouped_gemm.reference import grouped_gemm_torch
 
 __all__ = [
-    "BlockwiseGroupedGemm", "Config", "DepthGroupedGemm", "GatedGemm", "RowGroupedGemm", "ends_of_groups", "family",
-    "grouped_gemm", "grouped_gemm_operator", "grouped_gemm_torch",
+    "BlockwiseGroupedGemm", "Config", "DepthGroupedGemm", "GatedGroupedGemm", "RowGroupedGemm", "ends_of_groups",
+    "family", "grouped_gemm", "grouped_gemm_operator", "grouped_gemm_torch",
 ]  # fmt: skip

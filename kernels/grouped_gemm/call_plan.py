@@ -40,7 +40,7 @@ from tritonkittens.kernels.grouped_gemm.choice import GATHERED, ROWS, SCATTERED,
 from tritonkittens.kernels.grouped_gemm.device.grouped import (
     BlockwiseGroupedGemm,
     DepthGroupedGemm,
-    GatedGemm,
+    GatedGroupedGemm,
     RowGroupedGemm,
 )
 from tritonkittens.kernels.grouped_gemm.reference import rows_of
@@ -50,7 +50,7 @@ Plan = Callable[[Tensor, Tensor, Tensor, Operands, Tensor | None], Tensor]
 NOTHING = Operands()
 SELECTING = {"rows": "gathered", "out_rows": "scattered"}  # the template's knobs for operands that select rows
 OF_SCALES = {
-    OF_GATED: GatedGemm,
+    OF_GATED: GatedGroupedGemm,
     "block": BlockwiseGroupedGemm,
 }  # templates of groups of rows by the first word of `Problem.scales`
 LINE = 128  # bytes of K of zeros for sums of nothing

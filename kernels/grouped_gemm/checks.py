@@ -9,10 +9,11 @@ from torch import Tensor
 
 from tritonkittens.kernels._dispatch import check_tensors, check_written
 from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
+from tritonkittens.kernels.gated_gemm.choice import gates
 from tritonkittens.kernels.gemm.checks import FP8, RESULTS, VECTORS, result_dtype
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.gemm.reference import ACTIVATIONS, BLOCK
-from tritonkittens.kernels.grouped_gemm.choice import gates, selects
+from tritonkittens.kernels.grouped_gemm.choice import selects
 
 MAX_GROUPS = 1024
 GATED = {"swiglu": "silu", "geglu": "gelu_tanh"}  # activations of the first half of the columns, which gate the second

@@ -3,23 +3,20 @@ batch of products of about the mean size. The host knows how many rows and group
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import fields
 
 import tritonkittens.lang as tk
 from tritonkittens import tune
+from tritonkittens.kernels.gated_gemm.choice import TENSOR_MEMORY_COLS, gates, upright
 from tritonkittens.kernels.gemm import candidates as of_gemm
-from tritonkittens.kernels.gemm.config import Config, Problem, itemsize_of
+from tritonkittens.kernels.gemm.config import Config, Problem
 from tritonkittens.kernels.gemm.cost_model import cost as cost_of_gemm
-from tritonkittens.lang.types.tiles import SWIZZLE_LINE
 
 # words of `Problem.scales`: a product with values for each row, a gated one, and one whose rows of A or C are selected;
 # "block" is that of `gemm`
 ROWS, GATED, GATHERED, SCATTERED = "row", "gated", "gathered", "scattered"
 MOST_GATHERED = 128  # rows of a tile that are selected by number
-GATED_COLS = 128  # of a tile, half of which gate the others, that 255 registers hold
 SHARES = (0.6, 1.0, 1.4)  # sizes of groups that count, over their mean
 STEPS = 4  # sizes from one power of two to the next that have configurations of their own
 
@@ -60,32 +57,14 @@ def selects(config: Config, rows: bool, out_rows: bool) -> bool:
     return (gathers or not rows) and not (out_rows and (config.swap_ab or config.deferred_epilogue))
 
 
-def gates(config: Config) -> bool:
-    """Return whether half of a tile's columns may gate the others."""
-    half = config.tile_n // 2
-    staged = config.epilogue_n is None or half % (2 * config.epilogue_n) == 0
-    return half in (64, 128) and staged and not config.swap_ab and config.cluster == 1 and config.team != 3
-
-
-def _upright(problem: Problem, tensor_memory: bool) -> Iterator[Config]:
-    """Yield configurations whose rows are those of A, for products that need them: `gemm` has others for few rows."""
-    line, sub_tile = SWIZZLE_LINE // itemsize_of(problem.dtype), SWIZZLE_LINE // itemsize_of(problem.out)
-    for cols, consumers, lines in itertools.product((64, 128, 256), (1, 2), (1, 2)):
-        staged = sub_tile if cols > 2 * sub_tile else None
-        rows, depth = 128 if tensor_memory else 64, lines * line
-        config = Config(tile_m=rows, tile_n=cols, tile_k=depth, consumers=consumers, epilogue_n=staged)
-        if of_gemm.fits(problem, config):
-            yield config
-
-
 def candidates(problem: Problem, device: tune.Device) -> tuple[Config, ...]:
     """Return the configurations that are worth a prediction."""
     products = [_of_size(problem, share) for share in SHARES]
     found = [config for product in products for config in of_gemm.candidates(product, device)]
     if problem.scales not in ("", "block"):
-        found += _upright(products[0], device.chip.tcgen05)
+        found += upright(products[0], device.chip.tcgen05)
     # both sums of a row's results are in registers of one thread where they come from tensor memory
-    widest = GATED_COLS if GATED in problem.scales.split() and device.chip.tcgen05 else math.inf
+    widest = TENSOR_MEMORY_COLS if GATED in problem.scales.split() and device.chip.tcgen05 else math.inf
     return tuple(c for c in dict.fromkeys(found) if c.tile_n <= widest and suits(problem, c))
 
 

@@ -8,31 +8,62 @@ from typing import Any
 import triton
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gemm.device.gemm import Gemm
+from tritonkittens.kernels.gemm.device.gemm import Gemm, load_a
 from tritonkittens.kernels.gemm.device.result import defer_result, place, store_result
 
 
-class GatedGemm(Gemm):
-    """C = f(A·B) · (A·Up), f by `gated_by`. A: (M, K), B and Up: (K, N), C: (M, N).
-
-    Half of a tile's columns are of B, half of Up: a thread has both sums of a result. So the products run as those of
-    one matrix of 2N columns.
-    """
+class Gated:
+    """What gated products share: f by `gated_by`. Half of a tile's columns are of B, half gate them: a thread has both
+    sums of a result, and the products run as those of one matrix of 2N columns."""
 
     gated_by: str = "silu"
 
-    def layout(self) -> tk.layout:
-        plan, half = super().layout(), self.tile_n // 2
-        b = tk.st(self.b_dtype or self.dtype, *((half, self.tile_k) if self.b_stored_nk else (self.tile_k, half)))
-        first, rest = dict(plan.globals), {}
-        for name in [name for name in first if name not in ("A", "B")]:
-            rest[name] = first.pop(name)
-        return replace(plan, globals={**first, "B": b, "Up": b, **rest})
+    @property
+    def half(self: Any) -> tk.st:
+        """The tile of B that is loaded at a time."""
+        cols = self.tile_n // 2
+        return tk.st(self.b_dtype or self.dtype, *((cols, self.tile_k) if self.b_stored_nk else (self.tile_k, cols)))
 
     @property
-    def result_cols(self) -> int:
+    def result_cols(self: Any) -> int:
         """Columns that a block finishes of a task."""
         return self.tile_n // 2
+
+    @triton.jit
+    def finish(ctx, state, epilogue):
+        store_result(ctx, (_gated(ctx, state),), epilogue, ctx.row * ctx.config.team + ctx.consumer)
+
+    @triton.jit
+    def defer_results(ctx, state, epilogue):
+        return defer_result(ctx, _gated(ctx, state), epilogue, ctx.row * ctx.config.team + ctx.consumer)
+
+
+@triton.jit
+def half_of(ctx, tile, n):
+    """Half of the columns of a tile of B: those that are activated (n = 0), or those that gate them (1)."""
+    if ctx.config.b_stored_nk:
+        return tk.subtile(tile, ctx.config.tile_n // 2, ctx.config.tile_k, n, 0)
+    else:
+        return tk.subtile(tile, ctx.config.tile_k, ctx.config.tile_n // 2, 0, n)
+
+
+@triton.jit
+def _gated(ctx, state):
+    """The results of a consumer's sums."""
+    first, second = tk.split_cols(tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32), ctx.config.tile_n // 2)
+    if ctx.config.gated_by == "silu":
+        return tk.mul(tk.silu(first, fast=ctx.config.out_dtype), second)
+    else:
+        return tk.mul(tk.gelu(first, "tanh", fast=ctx.config.out_dtype), second)
+
+
+class GatedGemm(Gated, Gemm):
+    """C = f(A·B) · (A·Up). A: (M, K), B and Up: (K, N), C: (M, N)."""
+
+    def layout(self) -> tk.layout:
+        plan = super().layout()
+        rest = {name: x for name, x in plan.globals if name not in ("A", "B")}
+        return replace(plan, globals={"A": dict(plan.globals)["A"], "B": self.half, "Up": self.half, **rest})
 
     def tasks(self, *shapes: Any) -> int:
         rows, cols = shapes[-1]
@@ -50,35 +81,7 @@ class GatedGemm(Gemm):
 
     @triton.jit
     def load(ctx, input):
-        where = place(ctx, ctx.globals.A, ctx.row, ctx.iter, ctx.config.a_stored_km)
-        tk.load_async(input.A, ctx.globals.A, where, input.full)
+        load_a(ctx, input)
         where = place(ctx, ctx.globals.B, ctx.iter, ctx.col, ctx.config.b_stored_nk)
-        tk.load_async(_half(ctx, input.B, 0), ctx.globals.B, where, input.full, ctx.config.cache_hint)
-        tk.load_async(_half(ctx, input.B, 1), ctx.globals.Up, where, input.full, ctx.config.cache_hint)
-
-    @triton.jit
-    def finish(ctx, state, epilogue):
-        store_result(ctx, (_gated(ctx, state),), epilogue, ctx.row * ctx.config.team + ctx.consumer)
-
-    @triton.jit
-    def defer_results(ctx, state, epilogue):
-        return defer_result(ctx, _gated(ctx, state), epilogue, ctx.row * ctx.config.team + ctx.consumer)
-
-
-@triton.jit
-def _half(ctx, tile, n):
-    """The columns of B (n = 0) or of Up (1) of a tile that has both."""
-    if ctx.config.b_stored_nk:
-        return tk.subtile(tile, ctx.config.tile_n // 2, ctx.config.tile_k, n, 0)
-    else:
-        return tk.subtile(tile, ctx.config.tile_k, ctx.config.tile_n // 2, 0, n)
-
-
-@triton.jit
-def _gated(ctx, state):
-    """The results of a consumer's sums."""
-    first, second = tk.split_cols(tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32), ctx.config.tile_n // 2)
-    if ctx.config.gated_by == "silu":
-        return tk.mul(tk.silu(first, fast=ctx.config.out_dtype), second)
-    else:
-        return tk.mul(tk.gelu(first, "tanh", fast=ctx.config.out_dtype), second)
+        tk.load_async(half_of(ctx, input.B, 0), ctx.globals.B, where, input.full, ctx.config.cache_hint)
+        tk.load_async(half_of(ctx, input.B, 1), ctx.globals.Up, where, input.full, ctx.config.cache_hint)

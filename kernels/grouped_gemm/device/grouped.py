@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels.gated_gemm.device.gated import Gated, half_of
 from tritonkittens.kernels.gemm.device.blockwise import BlockwiseGemm
 from tritonkittens.kernels.gemm.device.epilogue import load_values
 from tritonkittens.kernels.gemm.device.gemm import Gemm, load_a
-from tritonkittens.kernels.gemm.device.result import defer_result, store_result
 
 
 class Grouped(tk.lcf):
@@ -165,52 +165,22 @@ class BlockwiseGroupedGemm(RowGrouped, BlockwiseGemm):
         return tk.load(input.scales_a, tk.col_vec(tk.rt(tk.fp32, ctx.config.tile_m, 128)), first)
 
 
-class GatedGemm(RowGroupedGemm):
-    """C[rows of g] = f(A[rows of g] · B[g, 0]) · (A[rows of g] · B[g, 1]), f by `gated_by`. B: (groups, 2, K, N).
-
-    Half of a tile's columns are of B[g, 0], half of B[g, 1]: a thread has both sums of a result.
-    """
-
-    gated_by: str = "silu"
+class GatedGroupedGemm(Gated, RowGroupedGemm):
+    """C[rows of g] = f(A[rows of g] · B[g, 0]) · (A[rows of g] · B[g, 1]). B: (groups, 2, K, N)."""
 
     def layout(self) -> tk.layout:
-        plan, half = super().layout(), self.tile_n // 2
-        b = tk.st(self.b_dtype or self.dtype, *((half, self.tile_k) if self.b_stored_nk else (self.tile_k, half)))
-        return replace(plan, globals={**dict(plan.globals), "B": b})
-
-    @property
-    def result_cols(self) -> int:
-        """Columns that a block finishes of a task."""
-        return self.tile_n // 2
+        plan = super().layout()
+        return replace(plan, globals={**dict(plan.globals), "B": self.half})
 
     @triton.jit
     def load(ctx, input):
         load_a(ctx, input)
-        for half in tl.static_range(2):
+        for n in tl.static_range(2):
             if ctx.config.b_stored_nk:
-                b = tk.subtile(input.B, ctx.config.tile_n // 2, ctx.config.tile_k, half, 0)
-                where = (ctx.batch, half, ctx.col, ctx.iter)
+                where = (ctx.batch, n, ctx.col, ctx.iter)
             else:
-                b = tk.subtile(input.B, ctx.config.tile_k, ctx.config.tile_n // 2, 0, half)
-                where = (ctx.batch, half, ctx.iter, ctx.col)
-            tk.load_async(b, ctx.globals.B, where, input.full, ctx.config.cache_hint)
-
-    @triton.jit
-    def _results(ctx, state):
-        sums = tk.split_cols(tk.cast(tk.load(tk.mma_wait(state.acc)), tk.fp32), ctx.config.tile_n // 2)
-        if ctx.config.gated_by == "silu":
-            return tk.mul(tk.silu(sums[0], fast=ctx.config.out_dtype), sums[1])
-        else:
-            return tk.mul(tk.gelu(sums[0], "tanh", fast=ctx.config.out_dtype), sums[1])
-
-    @triton.jit
-    def finish(ctx, state, epilogue):
-        row = ctx.row * ctx.config.team + ctx.consumer
-        store_result(ctx, (ctx.config._results(ctx, state),), epilogue, row)
-
-    @triton.jit
-    def defer_results(ctx, state, epilogue):
-        return defer_result(ctx, ctx.config._results(ctx, state), epilogue, ctx.row * ctx.config.team + ctx.consumer)
+                where = (ctx.batch, n, ctx.iter, ctx.col)
+            tk.load_async(half_of(ctx, input.B, n), ctx.globals.B, where, input.full, ctx.config.cache_hint)
 
 
 class DepthGroupedGemm(Grouped, Gemm):
