@@ -196,6 +196,40 @@ def test_errors():
         Experts(64, 48, 6, "relu")
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (dict(x=torch.zeros(9, 64)), "experts: x has dtype torch.float32; it must be torch.bfloat16 or torch.float16"),
+        (dict(x=torch.zeros(3, 3, 64, dtype=BF16)), "experts: x has shape (3, 3, 64); it must be (tokens, hidden)"),
+        (dict(gate_up=torch.zeros(3, 95, 64, dtype=BF16)), "it must be (experts, 2 · intermediate, 64)"),
+        (dict(gate_up=torch.zeros(3, 96, 64)), "experts: gate_up has dtype torch.float32, x torch.bfloat16; they must"),
+        (dict(down=torch.zeros(3, 48, 64, dtype=BF16)), "experts: down has shape (3, 48, 64); it must be (3, 64, 48)"),
+        (dict(index=torch.zeros(8, 2).long()), "experts: index has shape (8, 2); it must be (9, choices)"),
+        (dict(weights=torch.zeros(9, 1)), "experts: weights has shape (9, 1); it must be (9, 2), as index"),
+    ],
+    ids=str,
+)
+def test_what_experts_refuse(changed, message):
+    names = ("x", "index", "weights", "gate_up", "down")
+    given = dict(zip(names, operands(9, 2, 3, 64, 48, BF16), strict=True)) | changed
+    with sim.device(), refused(message, (TypeError, ValueError)):
+        experts(**given)
+
+
+def test_what_is_no_routing_is_refused():
+    with refused("gather_tokens: routing is Tensor; it must be a Routing, of route(index, experts)", TypeError):
+        gather_tokens(torch.zeros(9, 40), choices_of(9, 2, 3))
+
+
+def test_nan_of_choices_elsewhere_counts_nothing():
+    routing, y = route(torch.full((9, 2), -1, device="cpu"), 3), torch.randn(18, 40, requires_grad=True)
+    weights = torch.full((9, 2), float("nan"))
+    with sim.device():
+        found = combine_tokens(y, weights, routing)
+        (dy,) = torch.autograd.grad(found.sum(), y)
+    assert not found.any() and not dy.any()
+
+
 def test_shards_are_refused(monkeypatch):
     monkeypatch.setattr(interface, "is_distributed", lambda kind: True)
     x, index, *rest = operands(9, 2, 3, 64, 48, BF16)

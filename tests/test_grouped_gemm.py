@@ -34,6 +34,7 @@ def inputs_of_the_simulator(monkeypatch):
 
 A, B, ENDS = torch.zeros(8, 16, dtype=BF16), torch.zeros(2, 16, 24, dtype=BF16), torch.tensor([3, 8], dtype=torch.int32)
 F = torch.zeros(8, 16)
+COUNTED = dict(a=torch.zeros(2, 4, 16, dtype=BF16), offsets=None)
 ERRORS = [
     (dict(a=[1.0]), TypeError, "grouped_gemm: a is list; it must be a torch tensor"),
     (dict(offsets=[3, 8]), TypeError, "grouped_gemm: offsets is list; it must be a torch tensor"),
@@ -83,6 +84,13 @@ ERRORS = [
     (dict(b=B[0], rows=ENDS), ValueError, "grouped_gemm: rows: only products with groups of rows"),
     (dict(rows=ENDS, config=Config(cluster=2)), ValueError, "rows needs cluster=1"),
     (dict(a=A.expand(2, 8, 16), counts=ENDS, offsets=None, rows=ENDS), ValueError, "counts with rows or out_rows"),
+    (
+        dict(counts=ENDS.long(), **COUNTED),
+        TypeError,
+        "grouped_gemm: counts has dtype torch.int64; it must be torch.int32",
+    ),
+    (dict(counts=ENDS[:1], **COUNTED), ValueError, "grouped_gemm: counts is (1,); it must be (2,), one for each group"),
+    (dict(counts=ENDS, debug=True, **COUNTED), ValueError, "grouped_gemm: counts is [3, 8]; each must be 0 to 4"),
     (dict(config=3), TypeError, "grouped_gemm(config=3): must be a Config"),
     (dict(config=Config(schedule="stream_k")), ValueError, "it needs schedule='persistent'"),
     (dict(config=Config(cluster=2, swap_ab=True)), ValueError, "it needs cluster=1"),

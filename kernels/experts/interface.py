@@ -11,7 +11,7 @@ from tritonkittens.kernels._dispatch import call, check_tensors, requires_grad
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels.activation import geglu, swiglu
 from tritonkittens.kernels.experts import config
-from tritonkittens.kernels.experts.checks import check_index
+from tritonkittens.kernels.experts.checks import check_experts, check_index, check_routing
 from tritonkittens.kernels.grouped_gemm import grouped_gemm
 
 ACTIVATIONS = {"silu": swiglu, "gelu_tanh": geglu}
@@ -76,6 +76,7 @@ def gather_tokens(x: Tensor, routing: Routing) -> Tensor:
     x: (tokens, columns) in bf16, fp16 or fp32. Its gradient is the sum of those of its copies, in fp32.
     """
     check_tensors("gather_tokens", x=x)
+    check_routing("gather_tokens", routing)
     _refuse_shards("gather_tokens", "x", x)
     found: Tensor = call("gather_tokens", x, *routing)
     return found
@@ -92,6 +93,7 @@ def combine_tokens(y: Tensor, weights: Tensor | None, routing: Routing) -> Tenso
         weights: (tokens, k) in any of these dtypes; None: 1.
     """
     check_tensors("combine_tokens", y=y)
+    check_routing("combine_tokens", routing)
     _refuse_shards("combine_tokens", "y", y)
     check_tensors("combine_tokens", optional=True, weights=weights)
     found: Tensor = call("combine_tokens", y, weights, *routing)
@@ -129,6 +131,7 @@ def experts(
         raise ValueError(f"experts: activation={activation!r}; it must be {' or '.join(map(repr, ACTIVATIONS))}")
     check_tensors("experts", x=x, index=index, weights=weights, gate_up=gate_up, down=down)
     _refuse_shards("experts", "x", x)
+    check_experts(x, index, weights, gate_up, down)
     routing = route(index, gate_up.shape[0])
     h = _hidden(x, routing, gate_up, activation, wants_gradients=requires_grad(x, weights, gate_up, down))
     return combine_tokens(grouped_gemm(h, down.mT, routing.ends), weights, routing)

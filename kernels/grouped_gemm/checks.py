@@ -213,3 +213,15 @@ def check_offsets(offsets: Tensor, total: int) -> None:
     ends = offsets.tolist()
     if any(end < begin for begin, end in zip([0, *ends], ends, strict=False)) or max(ends, default=0) > total:
         raise ValueError(f"grouped_gemm: offsets is {ends}; it must rise from 0 to at most {total}")
+
+
+def check_counts(counts: Tensor, groups: int, rows: int | None) -> None:
+    """Raise TypeError or ValueError for counts of another kind, or where `rows` is given, beyond it. That waits for the
+    device."""
+    check_tensors("grouped_gemm", counts=counts)
+    if counts.dtype != torch.int32:
+        raise TypeError(f"grouped_gemm: counts has dtype {counts.dtype}; it must be torch.int32")
+    if tuple(counts.shape) != (groups,):
+        raise ValueError(f"grouped_gemm: counts is {tuple(counts.shape)}; it must be ({groups},), one for each group")
+    if rows is not None and not all(0 <= n <= rows for n in counts.tolist()):
+        raise ValueError(f"grouped_gemm: counts is {counts.tolist()}; each must be 0 to {rows}")

@@ -10,7 +10,14 @@ from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.grouped_gemm.autograd import product
 from tritonkittens.kernels.grouped_gemm.call_plan import computed, is_grouped, scattered
-from tritonkittens.kernels.grouped_gemm.checks import Operands, check, check_kinds, check_offsets, result_shape
+from tritonkittens.kernels.grouped_gemm.checks import (
+    Operands,
+    check,
+    check_counts,
+    check_kinds,
+    check_offsets,
+    result_shape,
+)
 
 
 def grouped_gemm(
@@ -61,7 +68,8 @@ def grouped_gemm(
         out_rows: int32 (M,), with groups of rows: row i of the product is row out_rows[i] of the result, which no two
             rows share. A number outside is not written. `out` may have any number of rows, without it the result has M.
             No residual. gate and scale_a are of the product's rows.
-        debug: check on the host that offsets rise and end inside. That waits for the device.
+        debug: check on the host that offsets rise and end inside, or that counts are at most M. That waits for the
+            device. Without it, wrong ones give undefined results, but no access outside the tensors.
 
     Returns (M, N) for groups of rows or of columns, (G, M, N) for groups of K, a batch, and counts. Rows (columns)
     after the last group are not defined without `out`.
@@ -85,6 +93,7 @@ def grouped_gemm(
             )
         if rows is not None or out_rows is not None:
             raise ValueError("grouped_gemm: counts with rows or out_rows; give offsets")
+        check_counts(counts, a.shape[0], a.shape[1] if debug else None)
         return _masked(a, b, counts, operands, activation, out_dtype, out, config)
     if offsets is None:
         check(a, b, None, operands, activation, out_dtype, out)

@@ -48,7 +48,7 @@ def combine_rows(
         place = tl.load(PLACES + token * K + j, mask=token < tokens, other=-1).to(tl.int64)
         y = load(Y, None, tile(tl.where(place < 0, rows, place), first, (rows, width), 1, COLS, UNIT))
         if HAS_W:
-            y *= tk.cast(tl.load(W + token * K + j, mask=token < tokens, other=0), tk.fp32)[:, None]
+            y *= tk.cast(tl.load(W + token * K + j, mask=place >= 0, other=0), tk.fp32)[:, None]
         total += y
     store(OUT, total, tile(token, first, (tokens, width), 1, COLS, UNIT))
 
@@ -63,7 +63,7 @@ def combine_rows_backward(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here, choice, token = _choices(CHOICES, ENDS, row, rows, experts, K)
     token, read = tl.where(here, token, tokens), tl.where(here, row, rows)
-    w = tk.cast(tl.load(W + choice, mask=row < rows, other=0), tk.fp32)[:, None]
+    w = tk.cast(tl.load(W + choice, mask=here, other=0), tk.fp32)[:, None]
     along = tl.zeros((ROWS, COLS), tl.float32)
     for first in tl.range(0, width * UNIT, COLS):
         dy = load(DOUT, None, tile(token, first, (tokens, width), 1, COLS, UNIT))
