@@ -26,6 +26,7 @@ from tritonkittens.kernels.norm import (
 )
 from tritonkittens.kernels.norm.config import (
     Tiles,
+    backward_cluster,
     backward_registers,
     backward_tiles,
     forward_registers,
@@ -55,22 +56,24 @@ def test_chips(arch):
 
 
 @explored(2, 40)
-def test_interleavings_of_chunks_and_programs(monkeypatch, schedules):
-    """Rows of three chunks, of which two programs have two and one in the backward: the same results in all orders."""
+@pytest.mark.parametrize("arch, chunks, ctas", [("sm_90a", 1, 2), ("sm_80", 3, 1)], ids=["clusters", "chunks"])
+def test_interleavings_of_programs(monkeypatch, arch, chunks, ctas, schedules):
+    """Rows of two CTAs of a cluster, or of three chunks, of which two programs have two and one in the backward: the
+    same results in all orders."""
     monkeypatch.setattr(call_plan, "_plans", {})
-    monkeypatch.setattr(call_plan, "forward_tiles", lambda width: Tiles(1, 32, 2, 3, 4))
-    monkeypatch.setattr(call_plan, "backward_tiles", lambda width: Tiles(1, 32, 2, 3, 8))
+    monkeypatch.setattr(call_plan, "forward_tiles", lambda *_: Tiles(1, 64, 3, 1, 4, ctas))
+    monkeypatch.setattr(call_plan, "backward_tiles", lambda *_: Tiles(1, 32 * ctas, 6 // chunks, chunks, 8, ctas))
     monkeypatch.setattr(call_plan, "programs_of", lambda *_: 2)
     x, given = operands((3, 150), FP32, ["weight", "bias", "residual"])
-    with sim.device():
-        check(False, x, given)
-        check(True, x, given)
     leaves = [x, *given.values()]
 
     def run():
         torch.autograd.grad(layer_norm(x, **given).sum(), leaves)
 
-    sim.explore(run, schedules=schedules)
+    with sim.device(arch):
+        check(False, x, given)
+        check(True, x, given)
+    sim.explore(run, schedules=schedules, arch=arch)
 
 
 # ---------------------------------------------------------------- as torch sees them
@@ -260,23 +263,35 @@ def test_autocast_as_torch():
 
 
 def test_tiles():
-    assert forward_tiles(1) == Tiles(256, 16, 1, 1, 4) and forward_tiles(128) == Tiles(32, 128, 1, 1, 4)
-    assert forward_tiles(4096) == Tiles(1, 1024, 4, 1, 4) and forward_tiles(5121) == Tiles(1, 2048, 3, 1, 8)
-    assert forward_tiles(32768) == Tiles(1, 8192, 4, 1, 32) and forward_tiles(32769) == Tiles(1, 4096, 4, 3, 16)
-    assert backward_tiles(64) == Tiles(64, 64, 1, 1, 4) and backward_tiles(8192) == Tiles(1, 2048, 4, 1, 8)
-    assert backward_tiles(16384) == Tiles(1, 16384, 1, 1, 16) and backward_tiles(16385) == Tiles(1, 2048, 4, 3, 8)
+    hopper, ampere = chip_of((9, 0)), chip_of((8, 0))
+    assert forward_tiles(1, hopper) == Tiles(256, 16, 1, 1, 4) and forward_tiles(128, hopper) == Tiles(32, 128, 1, 1, 4)
+    assert forward_tiles(4096, hopper) == Tiles(1, 1024, 4, 1, 4)
+    assert forward_tiles(5121, hopper) == Tiles(1, 2048, 3, 1, 8)
+    assert forward_tiles(32768, hopper) == Tiles(1, 8192, 4, 1, 32)
+    assert forward_tiles(32769, hopper) == Tiles(1, 8192, 5, 1, 8, 4)
+    assert forward_tiles(65536, hopper) == Tiles(1, 16384, 4, 1, 16, 4)
+    assert backward_tiles(64, hopper) == Tiles(64, 64, 1, 1, 4)
+    assert backward_tiles(8192, hopper) == Tiles(1, 2048, 4, 1, 8)
+    assert backward_tiles(16384, hopper) == Tiles(1, 4096, 4, 1, 8, 2)
+    assert backward_tiles(16384, ampere) == Tiles(1, 2048, 4, 2, 8)
+    assert [backward_cluster(n) for n in (10240, 10241, 20480, 20481, 65536)] == [1, 2, 2, 4, 8]
     for width in range(1, 65537, 61):
-        for tiles, whole in ((forward_tiles(width), 32768), (backward_tiles(width), 16384)):
-            covered = tiles.cols * tiles.parts * tiles.chunks
-            assert width <= covered and (tiles.chunks == 1) == (width <= whole) and tiles.numbers <= 40
-    assert [forward_registers(forward_tiles(n)) for n in (4096, 5120, 8192)] == [64, 80, 64]
-    assert [backward_registers(backward_tiles(n)) for n in (64, 8192, 16384)] == [255, 255, 128]
-    assert programs_of(backward_tiles(4096), 10**6, 132) == 2 * 132 and programs_of(backward_tiles(64), 65, 132) == 2
-    assert programs_of(backward_tiles(16384), 10**6, 132) == 132
+        for chip in (hopper, ampere):
+            for tiles in (forward_tiles(width, chip), backward_tiles(width, chip)):
+                assert width <= tiles.cols * tiles.parts * tiles.chunks
+                assert tiles.numbers <= 40 or chip is ampere and tiles.warps == 32
+                assert chip.clusters or tiles.ctas == 1
+            assert (backward_tiles(width, chip).chunks == 1) == (width <= 10240 or chip.clusters)
+    assert [forward_registers(forward_tiles(n, hopper)) for n in (4096, 5120, 8192)] == [64, 80, 64]
+    assert forward_registers(forward_tiles(65536, ampere)) == 64, "all that a thread of 32 warps has"
+    assert [backward_registers(backward_tiles(n, hopper)) for n in (64, 8192, 16384)] == [255] * 3
+    found = {n: backward_tiles(n, hopper) for n in (64, 4096, 8192, 16384, 65536)}
+    assert programs_of(found[4096], 10**6, 132) == 2 * 132 and programs_of(found[64], 65, 132) == 2
+    assert programs_of(found[16384], 10**6, 132) == 66 and programs_of(found[65536], 10**6, 132) == 15
     # two tiles in flight where they fit beside those of the other programs of a multiprocessor
     h200, ada = Device.of_gpu(GPUS["H200"]), Device.of_chip(chip_of((8, 9)), "", 1, 0, 0)
-    assert [stages_of(backward_tiles(n), 4, 2, h200) for n in (64, 8192, 16384)] == [3, 3, 1]
-    assert stages_of(backward_tiles(8192), 12, 4, h200) == 2 and stages_of(backward_tiles(8192), 16, 4, ada) == 1
+    assert [stages_of(found[n], 4, 2, h200) for n in (64, 8192, 16384)] == [3, 3, 3]
+    assert stages_of(found[8192], 12, 4, h200) == 2 and stages_of(found[8192], 16, 4, ada) == 1
 
 
 def test_rows_of_strided_tensors():
@@ -298,6 +313,7 @@ def test_rows_of_strided_tensors():
         ("layer_norm_4096_backward", 44.0),
         slow("layer_norm_128_backward", 45.0),
         slow("layer_norm_8192_backward", 44.0),
+        slow("layer_norm_16384_backward", 45.0),
     ],
 )
 def test_instructions_of_an_element(name, most):

@@ -93,7 +93,7 @@ class Forward:
         x, z_dtype = operands.x, operands.z_dtype(options)
         self.parts, self.options = operands.parts(options), options
         self.rows = Rows((x, operands.residual, operands.x1))
-        self.tiles = forward_tiles(self.rows.width)
+        self.tiles = forward_tiles(self.rows.width, chip_of(device_facts(x.device).capability))
         rows, dtype = (self.rows.count,), options.out_dtype or x.dtype
 
         def results(shape: Sequence[int], dtype: torch.dtype | None, wanted: bool = True) -> Allocate:
@@ -124,10 +124,10 @@ class Forward:
     def _bind(self, tensors: list[Tensor]) -> Callable[..., None]:
         rows, tiles = self.rows, self.tiles
         grid = (-(-rows.count // tiles.rows), 1, 1)
-        registers = {} if self.parts.dropout else {"maxnreg": forward_registers(tiles)}
-        return norm_forward.with_options(num_warps=tiles.warps, **registers).bind(
+        registers = {} if self.parts.dropout and tiles.parts == 1 else {"maxnreg": forward_registers(tiles)}
+        return norm_forward.with_options(**tiles.options, **registers).bind(
             grid, *tensors, rows.size, rows.inner, rows.at, self.options.eps, self.options.dropout_p,
-            self.parts, *tiles[:4], rows.unit,
+            self.parts, *tiles[:3], rows.unit,
         )  # fmt: skip
 
 
@@ -204,13 +204,14 @@ class Backward:
             wanted.dropout_p > 0, dtypes[2] is not None, False, given.dz is not None, wanted.grads,
         )  # fmt: skip
         self.p, self.sums = wanted.dropout_p, sum(wanted.grads)
-        self.tiles = backward_tiles(self.rows.width)
         facts = device_facts(z.device)
+        chip = chip_of(facts.capability)
+        self.tiles = backward_tiles(self.rows.width, chip)
         rows_read, weights_read = (
             sum(t.element_size() for t in tensors if t is not None) for tensors in (given[:4], given[4:6])
         )
         self.stages = stages_of(self.tiles, rows_read, weights_read, facts)
-        self.early = chip_of(facts.capability).tma
+        self.early = chip.tma
         self.programs = programs_of(self.tiles, self.rows.count, facts.multiprocessors)
         self.results = [allocator(tuple(z.shape), dtype, z.device) if dtype else lambda: None for dtype in dtypes]
         shape = (self.sums, self.rows.width)
@@ -242,8 +243,8 @@ class Backward:
     def _bind(self, projected: Any, differentiated: Any, summed: Any) -> list[Callable[..., None] | None]:
         """Return the launches of the three kernels as functions of their tensors; None for one that is not needed."""
         rows, tiles, numbers = self.rows, self.tiles, (self.rows.size, self.rows.inner, self.rows.at)
-        project = norm_projections.with_options(num_warps=tiles.warps)
-        differentiate = norm_backward.with_options(num_warps=tiles.warps, maxnreg=backward_registers(tiles))
+        project = norm_projections.with_options(**tiles.options)
+        differentiate = norm_backward.with_options(**tiles.options, maxnreg=backward_registers(tiles))
         width, early = rows.width, self.sums > 0 and self.early
         total = sum_partials.with_options(launch_pdl=True) if early else sum_partials
         return [

@@ -7,16 +7,18 @@ from typing import NamedTuple
 
 import torch
 
+from tritonkittens.arch import Chip
 from tritonkittens.kernels._tensors import power_of_two
+from tritonkittens.lang.template.call import cluster_slots
 from tritonkittens.launch import Device
 
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 65536  # columns
-WIDEST_FORWARD, WIDEST_BACKWARD = 32768, 16384  # columns of a whole row in a program
-PIPELINED = 10240  # columns of a tile of the backward, at most, while other tiles are loaded
-FEWEST_WARPS, RESIDENT_WARPS = 4, 8  # of a program; of the backward's programs on a multiprocessor
+FEWEST_WARPS, MOST_WARPS = 4, 32  # of a CTA
+RESIDENT_WARPS = 8  # of the backward on a multiprocessor
 REGISTERS = 65536  # of a multiprocessor
-NUMBERS, VECTOR = 32, 8  # numbers a thread of a tile of several rows; of a part
+NUMBERS, MOST_NUMBERS, VECTOR = 32, 40, 8  # numbers a thread of a tile of several rows; of one row, at most; of a part
+CHUNK = 8192  # columns of a chunk of the backward
 NARROW = 2048  # columns of rows that are one part
 RESERVED = 4096  # bytes of shared memory for sums and statistics of rows
 NARROWEST = 16  # columns of a tile
@@ -47,53 +49,73 @@ class Parts:
 
 
 class Tiles(NamedTuple):
-    """Tiles of `rows` rows and `parts` parts of `cols` columns, `chunks` of which cover a row, of programs of `warps`
-    warps."""
+    """Tiles of `rows` rows and `parts` parts of `cols` columns, `chunks` of which cover a row. A program has `ctas`
+    CTAs of `warps` warps; each CTA of this cluster has a range of the columns of each part."""
 
     rows: int
     cols: int
     parts: int
     chunks: int
     warps: int
+    ctas: int = 1
 
     @property
     def numbers(self) -> int:
         """Numbers that a thread has of a tile."""
-        return self.rows * self.cols * self.parts // (32 * self.warps)
+        return self.rows * self.cols * self.parts // (32 * self.warps * self.ctas)
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Options with which kernels of these tiles are compiled."""
+        return {"num_warps": self.warps, "num_ctas": self.ctas}
 
 
-def _tiles(width: int, numbers: int, warps: int, most: int) -> Tiles:
-    """Return tiles of whole rows, of chunks of `most` columns of wider ones: of the fewest warps that have at most
-    `numbers` numbers a thread, up to `warps`. Columns beyond the edge cost time, so a tile of one row has parts of 8
-    columns a thread."""
+def _tiles(width: int, ctas: int, most_warps: int) -> Tiles:
+    """Return tiles of whole rows, of CTAs of the fewest warps that have at most 40 numbers a thread. Columns beyond the
+    edge cost time, so a tile of one row has parts of 8 columns a thread."""
     if width <= NARROW:
         cols = max(power_of_two(width), NARROWEST)
         return Tiles(FEWEST_WARPS * 32 * NUMBERS // cols, cols, 1, 1, FEWEST_WARPS)
-    used = FEWEST_WARPS
-    while used < warps and used * 32 * numbers < min(width, most):
-        used *= 2
-    cols = used * 32 * VECTOR
-    parts = min(-(-width // cols), most // cols)
-    return Tiles(1, cols, parts, -(-width // (cols * parts)), used)
+    warps = FEWEST_WARPS
+    while warps < most_warps and ctas * warps * 32 * MOST_NUMBERS < width:
+        warps *= 2
+    cols = ctas * warps * 32 * VECTOR
+    return Tiles(1, cols, -(-width // cols), 1, warps, ctas)
 
 
-def forward_tiles(width: int) -> Tiles:
-    """Return the tiles of the forward. Chunks are of half of the widest whole row, so that fewer columns of the last
-    one are beyond the edge."""
-    return _tiles(width, 40, 32, WIDEST_FORWARD if width <= WIDEST_FORWARD else WIDEST_FORWARD // 2)
+def forward_cluster(width: int) -> int:
+    """Return the CTAs that share a row in the forward, on a chip with clusters: enough to hold it in registers."""
+    return 1 if width <= MOST_WARPS * 32 * NUMBERS else 4
+
+
+def forward_tiles(width: int, chip: Chip) -> Tiles:
+    """Return the tiles of the forward."""
+    return _tiles(width, forward_cluster(width) if chip.clusters else 1, MOST_WARPS)
 
 
 def forward_registers(tiles: Tiles) -> int:
-    """Return the registers of a thread of the forward without dropout: as many programs as fit a multiprocessor hide
-    the latency of memory."""
-    return 64 if tiles.numbers <= NUMBERS else 80
+    """Return the registers of a thread of the forward: as many programs as fit a multiprocessor hide the latency of
+    memory."""
+    return 64 if tiles.numbers <= NUMBERS or tiles.warps == MOST_WARPS else 80
 
 
-def backward_tiles(width: int) -> Tiles:
-    """Return the tiles of the backward. A tile of 16 warps has 128 registers a thread, in which parts would spill."""
-    if PIPELINED < width <= WIDEST_BACKWARD:
-        return Tiles(1, WIDEST_BACKWARD, 1, 1, 16)
-    return _tiles(width, 40, RESIDENT_WARPS, PIPELINED if width <= PIPELINED else WIDEST_BACKWARD // 2)
+def backward_cluster(width: int) -> int:
+    """Return the CTAs that share a row in the backward, on a chip with clusters: as many as have the row and the sums
+    of its columns in registers."""
+    ctas = 1
+    while ctas * RESIDENT_WARPS * 32 * MOST_NUMBERS < width:
+        ctas *= 2
+    return ctas
+
+
+def backward_tiles(width: int, chip: Chip) -> Tiles:
+    """Return the tiles of the backward. Chunks of columns cover what is too wide for a CTA on a chip without
+    clusters."""
+    ctas = backward_cluster(width)
+    if chip.clusters:
+        return _tiles(width, ctas, RESIDENT_WARPS)
+    chunks = -(-width // CHUNK) if ctas > 1 else 1
+    return _tiles(-(-width // chunks), 1, RESIDENT_WARPS)._replace(chunks=chunks)
 
 
 def backward_registers(tiles: Tiles) -> int:
@@ -105,15 +127,17 @@ def stages_of(tiles: Tiles, element_bytes: int, weight_bytes: int, facts: Device
     """Return the stages of the backward's loop: with S of them, S - 1 tiles of all operands are in shared memory.
 
     `element_bytes`: of an element in all operands of rows; `weight_bytes`: of a column's weights, which a tile of parts
-    loads with its rows. Wide tiles have one stage: addresses of loads in flight would spill.
+    loads with its rows.
     """
     share = facts.shared_memory_per_multiprocessor * tiles.warps // RESIDENT_WARPS
-    columns, column_bytes = tiles.cols * tiles.parts, tiles.rows * element_bytes + (tiles.parts > 1) * weight_bytes
+    columns, column_bytes = tiles.cols * tiles.parts // tiles.ctas, tiles.rows * element_bytes
+    if tiles.parts > 1:
+        column_bytes += weight_bytes
     slots = (min(facts.shared_memory_per_block, share) - RESERVED) // (columns * column_bytes)
-    return 1 if columns > PIPELINED else min(slots, 2) + 1
+    return min(slots, 2) + 1
 
 
 def programs_of(tiles: Tiles, rows: int, multiprocessors: int) -> int:
-    """Return the number of persistent programs of the backward: those that a multiprocessor runs at once, or fewer for
-    few rows."""
-    return min(-(-rows // tiles.rows), multiprocessors * max(1, RESIDENT_WARPS // tiles.warps))
+    """Return the number of persistent programs of the backward: those that run at once, or fewer for few rows."""
+    at_once = cluster_slots(multiprocessors * max(1, RESIDENT_WARPS // tiles.warps), tiles.ctas)
+    return min(-(-rows // tiles.rows), at_once)

@@ -58,7 +58,7 @@ inspectable: dict[str, Inspectable] = {
 inspectable |= {
     **launches_of(
         functools.partial(_backward, False, WIDE, False),
-        f"layer_norm_{WIDE}_projections", f"layer_norm_{WIDE}_backward", None,
+        f"layer_norm_{WIDE}_backward", None,
     ),
     **launches_of(_mask, "norm_dropout_mask"),
 }  # fmt: skip

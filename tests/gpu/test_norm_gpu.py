@@ -8,6 +8,7 @@ import torch
 from tests.cases_norm import BF16, FP16, FP32, OPERANDS, check, numbers, operands, poisoned
 from tests.util import DEVICE, crossed, on_gpu_or_simulated, slow, some_slow
 from tritonkittens.kernels.norm import call_plan, layer_norm, rms_norm
+from tritonkittens.kernels.norm.config import Tiles
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -163,6 +164,27 @@ def test_random_configurations(seed):
         eps=choose.choice([1e-6, 1e-3]),
     )
     check(choose.random() < 0.5, *operands((*rows, width), dtypes[0], names, *dtypes[1:]), **options)
+
+
+@pytest.mark.parametrize(
+    "rows, width, tiles, names, p",
+    [
+        (5, 150, Tiles(1, 64, 3, 1, 4, 2), OPERANDS[:-1], 0.0),
+        (1, 97, Tiles(1, 128, 1, 1, 4, 4), [], 0.0),
+        (0, 150, Tiles(1, 64, 3, 1, 4, 2), ["weight", "bias"], 0.0),
+        (3, 300, Tiles(2, 256, 2, 1, 4, 8), ["weight", "residual", "rowscale"], 0.4),
+        (4, 2500, Tiles(1, 2048, 2, 1, 4, 2), ["weight", "bias"], 0.0),
+        slow(7, 5000, Tiles(1, 2048, 3, 1, 4, 2), ["weight", "residual", "x1"], 0.4),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rms", [False, slow(True)])
+def test_rows_that_a_cluster_shares(monkeypatch, rows, width, tiles, names, p, rms):
+    """In the backward, two programs have one to three tiles, or one has none."""
+    for name in ("forward_tiles", "backward_tiles"):
+        monkeypatch.setattr(call_plan, name, lambda *_: tiles)
+    monkeypatch.setattr(call_plan, "programs_of", lambda *_: 2)
+    check(rms, *operands((rows, width), FP32, names), dropout_p=p)
 
 
 # ---------------------------------------------------------------- numbers

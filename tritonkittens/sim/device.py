@@ -193,9 +193,10 @@ class SimulatedDevice:
         if found is None:
             with compiling_for_simulation():
                 compiled = launcher.compile(args, key, -1)
+            program = load_lowered(compiled.asm["cubin"].decode())
             found = self.compiled[id(launcher), key, types] = (
-                load_lowered(compiled.asm["cubin"].decode()),
-                compiled.metadata.num_ctas,
+                program,
+                compiled.metadata.num_ctas // program.num_ctas,  # CTAs of a cluster that are programs of their own
                 launcher,
                 bool(compiled.metadata.launch_pdl),
             )

@@ -106,7 +106,8 @@ def bases(text: str, kind: str, shape: tuple[int, ...], bits: int = 32) -> Bases
     layout = gluon_layout(text, kind, shape, bits)
     builder = gluon_ir.GluonOpBuilder(_context())
     if kind == "shared":
-        blocks = [list(b) for b in getattr(layout, "cga_layout", [])]
+        # CTAs beyond the edge have copies
+        blocks = [[at % n for at, n in zip(b, shape)] for b in getattr(layout, "cga_layout", [])]
         # one element in each CTA: such a layout has no linear form of its own
         if int(np.prod(shape)) == 1 << sum(any(b) for b in blocks):
             return Bases(shape, {"offset": [], "block": blocks})

@@ -2,8 +2,8 @@
 
 Programs are persistent, and load rows while they compute others (cp.async). Each sums the gradients of its columns'
 parameters over its rows in registers, and stores the sums. `sum_partials` adds them up in the order of the programs, so
-results are the same bits in every run. Where one chunk of columns does not cover a row, `norm_projections` computes the
-two sums over each row first.
+results are the same bits in every run. The CTAs of a cluster share a wide row, as in the forward. On a chip without
+clusters, a program has a chunk of the columns, after `norm_projections` has computed the two sums over each row.
 """
 
 from __future__ import annotations
@@ -15,6 +15,17 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._row_tiles import load, load_vector, store, tile
 from tritonkittens.kernels.norm.device.dropout import dropout
 from tritonkittens.launch import plain_kernel
+
+
+@triton.jit
+def _add(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _sums(along, total, RMS: tl.constexpr):
+    """Sums of both over each row, by one exchange between warps; RMS: of the first alone."""
+    return (tk.row_sum(along), 0.0) if RMS else tl.reduce((along, total), 1, _add)
 
 
 @triton.jit
@@ -88,7 +99,7 @@ def norm_backward(
         if CHUNKS > 1:
             along, total = load_vector(C, row, size[0]), load_vector(C + size[0], row, size[0])
         else:
-            along, total = tk.row_sum(along), tk.row_sum(total)
+            along, total = _sums(along, total, HAS.rms)
         for j in tl.static_range(PARTS):
             t = tile(row, first_col + j * COLS, size, inner, COLS, UNIT)
             dz = parts[j][1] - parts[j][0] * (along / n)[:, None]

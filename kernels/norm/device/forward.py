@@ -1,7 +1,7 @@
 """Forward: z = dropout(rowscale · x) + dropout(x1) + residual, and its norm.
 
-A program has rows, in parts of columns. It keeps them in registers where one chunk of parts covers them. Otherwise it
-reads z twice, the second time from L2.
+A program has rows, in parts of columns, and keeps them in registers. The CTAs of a cluster share a wide row: each has
+some columns of each part, and the compiler exchanges their sums through distributed shared memory.
 """
 
 from __future__ import annotations
@@ -48,40 +48,26 @@ def _store_scaled(Y, z, W, B, t, WEIGHT: tl.constexpr, CENTRE: tl.constexpr, BIA
 @triton.jit
 def norm_forward(
     X, R, X1, W, B, W1, B1, S, RNG, Y, Y1, Z, MEAN, RSTD, size, inner, at, eps, p,
-    HAS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr, CHUNKS: tl.constexpr,
-    UNIT: tl.constexpr,
+    HAS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Y, Y1: norms of z. Z: z itself, with HAS.z. `at`: strides of x, residual and x1. HAS: `config.Parts`."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    zs, count, mean, m2 = (), 0.0, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
-    for i in tl.static_range(CHUNKS):
-        zs, total, square = (), 0.0, 0.0
-        for j in tl.static_range(PARTS):
-            z = _summed(X, R, X1, S, RNG, Z, at, p, tile(row, (i * PARTS + j) * COLS, size, inner, COLS, UNIT), HAS)
-            zs, total = zs + (z,), z if j == 0 else total + z
-        # sums of squared differences from the mean of a chunk, then from the mean of both (Chan, Golub, LeVeque 1979)
-        more = tl.minimum(size[1] * UNIT - i * PARTS * COLS, PARTS * COLS).to(tl.float32)
-        delta = mean if HAS.rms else tk.row_sum(total) / more - mean
-        for j in tl.static_range(PARTS):
-            inside = tile(row, (i * PARTS + j) * COLS, size, inner, COLS, UNIT).inside
-            z = tl.where(inside, zs[j] - (mean + delta)[:, None], 0)
-            square = z * z if j == 0 else square + z * z
-        share = more / (count + more)
-        m2 += tk.row_sum(square) + delta * delta * (count * share)
-        count, mean = count + more, mean + delta * share
-    rstd = tk.rsqrt(m2 / count + eps)
-    tl.store(RSTD + row, rstd, mask=row < size[0])
+    row, n = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), size[1] * UNIT
+    ts, zs, total, square, mean = (), (), 0.0, 0.0, 0.0
+    for j in tl.static_range(PARTS):
+        ts += (tile(row, j * COLS, size, inner, COLS, UNIT),)
+        zs += (_summed(X, R, X1, S, RNG, Z, at, p, ts[j], HAS),)
+        total = zs[j] if j == 0 else total + zs[j]
     if not HAS.rms:
-        tl.store(MEAN + row, mean, mask=row < size[0])
-    if CHUNKS > 1:
-        tl.debug_barrier()  # other threads may read Z than those that wrote it
-    for j in tl.static_range(CHUNKS * PARTS):
-        t = tile(row, j * COLS, size, inner, COLS, UNIT)
-        if CHUNKS == 1:
-            z = zs[j]
-        else:
-            z = load(Z, (inner * size[1], size[1]), t) if HAS.z else load(X, at[0], t)
-        normal = (z - mean[:, None]) * rstd[:, None]
-        _store_scaled(Y, normal, W, B, t, HAS.weight, HAS.centre, HAS.bias)
+        average = tk.row_sum(total) / n
+        tl.store(MEAN + row, average, mask=row < size[0])
+        mean = average[:, None]
+    for j in tl.static_range(PARTS):
+        centred = tl.where(ts[j].inside, zs[j] - mean, 0)
+        square = centred * centred if j == 0 else square + centred * centred
+    rstd = tk.rsqrt(tk.row_sum(square) / n + eps)
+    tl.store(RSTD + row, rstd, mask=row < size[0])
+    for j in tl.static_range(PARTS):
+        normal = (zs[j] - mean) * rstd[:, None]
+        _store_scaled(Y, normal, W, B, ts[j], HAS.weight, HAS.centre, HAS.bias)
         if HAS.weight1:
-            _store_scaled(Y1, normal, W1, B1, t, True, HAS.centre, HAS.bias1)
+            _store_scaled(Y1, normal, W1, B1, ts[j], True, HAS.centre, HAS.bias1)
