@@ -70,17 +70,22 @@ class Tiles(NamedTuple):
         return {"num_warps": self.warps, "num_ctas": self.ctas}
 
 
+def row_tiles(width: int, warps: int, ctas: int = 1, rows: int = 1) -> Tiles:
+    """Return tiles of whole rows in parts of 8 columns a thread. Columns of a part that are beyond the edge cost
+    time."""
+    cols = ctas * warps * 32 * VECTOR
+    return Tiles(rows, cols, -(-width // cols), 1, warps, ctas)
+
+
 def _tiles(width: int, ctas: int, most_warps: int) -> Tiles:
-    """Return tiles of whole rows, of CTAs of the fewest warps that have at most 40 numbers a thread. Columns beyond the
-    edge cost time, so a tile of one row has parts of 8 columns a thread."""
+    """Return tiles of CTAs of the fewest warps that have at most 40 numbers a thread."""
     if width <= NARROW:
         cols = max(power_of_two(width), NARROWEST)
         return Tiles(FEWEST_WARPS * 32 * NUMBERS // cols, cols, 1, 1, FEWEST_WARPS)
     warps = FEWEST_WARPS
     while warps < most_warps and ctas * warps * 32 * MOST_NUMBERS < width:
         warps *= 2
-    cols = ctas * warps * 32 * VECTOR
-    return Tiles(1, cols, -(-width // cols), 1, warps, ctas)
+    return row_tiles(width, warps, ctas)
 
 
 def forward_cluster(width: int) -> int:

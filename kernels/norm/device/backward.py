@@ -39,15 +39,16 @@ def _weights(W, W1, first, n, COLS: tl.constexpr, HAS: tl.constexpr):
 
 @triton.jit
 def _scaled(DY, DY1, Z, weights, MEAN, RSTD, at, t, HAS: tl.constexpr):
-    """(dy, dy1, normalised z, its gradient) of a tile."""
-    dy, dy1, z = load(DY, at[0], t), 0.0, load(Z, at[2], t)
+    """(dy, dy1, normalised z, its gradient) of a tile. Beyond the edge z is any number, the others are 0."""
+    dy, dy1, rstd = load(DY, at[0], t), 0.0, load_vector(RSTD, t.row, t.m)[:, None]
+    z = load(Z, at[2], t) * rstd
     if not HAS.rms:
-        z = tl.where(t.inside, z - load_vector(MEAN, t.row, t.m)[:, None], 0)
+        z -= load_vector(MEAN, t.row, t.m)[:, None] * rstd  # one multiply-add
     g = dy * weights[0]
     if HAS.weight1:
         dy1 = load(DY1, at[1], t)
         g += dy1 * weights[1]
-    return dy, dy1, z * load_vector(RSTD, t.row, t.m)[:, None], g
+    return dy, dy1, z, g
 
 
 @plain_kernel
@@ -102,10 +103,11 @@ def norm_backward(
             along, total = _sums(along, total, HAS.rms)
         for j in tl.static_range(PARTS):
             t = tile(row, first_col + j * COLS, size, inner, COLS, UNIT)
-            dz = parts[j][1] - parts[j][0] * (along / n)[:, None]
+            rstd = load_vector(RSTD, row, t.m)
+            dz = parts[j][1] * rstd[:, None]
             if not HAS.rms:
-                dz -= (total / n)[:, None]
-            dz *= load_vector(RSTD, row, t.m)[:, None]
+                dz -= (total / n * rstd)[:, None]
+            dz -= parts[j][0] * (along / n * rstd)[:, None]
             if HAS.dz:
                 dz += load(DZ, at[3], t)
             if HAS.residual:
