@@ -37,6 +37,7 @@ MODULES = (
     "decode",
     "quantize",
     "norm",
+    "norm_tiles",
     "rotary",
     "activation",
     "linear_attention",

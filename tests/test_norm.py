@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from bench import norm as bench_norm
+from bench import norm_tiles as bench_tiles
 from tests.cases_norm import BF16, FP32, check, operands
 from tests.util import DEVICE, Seen, explored, meta, refused, relative_error, slow
 from tritonkittens import sim
@@ -264,33 +265,36 @@ def test_autocast_as_torch():
 
 def test_tiles():
     hopper, ampere = chip_of((9, 0)), chip_of((8, 0))
-    assert forward_tiles(1, hopper) == Tiles(256, 16, 1, 1, 4) and forward_tiles(128, hopper) == Tiles(32, 128, 1, 1, 4)
-    assert forward_tiles(4096, hopper) == Tiles(1, 1024, 4, 1, 4)
-    assert forward_tiles(5121, hopper) == Tiles(1, 2048, 3, 1, 8)
-    assert forward_tiles(32768, hopper) == Tiles(1, 8192, 4, 1, 32)
-    assert forward_tiles(32769, hopper) == Tiles(1, 8192, 5, 1, 8, 4)
-    assert forward_tiles(65536, hopper) == Tiles(1, 16384, 4, 1, 16, 4)
-    assert backward_tiles(64, hopper) == Tiles(64, 64, 1, 1, 4)
-    assert backward_tiles(8192, hopper) == Tiles(1, 2048, 4, 1, 8)
-    assert backward_tiles(16384, hopper) == Tiles(1, 4096, 4, 1, 8, 2)
-    assert backward_tiles(16384, ampere) == Tiles(1, 2048, 4, 2, 8)
-    assert [backward_cluster(n) for n in (10240, 10241, 20480, 20481, 65536)] == [1, 2, 2, 4, 8]
+    forward = {n: forward_tiles(n, hopper) for n in (1, 128, 768, 1024, 2560, 6144, 6145, 32768, 32769, 65536)}
+    assert forward == {
+        1: Tiles(256, 16, 1, 1, 4), 128: Tiles(32, 128, 1, 1, 4), 768: Tiles(2, 256, 3, 1, 1),
+        1024: Tiles(1, 256, 4, 1, 1), 2560: Tiles(1, 512, 5, 1, 2), 6144: Tiles(1, 1024, 6, 1, 4),
+        6145: Tiles(1, 2048, 4, 1, 8), 32768: Tiles(1, 8192, 4, 1, 32), 32769: Tiles(1, 8192, 5, 1, 8, 4),
+        65536: Tiles(1, 16384, 4, 1, 16, 4),
+    }  # fmt: skip
+    found = {n: backward_tiles(n, hopper) for n in (64, 2560, 4096, 8192, 12288, 16384, 16385, 65536)}
+    assert found == {
+        64: Tiles(64, 64, 1, 1, 4), 2560: Tiles(2, 1024, 3, 1, 4), 4096: Tiles(1, 1024, 4, 1, 4),
+        8192: Tiles(1, 2048, 4, 1, 8), 12288: Tiles(1, 2048, 6, 1, 8), 16384: Tiles(1, 4096, 4, 1, 16),
+        16385: Tiles(1, 4096, 5, 1, 8, 2), 65536: Tiles(1, 16384, 4, 1, 8, 8),
+    }  # fmt: skip
+    assert backward_tiles(16385, ampere) == Tiles(1, 1024, 6, 3, 4), "chunks of columns"
+    assert [backward_cluster(n) for n in (16384, 16385, 24576, 24577, 49152, 65536)] == [1, 2, 2, 4, 4, 8]
     for width in range(1, 65537, 61):
         for chip in (hopper, ampere):
             for tiles in (forward_tiles(width, chip), backward_tiles(width, chip)):
                 assert width <= tiles.cols * tiles.parts * tiles.chunks
-                assert tiles.numbers <= 40 or chip is ampere and tiles.warps == 32
+                assert tiles.numbers <= (48 if tiles.warps <= 8 else 32) or chip is ampere and tiles.warps == 32
                 assert chip.clusters or tiles.ctas == 1
-            assert (backward_tiles(width, chip).chunks == 1) == (width <= 10240 or chip.clusters)
-    assert [forward_registers(forward_tiles(n, hopper)) for n in (4096, 5120, 8192)] == [64, 80, 64]
+            assert (backward_tiles(width, chip).chunks == 1) == (width <= 16384 or chip.clusters)
+    assert [forward_registers(forward[n]) for n in (1024, 2560, 6144, 32768)] == [64, 80, 80, 64]
     assert forward_registers(forward_tiles(65536, ampere)) == 64, "all that a thread of 32 warps has"
-    assert [backward_registers(backward_tiles(n, hopper)) for n in (64, 8192, 16384)] == [255] * 3
-    found = {n: backward_tiles(n, hopper) for n in (64, 4096, 8192, 16384, 65536)}
-    assert programs_of(found[4096], 10**6, 132) == 2 * 132 and programs_of(found[64], 65, 132) == 2
-    assert programs_of(found[16384], 10**6, 132) == 66 and programs_of(found[65536], 10**6, 132) == 15
+    assert [backward_registers(found[n]) for n in (64, 8192, 16384, 65536)] == [255, 255, 128, 255]
+    programs = [programs_of(found[n], 10**6, 132) for n in (64, 4096, 8192, 16384, 16385, 65536)]
+    assert programs == [264, 264, 132, 132, 66, 15] and programs_of(found[64], 65, 132) == 2
     # two tiles in flight where they fit beside those of the other programs of a multiprocessor
     h200, ada = Device.of_gpu(GPUS["H200"]), Device.of_chip(chip_of((8, 9)), "", 1, 0, 0)
-    assert [stages_of(found[n], 4, 2, h200) for n in (64, 8192, 16384)] == [3, 3, 3]
+    assert [stages_of(found[n], 4, 2, h200) for n in (64, 8192, 16384, 65536)] == [3] * 4
     assert stages_of(found[8192], 12, 4, h200) == 2 and stages_of(found[8192], 16, 4, ada) == 1
 
 
@@ -307,13 +311,13 @@ def test_rows_of_strided_tensors():
 @pytest.mark.parametrize(
     "name, most",
     [
-        ("rms_norm_4096", 15.0),
-        ("layer_norm_4096", 20.0),
-        ("rms_norm_4096_backward", 31.0),
-        ("layer_norm_4096_backward", 44.0),
-        slow("layer_norm_128_backward", 45.0),
-        slow("layer_norm_8192_backward", 44.0),
-        slow("layer_norm_16384_backward", 45.0),
+        ("rms_norm_4096", 14.0),
+        ("layer_norm_4096", 18.0),
+        ("rms_norm_4096_backward", 30.0),
+        ("layer_norm_4096_backward", 35.0),
+        slow("layer_norm_128_backward", 40.0),
+        slow("layer_norm_8192_backward", 36.0),
+        slow("layer_norm_32768_backward", 39.0),
     ],
 )
 def test_instructions_of_an_element(name, most):
@@ -353,6 +357,18 @@ def test_the_benchmark(monkeypatch, kind, both_ways):
         for make in (trial.ours[bench_norm.OURS], trial.peers["torch.compile"]):
             found = make()()
             assert trial.error(found) < trial.bound < trial.error([1.1 * t for t in bench_norm.parts(found)])
+
+
+@pytest.mark.parametrize("kind, width, both_ways", [("layer", 768, False), slow("rms", 1024, True)])
+def test_the_benchmark_of_tiles(monkeypatch, kind, width, both_ways):
+    monkeypatch.setattr("bench.gemm.DEVICE", "cpu")
+    with sim.device():
+        trial = bench_tiles.prepare(kind, 3, width, both_ways)
+        for make in trial.ours.values():
+            found = make()()
+            assert trial.error(found) < trial.bound < trial.error([1.1 * t for t in bench_norm.parts(found)])
+    table = bench_tiles.BACKWARD if both_ways else bench_tiles.FORWARD
+    assert len(trial.ours) == 1 + len(table[width]), "each has tiles of its own"
 
 
 def test_cases_of_the_benchmark():

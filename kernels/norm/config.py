@@ -14,12 +14,11 @@ from tritonkittens.launch import Device
 
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 WIDEST = 65536  # columns
-FEWEST_WARPS, MOST_WARPS = 4, 32  # of a CTA
-RESIDENT_WARPS = 8  # of the backward on a multiprocessor
+MOST_WARPS, RESIDENT_WARPS = 32, 8  # of a CTA; of the backward on a multiprocessor
 REGISTERS = 65536  # of a multiprocessor
-NUMBERS, MOST_NUMBERS, VECTOR = 32, 40, 8  # numbers a thread of a tile of several rows; of one row, at most; of a part
+NUMBERS, MOST_NUMBERS, VECTOR = 32, 48, 8  # numbers a thread of a tile; of one of up to 8 warps, at most; of a part
+NARROW_FORWARD, NARROW_BACKWARD = 512, 2048  # columns of rows that are one part
 CHUNK = 8192  # columns of a chunk of the backward
-NARROW = 2048  # columns of rows that are one part
 RESERVED = 4096  # bytes of shared memory for sums and statistics of rows
 NARROWEST = 16  # columns of a tile
 
@@ -77,15 +76,23 @@ def row_tiles(width: int, warps: int, ctas: int = 1, rows: int = 1) -> Tiles:
     return Tiles(rows, cols, -(-width // cols), 1, warps, ctas)
 
 
-def _tiles(width: int, ctas: int, most_warps: int) -> Tiles:
-    """Return tiles of CTAs of the fewest warps that have at most 40 numbers a thread."""
-    if width <= NARROW:
-        cols = max(power_of_two(width), NARROWEST)
-        return Tiles(FEWEST_WARPS * 32 * NUMBERS // cols, cols, 1, 1, FEWEST_WARPS)
-    warps = FEWEST_WARPS
-    while warps < most_warps and ctas * warps * 32 * MOST_NUMBERS < width:
+def _narrow_tiles(width: int) -> Tiles:
+    """Return tiles of several rows and 4 warps."""
+    cols = max(power_of_two(width), NARROWEST)
+    return Tiles(4 * 32 * NUMBERS // cols, cols, 1, 1, 4)
+
+
+def _most_numbers(warps: int) -> int:
+    """Return the numbers a thread of a tile, at most: larger CTAs leave registers of a multiprocessor unused."""
+    return MOST_NUMBERS if warps <= 8 else NUMBERS
+
+
+def _wide_tiles(width: int, warps: int, ctas: int) -> Tiles:
+    """Return tiles of one row, or of two that fit, of CTAs of the fewest warps from `warps` on."""
+    while warps < MOST_WARPS and ctas * warps * 32 * _most_numbers(warps) < width:
         warps *= 2
-    return row_tiles(width, warps, ctas)
+    tiles = row_tiles(width, warps, ctas)
+    return tiles._replace(rows=2) if ctas == 1 and 2 * tiles.numbers <= _most_numbers(warps) else tiles
 
 
 def forward_cluster(width: int) -> int:
@@ -94,8 +101,10 @@ def forward_cluster(width: int) -> int:
 
 
 def forward_tiles(width: int, chip: Chip) -> Tiles:
-    """Return the tiles of the forward."""
-    return _tiles(width, forward_cluster(width) if chip.clusters else 1, MOST_WARPS)
+    """Return the tiles of the forward. A row of one warp takes no barrier."""
+    if width <= NARROW_FORWARD:
+        return _narrow_tiles(width)
+    return _wide_tiles(width, 1, forward_cluster(width) if chip.clusters else 1)
 
 
 def forward_registers(tiles: Tiles) -> int:
@@ -105,22 +114,23 @@ def forward_registers(tiles: Tiles) -> int:
 
 
 def backward_cluster(width: int) -> int:
-    """Return the CTAs that share a row in the backward, on a chip with clusters: as many as have the row and the sums
-    of its columns in registers."""
-    ctas = 1
-    while ctas * RESIDENT_WARPS * 32 * MOST_NUMBERS < width:
+    """Return the CTAs that share a row in the backward, on a chip with clusters: enough to hold it and the sums of its
+    columns in registers. One CTA of 16 warps spills a few of them."""
+    ctas = 1 if width <= 2 * RESIDENT_WARPS * 32 * NUMBERS else 2
+    while 1 < ctas and ctas * RESIDENT_WARPS * 32 * MOST_NUMBERS < width:
         ctas *= 2
     return ctas
 
 
 def backward_tiles(width: int, chip: Chip) -> Tiles:
-    """Return the tiles of the backward. Chunks of columns cover what is too wide for a CTA on a chip without
-    clusters."""
+    """Return the tiles of the backward. On a chip without clusters, chunks of columns cover rows too wide for a CTA."""
+    if width <= NARROW_BACKWARD:
+        return _narrow_tiles(width)
     ctas = backward_cluster(width)
-    if chip.clusters:
-        return _tiles(width, ctas, RESIDENT_WARPS)
-    chunks = -(-width // CHUNK) if ctas > 1 else 1
-    return _tiles(-(-width // chunks), 1, RESIDENT_WARPS)._replace(chunks=chunks)
+    if ctas == 1 or chip.clusters:
+        return _wide_tiles(width, 4, ctas)
+    chunks = -(-width // CHUNK)
+    return _wide_tiles(-(-width // chunks), 4, 1)._replace(chunks=chunks)
 
 
 def backward_registers(tiles: Tiles) -> int:

@@ -40,15 +40,14 @@ def _weights(W, W1, first, n, COLS: tl.constexpr, HAS: tl.constexpr):
 @triton.jit
 def _scaled(DY, DY1, Z, weights, MEAN, RSTD, at, t, HAS: tl.constexpr):
     """(dy, dy1, normalised z, its gradient) of a tile. Beyond the edge z is any number, the others are 0."""
-    dy, dy1, rstd = load(DY, at[0], t), 0.0, load_vector(RSTD, t.row, t.m)[:, None]
-    z = load(Z, at[2], t) * rstd
+    dy, dy1, z = load(DY, at[0], t), 0.0, load(Z, at[2], t)
     if not HAS.rms:
-        z -= load_vector(MEAN, t.row, t.m)[:, None] * rstd  # one multiply-add
+        z -= load_vector(MEAN, t.row, t.m)[:, None]
     g = dy * weights[0]
     if HAS.weight1:
         dy1 = load(DY1, at[1], t)
         g += dy1 * weights[1]
-    return dy, dy1, z, g
+    return dy, dy1, z * load_vector(RSTD, t.row, t.m)[:, None], g
 
 
 @plain_kernel
