@@ -10,7 +10,6 @@ import argparse
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, cast
-from unittest.mock import patch
 
 import torch
 
@@ -75,15 +74,13 @@ def planned(kind: str, given: Sequence[Any], grads: Sequence[torch.Tensor], tile
     operated = call_plan.Operands(x, w, b, *(None,) * 6)
     turns = [x.clone() for _ in range(copies(moved(kind, rows, width, bool(grads))))]
     if not grads:
-        with patch.object(call_plan, "forward_tiles", lambda *_: tiles):
-            forward = call_plan.Forward(operated, options)
+        forward = call_plan.Forward(operated, options, tiles)
         return in_turn(lambda i: forward(operated._replace(x=turns[i]))[0], len(turns))
     mean, rstd = call_plan.run_forward(operated, options)[3:]
     saved = call_plan.Gradients(grads[0], None, None, x, w, None, None, None, mean, rstd)
     names = "weight" if b is None else "weight bias"
     wanted = call_plan.Wanted(x.dtype, None, w.dtype, False, names, 0.0, kind == "rms", False)
-    with patch.object(call_plan, "backward_tiles", lambda *_: tiles):
-        backward = call_plan.Backward(saved, wanted)
+    backward = call_plan.Backward(saved, wanted, tiles)
 
     def run(i: int) -> list[Any]:
         dx, _, _, dparams = backward(saved._replace(z=turns[i]))

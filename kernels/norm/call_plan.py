@@ -14,6 +14,7 @@ from tritonkittens.kernels._tensors import allocator, remember, signature
 from tritonkittens.kernels.norm.checks import check_operands, check_reachable
 from tritonkittens.kernels.norm.config import (
     Parts,
+    Tiles,
     backward_registers,
     backward_tiles,
     forward_registers,
@@ -87,13 +88,13 @@ class Operands(NamedTuple):
 
 
 class Forward:
-    """The launch of a forward for tensors of one kind."""
+    """The launch of a forward for tensors of one kind, by `tiles` where others are not to be chosen."""
 
-    def __init__(self, operands: Operands, options: Options):
+    def __init__(self, operands: Operands, options: Options, tiles: Tiles | None = None):
         x, z_dtype = operands.x, operands.z_dtype(options)
         self.parts, self.options = operands.parts(options), options
         self.rows = Rows((x, operands.residual, operands.x1))
-        self.tiles = forward_tiles(self.rows.width, chip_of(device_facts(x.device).capability))
+        self.tiles = tiles or forward_tiles(self.rows.width, chip_of(device_facts(x.device).capability))
         rows, dtype = (self.rows.count,), options.out_dtype or x.dtype
 
         def results(shape: Sequence[int], dtype: torch.dtype | None, wanted: bool = True) -> Allocate:
@@ -192,9 +193,9 @@ class Wanted(NamedTuple):
 
 
 class Backward:
-    """The launches of a backward for tensors of one kind."""
+    """The launches of a backward for tensors of one kind, by `tiles` where others are not to be chosen."""
 
-    def __init__(self, given: Gradients, wanted: Wanted):
+    def __init__(self, given: Gradients, wanted: Wanted, tiles: Tiles | None = None):
         z = given.z
         self.rows = Rows((given.dy, given.dy1, z, given.dz))
         dtypes = wanted.result_dtypes(z, given.rowscale)
@@ -206,7 +207,7 @@ class Backward:
         self.p, self.sums = wanted.dropout_p, sum(wanted.grads)
         facts = device_facts(z.device)
         chip = chip_of(facts.capability)
-        self.tiles = backward_tiles(self.rows.width, chip)
+        self.tiles = tiles or backward_tiles(self.rows.width, chip)
         rows_read, weights_read = (
             sum(t.element_size() for t in tensors if t is not None) for tensors in (given[:4], given[4:6])
         )
