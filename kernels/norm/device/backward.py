@@ -18,17 +18,6 @@ from tritonkittens.launch import plain_kernel
 
 
 @triton.jit
-def _add(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
-def _sums(along, total, RMS: tl.constexpr):
-    """Sums of both over each row, by one exchange between warps; RMS: of the first alone."""
-    return (tk.row_sum(along), 0.0) if RMS else tl.reduce((along, total), 1, _add)
-
-
-@triton.jit
 def _weights(W, W1, first, n, COLS: tl.constexpr, HAS: tl.constexpr):
     """weight and weight1 of columns; 1 and 0 without them."""
     col = first + tl.arange(0, COLS)
@@ -98,8 +87,10 @@ def norm_backward(
         sums, n = added, size[1] * UNIT
         if CHUNKS > 1:
             along, total = load_vector(C, row, size[0]), load_vector(C + size[0], row, size[0])
+        elif HAS.rms:
+            along = tk.row_sum(along)
         else:
-            along, total = _sums(along, total, HAS.rms)
+            along, total = tl.split(tl.sum(tl.join(along, total), 1))  # one exchange between warps, not two
         for j in tl.static_range(PARTS):
             t = tile(row, first_col + j * COLS, size, inner, COLS, UNIT)
             rstd = load_vector(RSTD, row, t.m)
