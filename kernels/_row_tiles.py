@@ -29,7 +29,8 @@ def load(P, at, t):
     rows each, and from row to row in there, in units of UNIT elements. So the compiler knows what divides them. None:
     the tensor is contiguous."""
     place = t.row * t.n if at is None else places(at, t.row, t.inner, t.unit)
-    return tk.cast(tl.load(P + (place[:, None] + t.col[None, :]), mask=t.inside, other=0), tk.fp32)
+    x = tl.load(P + (place[:, None] + t.col[None, :]), mask=t.inside, other=0)
+    return tk.cast_pairs(x, tk.fp32) if t.unit > 1 else tk.cast(x, tk.fp32)
 
 
 @triton.jit
@@ -42,4 +43,4 @@ def store(P, values, t, at=None):
 @triton.jit
 def load_vector(P, index, extent):
     """Numbers of rows or columns in fp32."""
-    return tk.cast(tl.load(P + index, mask=index < extent, other=0), tk.fp32)
+    return tk.cast_pairs(tl.load(P + index, mask=index < extent, other=0), tk.fp32)

@@ -8,12 +8,13 @@ Transcendental functions are computed in fp32 and returned in the operand's dtyp
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import triton
 import triton.language as tl
 
 from tritonkittens.inline_ptx import math as ptx_math
-from tritonkittens.inline_ptx.convert import to_bf16, to_f16
+from tritonkittens.inline_ptx.convert import bf16_to_f32, to_bf16, to_f16
 from tritonkittens.lang.core.backend import Callee, Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.dtypes import FP8, name_of
@@ -315,18 +316,26 @@ def cast(t: Trace, x: Traced, dtype: Traced, rounding: Traced = None) -> Traced:
     return apply_pieces(t, piece, x)
 
 
+_PAIRS: dict[tuple[Any, Any], Callee] = {
+    (tl.float32, tl.bfloat16): to_bf16,
+    (tl.float32, tl.float16): to_f16,
+    (tl.bfloat16, tl.float32): bf16_to_f32,
+}
+
+
 @op
 def cast_pairs(t: Trace, x: Traced, dtype: Traced) -> Traced:
-    """Convert an fp32 tile `x` to the `dtype` bf16 or fp16 by instructions that convert two elements into one
-    register.
+    """Convert a tile `x` to `dtype`, from fp32 to bf16 or fp16, or from bf16 to fp32, by instructions for the two
+    elements of a register.
 
-    The compiler finds these instructions by itself for values that are used at once. It may pack the values that a
-    loop carries in the wrong order, and repack them in every iteration.
+    The compiler finds the instructions that narrow by itself for values that are used at once. It may pack the values
+    that a loop carries in the wrong order, and repack them in every iteration. It widens two elements of bf16 by three
+    instructions; here it takes two.
     Other conversions do what `cast` does. Source: PTX ISA, cvt.bf16x2.
     """
     dtype = unwrap(dtype)
-    convert = {tl.bfloat16: to_bf16, tl.float16: to_f16}.get(dtype)
-    if t.interpreted or convert is None or dtype_of(x) != tl.float32:
+    convert = _PAIRS.get((dtype_of(x), dtype))
+    if t.interpreted or convert is None:
         return t.call(cast, x, dtype)
     return apply_pieces(t, lambda p: t.call(convert, p), x)
 
