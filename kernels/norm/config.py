@@ -49,7 +49,11 @@ class Parts:
 
 class Tiles(NamedTuple):
     """Tiles of `rows` rows and `parts` parts of `cols` columns, `chunks` of which cover a row. A program has `ctas`
-    CTAs of `warps` warps; each CTA of this cluster has a range of the columns of each part."""
+    CTAs of `warps` warps; each CTA of this cluster has a range of the columns of each part.
+
+    A cluster has tiles of one row. Triton 3.9 splits two rows between its CTAs, and reads weights from the shared
+    memory of another CTA before that has loaded them (the simulator finds it).
+    """
 
     rows: int
     cols: int

@@ -172,7 +172,7 @@ def test_random_configurations(seed):
         (5, 150, Tiles(1, 64, 3, 1, 4, 2), OPERANDS[:-1], 0.0),
         (1, 97, Tiles(1, 128, 1, 1, 4, 4), [], 0.0),
         (0, 150, Tiles(1, 64, 3, 1, 4, 2), ["weight", "bias"], 0.0),
-        (3, 300, Tiles(2, 256, 2, 1, 4, 8), ["weight", "residual", "rowscale"], 0.4),
+        (3, 300, Tiles(1, 256, 2, 1, 4, 8), ["weight", "residual", "rowscale"], 0.4),
         slow(4, 2500, Tiles(1, 2048, 2, 1, 4, 2), ["weight", "bias"], 0.0),
         slow(7, 5000, Tiles(1, 2048, 3, 1, 4, 2), ["weight", "residual", "x1"], 0.4),
     ],
