@@ -32,7 +32,7 @@ def _inverse(a):
     """(I + a)⁻¹ of a lower triangle without its diagonal, ROWS × ROWS.
 
     The blocks on the diagonal are inverted by rows: row i is eᵢ - aᵢ · (the rows above). With them, D, and the blocks N
-    below, the inverse is (I + E)⁻¹ D, where E = D N, and E⁴ = 0. tf32 is enough, since the result is rounded to 16 bits.
+    below, the inverse is (I + E)⁻¹ D, where E = D N, and E⁴ = 0. tf32 is enough: the result is rounded to 16 bits.
     """
     BLOCKS: tl.constexpr = ROWS // BLOCK
     b, i = tl.arange(0, BLOCKS), tl.arange(0, BLOCK)
