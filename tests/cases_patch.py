@@ -17,7 +17,7 @@ SIZES = dict(
     num_key_value_heads=1,
     head_dim=32,
 )
-# each token runs through all experts, which rounding does not change
+# Each token runs through all experts: no rounding of a router's scores has another one chosen.
 EXPERTS = dict(moe_intermediate_size=32, num_experts_per_tok=2)
 HALF = dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5)
 LATENT = dict(
@@ -60,10 +60,12 @@ MODELS = {  # configuration, and what `patch` replaces
 
 @functools.cache
 def weights(name):
-    """Parameters of a random model, rounded to bf16, large enough that every layer matters."""
+    """Parameters of a random model, rounded to bf16. Every layer matters, and no softmax has one key alone, whose choice
+    may be a rounding. Norms of Gemma add 1 to their weights."""
     made = transformers.AutoModelForCausalLM.from_config(MODELS[name][0]())
+    shift = -0.5 if name.startswith("gemma") else 0.5
     return {
-        key: (torch.rand(x.shape) + 0.5 if x.ndim == 1 else torch.randn(x.shape) * (3 / x.shape[-1]) ** 0.5).to(BF16)
+        key: (torch.rand(x.shape) + shift if x.ndim == 1 else torch.randn(x.shape) * (2 / x.shape[-1]) ** 0.5).to(BF16)
         for key, x in made.state_dict().items()
     }
 
@@ -92,9 +94,28 @@ def results(m, ids, run=None):
     }
 
 
+def _round_otherwise(layer, args, out):
+    """A hook of a layer: its result with errors of a rounding to bf16."""
+    if isinstance(out, torch.Tensor) and out.is_floating_point():
+        return (out * (1 + 2**-7 * (torch.rand(out.shape, device=out.device) - 0.5))).to(out.dtype)
+
+
+def several(m, run, count=4):
+    """What `run` returns of a model, and then what it returns with other roundings of the results of its layers.
+
+    The errors of one run are a few random numbers: where its roundings cancel, they are too small for a bound.
+    """
+    found = [run()]
+    hooks = [layer.register_forward_hook(_round_otherwise) for layer in m.modules() if not any(layer.children())]
+    found += [run() for _ in range(count)]
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
 def agree(exact, theirs, ours):
-    """Our errors are about those of transformers' layers. Both round to bf16, and the ratio varies with the numbers."""
-    assert exact.keys() == theirs.keys() == ours.keys()
+    """Our errors are about those of transformers' layers in `several` runs. Both round to bf16."""
     for key, expected in exact.items():
-        error, bound = relative_error(ours[key], expected), 3 * relative_error(theirs[key], expected) + 2e-3
-        assert error <= bound, f"{key} is off by {error:.2e}, where {bound:.2e} is right"
+        error, bound = relative_error(ours[key], expected), 2 * max(relative_error(x[key], expected) for x in theirs)
+        assert error <= bound + 2e-3, f"{key} is off by {error:.2e}, where {bound + 2e-3:.2e} is right"
+    assert all(exact.keys() == x.keys() for x in (*theirs, ours))
