@@ -60,8 +60,8 @@ MODELS = {  # configuration, and what `patch` replaces
 
 @functools.cache
 def weights(name):
-    """Parameters of a random model, rounded to bf16. Every layer matters, and no softmax has one key alone, whose choice
-    may be a rounding. Norms of Gemma add 1 to their weights."""
+    """Parameters of a random model, rounded to bf16. Every layer matters, but attention has no scores so large that
+    their rounding chooses the key. Norms of Gemma add 1 to their weights."""
     made = transformers.AutoModelForCausalLM.from_config(MODELS[name][0]())
     shift = -0.5 if name.startswith("gemma") else 0.5
     return {

@@ -26,6 +26,15 @@ def angles(*shape, dtype=FP32):
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
+def _terms(given, directions, weights, eps):
+    """Of gradients of q, k and weights of norms: sizes of terms of which these are sums that may cancel."""
+    if not weights:
+        return [0.0] * len(given)
+    factors = [w.double() * torch.rsqrt(x.double().square().mean(-1, True) + eps) for x, w in zip(given, weights)]
+    sizes = [float(t.double().norm()) for t in directions]
+    return [size * float(f.square().mean().sqrt()) if f.numel() else 0.0 for size, f in zip(sizes, factors)] + sizes
+
+
 def check(q, k, cos, sin, rows=None, **options):
     """Results and gradients of `rotary` against the reference. `rows`: of cos and sin, those of the tokens."""
     width = (options.get("rotary_dim") or 2 * cos.shape[-1]) // 2
@@ -48,7 +57,9 @@ def check(q, k, cos, sin, rows=None, **options):
     bound = max(BOUNDS[t.dtype] for t in leaves) * (1 + 2 * bool(weights))
     for name, a, b in zip("qk", found, expected, strict=False):
         assert a.dtype == q.dtype and relative_error(a, b) <= bound, f"{name}: {relative_error(a, b)}"
-    for leaf, a, b in zip(leaves, gradients, references, strict=True):
+    sizes = _terms(leaves[: len(given)], directions, weights, options.get("eps", 1e-6))
+    for leaf, a, b, terms in zip(leaves, gradients, references, sizes, strict=True):
         assert a.dtype == leaf.dtype and a.shape == leaf.shape
-        assert relative_error(a, b) <= bound, f"gradient of {tuple(leaf.shape)}: {relative_error(a, b)}"
+        error, size = float((a.double() - b).norm()), max(float(b.norm()), terms)
+        assert error <= bound * size, f"gradient of {tuple(leaf.shape)}: error {error:.3e} of {size:.3e}"
     return [t.detach() for t in (*found, *gradients)]

@@ -98,14 +98,15 @@ def test_special_values_as_torch(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 def test_all_magnitudes(kind, dtype):
-    """Also where the activation is near 0, in the dtype's digits but for the tails of GELU."""
-    a = torch.linspace(-9, 9, on_gpu_or_simulated(100_000, 3001), device=DEVICE).to(dtype)
-    b = torch.ones_like(a)
-    expected = gated_torch(a, b, kind=kind)
-    error = (run(kind, a, b).double() - expected).abs()
+    """Activations and slopes, near 0 too, in the dtype's digits but for the tails of GELU."""
+    a = torch.linspace(-9, 9, on_gpu_or_simulated(100_000, 3001), device=DEVICE).to(dtype).requires_grad_()
+    b, precise = torch.ones_like(a), a.detach().double().requires_grad_()
+    y, exact = run(kind, a, b), gated_torch(precise, b, kind=kind)
     digits = {BF16: 2**-8, FP16: 2**-11, FP32: 2**-21}[dtype]
     floor = {"silu": 1e-7, "gelu_tanh": 1e-7, "gelu": 4e-6 if dtype != FP32 else 1e-6}[kind]
-    assert (error <= digits * expected.abs() + floor).all()
+    slopes = torch.autograd.grad(y.sum(), a)[0], torch.autograd.grad(exact.sum(), precise)[0]
+    for found, expected in ((y, exact), slopes):
+        assert ((found.double() - expected).abs() <= digits * expected.abs() + floor).all()
 
 
 @pytest.mark.parametrize("seed", some_slow(list(range(40)), list(range(3))))

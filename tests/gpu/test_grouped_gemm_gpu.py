@@ -223,13 +223,14 @@ def test_offsets_that_fall_or_leave_the_tensor_write_inside_only():
 
 
 def test_random_groups():
+    choose = random.Random(torch.initial_seed())
     for _ in range(on_gpu_or_simulated(40, 2)):
-        kind = random.choice(GROUPS)
+        kind = choose.choice(GROUPS)
         limit = on_gpu_or_simulated(3000, 60)
-        sizes = [random.choice([0, 1, random.randrange(limit)]) for _ in range(random.randrange(1, 9))]
-        m, n, k = (random.randrange(1, 300) for _ in range(3))
-        flags = random.random() < 0.5, random.random() < 0.5
-        run(kind, *operands(kind, sizes, m, n, k, random.choice([BF16, FP16]), *flags, rest=random.randrange(9)))
+        sizes = [choose.choice([0, 1, choose.randrange(limit)]) for _ in range(choose.randrange(1, 9))]
+        m, n, k = (choose.randrange(1, 300) for _ in range(3))
+        flags = choose.random() < 0.5, choose.random() < 0.5
+        run(kind, *operands(kind, sizes, m, n, k, choose.choice([BF16, FP16]), *flags, rest=choose.randrange(9)))
 
 
 def run_selected(given, names, config=None, **others):

@@ -19,8 +19,10 @@ def _gate(a, KIND: tl.constexpr):
     x, dx = a, 1.0
     if KIND == "gelu_tanh":
         x, dx = a * (1.5957691216057308 + 0.0713548162726 * a * a), 1.5957691216057308 + 0.2140644488178 * a * a
-    g = 1 / (1 + tl.exp(-x))
-    return g, g * (1 - g) * dx
+    e = tl.exp(-x)
+    g = 1 / (1 + e)
+    # g · (1 - g), of which the difference has few digits where g is near 1. e may be infinite, where g is 0.
+    return g, tl.minimum(e, 3e38) * g * g * dx
 
 
 @triton.jit
