@@ -121,7 +121,7 @@ def test_gradients_of_any_strides():
             reduced(torch.nn.functional.layer_norm(x, (40,), *given.values(), 1e-6)), [x, *given.values()]
         )
         for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6 * max(10.0, float(b.abs().max())))  # sums
 
 
 def test_only_z_has_a_gradient():
