@@ -26,6 +26,7 @@ def angles(*shape, dtype=FP32):
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
+@torch.no_grad()
 def _terms(given, directions, weights, eps):
     """Of gradients of q, k and weights of norms: sizes of terms of which these are sums that may cancel."""
     if not weights:
