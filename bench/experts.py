@@ -42,7 +42,7 @@ Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.T
 
 def operands(shape: Shape) -> Operands:
     """(x, index, weights, gate_up, down), of which products have entries about 1."""
-    scores = torch.rand(shape.tokens, shape.experts, device=DEVICE)
+    scores = torch.rand(shape.tokens, shape.experts, dtype=torch.float32, device=DEVICE)
     weights, index = scores.topk(shape.top_k)
     gate_up = randn(shape.experts, 2 * shape.intermediate, shape.hidden).div_(shape.hidden**0.5)
     down = randn(shape.experts, shape.hidden, shape.intermediate).div_(shape.intermediate**0.5)
