@@ -53,9 +53,8 @@ def test_values_that_python_calls_equal_are_told_apart(name, values):
 
 def test_a_class_of_the_same_name_has_objects_of_its_own():
     def make(registers):
-        return type(
-            "Again", (Exchanged,), {"registers": lambda self: registers, "layout": lambda self: Exchanged.layout(self)}
-        )
+        methods = {"registers": lambda self, arch="sm_90a": registers, "layout": lambda self: Exchanged.layout(self)}
+        return type("Again", (Exchanged,), methods)
 
     first, second, third = make((240, 240, 24, 24)), make((160, 160, 24, 24)), make((240, 240, 24, 24))
     assert type(first()) is first and type(second()) is second and first() is not second() and first() is not third()

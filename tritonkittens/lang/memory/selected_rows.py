@@ -122,7 +122,8 @@ def row_arrivals(t: Trace, warps: Traced) -> Traced:
 
 @op
 def expect_rows(t: Trace, sem: Traced, what: Traced) -> None:
-    """Announce the copies of `load_rows_async` at the semaphore `sem`: the bytes of TMA, as of `expect`. Threads that
+    """Announce the copies of `load_rows_async` to the tile `what` at the semaphore `sem`: the bytes of TMA, as of
+    `expect`. Threads that
     copy announce nothing: each arrives when its copies have landed."""
     if gathers_by_tma(t.arch):
         t.call(expect, sem, what)
