@@ -123,8 +123,7 @@ def row_arrivals(t: Trace, warps: Traced) -> Traced:
 @op
 def expect_rows(t: Trace, sem: Traced, what: Traced) -> None:
     """Announce the copies of `load_rows_async` to the tile `what` at the semaphore `sem`: the bytes of TMA, as of
-    `expect`. Threads that
-    copy announce nothing: each arrives when its copies have landed."""
+    `expect`. Threads that copy announce nothing: each arrives when its copies have landed."""
     if gathers_by_tma(t.arch):
         t.call(expect, sem, what)
 
