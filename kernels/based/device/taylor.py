@@ -1,0 +1,182 @@
+"""Based, chunk by chunk: oᵢ = Σ_{j ≤ i} (1 + x + x²/2) vⱼ with x = scale · qᵢ·kⱼ.
+
+The weights are products of features: φ(q) · φ(k), where φ(k) = [kᵢ kⱼ for all pairs i ≤ j, kᵢ, 1]. What earlier chunks
+leave is the state S = Σⱼ φ(kⱼ) vⱼᵀ, 192 rows in three pieces of 64. Rows 16·d + i, with d up to 8, belong to
+kᵢ k_{i+d mod 16}: with d = 8 each pair occurs twice. Rows 144 … 159 belong to kᵢ, row 160 to 1, the others are 0.
+
+The tensor cores form the features: products with maps of 0 and 1 select columns, exactly. Row i + 16·d of the first map
+selects column i, and of the three others column i + d.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.linear_attention.device.chunks import Chunks, load_rows, place_of_keys
+
+KEYS: tl.constexpr = tl.constexpr(16)  # columns of q and k
+PIECE: tl.constexpr = tl.constexpr(64)  # features of a piece
+ADDED: tl.constexpr = tl.constexpr(256)  # numbers of `NUMBERS` before those added to the third piece
+
+
+@triton.jit
+def map_of(ctx, number):
+    """The map that all pieces share (0), or that of a piece (1 … 3)."""
+    return tk.subtile(ctx.task.MAPS, PIECE, KEYS, number)
+
+
+@triton.jit
+def place_of_piece(ctx, piece):
+    """The coordinates of a piece of a consumer's state."""
+    return ctx.home, ctx.head, piece, ctx.col * ctx.config.consumers + ctx.consumer
+
+
+@triton.jit
+def add_chunk(ctx, state, input):
+    """The state after a chunk: that of each piece, with φ(k)ᵀ (features, rows) in registers."""
+    DTYPE: tl.constexpr = ctx.config.dtype
+    OF_ROWS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, PIECE, PIECE))
+    v = tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer)
+    u = tk.mm_ABt(map_of(ctx, 0), input.K, wait=False)
+    a = tk.mm_ABt(map_of(ctx, 1), input.K, wait=False)
+    u, a = tk.mma_wait(u, a)
+    b = tk.mm_ABt(map_of(ctx, 2), input.K, wait=False)
+    s_a = tk.mma_AB(tk.cast(u * a, DTYPE), v, state.a, wait=False)
+    b = tk.mma_wait(b, leave=(s_a,))
+    c = tk.mm_ABt(map_of(ctx, 3), input.K, wait=False)
+    s_b = tk.mma_AB(tk.cast(u * b, DTYPE), v, state.b, wait=False)
+    s_a, c = tk.mma_wait(s_a, c, leave=(s_b,))
+    one, constant = tk.load(ctx.task.NUMBERS, OF_ROWS, ADDED), tk.load(ctx.task.NUMBERS, OF_ROWS, ADDED + PIECE)
+    c = tk.add_row(u * tk.add_row(c, one), constant)
+    s_b, s_c = tk.mma_wait(s_b, tk.mma_AB(tk.cast(c, DTYPE), v, state.c, wait=False))
+    return state.replace(a=s_a, b=s_b, c=s_c)
+
+
+@triton.jit
+def store_state(ctx, X, state):
+    """Store the state in a tensor (states, heads, 192, value columns)."""
+    tk.store(X, state.a, place_of_piece(ctx, 0))
+    tk.store(X, state.b, place_of_piece(ctx, 1))
+    tk.store(X, state.c, place_of_piece(ctx, 2))
+
+
+class FeatureChunks(Chunks):
+    """MAPS: (256, 16). NUMBERS: (512,) fp32, the factors of the rows of a state that is multiplied, and what the third
+    piece of features has added to its factors and to the products. S0: (states, heads, 192, value columns)."""
+
+    @property
+    def maps(self):
+        """Tiles of constants."""
+        return dict(MAPS=tk.st(self.dtype, 4 * 64, 16), NUMBERS=tk.sv(tk.fp32, 512))
+
+    @triton.jit
+    def load_task(ctx, task):
+        tk.load_async(task.MAPS, ctx.globals.MAPS, (0, 0), task.full)
+        tk.load_async(task.NUMBERS, ctx.globals.NUMBERS, (0,), task.full)
+
+    @triton.jit
+    def start(ctx):
+        s = tk.rt(tk.fp32, PIECE, ctx.config.cols)
+        if ctx.config.begins:
+            return tk.struct(
+                a=tk.load(ctx.globals.S0, s, place_of_piece(ctx, 0)),
+                b=tk.load(ctx.globals.S0, s, place_of_piece(ctx, 1)),
+                c=tk.load(ctx.globals.S0, s, place_of_piece(ctx, 2)),
+            )
+        else:
+            return tk.struct(a=tk.zero(s), b=tk.zero(s), c=tk.zero(s))
+
+
+class BasedStates(FeatureChunks, tk.lcf):
+    """S: (segments, heads, 192, value columns) fp32, what each segment adds to the state."""
+
+    def layout(self) -> tk.layout:
+        return self.chunked({**self.operands, **self.maps, "S": None}, input=self.operands, task=self.maps, per="block")
+
+    @triton.jit
+    def load(ctx, input):
+        load_rows(ctx, input)
+
+    @triton.jit
+    def compute(ctx, state, input):
+        return add_chunk(ctx, state, input)
+
+    @triton.jit
+    def finish(ctx, state, epilogue):
+        store_state(ctx, ctx.globals.S, state)
+
+
+class Based(FeatureChunks, tk.lcsf):
+    """S1: the states after (`ends_wanted`), as S0."""
+
+    ends_wanted: bool = False
+
+    def layout(self) -> tk.layout:
+        loaded = dict(Q=tk.st(self.dtype, 64, self.key_dim), **self.operands)
+        return self.chunked(
+            dict(**loaded, **self.maps, O=self.operands["V"], **({"S1": None} if self.ends_wanted else {})),
+            input=loaded,
+            task=self.maps,
+            per="block",
+            scratch=dict(S=tk.st(self.dtype, 3 * 64, self.cols)),
+            output=dict(O=self.operands["V"]),
+        )
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.Q, ctx.globals.Q, place_of_keys(ctx), input.full)
+        load_rows(ctx, input)
+
+    @triton.jit
+    def _write_state(ctx, state):
+        """Write the state, times the factors of its rows, to be multiplied."""
+        OF_ROWS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, PIECE, ctx.config.cols))
+        COLS: tl.constexpr = ctx.config.cols
+        S, NUMBERS = ctx.scratch.S, ctx.task.NUMBERS
+        tk.store(tk.subtile(S, PIECE, COLS, 0), tk.mul_row(state.a, tk.load(NUMBERS, OF_ROWS, 0)))
+        tk.store(tk.subtile(S, PIECE, COLS, 1), tk.mul_row(state.b, tk.load(NUMBERS, OF_ROWS, PIECE)))
+        tk.store(tk.subtile(S, PIECE, COLS, 2), tk.mul_row(state.c, tk.load(NUMBERS, OF_ROWS, 2 * PIECE)))
+        tk.fence_async()
+
+    @triton.jit
+    def _shifted(ctx, input, shift):
+        """q with its columns shifted."""
+        return tk.mm_ABt(input.Q, tk.subtile(ctx.task.MAPS, KEYS, KEYS, 4 + shift), wait=False)
+
+    @triton.jit
+    def _of_earlier_chunks(ctx, input):
+        """φ(q) times the state, 16 features at a time: those of pairs, of q and of 1."""
+        S, q, shifted = ctx.scratch.S, tk.cast(tk.load(input.Q), tk.fp32), ctx.config._shifted(ctx, input, 0)
+        o = tk.mm_AB(tk.one(tk.rt(ctx.config.dtype, 64, KEYS)), tk.subtile(S, KEYS, ctx.config.cols, 10), wait=False)
+        o = tk.mma_AB(input.Q, tk.subtile(S, KEYS, ctx.config.cols, 9), o, wait=False)
+        shifted = tk.mma_wait(shifted, leave=(o,))
+        for i in tl.static_range(9):
+            pairs = tk.cast(q * shifted, ctx.config.dtype)
+            if i < 8:
+                shifted = ctx.config._shifted(ctx, input, i + 1)
+            o = tk.mma_AB(pairs, tk.subtile(S, KEYS, ctx.config.cols, i), o, wait=False)
+            if i < 8:
+                shifted = tk.mma_wait(shifted, leave=(o,))
+        return o
+
+    @triton.jit
+    def compute(ctx, state, input, output):
+        ctx.config._write_state(ctx, state)
+        o = ctx.config._of_earlier_chunks(ctx, input)
+        o, x = tk.mma_wait(o, tk.mm_ABt(input.Q, input.K, wait=False))
+        x = x * ctx.args.scale + 1.0
+        p = tk.cast(tk.tril(x * x * 0.5 + 0.5), ctx.config.dtype)
+        o = tk.mma_AB(p, tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer), o)
+        tk.store(tk.subtile(output.O, 64, ctx.config.cols, 0, ctx.consumer), o)
+        return add_chunk(ctx, state, input)
+
+    @triton.jit
+    def store(ctx, output):
+        tk.store_async(ctx.globals.O, output.O, (ctx.sequence, ctx.head, ctx.iter, ctx.col))
+
+    @triton.jit
+    def finish(ctx, state, epilogue):
+        if ctx.config.ends_wanted:
+            store_state(ctx, ctx.globals.S1, state)

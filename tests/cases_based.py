@@ -1,0 +1,51 @@
+"""What tests of Based share: operands, and comparisons with all weights at once."""
+
+import torch
+
+from tests.cases_linear_attention import BF16, FP32, near
+from tests.util import DEVICE, poison
+from tritonkittens.kernels.based import based_attention, based_attention_torch, call_plan
+
+BOUND = 6e-3  # features, states and weights are rounded once to be multiplied, results once more
+STATE_BOUND = 4e-3
+STATE_ROWS = 273
+
+
+def poisoned(monkeypatch):
+    """Results, and states, have poison where no kernel writes."""
+    padded_empty, plan = call_plan.padded_empty, call_plan.Plan
+    monkeypatch.setattr(call_plan, "_plans", {})
+    monkeypatch.setattr(call_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
+
+    class Poisoned(plan):
+        def states(self, count):
+            return poison(super().states(count))
+
+    monkeypatch.setattr(call_plan, "Plan", Poisoned)
+
+
+def operands(batch, length, heads, values, state=True, sequences=None, columns=None):
+    """(q, k, v, initial state)."""
+    q, k = (torch.randn(batch, length, heads, 16, device=DEVICE).to(BF16) for _ in range(2))
+    v = torch.randn(batch, length, heads, values, device=DEVICE).to(BF16)
+    shape = (batch if sequences is None else sequences, heads, STATE_ROWS, values if columns is None else columns)
+    return q, k, v, 3 * torch.randn(shape, device=DEVICE, dtype=FP32) if state else None
+
+
+def symmetric(state):
+    """A state whose rows of kᵢ kⱼ and kⱼ kᵢ are their mean, which is what an initial one means."""
+    squares = state[..., 17:, :].unflatten(-2, (16, 16))
+    return torch.cat([state[..., :17, :], ((squares + squares.transpose(-3, -2)) / 2).flatten(-3, -2)], -2)
+
+
+def check(given, cu_seqlens=None, **options):
+    """The result and the state after, against the definition in float64."""
+    *tensors, state = given
+    found = based_attention(*tensors, initial_state=state, cu_seqlens=cu_seqlens, output_final_state=True, **options)
+    expected = based_attention_torch(*tensors, initial_state=state, cu_seqlens=cu_seqlens, **options)
+    q, v = tensors[0], tensors[2]
+    rows = q.shape[1] if cu_seqlens is None else int(cu_seqlens[-1])
+    assert found[0].dtype == v.dtype and found[1].dtype == FP32
+    near("o", found[0][:, :rows], expected[0][:, :rows], BOUND)
+    near("state", found[1], symmetric(expected[1]), STATE_BOUND)
+    return found

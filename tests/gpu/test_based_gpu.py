@@ -1,0 +1,105 @@
+"""Based attention against its definition in float64, on the GPU, or simulated."""
+
+import random
+
+import pytest
+import torch
+
+from tests.cases_based import BOUND, STATE_BOUND, check, operands, poisoned
+from tests.cases_linear_attention import starts_of
+from tests.util import crossed, on_gpu_or_simulated, slow
+from tritonkittens.kernels.based import based_attention, based_attention_torch
+from tritonkittens.kernels.linear_attention import config
+
+pytestmark = pytest.mark.usefixtures("kernel_device")
+
+
+@pytest.fixture(autouse=True)
+def poison_where_no_kernel_writes(monkeypatch):
+    poisoned(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "length, values, state",
+    crossed([150, 1, 63, 64, 65, 0, 2, 128, 129], [64, 128, 40, 200, 16], [True, False]),
+    ids=str,
+)
+def test_lengths(length, values, state):
+    """Rings of 0, 1 and 2 iterations, and edges of chunks. Sums of 16 columns do not vanish."""
+    check(operands(2, length, 1, values, state))
+
+
+@pytest.mark.parametrize("length", [130, *(slow(n) for n in (65, 128, 200))])
+@pytest.mark.parametrize("values", [64, slow(136)])
+def test_segments(length, values, monkeypatch):
+    """A sequence in parts that run at once."""
+    monkeypatch.setattr(config, "SHORTEST", 1)
+    check(operands(1, length, 2, values))
+
+
+@pytest.mark.parametrize("lengths", [[70, 0, 1, 130], slow([5] * 40), slow([0, 0]), slow([200])], ids=str)
+@pytest.mark.parametrize("cut", [slow(False), True])
+def test_packed_sequences(lengths, cut, monkeypatch):
+    monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
+    check(operands(1, sum(lengths) + 9, 1, 64, sequences=len(lengths)), starts_of(lengths))
+
+
+@pytest.mark.parametrize("values", [64, slow(24), slow(128)])
+def test_normalized(values):
+    """States have a column of sums of weights more. Sums of weights are positive, as is what precedes them."""
+    q, k, v, _ = operands(1, 100, 2, values, state=False)
+    first, state = check((q[:, :70], k[:, :70], v[:, :70], None), normalize=True)
+    assert state.shape[-1] == values + 1
+    second, _ = check((q[:, 70:], k[:, 70:], v[:, 70:], state), normalize=True)
+    expected, _ = based_attention_torch(q, k, v, normalize=True)
+    assert (torch.cat([first, second], 1) - expected).norm() < BOUND * expected.norm()
+
+
+@pytest.mark.parametrize("at", [slow(64), slow(1), slow(100)])
+def test_a_sequence_cut_anywhere_gives_the_same(at):
+    *tensors, state = operands(1, 150, 1, 64)
+    whole, last = check((*tensors, state))
+    first, between = based_attention(*(x[:, :at] for x in tensors), initial_state=state, output_final_state=True)
+    second, end = based_attention(*(x[:, at:] for x in tensors), initial_state=between, output_final_state=True)
+    assert (torch.cat([first, second], 1) - whole).float().norm() < BOUND * whole.float().norm()
+    assert (end - last).norm() < STATE_BOUND * last.norm()
+
+
+def test_strides_and_scales():
+    """Heads before rows in memory, columns of one projection, and a scale that is no power of two."""
+    q, k, v, state = operands(2, 70, 2, 64)
+    q, k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k))
+    check((q, k, torch.cat([v, v], -1)[..., 64:], state.mT.contiguous().mT), scale=-0.3)
+
+
+def test_each_pair_of_columns_has_its_weight():
+    """Each query of the last chunks sees one pair of columns: a wrong weight would vanish among 136 others."""
+    pairs = torch.combinations(torch.arange(16), with_replacement=True)
+    q, k, v, _ = operands(1, 64 + len(pairs), 1, 64, state=False)
+    seen = torch.zeros(len(pairs), 16, dtype=torch.bool).scatter_(1, pairs, True).to(q.device)
+    q[0, 64:, 0] = q[0, 64:, 0].abs() * seen
+    o, expected = (
+        f(q, k.abs(), v.abs(), scale=1.0) for f in (based_attention, lambda *x, **y: based_attention_torch(*x, **y)[0])
+    )
+    rows = (o - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert rows[:, 64:].max() < BOUND
+
+
+@pytest.mark.slow
+def test_the_same_bits_in_every_run():
+    given = operands(1, 130, 1, 64)
+    for a, b in zip(check(given), check(given), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(200), [0, *(slow(n) for n in range(1, 20))]))
+def test_random(seed, monkeypatch):
+    draw = random.Random(seed)
+    monkeypatch.setattr(config, "SHORTEST", draw.choice([1, 2, 8]))
+    heads, values, state = draw.randint(1, 4), draw.randint(16, 160), draw.random() < 0.5
+    if draw.random() < 0.4:
+        lengths = [draw.randint(0, 150) for _ in range(draw.randint(1, 5))]
+        check(operands(1, sum(lengths), heads, values, state, len(lengths)), starts_of(lengths))
+    else:
+        length = round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 7)))
+        check(operands(draw.randint(1, 2), length, heads, values, state), scale=draw.choice([None, 0.1, 0.5]))
