@@ -1,5 +1,5 @@
-"""Linear attention with and without decays, forward and backward: beside fla, and a copy of as many bytes as a call
-must read and write.
+"""Linear attention with and without decays, the gated delta rule and Based: beside fla, and a copy of as many bytes as
+a call must read and write.
 
 Operands are in fla's layout, (batch, length, heads, dim). Errors are those of a few heads, against float64.
 """
@@ -192,7 +192,71 @@ def delta_cases(options: argparse.Namespace) -> list[Case]:
     ]
 
 
+class Taylor(NamedTuple):
+    """Operands of Based, and whether results are divided by the sums of weights."""
+
+    batch: int
+    length: int
+    heads: int
+    values: int
+    normalized: bool
+
+    def __str__(self) -> str:
+        return f"{'normalized ' * self.normalized}B {self.batch} T {self.length} H {self.heads} V {self.values}"
+
+    @property
+    def moved(self) -> float:
+        """Bytes that a call reads and writes."""
+        return 4.0 * self.batch * self.length * self.heads * (16 + self.values)
+
+
+TAYLORS = ((1, 16384, 16, 64), (1, 65536, 16, 64), (8, 4096, 32, 64), (4, 2048, 16, 64), (32, 1024, 16, 64),
+           (8, 4096, 32, 128))  # fmt: skip
+FIRST_ROWS = 2048  # that are checked
+
+
+@deferred
+def taylor_error(given: list[torch.Tensor], normalized: bool) -> Callable[[Any], float]:
+    """The error of the first rows of a few heads."""
+    from tritonkittens.kernels.based import based_attention_torch
+
+    at = slice(1), slice(FIRST_ROWS), slice(CHECKED)
+    expected = based_attention_torch(*(x[at] for x in given), normalize=normalized)[0]
+    return lambda found: float((found[at].double() - expected).norm() / expected.norm())
+
+
+def prepare_taylor(shape: Taylor) -> Trial:
+    normalized = shape.normalized
+    q, k, v = (randn(*shape[:3], n) for n in (16, 16, shape.values))
+
+    def ours() -> Callable[[], Any]:
+        from tritonkittens.kernels.based import based_attention
+
+        return functools.partial(based_attention, q, k, v, normalize=normalized)
+
+    def fla(name: str) -> Callable[[], Callable[[], Any]]:
+        def run() -> Callable[[], Any]:
+            from fla.ops import based
+
+            return functools.partial(getattr(based, name), q, k, v, use_norm=normalized, head_first=False)
+
+        return run
+
+    peers = {f"fla {name}": fla(name) for name in ("parallel_based", "fused_chunk_based")}
+    copied = Contender(functools.partial(copy_of, shape.moved), lambda found: 0.0)
+    checked = taylor_error([q, k, v], normalized)
+    return Trial({OURS: ours}, peers, checked, BOUND, baselines={"copy of as many bytes": copied})
+
+
+def taylor_cases(options: argparse.Namespace) -> list[Case]:
+    return [
+        Case(str(shape), shape.moved, shape._asdict(), functools.partial(prepare_taylor, shape), kind="graph")
+        for shape in (Taylor(*extents, normalized) for normalized in (False, True) for extents in TAYLORS)
+    ]
+
+
 SUITES = (
+    Suite("based", "the attention of Based", taylor_cases, unit="TB/s"),
     Suite("gated_delta_rule", "the gated delta rule", delta_cases, unit="TB/s"),
     Suite("linear_attention", "linear attention", cases, unit="TB/s"),
     Suite(

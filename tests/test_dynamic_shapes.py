@@ -6,6 +6,7 @@ import torch
 from tritonkittens import nn, sim
 from tritonkittens.kernels.activation import geglu, swiglu
 from tritonkittens.kernels.attention import attention, attention_decode, attention_ranges, attention_varlen
+from tritonkittens.kernels.based import based_attention
 from tritonkittens.kernels.experts import experts
 from tritonkittens.kernels.gated_delta_net import gated_delta_rule
 from tritonkittens.kernels.gated_gemm import gated_gemm
@@ -55,6 +56,7 @@ CALLS = {
     "gated_delta_rule": lambda x: gated_delta_rule(
         *[x.detach().view(1, -1, 1, 64)] * 3, *[x[None, :, :1].detach()] * 2
     ),
+    "based_attention": lambda x: based_attention(*[x.detach()[..., :16].view(1, -1, 1, 16)] * 3),
     "attention_decode": lambda x: attention_decode(heads(x.detach()), heads(VECTOR), heads(VECTOR)),
     "quantize_mxfp8": lambda x: quantize_mxfp8(x.detach().view(-1, 2, 32)),
     "quantize_nvfp4": lambda x: quantize_nvfp4(x.detach().view(-1, 2, 32)),

@@ -37,6 +37,7 @@ REFUSING = {  # operators that take no DTensor
     "cross_entropy_backward",
     "linear_cross_entropy",
     "linear_cross_entropy_backward",
+    "based_attention",
     "combine_tokens",
     "combine_tokens_backward",
     "gated_activation",
