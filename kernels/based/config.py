@@ -65,13 +65,11 @@ def maps(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 @functools.cache
 def numbers(device: torch.device, scale: float) -> Tensor:
-    """The factors of a state's rows: x²/2 has each pair i < j twice, and the pairs of the last shift are in two rows.
-    From element 256 on, what the third piece of features adds to its factors, and to the products."""
-    found = torch.zeros(512, dtype=torch.float64)
-    found[:FIRST] = scale * scale
-    found[:KEYS] = found[FIRST - KEYS : FIRST] = scale * scale / 2
-    found[FIRST:CONSTANT], found[CONSTANT] = scale, 1
-    piece = FEATURES - 64
-    found[256 + FIRST - piece : 256 + CONSTANT - piece] = 1
-    found[320 + CONSTANT - piece] = 1
-    return found.float().to(device)
+    """For the third piece of features: the factors of a state's rows; from element 64 on, what is added to factors of
+    features, and from 128 on, to the features themselves."""
+    found, piece = torch.zeros(256), FEATURES - 64
+    found[: CONSTANT + 1 - piece] = 1
+    found[FIRST - piece : CONSTANT - piece] = scale
+    found[64 + FIRST - piece : 64 + CONSTANT - piece] = 1
+    found[128 + CONSTANT - piece] = 1
+    return found.to(device)

@@ -18,7 +18,6 @@ from tritonkittens.kernels.linear_attention.device.chunks import Chunks, load_ro
 
 KEYS: tl.constexpr = tl.constexpr(16)  # columns of q and k
 PIECE: tl.constexpr = tl.constexpr(64)  # features of a piece
-ADDED: tl.constexpr = tl.constexpr(256)  # numbers of `NUMBERS` before those added to the third piece
 
 
 @triton.jit
@@ -48,7 +47,7 @@ def add_chunk(ctx, state, input):
     c = tk.mm_ABt(map_of(ctx, 3), input.K, wait=False)
     s_b = tk.mma_AB(tk.cast(u * b, DTYPE), v, state.b, wait=False)
     s_a, c = tk.mma_wait(s_a, c, leave=(s_b,))
-    one, constant = tk.load(ctx.task.NUMBERS, OF_ROWS, ADDED), tk.load(ctx.task.NUMBERS, OF_ROWS, ADDED + PIECE)
+    one, constant = tk.load(ctx.task.NUMBERS, OF_ROWS, PIECE), tk.load(ctx.task.NUMBERS, OF_ROWS, 2 * PIECE)
     c = tk.add_row(u * tk.add_row(c, one), constant)
     s_b, s_c = tk.mma_wait(s_b, tk.mma_AB(tk.cast(c, DTYPE), v, state.c, wait=False))
     return state.replace(a=s_a, b=s_b, c=s_c)
@@ -62,14 +61,30 @@ def store_state(ctx, X, state):
     tk.store(X, state.c, place_of_piece(ctx, 2))
 
 
+@triton.jit
+def shifted_queries(ctx, input, shift):
+    """q with its columns shifted."""
+    return tk.mm_ABt(input.Q, tk.subtile(ctx.task.MAPS, KEYS, KEYS, 4 + shift), wait=False)
+
+
+@triton.jit
+def pairs_of(ctx, q, shifted, shift: tl.constexpr):
+    """Products of pairs i, i + shift as factors of x²/2: i < j twice, and of the last shift each pair is there
+    twice."""
+    factor = ctx.args.scale * ctx.args.scale
+    if shift == 0 or shift == 8:
+        factor *= 0.5
+    return tk.cast(q * factor * shifted, ctx.config.dtype)
+
+
 class FeatureChunks(Chunks):
-    """MAPS: (256, 16). NUMBERS: (512,) fp32, the factors of the rows of a state that is multiplied, and what the third
-    piece of features has added to its factors and to the products. S0: (states, heads, 192, value columns)."""
+    """MAPS: (256, 16). NUMBERS: (256,) fp32, for the third piece: the factors of the rows of a state that is multiplied,
+    and what features have added to their factors, and to the products. S0: (states, heads, 192, value columns)."""
 
     @property
     def maps(self):
         """Tiles of constants."""
-        return dict(MAPS=tk.st(self.dtype, 4 * 64, 16), NUMBERS=tk.sv(tk.fp32, 512))
+        return dict(MAPS=tk.st(self.dtype, 4 * 64, 16), NUMBERS=tk.sv(tk.fp32, 256))
 
     @triton.jit
     def load_task(ctx, task):
@@ -131,34 +146,32 @@ class Based(FeatureChunks, tk.lcsf):
 
     @triton.jit
     def _write_state(ctx, state):
-        """Write the state, times the factors of its rows, to be multiplied."""
+        """Write the state to be multiplied; the factors of pairs are those of `_of_earlier_chunks`."""
         OF_ROWS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, PIECE, ctx.config.cols))
         COLS: tl.constexpr = ctx.config.cols
-        S, NUMBERS = ctx.scratch.S, ctx.task.NUMBERS
-        tk.store(tk.subtile(S, PIECE, COLS, 0), tk.mul_row(state.a, tk.load(NUMBERS, OF_ROWS, 0)))
-        tk.store(tk.subtile(S, PIECE, COLS, 1), tk.mul_row(state.b, tk.load(NUMBERS, OF_ROWS, PIECE)))
-        tk.store(tk.subtile(S, PIECE, COLS, 2), tk.mul_row(state.c, tk.load(NUMBERS, OF_ROWS, 2 * PIECE)))
+        S, factors = ctx.scratch.S, tk.load(ctx.task.NUMBERS, OF_ROWS, 0)
+        tk.store(tk.subtile(S, PIECE, COLS, 0), state.a)
+        tk.store(tk.subtile(S, PIECE, COLS, 1), state.b)
+        tk.store(tk.subtile(S, PIECE, COLS, 2), tk.mul_row(state.c, factors))
         tk.fence_async()
-
-    @triton.jit
-    def _shifted(ctx, input, shift):
-        """q with its columns shifted."""
-        return tk.mm_ABt(input.Q, tk.subtile(ctx.task.MAPS, KEYS, KEYS, 4 + shift), wait=False)
 
     @triton.jit
     def _of_earlier_chunks(ctx, input):
         """φ(q) times the state, 16 features at a time: those of pairs, of q and of 1."""
-        S, q, shifted = ctx.scratch.S, tk.cast(tk.load(input.Q), tk.fp32), ctx.config._shifted(ctx, input, 0)
-        o = tk.mm_AB(tk.one(tk.rt(ctx.config.dtype, 64, KEYS)), tk.subtile(S, KEYS, ctx.config.cols, 10), wait=False)
-        o = tk.mma_AB(input.Q, tk.subtile(S, KEYS, ctx.config.cols, 9), o, wait=False)
-        shifted = tk.mma_wait(shifted, leave=(o,))
-        for i in tl.static_range(9):
-            pairs = tk.cast(q * shifted, ctx.config.dtype)
-            if i < 8:
-                shifted = ctx.config._shifted(ctx, input, i + 1)
-            o = tk.mma_AB(pairs, tk.subtile(S, KEYS, ctx.config.cols, i), o, wait=False)
-            if i < 8:
-                shifted = tk.mma_wait(shifted, leave=(o,))
+        COLS: tl.constexpr = ctx.config.cols
+        S, q = ctx.scratch.S, tk.cast(tk.load(input.Q), tk.fp32)
+        a, b, c = shifted_queries(ctx, input, 0), shifted_queries(ctx, input, 1), shifted_queries(ctx, input, 2)
+        o = tk.mm_AB(tk.one(tk.rt(ctx.config.dtype, 64, KEYS)), tk.subtile(S, KEYS, COLS, 10), wait=False)
+        o = tk.mma_AB(input.Q, tk.subtile(S, KEYS, COLS, 9), o, wait=False)
+        for i in tl.static_range(0, 9, 3):
+            a, b, c = tk.mma_wait(a, b, c, leave=(o,))
+            p_a, p_b, p_c = pairs_of(ctx, q, a, i), pairs_of(ctx, q, b, i + 1), pairs_of(ctx, q, c, i + 2)
+            if i < 6:
+                a, b = shifted_queries(ctx, input, i + 3), shifted_queries(ctx, input, i + 4)
+                c = shifted_queries(ctx, input, i + 5)
+            o = tk.mma_AB(p_a, tk.subtile(S, KEYS, COLS, i), o, wait=False)
+            o = tk.mma_AB(p_b, tk.subtile(S, KEYS, COLS, i + 1), o, wait=False)
+            o = tk.mma_AB(p_c, tk.subtile(S, KEYS, COLS, i + 2), o, wait=False)
         return o
 
     @triton.jit
