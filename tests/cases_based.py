@@ -19,16 +19,16 @@ def poisoned(monkeypatch):
 
     class Poisoned(plan):
         def states(self, count):
-            return poison(super().states(count))
+            return [poison(x) for x in super().states(count)]
 
     monkeypatch.setattr(call_plan, "Plan", Poisoned)
 
 
-def operands(batch, length, heads, values, state=True, sequences=None, columns=None):
+def operands(batch, length, heads, values, state=True, sequences=None):
     """(q, k, v, initial state)."""
     q, k = (torch.randn(batch, length, heads, 16, device=DEVICE).to(BF16) for _ in range(2))
     v = torch.randn(batch, length, heads, values, device=DEVICE).to(BF16)
-    shape = (batch if sequences is None else sequences, heads, STATE_ROWS, values if columns is None else columns)
+    shape = (batch if sequences is None else sequences, heads, STATE_ROWS, values)
     return q, k, v, 3 * torch.randn(shape, device=DEVICE, dtype=FP32) if state else None
 
 

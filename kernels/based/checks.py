@@ -23,7 +23,7 @@ def check_kinds(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, starts: T
             raise TypeError(f"{NAME}: {name} is a DTensor; give its shard, {name}.to_local()")
 
 
-def check_shapes(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, starts: Tensor | None) -> None:
+def check_shapes(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, starts: Tensor | None, normalize: bool) -> None:
     """Raise TypeError or ValueError for operands that do not fit together."""
     if q.ndim != 4 or q.shape[-1] != KEYS:
         raise ValueError(f"{NAME}: q is {tuple(q.shape)}; it must be (B, T, H, {KEYS})")
@@ -34,12 +34,12 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, starts: 
         raise ValueError(f"{NAME}: k is {tuple(k.shape)}; it must be {tuple(q.shape)}, as q")
     if v.ndim != 4 or v.shape[:-1] != q.shape[:-1] or v.shape[-1] == 0:
         raise ValueError(f"{NAME}: v is {tuple(v.shape)}; it must be {(*q.shape[:-1], 'V')}".replace("'", ""))
-    check_sequences(NAME, q, starts, state, (q.shape[2], STATE_ROWS, v.shape[-1]))
+    check_sequences(NAME, q, starts, state, (q.shape[2], STATE_ROWS, v.shape[-1] + normalize))
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, starts: Tensor | None) -> None:
+def check(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, starts: Tensor | None, normalize: bool) -> None:
     """Raise TypeError or ValueError for operands that the kernels do not take."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(NAME, name, x, (torch.bfloat16,), "q", q)
-    check_shapes(q, k, v, state, starts)
+    check_shapes(q, k, v, state, starts, normalize)
     check_beside(NAME, q, initial_state=state, cu_seqlens=starts)

@@ -15,6 +15,7 @@ STATE_ROWS = 1 + KEYS + KEYS * KEYS  # of a state as users see it
 FEATURES = 192  # rows of a state as kernels see it: with zeros up to pieces of 64
 SHIFTS = KEYS // 2 + 1  # of pairs i, i + shift
 FIRST, CONSTANT = SHIFTS * KEYS, SHIFTS * KEYS + KEYS  # the row of k₀, and that of 1
+SUMS = 64, KEYS  # the extents of sums of keys: `device.taylor`
 NARROWEST, WIDEST = 64, 128  # columns of a tile of v
 
 
@@ -66,10 +67,11 @@ def maps(device: torch.device, dtype: torch.dtype) -> Tensor:
 @functools.cache
 def numbers(device: torch.device, scale: float) -> Tensor:
     """For the third piece of features: the factors of a state's rows; from element 64 on, what is added to factors of
-    features, and from 128 on, to the features themselves."""
+    features, and from 128 on, to the features themselves. From 192 on, what a row adds to sums of keys: their number,
+    in row 48."""
     found, piece = torch.zeros(256), FEATURES - 64
     found[: CONSTANT + 1 - piece] = 1
     found[FIRST - piece : CONSTANT - piece] = scale
     found[64 + FIRST - piece : 64 + CONSTANT - piece] = 1
-    found[128 + CONSTANT - piece] = 1
+    found[128 + CONSTANT - piece] = found[192 + 48] = 1
     return found.to(device)

@@ -11,14 +11,15 @@ from tritonkittens.kernels._inspection import Inspectable, launches_of
 from tritonkittens.kernels.based.call_plan import run
 
 
-def _run(heads: int, values: int) -> Any:
+def _run(heads: int, values: int, normalized: bool = False) -> Any:
     q, v = (torch.empty(1, 16384, heads, n, dtype=torch.bfloat16, device="meta") for n in (16, values))
-    return run(q, q, v, None, None, 0.25, True)
+    return run(q, q, v, None, None, 0.25, normalized, True)
 
 
 # with 512 heads sequences stay whole, with 16 they are cut
 inspectable: dict[str, Inspectable] = {
     **launches_of(functools.partial(_run, 512, 64), "based_attention"),
     **launches_of(functools.partial(_run, 256, 128), "based_attention_128"),
+    **launches_of(functools.partial(_run, 512, 64, True), "based_attention_normalized"),
     **launches_of(functools.partial(_run, 16, 64), "based_states", "based_carry", "based_attention_cut"),
 }

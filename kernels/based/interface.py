@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, has_tangent, have_memory, is_plain, requires_grad
@@ -30,8 +29,8 @@ def based_attention(
         q, k: (B, T, H, 16) in bf16, of any strides.
         v: (B, T, H, V) in bf16, usually with 64 columns.
         scale: None: 1/4, which is 16^-0.5.
-        normalize: divide by the sum of the weights plus 1e-6. v then has a column of ones more within, and states have
-            that column, too.
+        normalize: divide by the sum of the weights plus 1e-6. States then have a last column more, as of a column of
+            ones of v.
         initial_state: (B, H, 273, V) fp32, S before the first step; None: zeros.
         output_final_state: also return S after the last step: S = Σⱼ [1, kⱼ, kⱼ ⊗ kⱼ] vⱼᵀ.
         cu_seqlens: (N + 1,) int32 for N sequences, up to 1,024, packed along T, B = 1: sequence n has the rows from
@@ -54,15 +53,11 @@ def based_attention(
     check_kinds(q, k, v, initial_state, cu_seqlens)
     if has_tangent(q, k, v, initial_state):
         raise ValueError(f"{NAME}: it has no forward-mode derivative; use {NAME}_torch")
-    if normalize and v.ndim == 4:
-        v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
-    check_shapes(q, k, v, initial_state, cu_seqlens)
+    check_shapes(q, k, v, initial_state, cu_seqlens, normalize)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     operands = (q, k, v, initial_state, cu_seqlens)
     if is_plain(*operands) and have_memory(*operands) and not requires_grad(*operands):
-        o, state = run(*operands, scale, output_final_state)
+        o, state = run(*operands, scale, normalize, output_final_state)
     else:
-        o, state = call(NAME, *operands, scale, output_final_state)
-    if normalize:
-        o = (o[..., :-1].float() / (o[..., -1:].float() + 1e-6)).to(o.dtype)
+        o, state = call(NAME, *operands, scale, normalize, output_final_state)
     return (o, state) if output_final_state else o

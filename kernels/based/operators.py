@@ -20,10 +20,11 @@ def based_attention_operator(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     scale: float,
+    normalize: bool,
     final_state: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The operator behind `based_attention`, which normalises. The state is empty where it is not wanted."""
-    o, state = run(q, k, v, initial_state, cu_seqlens, scale, final_state)
+    """The operator behind `based_attention`. The state is empty where it is not wanted."""
+    o, state = run(q, k, v, initial_state, cu_seqlens, scale, normalize, final_state)
     return o, q.new_empty(0, dtype=torch.float32) if state is None else state
 
 
@@ -35,11 +36,12 @@ def _(
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     scale: float,
+    normalize: bool,
     final_state: bool,
 ) -> tuple[Tensor, Tensor]:
-    check_shapes(q, k, v, initial_state, cu_seqlens)
-    shape = (sequences_of(q, cu_seqlens), q.shape[2], STATE_ROWS, v.shape[-1]) if final_state else (0,)
-    return v.new_empty(v.shape), q.new_empty(shape, dtype=torch.float32)
+    check_shapes(q, k, v, initial_state, cu_seqlens, normalize)
+    shape = (sequences_of(q, cu_seqlens), q.shape[2], STATE_ROWS, v.shape[-1] + normalize)
+    return v.new_empty(v.shape), q.new_empty(shape if final_state else 0, dtype=torch.float32)
 
 
 register(

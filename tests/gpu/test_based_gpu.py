@@ -12,6 +12,7 @@ from tritonkittens.kernels.based import based_attention, based_attention_torch
 from tritonkittens.kernels.linear_attention import config
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
+OTHERS = [(True, False), (False, True), (False, False)]  # sequences that are cut, and results that are normalised
 
 
 @pytest.fixture(autouse=True)
@@ -38,15 +39,18 @@ def test_segments(length, values, monkeypatch):
 
 
 @pytest.mark.parametrize("lengths", [[70, 0, 1, 130], slow([5] * 40), slow([0, 0]), slow([200])], ids=str)
-@pytest.mark.parametrize("cut", [slow(False), True])
-def test_packed_sequences(lengths, cut, monkeypatch):
+@pytest.mark.parametrize(
+    "cut, normalize", [(True, True), *(pytest.param(*x, marks=pytest.mark.slow) for x in OTHERS)], ids=str
+)
+def test_packed_sequences(lengths, cut, normalize, monkeypatch):
     monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
-    check(operands(1, sum(lengths) + 9, 1, 64, sequences=len(lengths)), starts_of(lengths))
+    given = operands(1, sum(lengths) + 9, 1, 64, state=not normalize, sequences=len(lengths))
+    check(given, starts_of(lengths), normalize=normalize)
 
 
 @pytest.mark.parametrize("values", [64, slow(24), slow(128)])
 def test_normalized(values):
-    """States have a column of sums of weights more. Sums of weights are positive, as is what precedes them."""
+    """States have one column more, of which sums of weights are made."""
     q, k, v, _ = operands(1, 100, 2, values, state=False)
     first, state = check((q[:, :70], k[:, :70], v[:, :70], None), normalize=True)
     assert state.shape[-1] == values + 1
@@ -96,10 +100,12 @@ def test_the_same_bits_in_every_run():
 def test_random(seed, monkeypatch):
     draw = random.Random(seed)
     monkeypatch.setattr(config, "SHORTEST", draw.choice([1, 2, 8]))
-    heads, values, state = draw.randint(1, 4), draw.randint(16, 160), draw.random() < 0.5
+    heads, values, normalize = draw.randint(1, 4), draw.randint(16, 160), draw.random() < 0.3
+    state = not normalize and draw.random() < 0.5
     if draw.random() < 0.4:
         lengths = [draw.randint(0, 150) for _ in range(draw.randint(1, 5))]
-        check(operands(1, sum(lengths), heads, values, state, len(lengths)), starts_of(lengths))
+        check(operands(1, sum(lengths), heads, values, state, len(lengths)), starts_of(lengths), normalize=normalize)
     else:
         length = round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 7)))
-        check(operands(draw.randint(1, 2), length, heads, values, state), scale=draw.choice([None, 0.1, 0.5]))
+        options = dict(scale=draw.choice([None, 0.1, 0.5]), normalize=normalize)
+        check(operands(draw.randint(1, 2), length, heads, values, state), **options)

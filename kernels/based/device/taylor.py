@@ -49,16 +49,31 @@ def add_chunk(ctx, state, input):
     s_a, c = tk.mma_wait(s_a, c, leave=(s_b,))
     one, constant = tk.load(ctx.task.NUMBERS, OF_ROWS, PIECE), tk.load(ctx.task.NUMBERS, OF_ROWS, 2 * PIECE)
     c = tk.add_row(u * tk.add_row(c, one), constant)
-    s_b, s_c = tk.mma_wait(s_b, tk.mma_AB(tk.cast(c, DTYPE), v, state.c, wait=False))
+    c = tk.cast(c, DTYPE)
+    s_c = tk.mma_AB(c, v, state.c, wait=False)
+    if ctx.config.normalized:
+        z = tk.mma_AB(c, input.K, state.z, wait=False)
+        s_b, s_c, z = tk.mma_wait(s_b, s_c, z)
+        count = tk.cast(tl.minimum(ctx.sequence.rows - 64 * ctx.iter, 64), tk.fp32)
+        state = state.replace(z=tk.add_row(z, tk.load(ctx.task.NUMBERS, OF_ROWS, 3 * PIECE) * count))
+    else:
+        s_b, s_c = tk.mma_wait(s_b, s_c)
     return state.replace(a=s_a, b=s_b, c=s_c)
 
 
 @triton.jit
-def store_state(ctx, X, state):
-    """Store the state in a tensor (states, heads, 192, value columns)."""
-    tk.store(X, state.a, place_of_piece(ctx, 0))
-    tk.store(X, state.b, place_of_piece(ctx, 1))
-    tk.store(X, state.c, place_of_piece(ctx, 2))
+def store_state(ctx, S, state):
+    """Store the state in S (states, heads, 192, value columns)."""
+    tk.store(S, state.a, place_of_piece(ctx, 0))
+    tk.store(S, state.b, place_of_piece(ctx, 1))
+    tk.store(S, state.c, place_of_piece(ctx, 2))
+
+
+@triton.jit
+def store_sums(ctx, Z, state):
+    """Store sums of keys in Z (states, heads, 64, 16)."""
+    if ctx.col + ctx.consumer == 0:
+        tk.store(Z, state.z, (ctx.home, ctx.head, 0, 0))
 
 
 @triton.jit
@@ -78,13 +93,24 @@ def pairs_of(ctx, q, shifted, shift: tl.constexpr):
 
 
 class FeatureChunks(Chunks):
-    """MAPS: (256, 16). NUMBERS: (256,) fp32, for the third piece: the factors of the rows of a state that is multiplied,
-    and what features have added to their factors, and to the products. S0: (states, heads, 192, value columns)."""
+    """MAPS: (256, 16). NUMBERS: (256,) fp32, four vectors for the 64 rows of the third piece of a state: factors
+    where it is multiplied, what features have added to their factors and to the products, and what a row adds to sums.
+
+    S0: (states, heads, 192, value columns). Z0 (`normalized`): (states, heads, 64, 16), sums over the rows before: rows
+    16 … 31 have that of k kᵀ, row 32 that of k, row 48 their number.
+    """
+
+    normalized: bool = False
 
     @property
     def maps(self):
         """Tiles of constants."""
         return dict(MAPS=tk.st(self.dtype, 4 * 64, 16), NUMBERS=tk.sv(tk.fp32, 256))
+
+    @property
+    def before(self):
+        """The tensors of states before but S0."""
+        return {"Z0": None} if self.normalized and self.begins else {}
 
     @triton.jit
     def load_task(ctx, task):
@@ -95,20 +121,30 @@ class FeatureChunks(Chunks):
     def start(ctx):
         s = tk.rt(tk.fp32, PIECE, ctx.config.cols)
         if ctx.config.begins:
-            return tk.struct(
+            state = tk.struct(
                 a=tk.load(ctx.globals.S0, s, place_of_piece(ctx, 0)),
                 b=tk.load(ctx.globals.S0, s, place_of_piece(ctx, 1)),
                 c=tk.load(ctx.globals.S0, s, place_of_piece(ctx, 2)),
             )
         else:
-            return tk.struct(a=tk.zero(s), b=tk.zero(s), c=tk.zero(s))
+            state = tk.struct(a=tk.zero(s), b=tk.zero(s), c=tk.zero(s))
+        if ctx.config.normalized:
+            z = tk.rt(tk.fp32, PIECE, KEYS)
+            if ctx.config.begins:
+                return tk.with_field(state, "z", tk.load(ctx.globals.Z0, z, (ctx.home, ctx.head, 0, 0)))
+            else:
+                return tk.with_field(state, "z", tk.zero(z))
+        else:
+            return state
 
 
 class BasedStates(FeatureChunks, tk.lcf):
-    """S: (segments, heads, 192, value columns) fp32, what each segment adds to the state."""
+    """S: (segments, heads, 192, value columns) fp32, what each segment adds to the state, and with `normalized` Z
+    (segments, heads, 64, 16)."""
 
     def layout(self) -> tk.layout:
-        return self.chunked({**self.operands, **self.maps, "S": None}, input=self.operands, task=self.maps, per="block")
+        states = {"S": None, **({"Z": None} if self.normalized else {})}
+        return self.chunked({**self.operands, **self.maps, **states}, input=self.operands, task=self.maps, per="block")
 
     @triton.jit
     def load(ctx, input):
@@ -121,21 +157,26 @@ class BasedStates(FeatureChunks, tk.lcf):
     @triton.jit
     def finish(ctx, state, epilogue):
         store_state(ctx, ctx.globals.S, state)
+        if ctx.config.normalized:
+            store_sums(ctx, ctx.globals.Z, state)
 
 
 class Based(FeatureChunks, tk.lcsf):
-    """S1: the states after (`ends_wanted`), as S0."""
+    """S1 and Z1: the states after (`ends_wanted`), as S0 and Z0. `normalized`: results are divided by the sums of their
+    weights."""
 
     ends_wanted: bool = False
 
     def layout(self) -> tk.layout:
         loaded = dict(Q=tk.st(self.dtype, 64, self.key_dim), **self.operands)
+        after = ("S1", "Z1")[: 1 + self.normalized] if self.ends_wanted else ()
+        sums = dict(Z=tk.st(self.dtype, 64, 16), COUNT=tk.sv(tk.fp32, 64)) if self.normalized else {}
         return self.chunked(
-            dict(**loaded, **self.maps, O=self.operands["V"], **({"S1": None} if self.ends_wanted else {})),
+            dict(**loaded, **self.maps, O=self.operands["V"], **dict.fromkeys(after), **self.before),
             input=loaded,
             task=self.maps,
             per="block",
-            scratch=dict(S=tk.st(self.dtype, 3 * 64, self.cols)),
+            scratch=dict(S=tk.st(self.dtype, 3 * 64, self.cols), **sums),
             output=dict(O=self.operands["V"]),
         )
 
@@ -153,15 +194,19 @@ class Based(FeatureChunks, tk.lcsf):
         tk.store(tk.subtile(S, PIECE, COLS, 0), state.a)
         tk.store(tk.subtile(S, PIECE, COLS, 1), state.b)
         tk.store(tk.subtile(S, PIECE, COLS, 2), tk.mul_row(state.c, factors))
+        if ctx.config.normalized:
+            tk.store(ctx.scratch.Z, tk.mul_row(state.z, factors))
+            tk.store(ctx.scratch.COUNT, tk.row_max(state.z))
         tk.fence_async()
 
     @triton.jit
     def _of_earlier_chunks(ctx, input):
         """φ(q) times the state, 16 features at a time: those of pairs, of q and of 1."""
         COLS: tl.constexpr = ctx.config.cols
+        DTYPE: tl.constexpr = ctx.config.dtype
         S, q = ctx.scratch.S, tk.cast(tk.load(input.Q), tk.fp32)
         a, b, c = shifted_queries(ctx, input, 0), shifted_queries(ctx, input, 1), shifted_queries(ctx, input, 2)
-        o = tk.mm_AB(tk.one(tk.rt(ctx.config.dtype, 64, KEYS)), tk.subtile(S, KEYS, COLS, 10), wait=False)
+        o = tk.mm_AB(tk.one(tk.rt(DTYPE, 64, KEYS)), tk.subtile(S, KEYS, COLS, 10), wait=False)
         o = tk.mma_AB(input.Q, tk.subtile(S, KEYS, COLS, 9), o, wait=False)
         for i in tl.static_range(0, 9, 3):
             a, b, c = tk.mma_wait(a, b, c, leave=(o,))
@@ -175,13 +220,27 @@ class Based(FeatureChunks, tk.lcsf):
         return o
 
     @triton.jit
+    def _normalized(ctx, input, o, p):
+        """Results divided by the sums of their weights: those of the chunk's rows are p, those of earlier rows with
+        sums M of k kᵀ and z of k are n + scale · (q·z + scale · qᵀMq / 2)."""
+        Z, TWO = ctx.scratch.Z, tk.full(tk.rt(ctx.config.dtype, 64, KEYS), 2.0)
+        w = tk.mm_AB(input.Q, tk.subtile(Z, KEYS, KEYS, 1), wait=False)
+        w = tk.mma_AB(TWO, tk.subtile(Z, KEYS, KEYS, 2), w)
+        earlier = tk.row_sum(w * tk.cast(tk.load(input.Q), tk.fp32)) * (0.5 * ctx.args.scale)
+        earlier = tk.row_max(tk.broadcast_row(p, earlier))  # in the layout of the rows of p
+        return tk.div_row(o, tk.row_sum(p) + earlier + (tk.load_scalar(ctx.scratch.COUNT, 48) + 1e-6))
+
+    @triton.jit
     def compute(ctx, state, input, output):
         ctx.config._write_state(ctx, state)
         o = ctx.config._of_earlier_chunks(ctx, input)
         o, x = tk.mma_wait(o, tk.mm_ABt(input.Q, input.K, wait=False))
         x = x * ctx.args.scale + 1.0
-        p = tk.cast(tk.tril(x * x * 0.5 + 0.5), ctx.config.dtype)
-        o = tk.mma_AB(p, tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer), o)
+        p = tk.tril(x * x * 0.5 + 0.5)
+        v = tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer)
+        o = tk.mma_AB(tk.cast(p, ctx.config.dtype), v, o)
+        if ctx.config.normalized:
+            o = ctx.config._normalized(ctx, input, o, p)
         tk.store(tk.subtile(output.O, 64, ctx.config.cols, 0, ctx.consumer), o)
         return add_chunk(ctx, state, input)
 
@@ -193,3 +252,5 @@ class Based(FeatureChunks, tk.lcsf):
     def finish(ctx, state, epilogue):
         if ctx.config.ends_wanted:
             store_state(ctx, ctx.globals.S1, state)
+            if ctx.config.normalized:
+                store_sums(ctx, ctx.globals.Z1, state)
