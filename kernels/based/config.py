@@ -58,7 +58,7 @@ def rows_of_state(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 @functools.cache
 def maps(device: torch.device, dtype: torch.dtype) -> Tensor:
     """The maps that select columns of q and k: see `device.taylor`."""
-    found = torch.zeros(64 + FEATURES, KEYS)
+    found = torch.zeros(64 + FEATURES, KEYS, dtype=torch.float32)
     found[torch.arange(64), torch.arange(64) % KEYS] = 1
     found[64 + torch.arange(FIRST), pairs()[1]] = 1
     return found.to(device, dtype)
@@ -69,7 +69,7 @@ def numbers(device: torch.device, scale: float) -> Tensor:
     """For the third piece of features: the factors of a state's rows; from element 64 on, what is added to factors of
     features, and from 128 on, to the features themselves. From 192 on, what a row adds to sums of keys: their number,
     in row 48."""
-    found, piece = torch.zeros(256), FEATURES - 64
+    found, piece = torch.zeros(256, dtype=torch.float32), FEATURES - 64
     found[: CONSTANT + 1 - piece] = 1
     found[FIRST - piece : CONSTANT - piece] = scale
     found[64 + FIRST - piece : 64 + CONSTANT - piece] = 1

@@ -38,7 +38,7 @@ def test_segments(length, values, monkeypatch):
     check(operands(1, length, 2, values))
 
 
-@pytest.mark.parametrize("lengths", [[66, 0, 1, 70], slow([70, 0, 1, 130]), slow([5] * 40), slow([0, 0]), slow([200])], ids=str)
+@pytest.mark.parametrize("lengths", [[66, 0, 1, 70], slow([70, 0, 130]), slow([5] * 40), slow([0, 0])], ids=str)
 @pytest.mark.parametrize(
     "cut, normalize", [(True, True), *(pytest.param(*x, marks=pytest.mark.slow) for x in OTHERS)], ids=str
 )
