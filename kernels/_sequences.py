@@ -20,31 +20,39 @@ def sequences_of(x: Tensor, starts: Tensor | None) -> int:
     return x.shape[0] if starts is None else starts.shape[0] - 1
 
 
-def check_sequences(name: str, x: Tensor, starts: Tensor | None, state: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Raise TypeError or ValueError for too many sequences, offsets that do not fit the first operand, called q, or a
-    state that is not of the sequences and this shape."""
+def check_sequences(
+    name: str,
+    x: Tensor,
+    starts: Tensor | None,
+    state: Tensor | None,
+    shape: tuple[int, ...],
+    names: tuple[str, str] = ("q", "initial_state"),
+) -> None:
+    """Raise TypeError or ValueError for too many sequences, offsets that do not fit the first operand, or a state that
+    is not of the sequences and this shape. `names`: of the first operand, and the state."""
+    first, of_state = names
     if x.shape[0] > MOST_SEQUENCES:
-        raise ValueError(f"{name}: q is {tuple(x.shape)}; there may be {MOST_SEQUENCES} sequences")
+        raise ValueError(f"{name}: {first} is {tuple(x.shape)}; there may be {MOST_SEQUENCES} sequences")
     if starts is not None:
         if x.shape[0] != 1 or starts.ndim != 1 or not 1 <= starts.shape[0] <= MOST_SEQUENCES + 1:
             raise ValueError(
-                f"{name}: q is {tuple(x.shape)}, cu_seqlens {tuple(starts.shape)}; packed sequences have a batch of 1, "
-                f"and cu_seqlens 1 to {MOST_SEQUENCES + 1} elements"
+                f"{name}: {first} is {tuple(x.shape)}, cu_seqlens {tuple(starts.shape)}; packed sequences have a batch "
+                f"of 1, and cu_seqlens 1 to {MOST_SEQUENCES + 1} elements"
             )
         if starts.dtype != torch.int32:
             raise TypeError(f"{name}: cu_seqlens has dtype {starts.dtype}; it must be torch.int32")
     if state is not None:
         wanted = (sequences_of(x, starts), *shape)
         if tuple(state.shape) != wanted:
-            raise ValueError(f"{name}: initial_state is {tuple(state.shape)}; it must be {wanted}")
+            raise ValueError(f"{name}: {of_state} is {tuple(state.shape)}; it must be {wanted}")
         if state.dtype != torch.float32:
-            raise TypeError(f"{name}: initial_state has dtype {state.dtype}; it must be torch.float32")
+            raise TypeError(f"{name}: {of_state} has dtype {state.dtype}; it must be torch.float32")
 
 
-def check_beside(name: str, x: Tensor, **tensors: Tensor | None) -> None:
-    """Raise ValueError for a tensor on another device than the first operand, called q."""
+def check_beside(name: str, x: Tensor, first: str = "q", /, **tensors: Tensor | None) -> None:
+    """Raise ValueError for a tensor on another device than `x`, the operand `first`."""
     for argument, other in tensors.items():
         if other is not None and other.device != x.device:
             raise ValueError(
-                f"{name}: {argument} is on {other.device}, q on {x.device}; all tensors must be on one device"
+                f"{name}: {argument} is on {other.device}, {first} on {x.device}; all tensors must be on one device"
             )

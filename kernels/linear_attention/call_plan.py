@@ -28,15 +28,24 @@ def sums_of(gates: Tensor, ends: Tensor, sums: Tensor) -> Tensor:
 
 
 class Plan:
-    """The launches of a call of one kind."""
+    """The launches of a call of one kind. `kind`: knobs of all templates, `of_results`: of the one of results."""
+
+    template: type[LinearAttention] = LinearAttention
 
     def __init__(
-        self, q: Tensor, v: Tensor, gated: bool, begins: bool, ends_wanted: bool, starts: Tensor | None, reverse: bool
+        self,
+        q: Tensor,
+        v: Tensor,
+        begins: bool,
+        ends_wanted: bool,
+        starts: Tensor | None,
+        kind: dict[str, bool],
+        of_results: dict[str, bool] | None = None,
     ):
         batches, length, key_heads, self.keys = q.shape
         self.heads, self.values = v.shape[2:]
         self.total, self.sequences, self.device = batches * length, sequences_of(q, starts), q.device
-        self.ends_wanted, self.reverse = ends_wanted, reverse
+        self.ends_wanted, self.reverse = ends_wanted, kind.get("reverse", False)
         shape = shape_of(self.keys, self.values)
         tasks = self.heads * -(-self.values // shape.value_dim)
         fitting = device_facts(q.device).multiprocessors * shape.blocks
@@ -51,27 +60,33 @@ class Plan:
         self.ends = torch.arange(1, batches + 1, dtype=torch.int32, device=q.device) * length
         self.knobs: dict[str, Any] = dict(
             dtype=tk.from_torch(q.dtype), consumers=shape.consumers, key_dim=shape.key_dim, value_dim=shape.value_dim,
-            blocks_per_sm=shape.blocks, gated=gated, most=max(16, power_of_two(self.sequences)), reverse=reverse,
+            blocks_per_sm=shape.blocks, most=max(16, power_of_two(self.sequences)), **kind,
         )  # fmt: skip
         begins = begins or self.cut
-        self.template = LinearAttention(
-            **self.knobs, begins=begins, cut=self.cut, ends_wanted=ends_wanted and not self.cut
+        self.results = self.template(
+            **self.knobs, begins=begins, cut=self.cut, ends_wanted=ends_wanted and not self.cut, **(of_results or {})
         )
 
     def empty(self, *shape: int) -> Tensor:
         """Memory that kernels write."""
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
+    def sums(self, gates: Any, ends: Tensor) -> list[Tensor]:
+        """What templates read of the gates."""
+        return [] if gates is None else [sums_of(gates, ends, self.empty(self.heads, self.slots, ROWS))]
+
     def __call__(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        gates: Tensor | None,
+        gates: Any,
         state: Tensor | None,
         ends: Tensor | None,
         scale: float,
+        beside: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
+        """`beside`: more operands of the template of results."""
         home = padded_empty((self.total, self.heads, self.values), v)
         before = None if state is None else state.mT
         after = self.states(self.sequences) if self.ends_wanted else None
@@ -79,12 +94,13 @@ class Plan:
             after.zero_() if before is None else after.copy_(before)
         if self.total and self.heads:
             ends = self.ends if ends is None else ends
-            sums = [] if gates is None else [sums_of(gates, ends, self.empty(self.heads, self.slots, ROWS))]
+            sums = self.sums(gates, ends)
             q, k, v = (packed(x) for x in (q, k, v))
             given = [x for x in (after, before) if x is not None]
             if self.cut:
                 given = [self._before_segments(k, v, sums, before, after, ends)]
-            self.template(q, k, v, *sums, home.transpose(0, 1), *given, ends, scale=scale, **self.numbers)
+            operands = (q, k, v, *sums, *(beside or []), home.transpose(0, 1))
+            self.results(*operands, *given, ends, scale=scale, **self.numbers)
         return home if home.is_contiguous() else home.contiguous(), None if after is None else after.mT
 
     def states(self, count: int) -> Tensor:
@@ -98,7 +114,7 @@ class Plan:
         states = self.states(self.segments)
         SegmentStates(**self.knobs, cut=True)(k, v, *sums, states, ends, scale=1.0, **self.numbers)
         grid = (self.sequences * self.heads, -(-self.values * self.keys // STATE_BLOCK), 1)
-        given = [states if x is None else x for x in (before, after, ends, *(sums or [None]))]
+        given = [states if x is None else x for x in (before, after, ends, *(sums[:1] or [None]))]
         strides = [(0,) * 4 if x is None else x.stride() for x in (before, after)]
         size = (self.values, self.keys)
         numbers = (self.sequences, self.heads, size, self.numbers["span"], self.slots, *strides)
@@ -125,7 +141,8 @@ def run(
     if plan is None:
         check(q, k, v, decay, g, state, starts)
         gated = decay is not None or g is not None
-        plan = remember(_plans, key, Plan(q, v, gated, state is not None, ends_wanted, starts, reverse))
+        kind = dict(gated=gated, reverse=reverse)
+        plan = remember(_plans, key, Plan(q, v, state is not None, ends_wanted, starts, kind))
     gates = None if decay is None else (-decay).expand(plan.total, -1)
     gates = gates if g is None else g.flatten(0, 1)
     o, after = plan(q, k, v, gates, state, None if starts is None else starts[1:].contiguous(), scale)

@@ -52,8 +52,9 @@ class Chunks:
     chunk of 64 rows.
 
     Q, K: (heads of keys, rows of all sequences, key_dim), V, O: (heads, rows, value columns), G: (heads, slots, 64)
-    fp32, in base 2 (`gated`). ends: (sequences,) int32. Segments have `span` rows, and `group` heads a head of keys.
-    S0, the states before (`begins`): (segments, or without `cut` sequences, heads, value columns, key_dim) fp32.
+    fp32, in base 2 (`gated`). W (`weighted`): G, less the logarithm of the weight of a row of V. ends: (sequences,)
+    int32. Segments have `span` rows, and `group` heads a head of keys. S0, the states before (`begins`): (segments, or
+    without `cut` sequences, heads, value columns, key_dim) fp32.
     `reverse`: time runs from the last row to the first.
 
     Consumers share the columns of V. The state of each stays in registers, in fp32.
@@ -64,6 +65,7 @@ class Chunks:
     key_dim: int = 128
     value_dim: int = 128
     gated: bool = True
+    weighted: bool = False  # gated and not reverse
     begins: bool = False
     cut: bool = False
     most: int = 16  # a power of two, at least the number of sequences
@@ -78,12 +80,13 @@ class Chunks:
     def operands(self) -> dict[str, Any]:
         """Tiles of a chunk's rows."""
         k, v = tk.st(self.dtype, 64, self.key_dim), tk.st(self.dtype, 64, self.value_dim)
-        return dict(K=k, V=v, **({"G": tk.sv(tk.fp32, 64)} if self.gated else {}))
+        sums = "GW"[: self.gated + self.weighted]
+        return dict(K=k, V=v, **{name: tk.sv(tk.fp32, 64) for name in sums})
 
     def chunked(self, globals: dict[str, Any], **fields: Any) -> tk.layout:
         """A layout with what all templates take after their own tensors."""
         last = {**({"S0": None} if self.begins else {}), "ends": None}
-        packed = tuple(name for name in globals if name in "QKVO")
+        packed = tuple(name for name in globals if name in "QKVZO")
         return tk.layout(globals={**globals, **last}, args=("span", "total", "group", "scale"), ragged=packed, **fields)
 
     @triton.jit
@@ -105,8 +108,7 @@ class Chunks:
 
     @triton.jit
     def start(ctx):
-        s = tk.rt(tk.fp32, ctx.config.cols, ctx.config.key_dim)
-        return tk.struct(s=tk.load(ctx.globals.S0, s, place_of_state(ctx)) if ctx.config.begins else tk.zero(s))
+        return tk.struct(s=state_before(ctx))
 
 
 @triton.jit
@@ -123,11 +125,13 @@ def place_of_keys(ctx):
 
 @triton.jit
 def load_rows(ctx, input):
-    """Load a chunk of K, V and G."""
+    """Load a chunk of K, V, G and W."""
     tk.load_async(input.K, ctx.globals.K, place_of_keys(ctx), input.full)
     tk.load_async(input.V, ctx.globals.V, (ctx.sequence, ctx.head, chunk(ctx), ctx.col), input.full)
     if ctx.config.gated:
         tk.load_async(input.G, ctx.globals.G, (ctx.head, ctx.first + chunk(ctx), 0), input.full)
+    if ctx.config.weighted:
+        tk.load_async(input.W, ctx.globals.W, (ctx.head, ctx.first + chunk(ctx), 0), input.full)
 
 
 @triton.jit
@@ -137,11 +141,20 @@ def place_of_state(ctx):
 
 
 @triton.jit
+def state_before(ctx):
+    """A consumer's state before the first row."""
+    s = tk.rt(tk.fp32, ctx.config.cols, ctx.config.key_dim)
+    return tk.load(ctx.globals.S0, s, place_of_state(ctx)) if ctx.config.begins else tk.zero(s)
+
+
+@triton.jit
 def gates(ctx, input):
     """(factors of what the state before gives to rows, of what rows give to the state after, of the state itself). A
     chunk with fewer rows repeats its last sum."""
-    g, last = tk.load(input.G, tk.col_vec(tk.rt(tk.fp32, 64, ctx.config.cols))), tk.load_scalar(input.G, 63)
-    begun, left = tk.exp2(g), tk.exp2(last - g)
+    ROWS_OF: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, 64, ctx.config.cols))
+    g, last = tk.load(input.G, ROWS_OF), tk.load_scalar(input.G, 63)
+    begun = tk.exp2(g)
+    left = tk.exp2(last - (tk.load(input.W, ROWS_OF) if ctx.config.weighted else g))
     return (left, begun, tl.exp2(last)) if ctx.config.reverse else (begun, left, tl.exp2(last))
 
 
@@ -150,7 +163,8 @@ def causal(ctx, input, p):
     """Scores of a chunk's rows and rows before them, with what is left of these."""
     if ctx.config.gated:
         SCORES: tl.constexpr = tk.rt(tk.fp32, 64, 64)
-        rows, cols = tk.load(input.G, tk.col_vec(SCORES)), tk.load(input.G, tk.row_vec(SCORES))
+        rows = tk.load(input.G, tk.col_vec(SCORES))
+        cols = tk.load(input.W if ctx.config.weighted else input.G, tk.row_vec(SCORES))
         between = tk.sub_col(tk.broadcast_row(p, rows), cols)  # G of the row, less that of the column
         p *= tk.exp2(tk.neg(between) if ctx.config.reverse else between)
     return tk.triu(p) if ctx.config.reverse else tk.tril(p)
@@ -183,17 +197,46 @@ class SegmentStates(Chunks, tk.lcf):
         tk.store(ctx.globals.S, state.s, place_of_state(ctx))
 
 
+@triton.jit
+def attend(ctx, s, input):
+    """(a consumer's columns of the result of a chunk without its scale, the state after) of the state before."""
+    v = tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer)
+    weighted = v
+    tk.store(ctx.scratch.S, s)
+    if ctx.config.gated:
+        begun, weights, kept = gates(ctx, input)
+        weighted, s = ctx.scratch.V, s * kept
+        tk.store(weighted, tk.mul_row(tk.cast(tk.load(v), tk.fp32), weights))
+    tk.fence_async()
+    p = tk.mm_ABt(input.Q, input.K, wait=False)
+    o = tk.mm_ABt(input.Q, ctx.scratch.S, wait=False)
+    s = tk.mma_AtB(weighted, input.K, s, wait=False)
+    p, o = tk.mma_wait(p, o, leave=(s,))
+    o = tk.mul_row(o, begun) if ctx.config.gated else o
+    p = tk.cast(causal(ctx, input, p), ctx.config.dtype)
+    return tk.mma_wait(tk.mma_AB(p, v, o, wait=False), s)
+
+
 class LinearAttention(Chunks, tk.lcsf):
     """S1: the states after (`ends_wanted`), as S0."""
 
     ends_wanted: bool = False
 
+    @property
+    def loaded(self) -> dict[str, Any]:
+        """Tiles of a pipeline stage."""
+        return dict(Q=tk.st(self.dtype, 64, self.key_dim), **self.operands)
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """Tensors that no tile takes."""
+        return {}
+
     def layout(self) -> tk.layout:
-        q = tk.st(self.dtype, 64, self.key_dim)
         weighted = dict(V=tk.st(self.dtype, 64, self.cols)) if self.gated else {}
         return self.chunked(
-            dict(Q=q, **self.operands, O=self.operands["V"], **({"S1": None} if self.ends_wanted else {})),
-            input=dict(Q=q, **self.operands),
+            {**self.loaded, **self.beside, "O": self.operands["V"], **({"S1": None} if self.ends_wanted else {})},
+            input=self.loaded,
             scratch=dict(S=tk.st(self.dtype, self.cols, self.key_dim), **weighted),
             output=dict(O=self.operands["V"]),
         )
@@ -205,21 +248,7 @@ class LinearAttention(Chunks, tk.lcsf):
 
     @triton.jit
     def compute(ctx, state, input, output):
-        v = tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer)
-        s, weighted = state.s, v
-        tk.store(ctx.scratch.S, s)
-        if ctx.config.gated:
-            begun, weights, kept = gates(ctx, input)
-            weighted, s = ctx.scratch.V, s * kept
-            tk.store(weighted, tk.mul_row(tk.cast(tk.load(v), tk.fp32), weights))
-        tk.fence_async()
-        p = tk.mm_ABt(input.Q, input.K, wait=False)
-        o = tk.mm_ABt(input.Q, ctx.scratch.S, wait=False)
-        s = tk.mma_AtB(weighted, input.K, s, wait=False)
-        p, o = tk.mma_wait(p, o, leave=(s,))
-        o = tk.mul_row(o, begun) if ctx.config.gated else o
-        p = tk.cast(causal(ctx, input, p), ctx.config.dtype)
-        o, s = tk.mma_wait(tk.mma_AB(p, v, o, wait=False), s)
+        o, s = attend(ctx, state.s, input)
         tk.store(tk.subtile(output.O, 64, ctx.config.cols, 0, ctx.consumer), o * ctx.args.scale)
         return state.replace(s=s)
 

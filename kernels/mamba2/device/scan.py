@@ -1,0 +1,106 @@
+"""The scan of Mamba-2, as linear attention: q = C, k = B, v = x, gates A · dt, and a weight dt of each row of k vᵀ.
+
+With the sums G of gates, y_i = Σ_{j ≤ i} e^{G_i-G_j} dt_j (C_i·B_j) x_j. Since dt_j = e^{log dt_j}, W = G - log dt in
+place of G_j has the weight in it. A row of dt = 0 has W = ∞. Source: Dao and Gu, Transformers are SSMs (2024).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.linear_attention.device.chunks import (
+    HEADS,
+    LOG2_E,
+    ROWS,
+    LinearAttention,
+    attend,
+    chunk_of_slot,
+    load_rows,
+    place_of_keys,
+    state_before,
+)
+from tritonkittens.launch import plain_kernel
+
+
+@triton.jit
+def _softplus(x):
+    """log(1 + eˣ) in fp32. Where 1 + eˣ is rounded, so is the logarithm: their quotient is exact again."""
+    e = tl.exp(tl.minimum(x, 20.0))
+    u = 1.0 + e
+    return tl.where(x > 20.0, x, tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0))))
+
+
+@plain_kernel(num_warps=4)
+@triton.jit
+def sum_steps(
+    DT, A, BIAS, ENDS, G, W, sequences, heads, slots, row_step, head_step, least, most,
+    SOFTPLUS: tl.constexpr, BIASED: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """G and W (heads, slots, ROWS) in base 2, of DT (rows, heads), which has these strides, A and BIAS (heads,).
+
+    Grid: slots, blocks of heads.
+    """
+    slot, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    row, inside = chunk_of_slot(ENDS, slot, sequences, MOST)
+    exists = head < heads
+    inside = inside[:, None] & exists[None, :]
+    dt = tk.cast(tl.load(DT + row[:, None] * row_step + head[None, :] * head_step, mask=inside, other=0), tk.fp32)
+    if BIASED:
+        dt += tk.cast(tl.load(BIAS + head, mask=exists, other=0), tk.fp32)[None, :]
+    if SOFTPLUS:
+        dt = _softplus(dt)
+    dt = tl.where(inside, tl.minimum(tl.maximum(dt, least), most), 0.0)
+    sums = tl.cumsum(dt * (tl.load(A + head, mask=exists, other=0) * LOG2_E)[None, :], 0)
+    weighed = tl.where(dt > 0.0, sums - tl.log2(tl.where(dt > 0.0, dt, 1.0)), float("inf"))
+    place = (head[None, :].to(tl.int64) * slots + slot) * ROWS + tl.arange(0, ROWS)[:, None]
+    tl.store(G + place, sums, mask=exists[None, :])
+    tl.store(W + place, weighed, mask=exists[None, :])
+
+
+class MambaScan(LinearAttention):
+    """Y = (scan + D · x) · silu(Z) for D (heads, value columns) (`skip`) and Z as V (`silu`)."""
+
+    weighted: bool = True
+    skip: bool = False
+    silu: bool = False
+
+    @property
+    def loaded(self) -> dict[str, Any]:
+        return {**super().loaded, **({"Z": self.operands["V"]} if self.silu else {})}
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        return {"D": None} if self.skip else {}
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.Q, ctx.globals.Q, place_of_keys(ctx), input.full)
+        load_rows(ctx, input)
+        if ctx.config.silu:
+            tk.load_async(input.Z, ctx.globals.Z, (ctx.sequence, ctx.head, ctx.iter, ctx.col), input.full)
+
+    @triton.jit
+    def start(ctx):
+        s = state_before(ctx)
+        if ctx.config.skip:
+            of_cols: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, 64, ctx.config.cols))
+            place = (ctx.head, ctx.col * ctx.config.consumers + ctx.consumer)
+            return tk.struct(s=s, d=tk.cast(tk.load(ctx.globals.D, of_cols, place), tk.fp32))
+        else:
+            return tk.struct(s=s)
+
+    @triton.jit
+    def compute(ctx, state, input, output):
+        y, s = attend(ctx, state.s, input)
+        if ctx.config.skip:
+            x = tk.load(tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer))
+            y += tk.mul_col(tk.cast(x, tk.fp32), state.d)
+        if ctx.config.silu:
+            z = tk.load(tk.subtile(input.Z, 64, ctx.config.cols, 0, ctx.consumer))
+            y *= tk.silu(tk.cast(z, tk.fp32))
+        tk.store(tk.subtile(output.O, 64, ctx.config.cols, 0, ctx.consumer), y)
+        return state.replace(s=s)

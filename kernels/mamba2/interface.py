@@ -1,0 +1,72 @@
+"""The scan of Mamba-2 for PyTorch tensors: `mamba_chunk_scan`."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from tritonkittens.kernels._dispatch import call, has_tangent, have_memory, is_plain, requires_grad
+from tritonkittens.kernels.mamba2.call_plan import run
+from tritonkittens.kernels.mamba2.checks import NAME, Operands, check_kinds, check_shapes
+
+
+def mamba_chunk_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    *,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+    return_final_states: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return the scan of Mamba-2: at each step S ← exp(A · dt) · S + dt · x Bᵀ, and y = (S C + D · x) · silu(z).
+
+    Before, dt becomes clamp(softplus(dt + dt_bias)). Arguments are those of mamba_ssm's `mamba_chunk_scan_combined`,
+    without `chunk_size` and `seq_idx`: `cu_seqlens` packs sequences.
+
+    Args:
+        x: (B, L, H, P) in bf16 or fp16, of any strides, as are B, C and z.
+        dt: (B, L, H) in fp32, bf16 or fp16.
+        A: (H,) fp32, negative.
+        B, C: (B, L, G, N) in the dtype of x, N from 1 to 128. Head h of x uses head ⌊h · G / H⌋ of them.
+        D: (H,) or (H, P) in fp32, bf16 or fp16; None: 0.
+        z: as x; None: y is not gated.
+        dt_bias: (H,) in fp32, bf16 or fp16; None: 0.
+        initial_states: (B, H, P, N) fp32, S before the first step; None: zeros.
+        cu_seqlens: (M + 1,) int32 for M sequences, up to 1,024, packed along L, B = 1: sequence m has the rows from
+            element m up to element m + 1. They begin with 0 and never decrease. States are then (M, H, P, N).
+        dt_softplus: apply softplus to dt.
+        dt_limit: the least, from 0 on, and the most that dt may be.
+        return_final_states: also return S after the last step.
+
+    Returns (B, L, H, P) in the dtype of x, and with return_final_states the states (B, H, P, N) in fp32. Rows after the
+    last packed sequence are not defined. States are carried in fp32 and multiplied in the dtype of x. There is no
+    gradient yet.
+
+    Raises TypeError or ValueError for what does not fit together; NotImplementedError where a gradient is wanted;
+    ArchitectureError on a GPU without TMA.
+
+    Example::
+
+        y, states = mamba_chunk_scan(x, dt, A, B, C, D=D, dt_softplus=True, return_final_states=True)
+        y = mamba_chunk_scan(*next_step, D=D, dt_softplus=True, initial_states=states)
+    """
+    given = Operands(x, dt, A, B, C, D, z, dt_bias, initial_states, cu_seqlens)
+    check_kinds(given)
+    if has_tangent(*given):
+        raise ValueError(f"{NAME}: it has no forward-mode derivative; use {NAME}_torch")
+    least, most = (float(limit) for limit in dt_limit)
+    check_shapes(given, (least, most))
+    if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
+        y, states = run(given, dt_softplus, (least, most), return_final_states)
+    else:
+        y, states = call(NAME, *given, dt_softplus, least, most, return_final_states)
+    return (y, states) if return_final_states else y

@@ -1,0 +1,63 @@
+"""What tests of Mamba-2's scan share: operands, and comparisons with the recurrence."""
+
+import torch
+
+from tests.cases_linear_attention import BF16, BOUNDS, FP32, STATE_BOUND, near
+from tests.util import DEVICE, poison
+from tritonkittens.kernels.linear_attention import call_plan as linear_plan
+from tritonkittens.kernels.mamba2 import call_plan, mamba_chunk_scan, mamba_chunk_scan_torch
+
+OPTIONS = {
+    "plain": {},
+    "all": dict(D=True, z=True, dt_bias=True, dt_softplus=True, dt_limit=(0.01, 1.0)),
+    "D of columns": dict(D="columns", dt_softplus=True),
+    "z": dict(z=True, dt_bias=True),
+}
+
+
+def poisoned(monkeypatch):
+    """Results and what kernels pass on have poison where none writes."""
+    padded_empty, plan = linear_plan.padded_empty, call_plan.Plan
+    monkeypatch.setattr(call_plan, "_plans", {})
+    monkeypatch.setattr(linear_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
+
+    class Poisoned(plan):
+        def empty(self, *shape):
+            return poison(super().empty(*shape))
+
+    monkeypatch.setattr(call_plan, "Plan", Poisoned)
+
+
+def operands(
+    batch, length, heads, dims, groups=1, dtype=BF16, steps=FP32, fading=1.0, options="all", state=True, sequences=None
+):
+    """Arguments of `mamba_chunk_scan` by name. dims: P and N. fading: how fast states fade, at most. Without softplus,
+    some steps are negative, which the least step replaces."""
+
+    def randn(*shape):
+        return torch.randn(shape, device=DEVICE, dtype=FP32)
+
+    columns, states = dims
+    x, B, C = (randn(batch, length, h, n).to(dtype) for h, n in ((heads, columns), (groups, states), (groups, states)))
+    kind = dict(OPTIONS[options])
+    for name, shape in (("D", (heads, columns) if kind.get("D") == "columns" else (heads,)), ("dt_bias", (heads,))):
+        if name in kind:
+            kind[name] = randn(*shape)
+    if "z" in kind:
+        kind["z"] = randn(*x.shape).to(dtype)
+    before = randn(batch if sequences is None else sequences, heads, columns, states) if state else None
+    A = -fading * torch.rand(heads, device=DEVICE, dtype=FP32)
+    dt = randn(batch, length, heads).to(steps)
+    return dict(x=x, dt=dt, A=A, B=B, C=C, **kind, initial_states=before)
+
+
+def check(given, cu_seqlens=None):
+    """The result and the states after, against the recurrence in float64."""
+    found = mamba_chunk_scan(**given, cu_seqlens=cu_seqlens, return_final_states=True)
+    expected = mamba_chunk_scan_torch(**given, cu_seqlens=cu_seqlens)
+    x = given["x"]
+    rows = x.shape[1] if cu_seqlens is None else int(cu_seqlens[-1])
+    assert found[0].dtype == x.dtype and found[1].dtype == FP32
+    near("y", found[0][:, :rows], expected[0][:, :rows], BOUNDS[x.dtype])
+    near("states", found[1], expected[1], STATE_BOUND[x.dtype])
+    return found

@@ -1,0 +1,104 @@
+"""Mamba-2's scan against the recurrence in float64, on the GPU, or simulated."""
+
+import random
+
+import pytest
+import torch
+
+from tests.cases_linear_attention import BF16, FP16, FP32, starts_of
+from tests.cases_mamba import OPTIONS, check, operands, poisoned
+from tests.util import crossed, on_gpu_or_simulated, slow
+from tritonkittens.kernels.linear_attention import config
+from tritonkittens.kernels.mamba2 import mamba_chunk_scan
+
+pytestmark = pytest.mark.usefixtures("kernel_device")
+
+
+@pytest.fixture(autouse=True)
+def poison_where_no_kernel_writes(monkeypatch):
+    poisoned(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "length, dims, options, kind",
+    crossed(
+        [130, 1, 63, 64, 65, 0, 2],  # rings of 0, 1, 2 iterations, and edges of chunks
+        [(64, 128), (64, 64), (40, 72), (136, 128), (1, 1)],
+        list(OPTIONS),
+        [(2, 1, BF16, True), (2, 2, FP16, False), (3, 1, BF16, False)],
+    ),
+    ids=str,
+)
+def test_lengths(length, dims, options, kind):
+    """kind: heads of x, and of B and C, dtype, and whether a state is given."""
+    heads, groups, dtype, state = kind
+    check(operands(2, length, heads, dims, groups, dtype, options=options, state=state))
+
+
+@pytest.mark.parametrize("lengths", [[70, 0, 1, 130], slow([5] * 40), slow([0, 0]), slow([200])], ids=str)
+@pytest.mark.parametrize("cut", [False, True])
+def test_packed_sequences(lengths, cut, monkeypatch):
+    """Cut: sequences of more than a chunk are segments that run at once."""
+    monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
+    check(operands(1, sum(lengths) + 9, 2, (64, 64), sequences=len(lengths)), starts_of(lengths))
+
+
+@pytest.mark.parametrize("steps", [BF16, slow(FP16), slow(FP32)])
+@pytest.mark.parametrize("fading", [100.0, slow(0.0)])
+def test_how_fast_states_fade(fading, steps):
+    """e^{-G} of a chunk overflows with the first. Some steps have no weight: dt is 0."""
+    given = operands(1, 150, 3, (64, 64), steps=steps, fading=fading, options="D of columns")
+    check(given | dict(dt_softplus=False))
+
+
+def test_small_steps():
+    """softplus(dt) = log(1 + e^dt) of e^dt below the rounding of 1."""
+    given = operands(1, 70, 2, (64, 64), options="plain", state=False)
+    check(given | dict(dt=given["dt"] - 18.0, dt_softplus=True))
+
+
+@pytest.mark.parametrize("at", [69, slow(1), slow(64)])
+def test_a_sequence_cut_anywhere_gives_the_same(at):
+    """With 69 of 70 rows before, the rest is a step of decoding."""
+    given = operands(1, 70, 2, (64, 128))
+    whole, last = check(given)
+    rows, states, parts = ("x", "dt", "B", "C", "z"), given["initial_states"], []
+    for part in (slice(0, at), slice(at, None)):
+        of_part = given | {name: given[name][:, part] for name in rows} | dict(initial_states=states)
+        y, states = mamba_chunk_scan(**of_part, return_final_states=True)
+        parts.append(y)
+    assert (torch.cat(parts, 1) - whole).float().norm() < 6e-3 * whole.float().norm()
+    assert (states - last).norm() < 4e-3 * last.norm()
+
+
+def test_strides():
+    """z, x, B, C and dt are columns of one projection, as of Mamba-2; states whose rows are columns."""
+    given = operands(2, 70, 2, (64, 64))
+    parts = [given[name] for name in ("z", "x", "B", "C")]
+    joined = torch.cat([*(t.flatten(2) for t in parts), given["dt"].to(BF16)], -1)
+    *views, dt = joined.split([*(t.shape[2] * t.shape[3] for t in parts), 2], -1)
+    given |= {n: v.unflatten(-1, t.shape[2:]) for n, v, t in zip(("z", "x", "B", "C"), views, parts, strict=True)}
+    check(given | dict(dt=dt, initial_states=given["initial_states"].mT.contiguous().mT))
+
+
+def test_the_same_bits_in_every_run(monkeypatch):
+    monkeypatch.setattr(config, "SHORTEST", 1)
+    given = operands(1, 130, 2, (64, 64))
+    for a, b in zip(check(given), check(given), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(200), [0, *(slow(n) for n in range(1, 20))]))
+def test_random(seed, monkeypatch):
+    draw = random.Random(seed)
+    monkeypatch.setattr(config, "SHORTEST", draw.choice([1, 2, 8]))
+    groups, dims = draw.randint(1, 3), (draw.randint(1, 160), draw.randint(1, 128))
+    kind = dict(
+        heads=groups * draw.randint(1, 3), dims=dims, groups=groups, dtype=draw.choice([BF16, FP16]),
+        steps=draw.choice([FP32, BF16]), options=draw.choice(list(OPTIONS)), state=draw.random() < 0.5,
+    )  # fmt: skip
+    if draw.random() < 0.4:
+        lengths = [draw.randint(0, 150) for _ in range(draw.randint(1, 5))]
+        check(operands(1, sum(lengths), **kind, sequences=len(lengths)), starts_of(lengths))
+    else:
+        check(operands(draw.randint(1, 2), round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 7))), **kind))
