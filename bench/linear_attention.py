@@ -1,5 +1,5 @@
-"""Linear attention with and without decays, the gated delta rule and Based: beside fla, and a copy of as many bytes as
-a call must read and write.
+"""Linear attention with and without decays, the gated delta rule, Based, and Mamba-2's scan: beside fla and mamba_ssm,
+and a copy of as many bytes as a call must read and write.
 
 Operands are in fla's layout, (batch, length, heads, dim). Errors are those of a few heads, against float64.
 """
@@ -255,7 +255,142 @@ def taylor_cases(options: argparse.Namespace) -> list[Case]:
     ]
 
 
+class Scan(NamedTuple):
+    """Operands of Mamba-2's scan: x (batch, length, heads, dim), B and C (batch, length, groups, states)."""
+
+    batch: int
+    length: int
+    heads: int
+    dim: int
+    groups: int
+    states: int
+    gated: bool = False  # with z
+
+    def __str__(self) -> str:
+        batch, length, heads, dim, groups, states, gated = self
+        return f"B {batch} L {length} H {heads} P {dim} G {groups} N {states}{', z' * gated}"
+
+    @property
+    def moved(self) -> float:
+        """Bytes that a call reads and writes, without dt."""
+        of_x = (3 if self.gated else 2) * self.heads * self.dim
+        return 2.0 * self.batch * self.length * (of_x + 2 * self.groups * self.states)
+
+
+# of 16,384 tokens with N = P = 64, of Mamba-2 with 1.3 B and 2.7 B parameters, and of Nemotron-H
+SCANS = (
+    (1, 16384, 16, 64, 1, 64), (1, 16384, 64, 64, 1, 128), (8, 4096, 80, 64, 1, 128), (8, 4096, 80, 64, 1, 128, True),
+    (4, 2048, 64, 64, 1, 128), (32, 512, 80, 64, 1, 128), (2, 8192, 128, 64, 8, 128), (1, 65536, 64, 64, 1, 128),
+)  # fmt: skip
+
+
+@deferred
+def scan_error(given: list[torch.Tensor], options: dict[str, Any]) -> Callable[[Any], float]:
+    """The error of the first rows of a few heads."""
+    from tritonkittens.kernels.mamba2 import mamba_chunk_scan_torch
+
+    x, dt, A, B, C = given
+    few = {n: t[:1, :CHUNK, :CHECKED] if n == "z" else t[:CHECKED] for n, t in options.items()}
+    of_rows = (t[:1, :CHUNK, :heads] for t, heads in ((B, 1), (C, 1)))
+    x, dt = x[:1, :CHUNK, :CHECKED], dt[:1, :CHUNK, :CHECKED]
+    expected = mamba_chunk_scan_torch(x, dt, A[:CHECKED], *of_rows, **few, dt_softplus=True)[0]
+    return lambda found: float((found[:1, :CHUNK, :CHECKED].double() - expected).norm() / expected.norm())
+
+
+def prepare_scan(shape: Scan) -> Trial:
+    """fla has no dt, D and z: dt is applied before it is timed, and its result is not checked."""
+    batch, length, heads, dim, groups, states, gated = shape
+    x, B, C = randn(batch, length, heads, dim), *(randn(batch, length, groups, states) for _ in range(2))
+    dt, bias, D = (torch.randn(n, dtype=torch.float32, device=DEVICE) for n in ((batch, length, heads), heads, heads))
+    options = dict(D=D, dt_bias=bias - 4, **(dict(z=randn(*x.shape)) if gated else {}))
+    A, dt = -1 - 15 * torch.rand(heads, dtype=torch.float32, device=DEVICE), dt.to(x.dtype)
+    given = [x, dt, A, B, C]
+
+    def ours() -> Callable[[], Any]:
+        from tritonkittens.kernels.mamba2 import mamba_chunk_scan
+
+        return functools.partial(mamba_chunk_scan, *given, **options, dt_softplus=True)
+
+    def mamba_ssm() -> Callable[[], Any]:
+        from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+        return functools.partial(mamba_chunk_scan_combined, *given, chunk_size=CHUNK, **options, dt_softplus=True)
+
+    def fla() -> Callable[[], Any]:
+        from fla.ops.simple_gla import chunk_simple_gla
+
+        steps = torch.nn.functional.softplus(dt.float() + options["dt_bias"])
+        q, k = (t.repeat_interleave(heads // groups, 2) for t in (C, B))
+        v, g = (x * steps[..., None]).to(x.dtype), steps * A
+        return lambda: chunk_simple_gla(q, k, v, g=g, scale=1.0)[0]
+
+    baselines = {
+        "copy of as many bytes": Contender(functools.partial(copy_of, shape.moved), lambda found: 0.0),
+        "fla without dt, D and z": Contender(fla, lambda found: 0.0),
+    }
+    error = scan_error(given, options)
+    return Trial({OURS: ours}, {"mamba_ssm": mamba_ssm}, error, BOUND, baselines=baselines)
+
+
+def scan_cases(options: argparse.Namespace) -> list[Case]:
+    return [
+        Case(str(shape), shape.moved, shape._asdict(), functools.partial(prepare_scan, shape), kind="graph")
+        for shape in (Scan(*extents) for extents in SCANS)
+    ]
+
+
+class Conv(NamedTuple):
+    """Operands of a causal convolution with 4 taps: x (batch, length, channels)."""
+
+    batch: int
+    length: int
+    channels: int
+
+    def __str__(self) -> str:
+        return f"B {self.batch} L {self.length} C {self.channels}"
+
+    @property
+    def moved(self) -> float:
+        """Bytes that a call reads and writes."""
+        return 4.0 * self.batch * self.length * self.channels
+
+
+CONVS = ((8, 4096, 5376), (1, 16384, 4352), (32, 512, 5376), (4, 2048, 4352))
+
+
+def prepare_conv(shape: Conv) -> Trial:
+    x, weight, bias = randn(*shape).mT, randn(shape.channels, 4), randn(shape.channels)
+
+    def ours() -> Callable[[], Any]:
+        from tritonkittens.kernels.causal_conv import causal_conv1d
+
+        return functools.partial(causal_conv1d, x, weight, bias, activation="silu")
+
+    def package() -> Callable[[], Any]:
+        from causal_conv1d import causal_conv1d_fn
+
+        return functools.partial(causal_conv1d_fn, x, weight, bias, activation="silu")
+
+    def error(found: torch.Tensor) -> float:
+        from tritonkittens.kernels.causal_conv import causal_conv1d_torch
+
+        expected = causal_conv1d_torch(x[:1, :, :CHUNK], weight, bias, activation="silu")
+        return float((found[:1, :, :CHUNK].double() - expected).norm() / expected.norm())
+
+    copied = Contender(functools.partial(copy_of, shape.moved), lambda found: 0.0)
+    return Trial({OURS: ours}, {"causal-conv1d": package}, error, BOUND, baselines={"copy of as many bytes": copied})
+
+
+def conv_cases(options: argparse.Namespace) -> list[Case]:
+    return [
+        Case(str(shape), shape.moved, shape._asdict(), functools.partial(prepare_conv, shape), kind="graph")
+        for shape in (Conv(*extents) for extents in CONVS)
+    ]
+
+
 SUITES = (
+    Suite("causal_conv1d", "causal convolutions", conv_cases, unit="TB/s"),
+    Suite("mamba_chunk_scan", "Mamba-2's scan", scan_cases, unit="TB/s"),
     Suite("based", "the attention of Based", taylor_cases, unit="TB/s"),
     Suite("gated_delta_rule", "the gated delta rule", delta_cases, unit="TB/s"),
     Suite("linear_attention", "linear attention", cases, unit="TB/s"),

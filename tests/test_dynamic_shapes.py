@@ -7,6 +7,7 @@ from tritonkittens import nn, sim
 from tritonkittens.kernels.activation import geglu, swiglu
 from tritonkittens.kernels.attention import attention, attention_decode, attention_ranges, attention_varlen
 from tritonkittens.kernels.based import based_attention
+from tritonkittens.kernels.causal_conv import causal_conv1d
 from tritonkittens.kernels.experts import experts
 from tritonkittens.kernels.gated_delta_net import gated_delta_rule
 from tritonkittens.kernels.gated_gemm import gated_gemm
@@ -14,6 +15,7 @@ from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.grouped_gemm import grouped_gemm
 from tritonkittens.kernels.linear_attention import linear_attention
 from tritonkittens.kernels.loss import cross_entropy, linear_cross_entropy, softmax
+from tritonkittens.kernels.mamba2 import mamba_chunk_scan
 from tritonkittens.kernels.norm import layer_norm, rms_norm
 from tritonkittens.kernels.quantize import quantize_mxfp8, quantize_nvfp4
 from tritonkittens.kernels.rotary import rotary
@@ -57,6 +59,10 @@ CALLS = {
         *[x.detach().view(1, -1, 1, 64)] * 3, *[x[None, :, :1].detach()] * 2
     ),
     "based_attention": lambda x: based_attention(*[x.detach()[..., :16].view(1, -1, 1, 16)] * 3),
+    "causal_conv1d": lambda x: causal_conv1d(x.detach()[None].mT, GATE_UP[0, :64, :4], VECTOR),
+    "mamba_chunk_scan": lambda x: mamba_chunk_scan(
+        x.detach().view(1, -1, 1, 64), x[None, :, :1].detach(), -ENDS[:1].float(), *[x.detach().view(1, -1, 1, 64)] * 2
+    ),
     "attention_decode": lambda x: attention_decode(heads(x.detach()), heads(VECTOR), heads(VECTOR)),
     "quantize_mxfp8": lambda x: quantize_mxfp8(x.detach().view(-1, 2, 32)),
     "quantize_nvfp4": lambda x: quantize_nvfp4(x.detach().view(-1, 2, 32)),

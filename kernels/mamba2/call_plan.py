@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 from torch import Tensor
 
+import tritonkittens.lang as tk
 from tritonkittens.kernels._sequences import packed
 from tritonkittens.kernels._tensors import remember, signature
 from tritonkittens.kernels.linear_attention import call_plan as linear
@@ -23,14 +25,28 @@ class Plan(linear.Plan):
 
     def sums(self, gates: tuple[Operands, bool, tuple[float, float]], ends: Tensor) -> list[Tensor]:
         given, softplus, limits = gates
-        sums = [self.empty(self.heads, self.slots, ROWS) for _ in range(2)]
+        heads = given.dt.shape[2]
+        sums = [self.empty(heads, self.slots, ROWS) for _ in range(2)]
         dt = given.dt.flatten(0, 1)
         tensors = (dt, given.A, given.A if given.dt_bias is None else given.dt_bias, ends, *sums)
-        numbers = (self.sequences, self.heads, self.slots, *dt.stride(), *limits)
+        numbers = (self.sequences, heads, self.slots, *dt.stride(), *limits)
         kinds = (softplus, given.dt_bias is not None, self.knobs["most"])
-        grid = (self.slots, -(-self.heads // HEADS), 1)
+        grid = (self.slots, -(-heads // HEADS), 1)
         sum_steps.bind(grid, *tensors, *numbers, *kinds)(*tensors)
         return sums
+
+
+def _are_paired(x: Tensor, B: Tensor) -> bool:
+    """Does a block compute two neighbouring heads, a consumer each? They share the tiles of B and C."""
+    (_, _, heads, columns), (_, _, groups, states) = x.shape, B.shape
+    return columns == ROWS and states > ROWS and heads // groups % 2 == 0 and x.stride()[2:] == (columns, 1)
+
+
+def _pairs(x: Tensor | None, dim: int) -> Tensor | None:
+    """Two heads (dimension `dim`) as one of twice the columns (the next dimension)."""
+    return (
+        None if x is None else x.reshape(*x.shape[:dim], x.shape[dim] // 2, 2 * x.shape[dim + 1], *x.shape[dim + 2 :])
+    )
 
 
 def run(
@@ -42,13 +58,17 @@ def run(
     plan = _plans.get(key)
     if plan is None:
         check(given, limits)
-        of_results = dict(skip=D is not None, silu=z is not None)
-        found = Plan(C, x, state is not None, ends_wanted, starts, dict(weighted=True), of_results)
-        plan = remember(_plans, key, found)
-    given = given._replace(A=given.A.contiguous())
-    beside = [] if z is None else [packed(z)]
-    if D is not None:
-        beside.append((D if D.ndim == 2 else D[:, None]).expand(x.shape[2:]))
+    paired = _are_paired(x, B)
+    if paired:
+        x, z, state = _pairs(x, 2), _pairs(z, 2), _pairs(state, 1)
+    if plan is None:
+        of_results: dict[str, Any] = dict(silu=z is not None)
+        if D is not None:
+            of_results |= dict(skip=tk.from_torch(D.dtype), skips_columns=D.ndim == 2)
+        kind = dict(weighted=True, paired=paired)
+        plan = remember(_plans, key, Plan(C, x, state is not None, ends_wanted, starts, kind, of_results))
+    beside = [*([] if z is None else [packed(z)]), *([] if D is None else [D])]
     ends = None if starts is None else starts[1:].contiguous()
+    given = given._replace(A=given.A.contiguous())
     y, after = plan(C, B, x, (given, softplus, limits), None if state is None else state.mT, ends, 1.0, beside)
-    return y.view(x.shape), None if after is None else after.mT
+    return y.view(given.x.shape), None if after is None else after.mT.view(-1, *given.x.shape[2:], C.shape[-1])

@@ -32,29 +32,29 @@ def poison_where_no_kernel_writes(monkeypatch):
 def test_lengths(length, dims, options, kind):
     """kind: heads of x, and of B and C, dtype, and whether a state is given."""
     heads, groups, dtype, state = kind
-    check(operands(2, length, heads, dims, groups, dtype, options=options, state=state))
+    check(operands(2 if length < 64 else 1, length, heads, dims, groups, dtype, options=options, state=state))
 
 
-@pytest.mark.parametrize("lengths", [[70, 0, 1, 130], slow([5] * 40), slow([0, 0]), slow([200])], ids=str)
+@pytest.mark.parametrize("lengths", [[70, 0, 1, 65], slow([5] * 40), slow([0, 0]), slow([200])], ids=str)
 @pytest.mark.parametrize("cut", [False, True])
 def test_packed_sequences(lengths, cut, monkeypatch):
     """Cut: sequences of more than a chunk are segments that run at once."""
     monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
-    check(operands(1, sum(lengths) + 9, 2, (64, 64), sequences=len(lengths)), starts_of(lengths))
+    check(operands(1, sum(lengths) + 9, 2, (64, 72), sequences=len(lengths)), starts_of(lengths))
 
 
 @pytest.mark.parametrize("steps", [BF16, slow(FP16), slow(FP32)])
 @pytest.mark.parametrize("fading", [100.0, slow(0.0)])
 def test_how_fast_states_fade(fading, steps):
     """e^{-G} of a chunk overflows with the first. Some steps have no weight: dt is 0."""
-    given = operands(1, 150, 3, (64, 64), steps=steps, fading=fading, options="D of columns")
+    given = operands(1, 130, 2, (64, 64), steps=steps, fading=fading, options="D of columns")
     check(given | dict(dt_softplus=False))
 
 
 def test_small_steps():
     """softplus(dt) = log(1 + e^dt) of e^dt below the rounding of 1."""
-    given = operands(1, 70, 2, (64, 64), options="plain", state=False)
-    check(given | dict(dt=given["dt"] - 18.0, dt_softplus=True))
+    given = operands(1, 9, 2, (64, 64), options="plain", state=False)
+    check(given | dict(dt=given["dt"] - 18.0, dt_softplus=True), size=0.0)
 
 
 @pytest.mark.parametrize("at", [69, slow(1), slow(64)])
@@ -73,7 +73,7 @@ def test_a_sequence_cut_anywhere_gives_the_same(at):
 
 def test_strides():
     """z, x, B, C and dt are columns of one projection, as of Mamba-2; states whose rows are columns."""
-    given = operands(2, 70, 2, (64, 64))
+    given = operands(2, 9, 2, (64, 64))
     parts = [given[name] for name in ("z", "x", "B", "C")]
     joined = torch.cat([*(t.flatten(2) for t in parts), given["dt"].to(BF16)], -1)
     *views, dt = joined.split([*(t.shape[2] * t.shape[3] for t in parts), 2], -1)
@@ -81,9 +81,10 @@ def test_strides():
     check(given | dict(dt=dt, initial_states=given["initial_states"].mT.contiguous().mT))
 
 
+@pytest.mark.slow
 def test_the_same_bits_in_every_run(monkeypatch):
     monkeypatch.setattr(config, "SHORTEST", 1)
-    given = operands(1, 130, 2, (64, 64))
+    given = operands(1, 130, 1, (16, 16))
     for a, b in zip(check(given), check(given), strict=True):
         assert torch.equal(a, b)
 
@@ -92,7 +93,7 @@ def test_the_same_bits_in_every_run(monkeypatch):
 def test_random(seed, monkeypatch):
     draw = random.Random(seed)
     monkeypatch.setattr(config, "SHORTEST", draw.choice([1, 2, 8]))
-    groups, dims = draw.randint(1, 3), (draw.randint(1, 160), draw.randint(1, 128))
+    groups, dims = draw.randint(1, 3), (draw.choice([64, draw.randint(1, 160)]), draw.randint(1, 128))
     kind = dict(
         heads=groups * draw.randint(1, 3), dims=dims, groups=groups, dtype=draw.choice([BF16, FP16]),
         steps=draw.choice([FP32, BF16]), options=draw.choice(list(OPTIONS)), state=draw.random() < 0.5,

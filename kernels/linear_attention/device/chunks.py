@@ -57,7 +57,8 @@ class Chunks:
     without `cut` sequences, heads, value columns, key_dim) fp32.
     `reverse`: time runs from the last row to the first.
 
-    Consumers share the columns of V. The state of each stays in registers, in fp32.
+    Consumers share the columns of V. The state of each stays in registers, in fp32. `paired`: a head of V, O and
+    S0 stands for two heads of G and W, whose columns are side by side: each consumer has one.
     """
 
     dtype: tl.dtype = tk.bf16
@@ -66,6 +67,7 @@ class Chunks:
     value_dim: int = 128
     gated: bool = True
     weighted: bool = False  # gated and not reverse
+    paired: bool = False  # weighted, of two consumers
     begins: bool = False
     cut: bool = False
     most: int = 16  # a power of two, at least the number of sequences
@@ -82,6 +84,11 @@ class Chunks:
         k, v = tk.st(self.dtype, 64, self.key_dim), tk.st(self.dtype, 64, self.value_dim)
         sums = "GW"[: self.gated + self.weighted]
         return dict(K=k, V=v, **{name: tk.sv(tk.fp32, 64) for name in sums})
+
+    @property
+    def of_second(self) -> dict[str, Any]:
+        """Tiles of the second head of a pair."""
+        return {f"{name}_second": tile for name, tile in self.operands.items() if self.paired and name in "GW"}
 
     def chunked(self, globals: dict[str, Any], **fields: Any) -> tk.layout:
         """A layout with what all templates take after their own tensors."""
@@ -129,9 +136,13 @@ def load_rows(ctx, input):
     tk.load_async(input.K, ctx.globals.K, place_of_keys(ctx), input.full)
     tk.load_async(input.V, ctx.globals.V, (ctx.sequence, ctx.head, chunk(ctx), ctx.col), input.full)
     if ctx.config.gated:
-        tk.load_async(input.G, ctx.globals.G, (ctx.head, ctx.first + chunk(ctx), 0), input.full)
-    if ctx.config.weighted:
-        tk.load_async(input.W, ctx.globals.W, (ctx.head, ctx.first + chunk(ctx), 0), input.full)
+        head, slot = ctx.head * 2 if ctx.config.paired else ctx.head, ctx.first + chunk(ctx)
+        tk.load_async(input.G, ctx.globals.G, (head, slot, 0), input.full)
+        if ctx.config.weighted:
+            tk.load_async(input.W, ctx.globals.W, (head, slot, 0), input.full)
+        if ctx.config.paired:
+            tk.load_async(input.G_second, ctx.globals.G, (head + 1, slot, 0), input.full)
+            tk.load_async(input.W_second, ctx.globals.W, (head + 1, slot, 0), input.full)
 
 
 @triton.jit
@@ -148,13 +159,23 @@ def state_before(ctx):
 
 
 @triton.jit
+def sums(ctx, input):
+    """A consumer's tiles G and W; without `weighted`, G stands for both."""
+    if ctx.config.paired and ctx.consumer == 1:
+        return input.G_second, input.W_second
+    else:
+        return input.G, input.W if ctx.config.weighted else input.G
+
+
+@triton.jit
 def gates(ctx, input):
     """(factors of what the state before gives to rows, of what rows give to the state after, of the state itself). A
     chunk with fewer rows repeats its last sum."""
     ROWS_OF: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, 64, ctx.config.cols))
-    g, last = tk.load(input.G, ROWS_OF), tk.load_scalar(input.G, 63)
+    of_rows, of_cols = sums(ctx, input)
+    g, last = tk.load(of_rows, ROWS_OF), tk.load_scalar(of_rows, 63)
     begun = tk.exp2(g)
-    left = tk.exp2(last - (tk.load(input.W, ROWS_OF) if ctx.config.weighted else g))
+    left = tk.exp2(last - (tk.load(of_cols, ROWS_OF) if ctx.config.weighted else g))
     return (left, begun, tl.exp2(last)) if ctx.config.reverse else (begun, left, tl.exp2(last))
 
 
@@ -163,8 +184,8 @@ def causal(ctx, input, p):
     """Scores of a chunk's rows and rows before them, with what is left of these."""
     if ctx.config.gated:
         SCORES: tl.constexpr = tk.rt(tk.fp32, 64, 64)
-        rows = tk.load(input.G, tk.col_vec(SCORES))
-        cols = tk.load(input.W if ctx.config.weighted else input.G, tk.row_vec(SCORES))
+        of_rows, of_cols = sums(ctx, input)
+        rows, cols = tk.load(of_rows, tk.col_vec(SCORES)), tk.load(of_cols, tk.row_vec(SCORES))
         between = tk.sub_col(tk.broadcast_row(p, rows), cols)  # G of the row, less that of the column
         p *= tk.exp2(tk.neg(between) if ctx.config.reverse else between)
     return tk.triu(p) if ctx.config.reverse else tk.tril(p)
@@ -175,7 +196,7 @@ class SegmentStates(Chunks, tk.lcf):
 
     def layout(self) -> tk.layout:
         weighted = dict(V=tk.st(self.dtype, 64, self.cols)) if self.gated else {}
-        return self.chunked({**self.operands, "S": None}, input=self.operands, scratch=weighted)
+        return self.chunked({**self.operands, "S": None}, input={**self.operands, **self.of_second}, scratch=weighted)
 
     @triton.jit
     def load(ctx, input):
@@ -236,7 +257,7 @@ class LinearAttention(Chunks, tk.lcsf):
         weighted = dict(V=tk.st(self.dtype, 64, self.cols)) if self.gated else {}
         return self.chunked(
             {**self.loaded, **self.beside, "O": self.operands["V"], **({"S1": None} if self.ends_wanted else {})},
-            input=self.loaded,
+            input={**self.loaded, **self.of_second},
             scratch=dict(S=tk.st(self.dtype, self.cols, self.key_dim), **weighted),
             output=dict(O=self.operands["V"]),
         )

@@ -62,10 +62,11 @@ def sum_steps(
 
 
 class MambaScan(LinearAttention):
-    """Y = (scan + D · x) · silu(Z) for D (heads, value columns) (`skip`) and Z as V (`silu`)."""
+    """Y = (scan + D · x) · silu(Z) for D (heads,) or (heads, columns of one) of dtype `skip`, and Z as V (`silu`)."""
 
     weighted: bool = True
-    skip: bool = False
+    skip: tl.dtype | None = None
+    skips_columns: bool = False
     silu: bool = False
 
     @property
@@ -74,7 +75,7 @@ class MambaScan(LinearAttention):
 
     @property
     def beside(self) -> dict[str, Any]:
-        return {"D": None} if self.skip else {}
+        return {"D": None} if self.skip is not None else {}
 
     @triton.jit
     def load(ctx, input):
@@ -85,22 +86,25 @@ class MambaScan(LinearAttention):
 
     @triton.jit
     def start(ctx):
-        s = state_before(ctx)
-        if ctx.config.skip:
-            of_cols: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, 64, ctx.config.cols))
-            place = (ctx.head, ctx.col * ctx.config.consumers + ctx.consumer)
-            return tk.struct(s=s, d=tk.cast(tk.load(ctx.globals.D, of_cols, place), tk.fp32))
-        else:
+        s, consumers = state_before(ctx), ctx.config.consumers
+        head = ctx.head * consumers + ctx.consumer if ctx.config.paired else ctx.head
+        if ctx.config.skip is None:
             return tk.struct(s=s)
+        elif ctx.config.skips_columns:
+            of_cols: tl.constexpr = tk.row_vec(tk.rt(ctx.config.skip, 64, ctx.config.cols))
+            col = 0 if ctx.config.paired else ctx.col * consumers + ctx.consumer
+            return tk.struct(s=s, d=tk.cast(tk.load(ctx.globals.D, of_cols, (head, col)), tk.fp32))
+        else:
+            return tk.struct(s=s, d=tk.cast(tk.load_scalar(ctx.globals.D, (head,)), tk.fp32))
 
     @triton.jit
     def compute(ctx, state, input, output):
         y, s = attend(ctx, state.s, input)
-        if ctx.config.skip:
-            x = tk.load(tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer))
-            y += tk.mul_col(tk.cast(x, tk.fp32), state.d)
+        if ctx.config.skip is not None:
+            x = tk.cast(tk.load(tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer)), tk.fp32)
+            y += tk.mul_col(x, state.d) if ctx.config.skips_columns else x * state.d
         if ctx.config.silu:
             z = tk.load(tk.subtile(input.Z, 64, ctx.config.cols, 0, ctx.consumer))
-            y *= tk.silu(tk.cast(z, tk.fp32))
+            y *= tk.silu(tk.cast(z, tk.fp32), fast=ctx.config.dtype)
         tk.store(tk.subtile(output.O, 64, ctx.config.cols, 0, ctx.consumer), y)
         return state.replace(s=s)

@@ -1,0 +1,18 @@
+"""The kernel of causal convolutions for `python -m tritonkittens inspect`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tritonkittens.kernels._inspection import Inspectable, launches_of
+from tritonkittens.kernels.causal_conv.operators import run
+
+
+def _run() -> Any:
+    x, weight = (torch.empty(*n, dtype=torch.bfloat16, device="meta") for n in ((1, 16384, 4352), (4352, 4)))
+    return run(x.mT, weight, weight[:, 0], None, None, True)
+
+
+inspectable: dict[str, Inspectable] = launches_of(_run, "causal_conv")

@@ -1,0 +1,56 @@
+"""Causal convolutions of channels for PyTorch tensors: `causal_conv1d`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tritonkittens.kernels._dispatch import call, has_tangent, have_memory, is_plain, requires_grad
+from tritonkittens.kernels.causal_conv.checks import NAME, check_kinds, check_shapes
+from tritonkittens.kernels.causal_conv.operators import run
+
+ACTIVATIONS = (None, "silu", "swish")
+
+
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    initial_states: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    """Return the causal convolution of each channel with a short filter, as before the scan of Mamba.
+
+    yₜ = activation(bias + Σ_w weight_w · x_{t-W+1+w}). Arguments are those of `causal_conv1d_fn` of the package
+    causal-conv1d; `cu_seqlens` packs sequences in place of `seq_idx`.
+
+    Args:
+        x: (B, C, L) in bf16, fp16 or fp32, of any strides: give a tensor (B, L, C) as `x.mT`.
+        weight: (C, W) in one of these dtypes, W from 1 to 4.
+        bias: (C,) in one of these dtypes; None: 0.
+        initial_states: (B, C, W - 1) in the dtype of x, the rows before the first; None: zeros.
+        cu_seqlens: (N + 1,) int32 for N sequences, up to 1,024, packed along L, B = 1: sequence n has the rows from
+            element n up to element n + 1. They begin with 0 and never decrease. States are then (N, C, W - 1).
+        activation: None, or "silu" (also called "swish").
+
+    Returns (B, C, L) in the dtype of x, in memory in the order of x. Rows after the last packed sequence are not
+    defined. Sums are in fp32. There is no gradient yet.
+
+    Raises TypeError or ValueError for what does not fit together; NotImplementedError where a gradient is wanted.
+
+    Example::
+
+        y = causal_conv1d(x.mT, weight, bias, activation="silu").mT  # x: (B, L, C)
+    """
+    check_kinds(x, weight, bias, initial_states, cu_seqlens)
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{NAME}: activation={activation!r}; it must be one of {ACTIVATIONS}")
+    operands = (x, weight, bias, initial_states, cu_seqlens)
+    if has_tangent(*operands):
+        raise ValueError(f"{NAME}: it has no forward-mode derivative; use {NAME}_torch")
+    check_shapes(*operands)
+    if is_plain(*operands) and have_memory(*operands) and not requires_grad(*operands):
+        return run(*operands, activation is not None)
+    found: Tensor = call(NAME, *operands, activation is not None)
+    return found
