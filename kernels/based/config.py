@@ -17,6 +17,7 @@ SHIFTS = KEYS // 2 + 1  # of pairs i, i + shift
 FIRST, CONSTANT = SHIFTS * KEYS, SHIFTS * KEYS + KEYS  # the row of k₀, and that of 1
 SUMS = 64, KEYS  # the extents of sums of keys: `device.taylor`
 NARROWEST, WIDEST = 64, 128  # columns of a tile of v
+WHOLE = dict(dtype=torch.int64, device="cpu")  # of constants that are made before they go to a GPU
 
 
 class Shape(NamedTuple):
@@ -35,7 +36,7 @@ def shape_of(values: int) -> Shape:
 
 def pairs() -> tuple[Tensor, Tensor]:
     """(i, j) of the products that rows of a kernel's state belong to."""
-    row = torch.arange(FIRST)
+    row = torch.arange(FIRST, **WHOLE)
     i = row % KEYS
     return i, (i + row // KEYS) % KEYS
 
@@ -45,11 +46,11 @@ def rows_of_state(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """(for each row of a user's state, the row of a kernel's; for each row of a kernel's state before the zeros, two
     rows of a user's, whose mean it is)."""
     i, j = pairs()
-    first, square = torch.arange(KEYS), 1 + KEYS
-    kernel = torch.full((STATE_ROWS,), CONSTANT)
+    first, square = torch.arange(KEYS, **WHOLE), 1 + KEYS
+    kernel = torch.full((STATE_ROWS,), CONSTANT, **WHOLE)
     kernel[1 + first] = FIRST + first
-    kernel[square + KEYS * i + j] = kernel[square + KEYS * j + i] = torch.arange(FIRST)
-    others = torch.cat([1 + first, torch.zeros(1, dtype=torch.long)])
+    kernel[square + KEYS * i + j] = kernel[square + KEYS * j + i] = torch.arange(FIRST, **WHOLE)
+    others = torch.cat([1 + first, torch.zeros(1, **WHOLE)])
     rows = (kernel, torch.cat([square + KEYS * i + j, others]), torch.cat([square + KEYS * j + i, others]))
     of_user, left, right = (x.to(device) for x in rows)
     return of_user, left, right
@@ -58,9 +59,10 @@ def rows_of_state(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 @functools.cache
 def maps(device: torch.device, dtype: torch.dtype) -> Tensor:
     """The maps that select columns of q and k: see `device.taylor`."""
-    found = torch.zeros(64 + FEATURES, KEYS, dtype=torch.float32)
-    found[torch.arange(64), torch.arange(64) % KEYS] = 1
-    found[64 + torch.arange(FIRST), pairs()[1]] = 1
+    found = torch.zeros(64 + FEATURES, KEYS, dtype=torch.float32, device="cpu")
+    row = torch.arange(64, **WHOLE)
+    found[row, row % KEYS] = 1
+    found[64 + torch.arange(FIRST, **WHOLE), pairs()[1]] = 1
     return found.to(device, dtype)
 
 
@@ -69,7 +71,7 @@ def numbers(device: torch.device, scale: float) -> Tensor:
     """For the third piece of features: the factors of a state's rows; from element 64 on, what is added to factors of
     features, and from 128 on, to the features themselves. From 192 on, what a row adds to sums of keys: their number,
     in row 48."""
-    found, piece = torch.zeros(256, dtype=torch.float32), FEATURES - 64
+    found, piece = torch.zeros(256, dtype=torch.float32, device="cpu"), FEATURES - 64
     found[: CONSTANT + 1 - piece] = 1
     found[FIRST - piece : CONSTANT - piece] = scale
     found[64 + FIRST - piece : 64 + CONSTANT - piece] = 1

@@ -139,11 +139,11 @@ class FeatureChunks(Chunks):
 
 
 class BasedStates(FeatureChunks, tk.lcf):
-    """S: (segments, heads, 192, value columns) fp32, what each segment adds to the state, and with `normalized` Z
+    """S: (segments, heads, 192, value columns) fp32, what each segment adds to the state, and with `normalized` ZS
     (segments, heads, 64, 16)."""
 
     def layout(self) -> tk.layout:
-        states = {"S": None, **({"Z": None} if self.normalized else {})}
+        states = {"S": None, **({"ZS": None} if self.normalized else {})}
         return self.chunked({**self.operands, **self.maps, **states}, input=self.operands, task=self.maps, per="block")
 
     @triton.jit
@@ -158,7 +158,7 @@ class BasedStates(FeatureChunks, tk.lcf):
     def finish(ctx, state, epilogue):
         store_state(ctx, ctx.globals.S, state)
         if ctx.config.normalized:
-            store_sums(ctx, ctx.globals.Z, state)
+            store_sums(ctx, ctx.globals.ZS, state)
 
 
 class Based(FeatureChunks, tk.lcsf):
