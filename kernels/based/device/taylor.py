@@ -10,6 +10,8 @@ selects column i, and of the three others column i + d.
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -103,12 +105,12 @@ class FeatureChunks(Chunks):
     normalized: bool = False
 
     @property
-    def maps(self):
+    def maps(self) -> dict[str, Any]:
         """Tiles of constants."""
         return dict(MAPS=tk.st(self.dtype, 4 * 64, 16), NUMBERS=tk.sv(tk.fp32, 256))
 
     @property
-    def before(self):
+    def before(self) -> dict[str, None]:
         """The tensors of states before but S0."""
         return {"Z0": None} if self.normalized and self.begins else {}
 
