@@ -12,9 +12,10 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._sequences import packed, sequences_of
 from tritonkittens.kernels._tensors import padded_empty, power_of_two, remember, signature
 from tritonkittens.kernels.gated_delta_net.checks import check
-from tritonkittens.kernels.gated_delta_net.config import ROWS, shape_of
+from tritonkittens.kernels.gated_delta_net.config import shape_of
 from tritonkittens.kernels.gated_delta_net.device.delta import GatedDeltaNet, invert_chunks
 from tritonkittens.kernels.linear_attention.call_plan import sums_of
+from tritonkittens.kernels.linear_attention.config import ROWS
 from tritonkittens.launch import device_facts
 
 _plans: dict[Hashable, Plan] = {}  # by what is known of a call

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from tritonkittens.kernels._tensors import power_of_two
 
 NARROWEST, WIDEST = 64, 128  # columns of a tile
-ROWS = 64  # of a chunk
 
 
 class Shape(NamedTuple):

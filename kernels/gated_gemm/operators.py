@@ -11,6 +11,7 @@ from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, r
 from tritonkittens.kernels.gated_gemm.call_plan import computed
 from tritonkittens.kernels.gated_gemm.checks import check_shapes
 from tritonkittens.kernels.gemm import gemm
+from tritonkittens.kernels.gemm.autograd import laid_out_as
 from tritonkittens.kernels.gemm.config import Config
 
 
@@ -31,11 +32,6 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None) -> None:
     ctx.activation = inputs[3]
 
 
-def _laid_out_as(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """left · right, with the dimension contiguous that is so in `x`, as torch keeps a gradient."""
-    return gemm(right.mT, left.mT).mT if x.stride(-2) == 1 and x.stride(-1) != 1 else gemm(left, right)
-
-
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """Both products are computed again: keeping them would take twice the memory of the result."""
     check_no_tangent("gated_gemm")
@@ -46,8 +42,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         d_a = gemm(d_up, up.mT, residual=gemm(d_gate, gate.mT))
     return (
         d_a,
-        _laid_out_as(gate, a.mT, d_gate) if needs[1] else None,
-        _laid_out_as(up, a.mT, d_up) if needs[2] else None,
+        laid_out_as(gate, a.mT, d_gate) if needs[1] else None,
+        laid_out_as(up, a.mT, d_up) if needs[2] else None,
         None,
         None,
     )

@@ -96,7 +96,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None) -> None:
     ctx.shapes = [None if t is None else (t.shape, t.dtype) for t in (a, b, bias, gate, residual)]
 
 
-def _laid_out_as(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
+def laid_out_as(x: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """left · right, with the dimension contiguous that is so in `x`: torch keeps a gradient that lies as its parameter
     does, and copies another. (The weight of a `Linear` is multiplied transposed.)"""
     return product(right.mT, left.mT).mT if x.stride(-2) == 1 and x.stride(-1) != 1 else product(left, right)
@@ -156,12 +156,12 @@ def _of_operands(
         d_sum = _copied_once(d_sum, a, b)
     d_a = d_b = None
     if needs[0]:
-        d_a = _laid_out_as(a, d_sum, b.mT)
+        d_a = laid_out_as(a, d_sum, b.mT)
         d_a = _summed(d_a.view(ctx.shapes[0][0]) if is_flat else d_a, ctx.shapes[0])
     if needs[1]:
         if b.ndim == 2:
             a, d_sum = as_matrix(a), as_matrix(d_sum)
-        d_b = _summed(_laid_out_as(b, a.mT, d_sum), ctx.shapes[1])
+        d_b = _summed(laid_out_as(b, a.mT, d_sum), ctx.shapes[1])
     return d_a, d_b
 
 

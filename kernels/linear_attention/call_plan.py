@@ -52,9 +52,8 @@ class Plan:
         fitting = device_facts(q.device).multiprocessors * shape.blocks
         span = span_of(length, self.total, tasks, self.sequences, fitting)
         self.cut = span < length
-        self.segments = (
-            self.total // span + self.sequences
-        )  # at most, as chunks: each sequence may end with a short one
+        # at most, since each sequence may end with a short one: segments, and chunks
+        self.segments = self.total // span + self.sequences
         self.slots = self.total // ROWS + self.sequences
         self.numbers = dict(span=span, total=self.total, group=self.heads // max(key_heads, 1))
         # of sequences of one length

@@ -15,10 +15,11 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels.linear_attention import config
 from tritonkittens.launch import plain_kernel
 
-ROWS: tl.constexpr = tl.constexpr(64)  # of a chunk
-HEADS: tl.constexpr = tl.constexpr(32)  # of a program that sums gates
+ROWS: tl.constexpr = tl.constexpr(config.ROWS)
+HEADS: tl.constexpr = tl.constexpr(config.HEADS)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
