@@ -93,7 +93,7 @@ def prepare(kind: str, rows: int, width: int, both_ways: bool) -> Trial:
     given: list[Any] = [*operands(kind, rows, width)]
     grads = [randn(rows, width)] if both_ways else []
     chip, size = chip_of(device_facts(given[0].device).capability), moved(kind, rows, width, both_ways)
-    chosen = (backward_tiles if both_ways else forward_tiles)(width, chip)
+    chosen = backward_tiles(width, 1 + (kind == "layer"), chip) if both_ways else forward_tiles(width, chip)
     others = [tiles_of(width, *parts) for parts in (BACKWARD if both_ways else FORWARD).get(width, ())]
     ours = {f"{OURS} {named(chosen)}": chosen, **{named(tiles): tiles for tiles in others}}
     return Trial(

@@ -1,6 +1,7 @@
 """Norms as torch sees them, their modules, their machine code, and what they refuse."""
 
 import copy
+import itertools
 import re
 
 import pytest
@@ -272,26 +273,31 @@ def test_tiles():
         6145: Tiles(1, 2048, 4, 1, 8), 32768: Tiles(1, 8192, 4, 1, 32), 32769: Tiles(1, 8192, 5, 1, 8, 4),
         65536: Tiles(1, 16384, 4, 1, 16, 4),
     }  # fmt: skip
-    found = {n: backward_tiles(n, hopper) for n in (64, 2560, 4096, 8192, 12288, 16384, 16385, 65536)}
+    found = {n: backward_tiles(n, 1, hopper) for n in (64, 2560, 3072, 4096, 8192, 12288, 16384, 16385, 65536)}
     assert found == {
-        64: Tiles(64, 64, 1, 1, 4), 2560: Tiles(2, 1024, 3, 1, 4), 4096: Tiles(1, 1024, 4, 1, 4),
-        8192: Tiles(1, 2048, 4, 1, 8), 12288: Tiles(1, 2048, 6, 1, 8), 16384: Tiles(1, 4096, 4, 1, 16),
-        16385: Tiles(1, 4096, 5, 1, 8, 2), 65536: Tiles(1, 16384, 4, 1, 8, 8),
+        64: Tiles(64, 64, 1, 1, 4), 2560: Tiles(1, 512, 5, 1, 2), 3072: Tiles(1, 1024, 3, 1, 4),
+        4096: Tiles(1, 1024, 4, 1, 4), 8192: Tiles(1, 2048, 4, 1, 8), 12288: Tiles(1, 2048, 6, 1, 8),
+        16384: Tiles(1, 4096, 4, 1, 16), 16385: Tiles(1, 8192, 3, 1, 16, 2), 65536: Tiles(1, 16384, 4, 1, 16, 4),
     }  # fmt: skip
-    assert backward_tiles(16385, ampere) == Tiles(1, 1024, 6, 3, 4), "chunks of columns"
-    assert [backward_cluster(n) for n in (16384, 16385, 24576, 24577, 49152, 65536)] == [1, 2, 2, 4, 4, 8]
-    for width in range(1, 65537, 61):
+    assert backward_tiles(16385, 1, ampere) == Tiles(1, 1024, 6, 3, 4), "chunks of columns"
+    assert [backward_cluster(n, 1) for n in (16384, 16385, 32768, 32769)] == [(2, 1), (16, 2), (16, 2), (16, 4)]
+    assert [backward_cluster(n, 2) for n in (12288, 12289, 16384, 16385, 65536)] == [
+        (2, 1),
+        *((8, c) for c in (2, 2, 4, 8)),
+    ]
+    for width, sums in itertools.product(range(1, 65537, 61), (0, 1, 2, 4)):
         for chip in (hopper, ampere):
-            for tiles in (forward_tiles(width, chip), backward_tiles(width, chip)):
+            for tiles in (forward_tiles(width, chip), backward_tiles(width, sums, chip)):
                 assert width <= tiles.cols * tiles.parts * tiles.chunks
                 assert tiles.numbers <= (48 if tiles.warps <= 8 else 32) or chip is ampere and tiles.warps == 32
                 assert chip.clusters or tiles.ctas == 1
-            assert (backward_tiles(width, chip).chunks == 1) == (width <= 16384 or chip.clusters)
+            if width <= 16384 and width * sums <= 24576:
+                assert backward_tiles(width, sums, chip)[3::2] == (1, 1), "one chunk, one CTA"
     assert [forward_registers(forward[n]) for n in (1024, 2560, 6144, 32768)] == [64, 80, 80, 64]
     assert forward_registers(forward_tiles(65536, ampere)) == 64, "all that a thread of 32 warps has"
-    assert [backward_registers(found[n]) for n in (64, 8192, 16384, 65536)] == [255, 255, 128, 255]
-    programs = [programs_of(found[n], 10**6, 132) for n in (64, 4096, 8192, 16384, 16385, 65536)]
-    assert programs == [264, 264, 132, 132, 66, 15] and programs_of(found[64], 65, 132) == 2
+    assert [backward_registers(found[n]) for n in (64, 8192, 16384, 65536)] == [255, 255, 128, 128]
+    programs = [programs_of(found[n], 10**6, 132) for n in (64, 2560, 4096, 8192, 16384, 16385, 65536)]
+    assert programs == [264, 528, 264, 132, 132, 66, 30] and programs_of(found[64], 65, 132) == 2
     # two tiles in flight where they fit beside those of the other programs of a multiprocessor
     h200, ada = Device.of_gpu(GPUS["H200"]), Device.of_chip(chip_of((8, 9)), "", 1, 0, 0)
     assert [stages_of(found[n], 4, 2, h200) for n in (64, 8192, 16384, 65536)] == [3] * 4

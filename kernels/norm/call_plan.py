@@ -207,7 +207,7 @@ class Backward:
         self.p, self.sums = wanted.dropout_p, sum(wanted.grads)
         facts = device_facts(z.device)
         chip = chip_of(facts.capability)
-        self.tiles = tiles or backward_tiles(self.rows.width, chip)
+        self.tiles = tiles or backward_tiles(self.rows.width, self.sums, chip)
         rows_read, weights_read = (
             sum(t.element_size() for t in tensors if t is not None) for tensors in (given[:4], given[4:6])
         )

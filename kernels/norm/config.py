@@ -17,6 +17,8 @@ WIDEST = 65536  # columns
 MOST_WARPS, RESIDENT_WARPS = 32, 8  # of a CTA; of the backward on a multiprocessor
 REGISTERS = 65536  # of a multiprocessor
 NUMBERS, MOST_NUMBERS, VECTOR = 32, 48, 8  # numbers a thread of a tile; of one of up to 8 warps, at most; of a part
+BACKWARD_NUMBERS = 40  # of a tile of up to 4 warps of the backward, at most
+ONE_CTA, SUMMED = 16384, 24576  # columns of rows of a CTA of the backward, and of all sums that it keeps, at most
 NARROW_FORWARD, NARROW_BACKWARD = 512, 2048  # columns of rows that are one part
 CHUNK = 8192  # columns of a chunk of the backward
 RESERVED = 4096  # bytes of shared memory for sums and statistics of rows
@@ -86,17 +88,18 @@ def _narrow_tiles(width: int) -> Tiles:
     return Tiles(4 * 32 * NUMBERS // cols, cols, 1, 1, 4)
 
 
-def _most_numbers(warps: int) -> int:
+def _most_numbers(warps: int, of_few: int) -> int:
     """Return the numbers a thread of a tile, at most: larger CTAs leave registers of a multiprocessor unused."""
-    return MOST_NUMBERS if warps <= 8 else NUMBERS
+    return of_few if warps <= 4 else MOST_NUMBERS if warps <= 8 else NUMBERS
 
 
-def _wide_tiles(width: int, warps: int, ctas: int) -> Tiles:
-    """Return tiles of one row, or of two that fit, of CTAs of the fewest warps from `warps` on."""
-    while warps < MOST_WARPS and ctas * warps * 32 * _most_numbers(warps) < width:
+def _wide_tiles(width: int, warps: int, ctas: int, of_few: int) -> Tiles:
+    """Return tiles of one row, or of two that fit, of CTAs of the fewest warps from `warps` on. `of_few`: the numbers
+    a thread of a tile of up to 4 warps, at most."""
+    while warps < MOST_WARPS and ctas * warps * 32 * _most_numbers(warps, of_few) < width:
         warps *= 2
     tiles = row_tiles(width, warps, ctas)
-    return tiles._replace(rows=2) if ctas == 1 and 2 * tiles.numbers <= _most_numbers(warps) else tiles
+    return tiles._replace(rows=2) if ctas == 1 and 2 * tiles.numbers <= _most_numbers(warps, of_few) else tiles
 
 
 def forward_cluster(width: int) -> int:
@@ -108,7 +111,7 @@ def forward_tiles(width: int, chip: Chip) -> Tiles:
     """Return the tiles of the forward. A row of one warp takes no barrier."""
     if width <= NARROW_FORWARD:
         return _narrow_tiles(width)
-    return _wide_tiles(width, 1, forward_cluster(width) if chip.clusters else 1)
+    return _wide_tiles(width, 1, forward_cluster(width) if chip.clusters else 1, MOST_NUMBERS)
 
 
 def forward_registers(tiles: Tiles) -> int:
@@ -117,24 +120,27 @@ def forward_registers(tiles: Tiles) -> int:
     return 64 if tiles.numbers <= NUMBERS or tiles.warps == MOST_WARPS else 80
 
 
-def backward_cluster(width: int) -> int:
-    """Return the CTAs that share a row in the backward, on a chip with clusters: enough to hold it and the sums of its
-    columns in registers. One CTA of 16 warps spills a few of them."""
-    ctas = 1 if width <= 2 * RESIDENT_WARPS * 32 * NUMBERS else 2
-    while 1 < ctas and ctas * RESIDENT_WARPS * 32 * MOST_NUMBERS < width:
+def backward_cluster(width: int, sums: int) -> tuple[int, int]:
+    """Return the warps of a CTA, and the CTAs that share a row in the backward, on a chip with clusters: enough to hold
+    it and `sums` sums of each of its columns in registers."""
+    if width <= ONE_CTA and width * sums <= SUMMED:
+        return 2, 1
+    warps, ctas = 16 if sums <= 1 else 8, 2
+    while ctas * warps * 32 * NUMBERS < width:
         ctas *= 2
-    return ctas
+    return warps, ctas
 
 
-def backward_tiles(width: int, chip: Chip) -> Tiles:
-    """Return the tiles of the backward. On a chip without clusters, chunks of columns cover rows too wide for a CTA."""
+def backward_tiles(width: int, sums: int, chip: Chip) -> Tiles:
+    """Return the tiles of the backward, which adds up the gradients of `sums` vectors. On a chip without clusters,
+    chunks of columns cover rows too wide for a CTA."""
     if width <= NARROW_BACKWARD:
         return _narrow_tiles(width)
-    ctas = backward_cluster(width)
+    warps, ctas = backward_cluster(width, sums)
     if ctas == 1 or chip.clusters:
-        return _wide_tiles(width, 4, ctas)
+        return _wide_tiles(width, warps, ctas, BACKWARD_NUMBERS)
     chunks = -(-width // CHUNK)
-    return _wide_tiles(-(-width // chunks), 4, 1)._replace(chunks=chunks)
+    return _wide_tiles(-(-width // chunks), 4, 1, MOST_NUMBERS)._replace(chunks=chunks)
 
 
 def backward_registers(tiles: Tiles) -> int:

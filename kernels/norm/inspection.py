@@ -62,7 +62,7 @@ inspectable |= {
         f"layer_norm_{WIDE}_backward", None,
     ),
     **launches_of(
-        functools.partial(_backward, False, WIDE, False, backward_tiles(WIDE, chip_of((8, 0)))),
+        functools.partial(_backward, False, WIDE, False, backward_tiles(WIDE, 1, chip_of((8, 0)))),
         f"layer_norm_{WIDE}_projections", f"layer_norm_{WIDE}_backward_chunks", None,
     ),
     **launches_of(_mask, "norm_dropout_mask"),
