@@ -1,5 +1,5 @@
-"""Mixtures of experts without gradients, routing aside: `experts` as a whole, what its first product may do besides
-(gather tokens, apply SwiGLU) on and off, and torch: expert by expert, and by `torch._grouped_mm` eagerly and compiled.
+"""Mixtures of experts without gradients: `experts`, and torch: expert by expert, and by `torch._grouped_mm` eagerly and
+compiled.
 
 The router's scores are random: tokens choose their experts alike. `work` is that of the products.
 """
@@ -49,21 +49,10 @@ def operands(shape: Shape) -> Operands:
     return randn(shape.tokens, shape.hidden), index, weights / weights.sum(-1, keepdim=True), gate_up, down
 
 
-def ours(given: Operands, **fused: bool) -> Callable[[], torch.Tensor]:
-    """`experts`, with another choice of what its first product does."""
-    from tritonkittens.kernels.experts import config, experts
+def ours(given: Operands) -> Callable[[], torch.Tensor]:
+    from tritonkittens.kernels.experts import experts
 
-    chosen = config.FUSED._replace(**fused)
-
-    @torch.no_grad()
-    def run() -> torch.Tensor:
-        config.FUSED, before = chosen, config.FUSED
-        try:
-            return experts(*given)
-        finally:
-            config.FUSED = before
-
-    return run
+    return torch.no_grad()(functools.partial(experts, *given))
 
 
 @torch.no_grad()
@@ -111,21 +100,13 @@ def error(given: Operands) -> Callable[[torch.Tensor], float]:
 
 def trial(options: argparse.Namespace, shape: Shape) -> Trial:
     given = operands(shape)
-    variants: dict[str, dict[str, bool]] = {
-        OURS: {},
-        f"{OURS}, plain": dict(gathers=False, gates=False),
-        f"{OURS}, gathers": dict(gathers=True, gates=False),
-        f"{OURS}, gates": dict(gathers=False, gates=True),
-        f"{OURS}, gathers and gates": dict(gathers=True, gates=True),
-    }
     peers: dict[str, Any] = {
         "torch._grouped_mm": lambda: functools.partial(by_grouped_mm, *given),
         "torch._grouped_mm, torch.compile": lambda: compiled(given),
     }
     if shape.experts <= ONE_BY_ONE:
         peers["torch, expert by expert"] = lambda: functools.partial(one_by_one, *given)
-    mine = {name: functools.partial(ours, given, **fused) for name, fused in variants.items()}
-    return Trial(mine, peers, error(given), BOUND)
+    return Trial({OURS: functools.partial(ours, given)}, peers, error(given), BOUND)
 
 
 def cases(options: argparse.Namespace) -> list[Case]:

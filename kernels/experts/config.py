@@ -15,20 +15,6 @@ WIDEST, NARROWEST = 2048, 16  # columns of a tile
 MOST_CHOICES = 32  # of a token
 
 
-class Fused(NamedTuple):
-    """What the first product of `experts` does besides, where no gradient is wanted.
-
-    gathers: it reads the rows of tokens, without a copy of them by expert. gates: its epilogue applies the activation.
-    `python -m bench experts` measures both.
-    """
-
-    gathers: bool = False
-    gates: bool = False
-
-
-FUSED = Fused()
-
-
 class Tile(NamedTuple):
     """Rows and columns of a program."""
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from tritonkittens.kernels._dispatch import call, check_tensors, requires_grad
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels.activation import geglu, swiglu
-from tritonkittens.kernels.experts import config
 from tritonkittens.kernels.experts.checks import check_experts, check_index, check_routing
 from tritonkittens.kernels.grouped_gemm import grouped_gemm
 
@@ -138,11 +137,9 @@ def experts(
 
 
 def _hidden(x: Tensor, routing: Routing, gate_up: Tensor, activation: str, wants_gradients: bool) -> Tensor:
-    """The hidden rows of experts. Gradients need the rows of tokens by expert and both halves of the product: then
-    these are results of their own."""
-    fused = config.Fused(False, False) if wants_gradients else config.FUSED
-    rows, ends = (routing.tokens, routing.ends) if fused.gathers else (None, routing.ends)
-    tokens = x if fused.gathers else gather_tokens(x, routing)
-    if fused.gates:
-        return grouped_gemm(tokens, gate_up.mT, ends, rows=rows, activation=IN_EPILOGUE[activation])
-    return ACTIVATIONS[activation](grouped_gemm(tokens, gate_up.mT, ends, rows=rows))
+    """The hidden rows of experts. Gradients need both halves of the product: then the activation is a kernel of its
+    own."""
+    rows, b = gather_tokens(x, routing), gate_up.mT
+    if wants_gradients:
+        return ACTIVATIONS[activation](grouped_gemm(rows, b, routing.ends))
+    return grouped_gemm(rows, b, routing.ends, activation=IN_EPILOGUE[activation])

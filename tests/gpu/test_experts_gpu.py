@@ -7,8 +7,7 @@ import torch
 
 from tests.cases_experts import BF16, BOUNDS, FP16, FP32, check, choices_of, operands, poisoned
 from tests.util import DEVICE, on_gpu_or_simulated, relative_error, slow, some_slow
-from tritonkittens.kernels.experts import combine_tokens, config, experts, experts_torch, gather_tokens, route
-from tritonkittens.kernels.experts.config import Fused
+from tritonkittens.kernels.experts import combine_tokens, experts, experts_torch, gather_tokens, route
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -83,13 +82,9 @@ def test_moves_of_rows(width, dtype):
         assert relative_error(combine_tokens(y, weights, routing), expected) < bound
 
 
-@pytest.mark.parametrize(
-    "fused", [slow(Fused(False, False)), slow(Fused(True, False)), slow(Fused(False, True)), Fused()]
-)
 @pytest.mark.parametrize("activation", ["silu", slow("gelu_tanh")])
-def test_without_gradients(fused, activation, monkeypatch):
-    """Each choice of what the first product does, with experts that have nothing and choices elsewhere."""
-    monkeypatch.setattr(config, "FUSED", fused)
+def test_without_gradients(activation):
+    """The first product gates; with experts that have nothing and choices elsewhere."""
     tokens = on_gpu_or_simulated(700, 30)
     index = choices_of(tokens, 3, 4, elsewhere=3)
     index[index == 5] = -1
