@@ -128,6 +128,29 @@ def test_module(dtype, compiles):
     assert SwiGLU(8, 4, bias=False).w3.weight.shape == (8, 4)
 
 
+CHANGES = {
+    "bias": lambda module: setattr(module.w12, "bias", torch.nn.Parameter(torch.randn(48, dtype=BF16))),
+    "hook": lambda module: module.w12.register_forward_hook(lambda *given: None),
+    "activation": lambda module: setattr(module.w12, "activation", "silu"),
+    "parametrization": lambda module: torch.nn.utils.parametrizations.weight_norm(module.w12),
+}
+
+
+@pytest.mark.parametrize("change", [None, *CHANGES])
+def test_module_without_gradients(change):
+    """The first product and the activation are one kernel, unless the layer does more than multiply."""
+    module, x = SwiGLU(40, 24, 16, bias=False, dtype=BF16), torch.randn(3, 5, 40, dtype=BF16)
+    if change:
+        CHANGES[change](module)
+    with sim.device() as device:
+        expected = module(x).detach()  # as in training
+        device.launches.clear()
+        with torch.no_grad():
+            y = module(x)
+    assert len(device.launches) == (3 if change else 2)
+    assert relative_error(y, expected.double()) < 1e-2
+
+
 # ---------------------------------------------------------------- plans and machine code
 
 

@@ -73,7 +73,7 @@ LAYERS = {  # and kernel launches of a forward
     "rotary of some columns": (lambda: attention("glm4_moe"), 3),  # and two norms
     "rotary of pairs": (lambda: attention("deepseek_v3"), 3),
     "rotary of halves": (lambda: attention("deepseek_v3", rope_interleave=False), 3),
-    "experts": (lambda: mixture("qwen3_moe"), 5),
+    "experts": (lambda: mixture("qwen3_moe"), 4),
 }
 
 
@@ -102,10 +102,17 @@ def test_layers(name, rng):
         assert launches_of(lambda: layer(*arguments)) == launches
     with patch(layer), sim.device():
         ours = layer_results(layer, arguments)
+        with torch.no_grad():
+            again = layer(*arguments)
+    ours["without gradients"], theirs["without gradients"] = (
+        again[0] if isinstance(again, tuple) else again,
+        theirs["y"],
+    )
     for key, x in theirs.items():
         assert (x.dtype, x.shape) == (ours[key].dtype, ours[key].shape)
     factor = 3 if "rotary" in name else 1.2  # attention rounds more than what is in front of it
     exact = layer_results(copy.deepcopy(layer).double(), in_double(arguments))
+    exact["without gradients"] = exact["y"]
     for key, expected in exact.items():
         assert relative_error(ours[key], expected) <= factor * relative_error(theirs[key], expected) + 1e-3, key
 
@@ -131,7 +138,7 @@ def test_experts_by_name(rng):
             expected = m(ids).logits
         m.set_experts_implementation("tritonkittens")
         with sim.device() as device:
-            assert torch.equal(m(ids).logits, expected) and len(device.launches) == 10
+            assert torch.equal(m(ids).logits, expected) and len(device.launches) == 8
         config = transformers.GptOssConfig(hidden_size=32, intermediate_size=32, num_local_experts=2)
         layer, found = modeling_gpt_oss.GptOssExperts(config), []
         x, index, weights = torch.randn(5, 32), torch.randint(2, (5, 2)), torch.rand(5, 2)

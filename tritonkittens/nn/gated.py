@@ -1,4 +1,4 @@
-"""A gated MLP on `tritonkittens.kernels.gemm` and `tritonkittens.kernels.activation`."""
+"""A gated MLP on `tritonkittens.kernels.gated_gemm`, and in training on those of `gemm` and `activation`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from tritonkittens.kernels._dispatch import takes, unseen_by_function_modes
 from tritonkittens.kernels.activation import swiglu
 from tritonkittens.kernels.activation.config import INPUTS
+from tritonkittens.kernels.gated_gemm.layers import gated_product
 from tritonkittens.nn._unscriptable import Unscriptable
 from tritonkittens.nn.linear import Linear
 
@@ -16,9 +17,11 @@ class SwiGLU(Unscriptable, nn.Module):
     """y = w3(silu(a) · b), where w12(x) = (a, b): the MLP of Llama with its two first weights as one product. Arguments
     and state_dict are those of xformers' SwiGLU.
 
-    x: (…, in_features) gives (…, out_features). The layers are `Linear`s. The activation in bf16, fp16 and fp32 runs on
-    the kernels of `tritonkittens.kernels.activation.swiglu` on a GPU from sm_80 on (or in the simulator), which round
-    once. Everything else (other dtypes, devices, tensor subclasses) runs as torch's operations.
+    x: (…, in_features) gives (…, out_features). The layers are `Linear`s. Without bias, and where no gradient is
+    wanted, the first product and the activation are one kernel, `tritonkittens.kernels.gated_gemm.gated_gemm`, where
+    `Linear` has kernels. Otherwise the activation in bf16, fp16 and fp32 runs on the kernels of
+    `tritonkittens.kernels.activation.swiglu` on a GPU from sm_80 on (or in the simulator), which round once. Everything
+    else (other dtypes, devices, tensor subclasses) runs as torch's operations.
 
     Args:
         hidden_features: of a, and of b.
@@ -46,7 +49,8 @@ class SwiGLU(Unscriptable, nn.Module):
         self.w3 = Linear(hidden_features, in_features if out_features is None else out_features, bias, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.w3(self._activated(self.w12(x)))
+        h = gated_product(x, "silu", Linear, self.w12)
+        y: Tensor = self.w3(self._activated(self.w12(x)) if h is None else h)
         return y
 
     @unseen_by_function_modes

@@ -32,6 +32,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from tritonkittens.kernels._dispatch import is_ordinary, requires_grad, takes, unseen_by_function_modes
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels.activation import geglu, swiglu
+from tritonkittens.kernels.gated_gemm.layers import gated_product
 from tritonkittens.kernels.loss import cross_entropy
 from tritonkittens.kernels.loss.config import TARGETS
 from tritonkittens.kernels.loss.config import WIDEST as MOST_CLASSES
@@ -39,7 +40,7 @@ from tritonkittens.kernels.norm import rms_norm
 from tritonkittens.kernels.norm.config import INPUTS, WIDEST
 from tritonkittens.kernels.rotary import rotary
 from tritonkittens.kernels.rotary.config import LARGEST_DIM
-from tritonkittens.ops.experts import are_plain, mixed
+from tritonkittens.ops.experts import ACTIVATIONS, are_plain, mixed
 
 Forward: TypeAlias = Callable[..., Any]
 
@@ -177,20 +178,31 @@ def _gated(activation: nn.Module, gate: Tensor, up: Tensor | None) -> Tensor | N
     return GATED[type(activation)](gate, up) if fits and takes(INPUTS, gate, up) else None
 
 
+def _gated_product(activation: nn.Module, x: Tensor, *layers: nn.Module) -> Tensor | None:
+    """The gated product of linear layers, in one kernel."""
+    name = ACTIVATIONS.get(type(activation))
+    return None if name is None else gated_product(x, name, nn.Linear, *layers)
+
+
 @_named_forward
 def _mlp(self: Any, x: Tensor) -> Any:
-    gate, up = self.gate_proj(x), self.up_proj(x)
-    y = _gated(self.act_fn, gate, up)
-    return self.down_proj(self.act_fn(gate) * up if y is None else y)
+    y = _gated_product(self.act_fn, x, self.gate_proj, self.up_proj)
+    if y is None:
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        y = _gated(self.act_fn, gate, up)
+        y = self.act_fn(gate) * up if y is None else y
+    return self.down_proj(y)
 
 
 @_named_forward
 def _merged_mlp(self: Any, hidden_states: Tensor) -> Any:
-    gate_up = self.gate_up_proj(hidden_states)
-    y = _gated(self.activation_fn, gate_up, None)
+    y = _gated_product(self.activation_fn, hidden_states, self.gate_up_proj)
     if y is None:
-        gate, up = gate_up.chunk(2, dim=-1)
-        y = up * self.activation_fn(gate)
+        gate_up = self.gate_up_proj(hidden_states)
+        y = _gated(self.activation_fn, gate_up, None)
+        if y is None:
+            gate, up = gate_up.chunk(2, dim=-1)
+            y = up * self.activation_fn(gate)
     return self.down_proj(y)
 
 
