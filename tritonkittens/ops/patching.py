@@ -58,9 +58,9 @@ def patch(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Patch:
     Args:
         model: a model, or a part of one.
         kinds: what to replace. "norm": RMS norms, also those of heads, on `rms_norm`. "mlp": MLPs with a gate, on
-            `swiglu` and `geglu`; hooks of the activation in them do not run. "rotary": rotary embeddings in attention,
-            on `rotary`. "experts": experts with a gate, on `experts`. "loss": the loss of causal language
-            models, on `cross_entropy`.
+            `swiglu` and `geglu`, and without gradients on `gated_gemm`; hooks of the activation in them do not run.
+            "rotary": rotary embeddings in attention, on `rotary`. "experts": experts with a gate, on `experts`.
+            "loss": the loss of causal language models, on `cross_entropy`.
 
     Returns:
         A `Patch`, with counts of what was replaced. `undo()`, or the end of a `with` block, gives the model its own
