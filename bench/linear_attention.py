@@ -238,7 +238,7 @@ def prepare_taylor(shape: Taylor) -> Trial:
         def run() -> Callable[[], Any]:
             from fla.ops import based
 
-            return functools.partial(getattr(based, name), q, k, v, use_norm=normalized, head_first=False)
+            return functools.partial(getattr(based, name), q, k, v, use_norm=normalized)
 
         return run
 
