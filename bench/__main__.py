@@ -41,6 +41,7 @@ MODULES = (
     "rotary",
     "activation",
     "linear_attention",
+    "hedgehog",
     "loss",
     "attention_models",
     "generate",

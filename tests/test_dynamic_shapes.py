@@ -13,6 +13,7 @@ from tritonkittens.kernels.gated_delta_net import gated_delta_rule
 from tritonkittens.kernels.gated_gemm import gated_gemm
 from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.grouped_gemm import grouped_gemm
+from tritonkittens.kernels.hedgehog import hedgehog_attention
 from tritonkittens.kernels.linear_attention import linear_attention
 from tritonkittens.kernels.loss import cross_entropy, linear_cross_entropy, softmax
 from tritonkittens.kernels.mamba2 import mamba_chunk_scan
@@ -24,6 +25,7 @@ BF16 = torch.bfloat16
 WEIGHT, VECTOR, ANGLES = torch.ones(32, 64, dtype=BF16), torch.ones(64, dtype=BF16), torch.ones(64, 16, dtype=BF16)
 GATE_UP, DOWN = torch.ones(4, 96, 64, dtype=BF16), torch.ones(4, 64, 48, dtype=BF16)
 ENDS = torch.tensor([1, 2, 3, 4], dtype=torch.int32)
+HEDGEHOG_MAP = torch.ones(1, 128, 64, dtype=BF16)
 
 
 def labels(x):
@@ -59,6 +61,9 @@ CALLS = {
         *[x.detach().view(1, -1, 1, 64)] * 3, *[x[None, :, :1].detach()] * 2
     ),
     "based_attention": lambda x: based_attention(*[x.detach()[..., :16].view(1, -1, 1, 16)] * 3),
+    "hedgehog_attention": lambda x: hedgehog_attention(
+        *[x.detach().repeat(1, 2).view(1, -1, 1, 128)] * 3, *[HEDGEHOG_MAP] * 2, *[ENDS[:1].float()] * 2
+    ),
     "causal_conv1d": lambda x: causal_conv1d(x.detach()[None].mT, GATE_UP[0, :64, :4], VECTOR),
     "mamba_chunk_scan": lambda x: mamba_chunk_scan(
         x.detach().view(1, -1, 1, 64), x[None, :, :1].detach(), -ENDS[:1].float(), *[x.detach().view(1, -1, 1, 64)] * 2

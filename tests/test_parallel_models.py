@@ -46,6 +46,7 @@ REFUSING = {  # operators that take no DTensor
     "gated_delta_rule",
     "gated_gemm",
     "gather_tokens",
+    "hedgehog_attention",
     "grouped_gemm",
     "linear_attention",
     "mamba_chunk_scan",

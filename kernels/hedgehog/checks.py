@@ -1,0 +1,66 @@
+"""What Hedgehog takes: dtypes and shapes that fit together. Errors name the argument."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels._dispatch import check_tensors
+from tritonkittens.kernels._sequences import check_beside, check_sequences
+from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels._tensors import check_tensor
+
+NAME = "hedgehog_attention"
+DIM, MAPPED = 128, 64  # columns of heads, and of a map
+OF_ROWS = ("q", "k", "v")
+MAPS = ("map_q", "map_k")
+
+
+class Operands(NamedTuple):
+    """The tensors of a call, as `hedgehog_attention` names them; its state is kv and z."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    map_q: Tensor
+    map_k: Tensor
+    alpha: Tensor
+    beta: Tensor
+    kv: Tensor | None
+    z: Tensor | None
+    cu_seqlens: Tensor | None
+
+
+def check_kinds(given: Operands) -> None:
+    """Raise TypeError for what is no tensor, or one of several devices."""
+    for i, (name, x) in enumerate(given._asdict().items()):
+        check_tensors(NAME, optional=i >= 7, **{name: x})
+        if is_distributed(type(x)):
+            raise TypeError(f"{NAME}: {name} is a DTensor; give its shard, {name}.to_local()")
+
+
+def check_shapes(given: Operands) -> None:
+    """Raise TypeError or ValueError for operands that do not fit together."""
+    q = given.q
+    if q.ndim != 4 or q.shape[-1] != DIM:
+        raise ValueError(f"{NAME}: q is {tuple(q.shape)}; it must be (B, T, H, {DIM})")
+    heads = q.shape[2]
+    shapes = dict(k=q.shape, v=q.shape, **dict.fromkeys(MAPS, (heads, DIM, MAPPED)), alpha=(heads,), beta=(heads,))
+    for name, shape in shapes.items():
+        x, dtype = getattr(given, name), torch.float32 if name in ("alpha", "beta") else q.dtype
+        if tuple(x.shape) != tuple(shape):
+            raise ValueError(f"{NAME}: {name} is {tuple(x.shape)}; it must be {tuple(shape)}")
+        if x.dtype != dtype:
+            raise TypeError(f"{NAME}: {name} has dtype {x.dtype}; it must be {dtype}")
+    for i, (name, state) in enumerate((("initial_state[0]", given.kv), ("initial_state[1]", given.z))):
+        check_sequences(NAME, q, given.cu_seqlens, state, (heads, DIM, DIM)[: 3 - i], ("q", name))
+
+
+def check(given: Operands) -> None:
+    """Raise TypeError or ValueError for operands that the kernel does not take."""
+    for name in (*OF_ROWS, *MAPS):
+        check_tensor(NAME, name, getattr(given, name), (torch.bfloat16,), "q", given.q)
+    check_shapes(given)
+    check_beside(NAME, given.q, **given._asdict())

@@ -1,0 +1,65 @@
+"""Hedgehog attention for PyTorch tensors: `hedgehog_attention`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tritonkittens.kernels._dispatch import call, has_tangent, have_memory, is_plain, requires_grad
+from tritonkittens.kernels.hedgehog.call_plan import run
+from tritonkittens.kernels.hedgehog.checks import NAME, Operands, check_kinds, check_shapes
+
+
+def hedgehog_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    map_q: Tensor,
+    map_k: Tensor,
+    alpha: Tensor,
+    beta: Tensor,
+    *,
+    initial_state: tuple[Tensor, Tensor] | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return the attention of Hedgehog: softmax attention in a window, and linear attention to all rows before it.
+
+    Rows are in blocks of 64. The window of a row is its own block, up to the row, and the block before: weights are
+    β · exp((s - m) / √128) with s = q·k, and m the largest s of the window. Rows of earlier blocks have weights
+    α · φ(q)·φ(k) with φ(x) = [softmax(x M), softmax(-x M)]. The result is Σ weights · v / Σ weights.
+
+    Args:
+        q, k, v: (B, T, H, 128) in bf16, of any strides.
+        map_q, map_k: (H, 128, 64) in bf16, M of queries and of keys.
+        alpha, beta: (H,) fp32.
+        initial_state: (kv, z) of what precedes the first block: kv = Σ φ(k) vᵀ (B, H, 128, 128) and z = Σ φ(k)
+            (B, H, 128), both fp32; None: zeros.
+        output_final_state: also return kv and z of all blocks but the last, which the next window needs. A next call
+            begins with the rows of that block, and with this state.
+        cu_seqlens: (N + 1,) int32 for N sequences, up to 1,024, packed along T, B = 1: sequence n has the rows from
+            element n up to element n + 1. They begin with 0 and never decrease. States are then of N sequences.
+
+    Returns (B, T, H, 128) in bf16, and with output_final_state the state (kv, z). Rows after the last packed sequence
+    are not defined. States are carried in fp32 and multiplied in bf16. There is no gradient yet.
+
+    Raises TypeError or ValueError for what does not fit together; NotImplementedError where a gradient is wanted;
+    ArchitectureError on a GPU without TMA.
+
+    Example::
+
+        o, state = hedgehog_attention(q, k, v, map_q, map_k, alpha, beta, output_final_state=True)
+
+    Source: Zhang et al., The Hedgehog & the Porcupine (2024); Zhang et al., LoLCATs (2024).
+    """
+    kv, z = (None, None) if initial_state is None else initial_state
+    given = Operands(q, k, v, map_q, map_k, alpha, beta, kv, z, cu_seqlens)
+    check_kinds(given)
+    if has_tangent(*given):
+        raise ValueError(f"{NAME}: it has no forward-mode derivative; use {NAME}_torch")
+    check_shapes(given)
+    if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
+        o, state = run(given, output_final_state)
+    else:
+        o, *found = call(NAME, *given, output_final_state)
+        state = found[0], found[1]
+    return (o, state) if output_final_state and state is not None else o

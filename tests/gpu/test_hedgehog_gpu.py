@@ -1,0 +1,91 @@
+"""Hedgehog attention against its definition in float64, on the GPU, or simulated."""
+
+import random
+
+import pytest
+import torch
+
+from tests.cases_hedgehog import BOUND, check, operands, poisoned
+from tests.cases_linear_attention import starts_of
+from tests.util import on_gpu_or_simulated, slow
+
+pytestmark = pytest.mark.usefixtures("kernel_device")
+
+
+@pytest.fixture(autouse=True)
+def poison_where_no_kernel_writes(monkeypatch):
+    poisoned(monkeypatch)
+
+
+@pytest.mark.parametrize("length", [150, 1, 0, *map(slow, (2, 63, 64, 65, 128, 129, 200))])
+@pytest.mark.parametrize("state", [True, slow(False)])
+def test_lengths(length, state):
+    """Rings of 0, 1 and 2 iterations, and edges of blocks."""
+    check(operands(2 if length < 64 else 1, length, 1, state))
+
+
+@pytest.mark.parametrize(
+    "lengths", [[66, 0, 1, 10], slow([66, 0, 1, 130]), slow([200, 0, 64]), slow([5] * 40), slow([0, 0])], ids=str
+)
+def test_packed_sequences(lengths):
+    check(operands(1, sum(lengths) + 9, 1, True, len(lengths)), starts_of(lengths))
+
+
+@pytest.mark.parametrize("at", [slow(64), slow(128), slow(192)])
+def test_a_sequence_continues_with_its_last_block(at):
+    *tensors, state = operands(1, 250, 1)
+    rows, of_heads = tensors[:3], tensors[3:]
+    whole, last = check((*tensors, state))
+    first, between = check((*(x[:, :at] for x in rows), *of_heads, state))
+    second, end = check((*(x[:, at - 64 :] for x in rows), *of_heads, between))
+    assert (torch.cat([first, second[:, 64:]], 1) - whole).float().norm() < BOUND * whole.float().norm()
+    assert (end[0] - last[0]).norm() < BOUND * last[0].norm()
+
+
+def test_heads_batches_and_strides():
+    """Each has maps and factors of its own; heads before rows in memory, columns of one projection, maps transposed."""
+    q, k, v, map_q, map_k, alpha, beta, state = operands(1, 130, 2)
+    q, k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k))
+    kv, z = state
+    v, map_q = torch.cat([v, v], -1)[..., 128:], map_q.mT.contiguous().mT
+    alpha, beta = (torch.stack([x, x], -1)[:, 0] for x in (alpha, beta))
+    check((q, k, v, map_q, map_k, alpha, beta, (kv.mT.contiguous().mT, torch.stack([z, z], -1)[..., 0])))
+
+
+@pytest.mark.parametrize("size", [slow(1.0), slow(0.0)])
+def test_large_scores(size):
+    """Exponentials of hundreds: the largest score is taken off. With size 0, all features are equal."""
+    q, k, *others = operands(1, 150, 1, size=size)
+    check((8 * q, 8 * k, *others))
+
+
+@pytest.mark.parametrize("factors", [(0.0, 1.0), slow((1.0, 0.0)), slow((-0.01, 1.0))], ids=str)
+def test_factors(factors):
+    """The window alone, or earlier blocks alone: then rows of the first two see nothing without a state."""
+    *tensors, _, _, state = operands(1, 150, 1)
+    alpha, beta = (torch.full((1,), x, dtype=torch.float32, device=tensors[0].device) for x in factors)
+    check((*tensors, alpha, beta, state))
+
+
+@pytest.mark.slow
+def test_the_same_bits_in_every_run():
+    given = operands(1, 200, 1)
+    assert torch.equal(check(given)[0], check(given)[0])
+
+
+@pytest.mark.slow
+def test_many_tasks():
+    """More than blocks of threads: the ring and the tiles of maps are used again."""
+    check(operands(3, 100, 100, state=False) if on_gpu_or_simulated(True, False) else operands(1, 70, 3))
+
+
+@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(100), [slow(n) for n in range(10)]))
+def test_random(seed):
+    draw = random.Random(seed)
+    heads, state = draw.randint(1, 3), draw.random() < 0.5
+    if draw.random() < 0.4:
+        lengths = [draw.randint(0, 200) for _ in range(draw.randint(1, 5))]
+        check(operands(1, sum(lengths), heads, state, len(lengths)), starts_of(lengths))
+    else:
+        length = round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 8)))
+        check(operands(draw.randint(1, 2), length, heads, state, size=draw.choice([0.01, 0.1, 1.0])))
