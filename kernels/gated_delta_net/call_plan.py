@@ -55,15 +55,15 @@ class Plan:
             ends = self.ends if ends is None else ends
             q, k, v = (packed(x) for x in (q, k, v))
             sums = sums_of(g.flatten(0, 1), ends, self.empty(self.heads, self.slots, ROWS))
-            inverse = self._inverse(k.transpose(0, 1), beta.flatten(0, 1), ends, sums)
+            inverse = self.inverse(k.transpose(0, 1), beta.flatten(0, 1), ends, sums)
             states = [x for x in (after, before) if x is not None]
-            self.template(q, k, v, sums, inverse, home.transpose(0, 1), *states, ends, scale=scale, **self.numbers)
+            self.template(q, k, v, sums, *inverse, home.transpose(0, 1), *states, ends, scale=scale, **self.numbers)
         return home if home.is_contiguous() else home.contiguous(), None if after is None else after.mT
 
-    def _inverse(self, k: Tensor, beta: Tensor, ends: Tensor, sums: Tensor) -> Tensor:
-        """The matrices of all chunks."""
-        found = self.empty(self.heads, self.slots * ROWS, ROWS, dtype=k.dtype)
-        given = (k, beta, ends, sums, found)
+    def inverse(self, k: Tensor, beta: Tensor, ends: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """The matrices T of all chunks, and beta in chunks."""
+        found = self.empty(self.heads, self.slots * ROWS, ROWS, dtype=k.dtype), self.empty(self.heads, self.slots, ROWS)
+        given = (k, beta, ends, sums, *found)
         strides = (*k.stride()[:2], *beta.stride())
         numbers = (self.sequences, self.numbers["group"], self.slots, self.keys, *strides)
         constants = (self.template.key_dim, self.most)

@@ -31,7 +31,8 @@ def poison_where_no_kernel_writes(monkeypatch):
     ids=str,
 )
 def test_lengths(length, dims, group, dtype, state):
-    check(operands(2, length, 1, *dims, group, dtype, state=state))
+    # errors of a state of one number do not average out
+    check(operands(2, length, 1, *dims, group, dtype, state=state), slack=4.0 if dims == (1, 1) else 1.0)
 
 
 @pytest.mark.parametrize("lengths", [[70, 0, 1, 130], slow([5] * 40), slow([0, 0]), slow([200])], ids=str)

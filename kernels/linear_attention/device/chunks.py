@@ -94,7 +94,7 @@ class Chunks:
     def chunked(self, globals: dict[str, Any], **fields: Any) -> tk.layout:
         """A layout with what all templates take after their own tensors."""
         last = {**({"S0": None} if self.begins else {}), "ends": None}
-        packed = tuple(name for name in globals if name in "QKVZO")
+        packed = tuple(name for name in globals if name.removeprefix("d") in ("Q", "K", "V", "Z", "O", "U"))
         return tk.layout(globals={**globals, **last}, args=("span", "total", "group", "scale"), ragged=packed, **fields)
 
     @triton.jit
@@ -254,13 +254,23 @@ class LinearAttention(Chunks, tk.lcsf):
         """Tensors that no tile takes."""
         return {}
 
-    def layout(self) -> tk.layout:
+    @property
+    def results(self) -> dict[str, Any]:
+        """Tiles that a chunk stores."""
+        return dict(O=self.operands["V"])
+
+    @property
+    def scratch(self) -> dict[str, Any]:
+        """Tiles of a consumer."""
         weighted = dict(V=tk.st(self.dtype, 64, self.cols)) if self.gated else {}
+        return dict(S=tk.st(self.dtype, self.cols, self.key_dim), **weighted)
+
+    def layout(self) -> tk.layout:
         return self.chunked(
-            {**self.loaded, **self.beside, "O": self.operands["V"], **({"S1": None} if self.ends_wanted else {})},
+            {**self.loaded, **self.beside, **self.results, **({"S1": None} if self.ends_wanted else {})},
             input={**self.loaded, **self.of_second},
-            scratch=dict(S=tk.st(self.dtype, self.cols, self.key_dim), **weighted),
-            output=dict(O=self.operands["V"]),
+            scratch=self.scratch,
+            output=self.results,
         )
 
     @triton.jit
