@@ -32,11 +32,11 @@ class Plan:
         self.numbers = dict(span=max(self.total, 1), total=self.total, group=self.heads // key_heads)
         self.ends = torch.arange(1, batches + 1, dtype=torch.int32, device=q.device) * length
         shape = shape_of(self.keys, self.values, self.sequences * self.heads, device_facts(q.device).multiprocessors)
-        self.most = max(16, power_of_two(self.sequences))
-        self.template = GatedDeltaNet(
+        self.knobs: dict[str, Any] = dict(
             dtype=tk.from_torch(q.dtype), consumers=shape.consumers, key_dim=shape.key_dim, value_dim=shape.value_dim,
-            begins=begins, ends_wanted=ends_wanted, most=self.most,
+            most=max(16, power_of_two(self.sequences)),
         )  # fmt: skip
+        self.template = GatedDeltaNet(**self.knobs, begins=begins, ends_wanted=ends_wanted)
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Memory that kernels write."""
@@ -54,21 +54,21 @@ class Plan:
         if self.total:
             ends = self.ends if ends is None else ends
             q, k, v = (packed(x) for x in (q, k, v))
-            sums = sums_of(g.flatten(0, 1), ends, self.empty(self.heads, self.slots, ROWS))
-            inverse = self.inverse(k.transpose(0, 1), beta.flatten(0, 1), ends, sums)
-            states = [x for x in (after, before) if x is not None]
-            self.template(q, k, v, sums, *inverse, home.transpose(0, 1), *states, ends, scale=scale, **self.numbers)
+            chunks, states = self.chunks(k, g, beta, ends), [x for x in (after, before) if x is not None]
+            self.template(q, k, v, *chunks, home.transpose(0, 1), *states, ends, scale=scale, **self.numbers)
         return home if home.is_contiguous() else home.contiguous(), None if after is None else after.mT
 
-    def inverse(self, k: Tensor, beta: Tensor, ends: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """The matrices T of all chunks, and beta in chunks."""
-        found = self.empty(self.heads, self.slots * ROWS, ROWS, dtype=k.dtype), self.empty(self.heads, self.slots, ROWS)
-        given = (k, beta, ends, sums, *found)
+    def chunks(self, k: Tensor, g: Tensor, beta: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
+        """G, T and B of all chunks."""
+        sums = sums_of(g.flatten(0, 1), ends, self.empty(self.heads, self.slots, ROWS))
+        inverse = self.empty(self.heads, self.slots * ROWS, ROWS, dtype=k.dtype)
+        k, beta, of_rows = k.transpose(0, 1), beta.flatten(0, 1), self.empty(self.heads, self.slots, ROWS)
+        given = (k, beta, ends, sums, inverse, of_rows)
         strides = (*k.stride()[:2], *beta.stride())
         numbers = (self.sequences, self.numbers["group"], self.slots, self.keys, *strides)
-        constants = (self.template.key_dim, self.most)
+        constants = (self.knobs["key_dim"], self.knobs["most"])
         invert_chunks.bind((self.slots, self.heads, 1), *given, *numbers, *constants)(*given)
-        return found
+        return sums, inverse, of_rows
 
 
 def run(

@@ -97,11 +97,17 @@ class DeltaChunks(LinearAttention):
 
     @triton.jit
     def load(ctx, input):
-        slot = ctx.first + chunk(ctx)
         tk.load_async(input.Q, ctx.globals.Q, place_of_keys(ctx), input.full)
-        tk.load_async(input.T, ctx.globals.T, (ctx.head, slot, 0), input.full)
-        tk.load_async(input.B, ctx.globals.B, (ctx.head, slot, 0), input.full)
-        load_rows(ctx, input)
+        load_chunk(ctx, input)
+
+
+@triton.jit
+def load_chunk(ctx, input):
+    """Load all but Q."""
+    slot = ctx.first + chunk(ctx)
+    tk.load_async(input.T, ctx.globals.T, (ctx.head, slot, 0), input.full)
+    tk.load_async(input.B, ctx.globals.B, (ctx.head, slot, 0), input.full)
+    load_rows(ctx, input)
 
 
 @triton.jit

@@ -1,0 +1,92 @@
+"""What the gradient of the gated delta rule does: its launches, and the memory of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels._sequences import packed
+from tritonkittens.kernels._tensors import padded_empty, remember, signature
+from tritonkittens.kernels.gated_delta_net import call_plan
+from tritonkittens.kernels.gated_delta_net.device.backward import (
+    PARTS,
+    DeltaGradients,
+    DeltaStateGradients,
+    DeltaStates,
+    gather_gates,
+)
+from tritonkittens.kernels.linear_attention.config import HEADS, ROWS
+
+_plans: dict[Hashable, GradientPlan] = {}  # by what is known of a call
+
+
+class Operands(NamedTuple):
+    """The tensors of a call, as `gated_delta_rule` names them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+    initial_state: Tensor | None
+    cu_seqlens: Tensor | None
+
+
+class GradientPlan(call_plan.Plan):
+    """The launches of a gradient of one kind. `ends`: is there a gradient of the states after?"""
+
+    def __init__(self, given: Operands, ends: bool):
+        begins = given.initial_state is not None
+        super().__init__(given.q, given.v, begins, False, given.cu_seqlens)
+        self.states = DeltaStates(**self.knobs, begins=begins)
+        self.of_states = DeltaStateGradients(**self.knobs, begins=ends, ends_wanted=begins)
+        self.rest = DeltaGradients(dtype=self.knobs["dtype"], most=self.knobs["most"])
+
+    def gradients(self, given: Operands, do: Tensor, d_final: Tensor | None, scale: float) -> list[Tensor | None]:
+        """Of q, k, v, g, beta and the initial state."""
+        before, after = (None if x is None else x.mT for x in (given.initial_state, d_final))
+        d_before = None if before is None else self.empty(*before.shape)
+        if d_before is not None:  # sequences without rows have no task
+            d_before.zero_() if after is None else d_before.copy_(after)
+        du, dv = (padded_empty((self.total, self.heads, self.values), given.v) for _ in range(2))
+        dq, dk = (padded_empty((self.total, self.heads, self.keys), given.q) for _ in range(2))
+        dg, d_beta = (self.empty(self.total, self.heads, dtype=x.dtype) for x in (given.g, given.beta))
+        if self.total:
+            ends = self.ends if given.cu_seqlens is None else given.cu_seqlens[1:].contiguous()
+            q, k, v, do = (packed(x) for x in (given.q, given.k, given.v, do))
+            sums, inverse, beta = chunks = self.chunks(k, given.g, given.beta, ends)
+            begin = [] if before is None else [before]
+            end = [] if after is None else [after]
+            s, ds = (padded_empty((self.slots, self.heads, self.values, self.keys), given.v) for _ in range(2))
+            numbers: dict[str, Any] = dict(**self.numbers, scale=scale)
+            self.states(k, v, *chunks, s, *begin, ends, **numbers)
+            found = [x.transpose(0, 1) for x in (du, dv, dq, dk)]
+            wanted = [] if d_before is None else [d_before]
+            self.of_states(q, k, do, *chunks, ds, *found[:2], *wanted, *end, ends, **numbers)
+            parts = self.empty(2 * PARTS.value, self.heads, self.slots, ROWS)
+            self.rest(q, k, inverse, sums, beta, v, do, found[0], s, ds, *found[2:], parts, ends, **numbers)
+            grid = (self.slots, -(-self.heads // HEADS), 1)
+            of_gates = (parts, ends, dg, d_beta)
+            of_chunks = (self.sequences, self.heads, self.slots, self.knobs["most"])
+            gather_gates.bind(grid, *of_gates, *of_chunks)(*of_gates)
+        dq, dk = (self._sums_of_groups(x, given.q) for x in (dq, dk))
+        dv, dg, d_beta = (x.contiguous().view(y.shape) for x, y in ((dv, given.v), (dg, given.g), (d_beta, given.beta)))
+        return [dq, dk, dv, dg, d_beta, None if d_before is None else d_before.mT]
+
+    def _sums_of_groups(self, x: Tensor, like: Tensor) -> Tensor:
+        """The gradient of a head of keys is the sum of those of heads of values."""
+        group = self.numbers["group"]
+        x = x if group == 1 else x.unflatten(1, (-1, group)).sum(2, dtype=torch.float32).to(x.dtype)
+        return x.contiguous().view(like.shape)
+
+
+def run_backward(given: Operands, do: Tensor, d_final: Tensor | None, scale: float) -> list[Tensor | None]:
+    """The gradients of `gated_delta_rule` of plain tensors: of q, k, v, g, beta and the initial state."""
+    key = signature(*given, do, d_final)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = remember(_plans, key, GradientPlan(given, d_final is not None))
+    return plan.gradients(given, do, d_final, scale)
