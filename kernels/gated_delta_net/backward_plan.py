@@ -42,7 +42,11 @@ class GradientPlan(call_plan.Plan):
         begins = given.initial_state is not None
         super().__init__(given.q, given.v, begins, False, given.cu_seqlens)
         self.states = DeltaStates(**self.knobs, begins=begins)
-        self.of_states = DeltaStateGradients(**self.knobs, begins=ends, ends_wanted=begins)
+        # stages of the output ring fill shared memory
+        wide = self.knobs["key_dim"] + self.knobs["value_dim"] > 3 * ROWS
+        self.of_states = DeltaStateGradients(
+            **self.knobs, begins=ends, ends_wanted=begins, output_stages=1 if wide else 2
+        )
         self.rest = DeltaGradients(dtype=self.knobs["dtype"], most=self.knobs["most"])
 
     def gradients(self, given: Operands, do: Tensor, d_final: Tensor | None, scale: float) -> list[Tensor | None]:

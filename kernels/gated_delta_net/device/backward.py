@@ -76,11 +76,12 @@ class DeltaStateGradients(DeltaChunks):
         (left, begun, kept), beta = gates(ctx, input), of_rows(ctx, input.B)
         after = tk.subtile(output.dS, ctx.config.cols, ctx.config.key_dim, ctx.consumer, 0)
         tk.store(after, state.s)
-        tk.store(ctx.scratch.V, tk.mul_row(tk.cast(tk.load(do), tk.fp32), begun * ctx.args.scale))
+        tk.store(ctx.scratch.W, tk.mul_row(tk.cast(tk.load(do), tk.fp32), begun * ctx.args.scale))
         tk.fence_async()
+        s = state.s * kept
         p = tk.mm_ABt(input.K, input.Q, wait=False)
         dv = tk.mm_ABt(input.K, after, wait=False)
-        s = tk.mma_AtB(ctx.scratch.V, input.Q, state.s * kept, wait=False)
+        s = tk.mma_AtB(ctx.scratch.W, input.Q, s, wait=False)
         p, dv = tk.mma_wait(p, dv, leave=(s,))
         p = tk.cast(causal(ctx, input, p * ctx.args.scale), ctx.config.dtype)
         dv, s = tk.mma_wait(tk.mma_AB(p, do, tk.mul_row(dv, left), wait=False), s)
@@ -90,9 +91,9 @@ class DeltaStateGradients(DeltaChunks):
         dr = tk.mul_row(du, beta)
         tk.store(tk.subtile(output.dU, 64, ctx.config.cols, 0, ctx.consumer), du)
         tk.store(tk.subtile(output.dV, 64, ctx.config.cols, 0, ctx.consumer), dr)
-        tk.store(ctx.scratch.W, tk.neg(tk.mul_row(dr, begun)))
+        tk.store(ctx.scratch.R, tk.neg(tk.mul_row(dr, begun)))
         tk.fence_async()
-        return state.replace(s=tk.mma_AtB(ctx.scratch.W, input.K, s))
+        return state.replace(s=tk.mma_AtB(ctx.scratch.R, input.K, s))
 
     @triton.jit
     def store(ctx, output):
@@ -110,6 +111,7 @@ class DeltaGradients(Chunks, tk.lcf):
     """
 
     consumers: int = 2
+    consumer_registers: int | None = 240
     value_dim: int = 128  # for `gates`: accumulators have 64 columns
 
     def layout(self) -> tk.layout:
@@ -193,6 +195,12 @@ class DeltaGradients(Chunks, tk.lcf):
         half: tl.constexpr = ctx.config.key_dim // 2
         task = ctx.task
         (begun, left, kept), beta = gates(ctx, task), of_rows(ctx, task.B)
+        q, k = tk.subtile(task.Q, 64, half, 0, me), tk.subtile(task.K, 64, half, 0, me)
+        values = tk.cast(tk.load(k), tk.fp32)
+        read, dk = tk.mul_row(state.read, beta * begun), tk.mul_row(state.dk, left)
+        of_gates, of_written = tk.row_sum(read * values), tk.row_sum(dk * values)
+        dk, dq = dk - read, tk.mul_row(state.dq, begun * ctx.args.scale)
+        of_gates = tk.row_sum(dq * tk.cast(tk.load(q), tk.fp32)) - of_gates
         scores = causal(ctx, task, state.scores * ctx.args.scale if me == 0 else tk.tril(tk.neg(state.scores), -1))
         products = scores * tk.mm_ABt(task.Q if me == 0 else task.K, task.K)
         inverse = tk.row_sum(products) * me
@@ -202,18 +210,13 @@ class DeltaGradients(Chunks, tk.lcf):
         tk.fence_async()
         tk.sync_consumers(ctx)
         of_q, of_k = ctx.exchange.scores[0], ctx.exchange.scores[1]
-        q, k = tk.subtile(task.Q, 64, half, 0, me), tk.subtile(task.K, 64, half, 0, me)
-        dq = tk.mul_row(state.dq, begun * ctx.args.scale)
-        read, written = tk.mul_row(state.read, beta * begun), tk.mul_row(state.dk, left)
-        q_values, k_values = tk.cast(tk.load(q), tk.fp32), tk.cast(tk.load(k), tk.fp32)
-        of_gates = tk.row_sum(products) + tk.row_sum(dq * q_values) - tk.row_sum(read * k_values)
-        of_written, of_kept = tk.row_sum(written * k_values), state.kept * kept
-        parts = (of_gates, tk.col_sum(products), of_written, of_kept, state.beta, inverse)
+        dq = tk.mma_AB(of_q, k, dq, wait=False)
+        dk = tk.mma_AtB(of_q, q, dk, wait=False)
+        dk = tk.mma_AtB(of_k, k, tk.mma_AB(of_k, k, dk, wait=False), wait=False)
+        of_gates += tk.row_sum(products)
+        parts = (of_gates, tk.col_sum(products), of_written, state.kept * kept, state.beta, inverse)
         for i in tl.static_range(PARTS):
             tk.store(ctx.globals.P, parts[i], (2 * i + me, ctx.head, ctx.home, 0))
-        dq = tk.mma_AB(of_q, k, dq, wait=False)
-        dk = tk.mma_AtB(of_q, q, written - read, wait=False)
-        dk = tk.mma_AtB(of_k, k, tk.mma_AB(of_k, k, dk, wait=False), wait=False)
         dq, dk = tk.mma_wait(dq, dk)
         return state.replace(dq=dq, dk=dk)
 

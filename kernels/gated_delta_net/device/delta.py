@@ -93,7 +93,7 @@ class DeltaChunks(LinearAttention):
     @property
     def scratch(self) -> dict[str, Any]:
         part = tk.st(self.dtype, 64, self.cols)
-        return {**super().scratch, "R": part, "W": part}
+        return dict(R=part, W=part)
 
     @triton.jit
     def load(ctx, input):
@@ -130,6 +130,11 @@ def correct(ctx, input, r):
 
 class GatedDeltaNet(DeltaChunks):
     """The result, and the states after (`ends_wanted`)."""
+
+    @property
+    def scratch(self) -> dict[str, Any]:
+        state = tk.st(self.dtype, self.cols, self.key_dim)
+        return dict(S=state, **super().scratch, V=tk.st(self.dtype, 64, self.cols))
 
     @triton.jit
     def compute(ctx, state, input, output):
