@@ -52,6 +52,7 @@ from tritonkittens.lang.memory.tma import (
     store_read_wait,
     store_wait,
 )
+from tritonkittens.lang.mma.complex import complex, conj
 from tritonkittens.lang.mma.fp8_a_operand import byte_operand, byte_operand_column
 from tritonkittens.lang.mma.mma import (
     mm_AB,
@@ -256,6 +257,7 @@ from tritonkittens.lang.template.extensions import (
 from tritonkittens.lang.template.extensions.reduce_store_warp import reduce_acquire, reduce_commit, reduce_wait
 from tritonkittens.lang.template.layout import layout
 from tritonkittens.lang.template.template import lcf, lcsf
+from tritonkittens.lang.types.complex_tiles import cgl, crt, cst, csv
 from tritonkittens.lang.types.global_layout import extent, gl
 from tritonkittens.lang.types.scales import scale_tile
 from tritonkittens.lang.types.tiles import by_rows, col_vec, row_vec, rt, rv, st, sv, tt
@@ -265,36 +267,37 @@ __all__ = [
     "abs", "add", "add_col", "add_row", "advance", "allocate", "apply", "ArchitectureError", "arrive", "as_fragments",
     "bank_conflicts", "bf16", "block_count", "block_diagonal", "block_index", "broadcast_col", "broadcast_row",
     "by_rows", "byte_operand", "byte_operand_column", "Call", "careful_wait", "cast", "cast_pairs", "ceil", "ceil_div",
-    "cluster_rank", "cluster_sync", "ClusterLaunchControl", "ClusterSplitK", "col_argmax", "col_argmin", "col_cumsum",
-    "col_max", "col_mean", "col_min", "col_norm", "col_prod", "col_sum", "col_vec", "ColumnMajor", "concat_cols",
-    "consumer_registers", "consumer_release", "consumer_wait", "copy", "cos", "decrease_registers", "DeferredEpilogue",
-    "dependency_wait", "dependents_launch", "div", "div_col", "div_row", "Dynamic", "eq", "eq_col", "eq_row", "erf",
-    "Event", "exchange_acquire", "exchange_commit", "exchange_release", "exchange_wait", "exp", "exp2", "exp2_col",
-    "exp2_row", "expect", "expect_rows", "Extension", "extent", "fence_async", "field", "floor", "fma", "fp16", "fp32",
-    "fp4e2m1x2", "fp8e4m3", "fp8e5m2", "fp8e8m0", "fragment_place", "from_torch", "full", "full_like", "gather_rows",
-    "GatherWarps", "ge", "ge_col", "ge_row", "gelu", "gl", "gt", "gt_col", "gt_row", "has_sequences", "hasnan",
-    "im2col", "increase_registers", "IndexPrefetch", "int32", "int64", "int8", "iota", "is_initialized", "Kernel",
-    "kernel", "KernelError", "Knob", "layout", "lcf", "lcsf", "le", "le_col", "le_row", "left_fill", "load",
-    "load_async", "load_async_wait", "load_bytes_async", "load_elements", "load_im2col_async", "load_into", "load_max",
-    "load_min", "load_rows_async", "load_scalar", "log", "log2", "longest_first", "LongestFirst", "lower_fill", "lt",
-    "lt_col", "lt_row", "make_causal", "make_causal_t", "map", "mark", "mark_initialized", "mask", "max", "max_col",
-    "max_row", "maximum", "min", "min_col", "min_row", "minimum", "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB",
-    "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_commit", "mma_retire", "mma_wait", "mma_zero", "mul", "mul_col",
-    "mul_row", "named_arrive", "named_sync", "ne", "ne_col", "ne_row", "neg", "neg_infty", "one", "OnePerBlock",
-    "opaque_zero", "Order", "Persistent", "pin", "pipeline", "pipeline_state", "pointer_to", "pos_infty", "prefetch",
-    "print", "prod", "producer_acquire", "producer_commit", "producer_registers", "reciprocal", "reduce_acquire",
-    "reduce_commit", "reduce_wait", "ReduceStoreWarp", "reinterpret", "release", "relu", "rescale_row", "right_fill",
-    "row_argmax", "row_argmin", "row_arrivals", "row_cumsum", "row_max", "row_mean", "row_min", "row_norm", "row_prod",
-    "row_sum", "row_sum_by_quad", "row_topk", "row_vec", "RowMajor", "rsqrt", "rt", "rv", "scale_tile", "scatter_rows",
-    "Schedule", "scheduling_barrier", "semaphores", "sequence", "sequence_of_tile", "shape", "sigmoid", "silu", "sin",
-    "sliding_window", "softmax_step", "specialize", "split_cols", "SplitK", "SplitRest", "SplitTail", "SplitTask",
-    "sqrt", "st", "store", "store_add_async", "store_add_bytes_async", "store_async", "store_bytes_async",
-    "store_cluster_async", "store_elements", "store_fragments", "store_max_async", "store_min_async",
-    "store_or_add_bytes_async", "store_read_wait", "store_rows_async", "store_wait", "stream_k", "StreamK", "struct",
-    "sub", "sub_col", "sub_row", "subtile", "subvector", "sum", "Supergroup", "supergroup", "supergroup_rows", "sv",
-    "swap_layout", "sync", "sync_consumers", "tanh", "task", "tensor_allocator", "tile_at", "TileError", "timeline",
-    "to_torch", "transpose", "tril", "triu", "tt", "uint8", "unravel", "upper_fill", "upper_right_fill", "wait",
-    "wait_for", "warp_exceeds", "warp_scheduler_arrive", "warp_scheduler_sync", "where", "with_field", "zero",
+    "cgl", "cluster_rank", "cluster_sync", "ClusterLaunchControl", "ClusterSplitK", "col_argmax", "col_argmin",
+    "col_cumsum", "col_max", "col_mean", "col_min", "col_norm", "col_prod", "col_sum", "col_vec", "ColumnMajor",
+    "complex", "concat_cols", "conj", "consumer_registers", "consumer_release", "consumer_wait", "copy", "cos", "crt",
+    "cst", "csv", "decrease_registers", "DeferredEpilogue", "dependency_wait", "dependents_launch", "div", "div_col",
+    "div_row", "Dynamic", "eq", "eq_col", "eq_row", "erf", "Event", "exchange_acquire", "exchange_commit",
+    "exchange_release", "exchange_wait", "exp", "exp2", "exp2_col", "exp2_row", "expect", "expect_rows", "Extension",
+    "extent", "fence_async", "field", "floor", "fma", "fp16", "fp32", "fp4e2m1x2", "fp8e4m3", "fp8e5m2", "fp8e8m0",
+    "fragment_place", "from_torch", "full", "full_like", "gather_rows", "GatherWarps", "ge", "ge_col", "ge_row", "gelu",
+    "gl", "gt", "gt_col", "gt_row", "has_sequences", "hasnan", "im2col", "increase_registers", "IndexPrefetch", "int32",
+    "int64", "int8", "iota", "is_initialized", "Kernel", "kernel", "KernelError", "Knob", "layout", "lcf", "lcsf", "le",
+    "le_col", "le_row", "left_fill", "load", "load_async", "load_async_wait", "load_bytes_async", "load_elements",
+    "load_im2col_async", "load_into", "load_max", "load_min", "load_rows_async", "load_scalar", "log", "log2",
+    "longest_first", "LongestFirst", "lower_fill", "lt", "lt_col", "lt_row", "make_causal", "make_causal_t", "map",
+    "mark", "mark_initialized", "mask", "max", "max_col", "max_row", "maximum", "min", "min_col", "min_row", "minimum",
+    "mm_AB", "mm_ABt", "mm_AtB", "mm_AtBt", "mma_AB", "mma_ABt", "mma_AtB", "mma_AtBt", "mma_begin", "mma_commit",
+    "mma_retire", "mma_wait", "mma_zero", "mul", "mul_col", "mul_row", "named_arrive", "named_sync", "ne", "ne_col",
+    "ne_row", "neg", "neg_infty", "one", "OnePerBlock", "opaque_zero", "Order", "Persistent", "pin", "pipeline",
+    "pipeline_state", "pointer_to", "pos_infty", "prefetch", "print", "prod", "producer_acquire", "producer_commit",
+    "producer_registers", "reciprocal", "reduce_acquire", "reduce_commit", "reduce_wait", "ReduceStoreWarp",
+    "reinterpret", "release", "relu", "rescale_row", "right_fill", "row_argmax", "row_argmin", "row_arrivals",
+    "row_cumsum", "row_max", "row_mean", "row_min", "row_norm", "row_prod", "row_sum", "row_sum_by_quad", "row_topk",
+    "row_vec", "RowMajor", "rsqrt", "rt", "rv", "scale_tile", "scatter_rows", "Schedule", "scheduling_barrier",
+    "semaphores", "sequence", "sequence_of_tile", "shape", "sigmoid", "silu", "sin", "sliding_window", "softmax_step",
+    "specialize", "split_cols", "SplitK", "SplitRest", "SplitTail", "SplitTask", "sqrt", "st", "store",
+    "store_add_async", "store_add_bytes_async", "store_async", "store_bytes_async", "store_cluster_async",
+    "store_elements", "store_fragments", "store_max_async", "store_min_async", "store_or_add_bytes_async",
+    "store_read_wait", "store_rows_async", "store_wait", "stream_k", "StreamK", "struct", "sub", "sub_col", "sub_row",
+    "subtile", "subvector", "sum", "Supergroup", "supergroup", "supergroup_rows", "sv", "swap_layout", "sync",
+    "sync_consumers", "tanh", "task", "tensor_allocator", "tile_at", "TileError", "timeline", "to_torch", "transpose",
+    "tril", "triu", "tt", "uint8", "unravel", "upper_fill", "upper_right_fill", "wait", "wait_for", "warp_exceeds",
+    "warp_scheduler_arrive", "warp_scheduler_sync", "where", "with_field", "zero",
 ]  # fmt: skip
 
 

@@ -304,8 +304,11 @@ def op(fn: Callable[Concatenate[Trace, P], R]) -> Callable[P, R]:
     def device_function(*args: Any, _semantic: Any = None, _generator: Any = None, **kwargs: Any) -> Any:
         if _semantic is None and not _interpreting():
             raise TileError(f"{fn.__name__}: call it inside a kernel (@triton.jit)")
+        t = Trace(_semantic, _generator)
         try:
-            return fn(Trace(_semantic, _generator), *args, **kwargs)
+            if any(map(is_complex, (*args, *kwargs.values()))) and fn.__name__ in complex_rules:
+                return complex_rules[fn.__name__](t, fn, *args, **kwargs)
+            return fn(t, *args, **kwargs)
         except TypeError:
             _check_arguments(fn.__name__, marked.__signature__, args, kwargs)
             raise
@@ -324,6 +327,17 @@ def op(fn: Callable[Concatenate[Trace, P], R]) -> Callable[P, R]:
     marked.__annotations__ = {"tritonkittens": library_hash()}
     marked.hash_attrs = ()
     return device_function
+
+
+# by operation: rule(trace, operation, …) for operands of which one is complex (lang.mma.complex)
+complex_rules: dict[str, Callable[..., Any]] = {}
+
+
+def is_complex(x: Traced) -> bool:
+    """Whether `x` is a complex tile, a type of such, or the global layouts of a complex tensor."""
+    if isinstance(x, tl.tuple):
+        return tuple(x.type.fields or ()) == ("real", "imag")
+    return getattr(x.value if isinstance(x, tl.constexpr) else x, "is_complex", False) is True
 
 
 def _check_arguments(name: str, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

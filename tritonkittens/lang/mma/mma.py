@@ -163,6 +163,7 @@ mma_AB, mm_AB = _family("AB", (False, False))
 mma_ABt, mm_ABt = _family("ABt", (False, True))
 mma_AtB, mm_AtB = _family("AtB", (True, False))
 mma_AtBt, mm_AtBt = _family("AtBt", (True, True))
+FAMILIES = tuple(f"{kind}_{suffix}" for kind in ("mma", "mm") for suffix in ("AB", "ABt", "AtB", "AtBt"))
 
 
 def _is_unfinished(tile: Traced) -> bool:
