@@ -37,6 +37,7 @@ class Bill:
     pairs: bool | None = None  # whether tensor memory is of CTA pairs; None before there is any
     copied: int = 0
     stored: int = 0  # copies of TMA stores
+    stored_bytes: int = 0
     released: int = 0  # pipeline stages that a template's hooks release
     awaited: int = 0  # pipeline stages for which they wait
     task_released: int = 0  # releases of task tiles by hooks

@@ -191,6 +191,7 @@ def store_rows_async(t: Trace, dst: Traced, src: Traced, rows: Traced, col: Trac
         for m, column, piece in copies:
             t.call(blackwell.tma.async_scatter, m, numbers, column, piece)
             bill().stored += 1
+        bill().stored_bytes += src.nbytes
         return
     _same_type(dst, src.dtype, f"store_rows_async of {src.spec!r}")
     value = load_shared(t, src, "memory", None)

@@ -342,6 +342,7 @@ def _store_tma(
     for m, place, view in _tma_copies(t, dst, src, coord, what):
         t.call(fn, m, place, view, **options)
         bill().stored += 1
+    bill().stored_bytes += src.nbytes
 
 
 @op

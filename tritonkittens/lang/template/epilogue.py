@@ -10,6 +10,7 @@ from tritonkittens.lang.core.backend import Trace, Traced, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
 from tritonkittens.lang.core.records import struct
+from tritonkittens.lang.core.resources import bill
 from tritonkittens.lang.memory.tma import store_read_wait
 from tritonkittens.lang.schedule.cluster_split_k import join_in_cluster
 from tritonkittens.lang.schedule.split_k import join_parts, own_part
@@ -17,32 +18,32 @@ from tritonkittens.lang.sync.semaphores import arrive, publish, sync, wait
 from tritonkittens.lang.template.compute import counted
 from tritonkittens.lang.template.consumer_barriers import meet_at_end
 from tritonkittens.lang.template.extension import at, values_from
+from tritonkittens.lang.template.smem_plan import nbytes
 from tritonkittens.lang.template.storage import epilogue_tiles
-from tritonkittens.lang.types.tiles import split, st
+from tritonkittens.lang.types.tiles import st
 
 
 @op
 def call_store(t: Trace, ctx: Traced, output: Traced) -> Traced:
-    """Call the store hook, which must store every output tile once: it is waited for by the number of copies."""
-    config = unwrap(ctx.config)
-    expected = copies(config._plan.output)
-    _, (stored,) = counted(t, type(config).store, f"store: {type(config).store.cache_key}", ("stored",), ctx, output)
+    """Call the store hook, and compare the bytes that it stores with those of its tiles: a view is as good as a
+    tile."""
+    hook, expected = type(unwrap(ctx.config)).store, nbytes(unwrap(ctx.config)._plan.output)
+    _, (stored, _) = counted(t, hook, _key_of_store(ctx), ("stored_bytes", "stored"), ctx, output)
     if stored != expected:
         raise TileError(
-            f"{type(config).__name__}: hook 'store' makes {stored} copies, but its output tiles are {expected}: store "
-            "every tile of the argument exactly once"
-        ).of(type(config).store)
+            f"{type(unwrap(ctx.config)).__name__}: hook 'store' stores {stored} bytes, but its output tiles have "
+            f"{expected}: store every tile of the argument exactly once"
+        ).of(hook)
+
+
+def _key_of_store(ctx: Traced) -> str:
+    return f"store: {type(unwrap(ctx.config)).store.cache_key}"
 
 
 @op
 def wait_for_stores(t: Trace, ctx: Traced, slots: Traced) -> Traced:
     """Wait until at most the stores of the newest `slots` slots still read shared memory."""
-    t.call(store_read_wait, unwrap(slots) * copies(unwrap(ctx.config)._plan.output))
-
-
-def copies(tiles: Any) -> int:
-    """TMA copies (bulk groups) that storing each of these tiles takes."""
-    return sum(len(tile.pieces()) if isinstance(tile, st) else len(split(tile.length)) for _, tile in tiles)
+    t.call(store_read_wait, unwrap(slots) * bill().by_hook[f"stored {_key_of_store(ctx)}"])
 
 
 def _loads_tiles(config: Any) -> bool:

@@ -1,0 +1,116 @@
+"""What a call of an FFT convolution does: its spectra, its launch, and the memory of its results."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels._tensors import addressable, remember, signature
+from tritonkittens.kernels.fft_conv.checks import check, is_spectrum
+from tritonkittens.kernels.fft_conv.config import SIDE, filter_dtype, tables
+from tritonkittens.kernels.fft_conv.device.convolution import Convolution
+from tritonkittens.kernels.fft_conv.device.filter_gradient import FilterGradient
+from tritonkittens.launch import device_facts
+
+_plans: dict[Hashable, Plan] = {}  # by what is known of a call
+
+
+def spectrum_of(k: Tensor, n: int, padded: bool, dtype: torch.dtype) -> Tensor:
+    """The spectra (2, H, n / 64, 64) of filters (H, Lk), for signals of `dtype`, as the kernels read them."""
+    scale = tables(n, padded, dtype, k.device).scale
+    spectrum = torch.fft.fft(k.float(), n) / scale
+    order = spectrum.view(-1, SIDE, n // SIDE).mT  # frequency k₂ + R k₁ at [k₂, k₁]
+    return torch.view_as_real(order).movedim(-1, 0).to(filter_dtype(dtype)).contiguous()
+
+
+class Plan:
+    """The launch of calls of one kind: signals (B, H, L) and transforms of `n` numbers."""
+
+    def __init__(self, u: Tensor, n: int):
+        self.batch, self.heads, self.length = u.shape
+        self.n, self.dtype, self.device = n, u.dtype, u.device
+        self.padded = self.length <= n // 2
+        self.stored = n // 2 if self.padded else n  # numbers of a signal in memory
+
+    def launched(self, template: type[Any], *operands: Tensor, by_tile: bool = False, **knobs: Any) -> None:
+        """Launch a template. `by_tile`: a CTA has whole tiles."""
+        consumers = knobs.get("consumers", 2)
+        pairs = -(-self.batch // (2 * consumers))
+        tiles = -(-self.heads * self.n // (SIDE * SIDE))
+        made = template(dtype=tk.from_torch(self.dtype), padded=self.padded, **knobs)
+        slots = device_facts(self.device).multiprocessors * made.blocks_per_sm
+        share = -(-tiles // slots) * pairs if by_tile else -(-tiles * pairs // slots)
+        total = tiles * pairs
+        made(*operands, blocks=-(-total // share), share=share, total=total, pairs=pairs)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Signals (B, H, L) as rows of 64 of a length that the kernel takes, (B, rows, 64)."""
+        if self.length != self.stored:
+            x = F.pad(x, (0, self.stored - self.length))
+        elif not (x.stride()[1:] == (self.length, 1) and addressable(x)):
+            x = x.contiguous()
+        return x.view(self.batch, -1, SIDE)
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Memory that kernels write."""
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def convolve(
+        self, u: Tensor, spectrum: Tensor, pre_gate: Tensor | None, post_gate: Tensor | None, conjugated: bool
+    ) -> Tensor:
+        """Y of `Convolution`."""
+        y = self.empty(self.batch, self.heads, self.stored, dtype=self.dtype)
+        if u.numel():
+            f, t, g, _ = tables(self.n, self.padded, self.dtype, self.device)
+            given = [self.rows(x) for x in (u, pre_gate, post_gate) if x is not None]
+            gated = pre_gate is not None or post_gate is not None
+            self.launched(
+                Convolution, *given, spectrum.flatten(1, 2), f, t, g, y.view(self.batch, -1, SIDE),
+                consumers=1 if gated or self.batch <= 2 else 2, conjugated=conjugated,
+                filter_dtype=tk.from_torch(spectrum.dtype),
+                pre_gated=pre_gate is not None, post_gated=post_gate is not None,
+            )  # fmt: skip
+        return y if self.stored == self.length else y[..., : self.length].contiguous()
+
+    def correlate(self, u: Tensor, v: Tensor, taps: int) -> Tensor:
+        """Σ_batch Σₙ u[n] v[n + j] for j < `taps`, (H, taps) in fp32."""
+        if not u.numel():
+            return torch.zeros(self.heads, taps, dtype=torch.float32, device=self.device)
+        f, t, g, scale = tables(self.n, self.padded, self.dtype, self.device)
+        consumers = 1 if self.batch <= 2 else 2
+        p = self.empty(consumers, 2, self.heads * self.n // SIDE, SIDE, dtype=torch.float32)
+        self.launched(FilterGradient, self.rows(u), self.rows(v), f, t, g, p, by_tile=True, consumers=consumers)
+        real, imag = p.sum(0).view(2, self.heads, -1, SIDE).mT.flatten(2)  # the order of frequencies
+        return torch.fft.ifft(torch.complex(real, imag)).real[:, :taps] * (self.n / scale)
+
+
+def plan_of(u: Tensor, n: int, *others: Tensor | None) -> Plan:
+    """The plan of a call, whose operands are checked once for each kind."""
+    key = (signature(u, *others), n)
+    plan = _plans.get(key)
+    return remember(_plans, key, Plan(u, n)) if plan is None else plan
+
+
+def run(
+    u: Tensor, k: Tensor, pre_gate: Tensor | None, post_gate: Tensor | None, n: int, conjugated: bool
+) -> Tensor:
+    """`fft_conv` of plain tensors, without its gradient."""
+    key = (signature(u, k, pre_gate, post_gate), n)
+    plan = _plans.get(key)
+    if plan is None:
+        check(u, k, pre_gate, post_gate, n)
+        plan = remember(_plans, key, Plan(u, n))
+    spectrum = k if is_spectrum(k) else spectrum_of(k, n, plan.padded, u.dtype)
+    return plan.convolve(u, spectrum, pre_gate, post_gate, conjugated)
+
+
+def run_correlation(u: Tensor, v: Tensor, n: int, taps: int) -> Tensor:
+    """Gradients of filters: Σ_batch Σₙ u[n] v[n + j] for j < `taps`, of signals (B, H, L)."""
+    key = (signature(u, v), n)
+    plan = _plans.get(key) or remember(_plans, key, Plan(u, n))
+    return plan.correlate(u, v, taps)

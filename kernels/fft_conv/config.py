@@ -1,0 +1,71 @@
+"""The factors of the transforms of FFT convolution, and which template a call takes."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SIDE = 64  # rows and columns of a tile
+SHORTEST, LONGEST = 256, SIDE * SIDE  # numbers of a transform
+
+
+class Tables(NamedTuple):
+    """The factors of a transform of n numbers. Each is scaled by a power of two, so that spectra are about as large as
+    signals; `scale` is the product of those of a transform and of its inverse, and of n.
+
+    f, t: (2 · SIDE, SIDE), in the dtype of signals and in fp16, as `device.fourier` describes them.
+    g: (matrices, SIDE, SIDE). Two matrices of a signal as long as the transform, real and imaginary part. Padded, four
+    matrices A, B, C and D: A x + i B x for x = [real; imaginary], then [real; imaginary] = C z.real + D z.imag.
+    """
+
+    f: Tensor
+    t: Tensor
+    g: Tensor
+    scale: float
+
+
+def roots(rows: Tensor, cols: Tensor, period: int) -> Tensor:
+    """exp(-2πi · rows · cols / period), in complex128."""
+    turns = torch.outer(rows, cols) % period / period
+    return torch.polar(torch.ones_like(turns), -2 * math.pi * turns)
+
+
+@functools.lru_cache(maxsize=64)
+def tables(n: int, padded: bool, dtype: torch.dtype, device: torch.device) -> Tables:
+    """The factors of a transform of `n` numbers."""
+    rows, side = n // SIDE, torch.arange(SIDE, dtype=torch.float64)
+    halves = math.log2(SIDE) // 2, math.log2(rows) // 2
+    f = roots(side, side, SIDE) * 2.0 ** -halves[0]
+    row, channel = side % rows, side // rows
+    t = roots(row, side, n)
+    g = roots(row, row, rows) * (channel[:, None] == channel) * 2.0 ** -halves[1]
+    matrices = [g.real, g.imag]
+    if padded:
+        g = g[:, row < rows // 2]
+        matrices = [
+            torch.cat([g.real, -g.imag], 1),
+            torch.cat([g.imag, g.real], 1),
+            torch.cat([g.real, -g.imag], 1).mT,
+            torch.cat([-g.imag, -g.real], 1).mT,
+        ]
+    return Tables(
+        torch.cat([f.real, f.imag]).to(device, dtype),
+        torch.cat([t.real, t.imag]).to(device, torch.float16),
+        torch.stack(matrices).to(device, dtype),
+        n * 4.0 ** -sum(halves),
+    )
+
+
+def filter_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of spectra of filters, for signals of `dtype`: the range of fp16 is too small."""
+    return torch.float32 if dtype == torch.float16 else torch.bfloat16
+
+
+def transform_length(length: int, taps: int, causal: bool) -> int:
+    """The numbers of a transform for signals and filters of these lengths: without `causal`, those of the signal."""
+    n = length + taps - 1 if causal else length
+    return max(SHORTEST, 1 << (n - 1).bit_length()) if causal else n

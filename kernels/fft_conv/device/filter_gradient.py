@@ -1,0 +1,52 @@
+"""The gradient of the filters of convolutions, as spectra."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.fft_conv.device.fourier import SIDE, Fourier, load_signals, number, signals_of, spectrum, table
+
+
+class FilterGradient(Fourier, tk.lcf):
+    """P = Σ_batch conj(spectrum of U) · (spectrum of V): the inverse transform of P is complex, and its real part is the
+    correlation of both parts of the signals.
+
+    P: (consumers, 2, rows, 64) fp32, a sum for each consumer. A CTA has all iterations of a tile.
+    """
+
+    def layout(self) -> tk.layout:
+        return tk.layout(
+            globals={"U": self.box, "V": self.box, **self.tables, "G": None, "P": None},
+            input=dict(U=self.signals, V=self.signals),
+            task=self.tables,
+            per="block",
+            args=("share", "total", "pairs"),
+        )
+
+    @triton.jit
+    def load(ctx, input):
+        load_signals(ctx, ctx.globals.U, input.U, input.full)
+        load_signals(ctx, ctx.globals.V, input.V, input.full)
+
+    @triton.jit
+    def start(ctx):
+        return tk.struct(g=table(ctx, 0), p=tk.zero(tk.crt(tk.fp32, SIDE, SIDE)))
+
+    @triton.jit
+    def compute(ctx, state, input):
+        place = number(ctx) % ctx.args.pairs
+        u = tk.cast(spectrum(ctx, state.g, signals_of(ctx, input.U)), ctx.config.dtype)
+        v = spectrum(ctx, state.g, signals_of(ctx, input.V))
+        added = tk.mul(tk.conj(tk.cast(u, tk.fp32)), v)
+        p = tk.add(tk.mul(state.p, tl.where(place == 0, 0.0, 1.0)), added)
+        if place == ctx.args.pairs - 1:
+            tile = number(ctx) // ctx.args.pairs
+            tk.store(ctx.globals.P, p.real, (ctx.consumer, 0, tile, 0))
+            tk.store(ctx.globals.P, p.imag, (ctx.consumer, 1, tile, 0))
+        return state.replace(p=p)
+
+    @triton.jit
+    def finish(ctx, state, epilogue):
+        pass

@@ -1,0 +1,120 @@
+"""Circular convolutions by the discrete Fourier transform, whose factors are matrix products.
+
+A signal of N = 64 · R numbers is R rows of 64, x[n₂, n₁] = x[n₁ + 64 n₂]. Its transform, at frequency k₂ + R k₁, is
+X[k₂, k₁] = Σ_n₁ (T ∘ G x)[k₂, n₁] F[n₁, k₁], where G = (W_R^{n₂ k₂}), F = (W_64^{n₁ k₁}), T = (W_N^{k₂ n₁}) and W_N =
+e^{-2πi/N}. A tile of 64 rows holds the R rows of 64 / R neighbouring channels, for which G is block diagonal. Two
+rows of the batch are one complex signal u₁ + i u₂, since the filter is real.
+
+The spectrum times that of the filter, conjugated, runs through the same steps in reverse order: F, T, and G. This gives
+the conjugate of the result.
+
+Zeros at the end of signals (`padded`) are in no memory: then a signal is R / 2 rows, a tile of its two parts is 64 rows,
+and the products by G are products by a real matrix.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.fft_conv import config
+
+SIDE: tl.constexpr = tl.constexpr(config.SIDE)
+
+
+class Fourier:
+    """What the templates share: a CTA has one task, `share` iterations, each of a tile of channels and two rows of the
+    batch a consumer. An iteration's number is its tile · `pairs` + its place in the batch.
+
+    Tensors of signals: (batch, rows, 64), whose rows are those of all channels. F: (128, 64) and T: (128, 64) fp16,
+    real parts over imaginary parts. G: (matrices, 64, 64), those of `config.tables`.
+    """
+
+    dtype: tl.dtype = tk.bf16
+    consumers: int = 2
+    padded: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile of one row of the batch."""
+        return SIDE.value // (1 + self.padded)
+
+    @property
+    def box(self) -> tk.st:
+        """A tile of one row of the batch."""
+        return tk.st(self.dtype, self.rows, SIDE.value)
+
+    @property
+    def signals(self) -> tk.st:
+        """The tiles of the batch rows of all consumers, one over the other."""
+        return tk.st(self.dtype, 2 * self.rows * self.consumers, SIDE.value)
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """Tables in shared memory."""
+        return {name: tk.st(dtype, 2 * SIDE.value, SIDE.value) for name, dtype in (("F", self.dtype), ("T", tk.fp16))}
+
+    @triton.jit
+    def setup(ctx):
+        first = ctx.task_id * ctx.args.share
+        last = tl.minimum(first + ctx.args.share, ctx.args.total)
+        return tk.task(last - first, when=first < ctx.args.total, first=first)
+
+    @triton.jit
+    def load_task(ctx, task):
+        tk.load_async(task.F, ctx.globals.F, (0, 0), task.full)
+        tk.load_async(task.T, ctx.globals.T, (0, 0), task.full)
+
+
+@triton.jit
+def number(ctx):
+    """The number of this iteration among those of all CTAs."""
+    return ctx.first + ctx.iter
+
+
+@triton.jit
+def load_signals(ctx, X, tile, full):
+    """Load a tile of each row of the batch of an iteration."""
+    BOXES: tl.constexpr = 2 * ctx.config.consumers
+    batch = number(ctx) % ctx.args.pairs * BOXES
+    for i in tl.static_range(BOXES):
+        box = tk.subtile(tile, ctx.config.rows, SIDE, i)
+        tk.load_async(box, X, (batch + i, number(ctx) // ctx.args.pairs, 0), full)
+
+
+@triton.jit
+def complex_part(tile, i: tl.constexpr):
+    """Complex tile number `i` of a tile of real parts over imaginary parts."""
+    return tk.complex(tk.subtile(tile, SIDE, SIDE, 2 * i), tk.subtile(tile, SIDE, SIDE, 2 * i + 1))
+
+
+@triton.jit
+def signals_of(ctx, tile):
+    """A consumer's two rows of the batch: a complex tile, or a real one of both parts."""
+    if ctx.config.padded:
+        return tk.subtile(tile, SIDE, SIDE, ctx.consumer)
+    else:
+        return complex_part(tile, ctx.consumer)
+
+
+@triton.jit
+def table(ctx, i: tl.constexpr):
+    """Matrices `i` and `i` + 1 of G, in registers."""
+    HOME: tl.constexpr = tk.rt(ctx.config.dtype, SIDE, SIDE)
+    return tk.complex(tk.load(ctx.globals.G, HOME, (i, 0, 0)), tk.load(ctx.globals.G, HOME, (i + 1, 0, 0)))
+
+
+@triton.jit
+def times(ctx, z, factors):
+    """The products of a tile in registers and of factors in shared memory, as an operand."""
+    return tk.cast(tk.mul(z, tk.cast(tk.load(factors), tk.fp32)), ctx.config.dtype)
+
+
+@triton.jit
+def spectrum(ctx, g, x):
+    """The transform of signals in shared memory."""
+    z = times(ctx, tk.mm_AB(g, x), complex_part(ctx.task.T, 0))
+    return tk.mm_AB(z, complex_part(ctx.task.F, 0))
