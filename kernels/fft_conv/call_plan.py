@@ -28,13 +28,18 @@ def spectrum_of(k: Tensor, n: int, padded: bool, dtype: torch.dtype) -> Tensor:
     return torch.view_as_real(order).movedim(-1, 0).to(filter_dtype(dtype)).contiguous()
 
 
+def is_padded(length: int, n: int) -> bool:
+    """Are at least half of the numbers of a transform zeros behind the signal?"""
+    return length <= n // 2
+
+
 class Plan:
     """The launch of calls of one kind: signals (B, H, L) and transforms of `n` numbers."""
 
     def __init__(self, u: Tensor, n: int):
         self.batch, self.heads, self.length = u.shape
         self.n, self.dtype, self.device = n, u.dtype, u.device
-        self.padded = self.length <= n // 2
+        self.padded = is_padded(self.length, n)
         self.stored = n // 2 if self.padded else n  # numbers of a signal in memory
 
     def launched(self, template: type[Any], *operands: Tensor, by_tile: bool = False, **knobs: Any) -> None:
@@ -87,13 +92,6 @@ class Plan:
         self.launched(FilterGradient, self.rows(u), self.rows(v), f, t, g, p, by_tile=True, consumers=consumers)
         real, imag = p.sum(0).view(2, self.heads, -1, SIDE).mT.flatten(2)  # the order of frequencies
         return torch.fft.ifft(torch.complex(real, imag)).real[:, :taps] * (self.n / scale)
-
-
-def plan_of(u: Tensor, n: int, *others: Tensor | None) -> Plan:
-    """The plan of a call, whose operands are checked once for each kind."""
-    key = (signature(u, *others), n)
-    plan = _plans.get(key)
-    return remember(_plans, key, Plan(u, n)) if plan is None else plan
 
 
 def run(

@@ -17,8 +17,8 @@ class Tables(NamedTuple):
     """The factors of a transform of n numbers. Each is scaled by a power of two, so that spectra are about as large as
     signals; `scale` is the product of those of a transform and of its inverse, and of n.
 
-    f, t: (2 · SIDE, SIDE), in the dtype of signals and in fp16, as `device.fourier` describes them.
-    g: (matrices, SIDE, SIDE). Two matrices of a signal as long as the transform, real and imaginary part. Padded, four
+    f, t: (2 · SIDE, SIDE), real over imaginary part, in the dtype of signals and in fp16: F and T of `device.fourier`.
+    g: (matrices · SIDE, SIDE), in the dtype of signals. Two matrices of a signal as long as the transform, real and imaginary part. Padded, four
     matrices A, B, C and D: A x + i B x for x = [real; imaginary], then [real; imaginary] = C z.real + D z.imag.
     """
 
@@ -55,7 +55,7 @@ def tables(n: int, padded: bool, dtype: torch.dtype, device: torch.device) -> Ta
     return Tables(
         torch.cat([f.real, f.imag]).to(device, dtype),
         torch.cat([t.real, t.imag]).to(device, torch.float16),
-        torch.stack(matrices).to(device, dtype),
+        torch.cat(matrices).to(device, dtype),
         n * 4.0 ** -sum(halves),
     )
 

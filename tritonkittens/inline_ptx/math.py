@@ -31,6 +31,7 @@ INSTRUCTIONS = {
     "sin": {"fp32": ("sin.approx.ftz.f32", 80)},
     "cos": {"fp32": ("cos.approx.ftz.f32", 80)},
     "tanh": {"fp32": ("tanh.approx.f32", 80), "fp16": ("tanh.approx.f16x2", 80), "bf16": ("tanh.approx.bf16x2", 90)},
+    "neg": {"fp32": ("neg.f32", 80), "fp16": ("neg.f16x2", 80), "bf16": ("neg.bf16x2", 80)},
     "add": {"fp32": ("add.rn.f32", 80), "fp16": ("add.rn.f16x2", 80), "bf16": ("add.rn.bf16x2", 90)},
     "sub": {"fp32": ("sub.rn.f32", 80), "fp16": ("sub.rn.f16x2", 80), "bf16": ("sub.rn.bf16x2", 90)},
     "mul": {"fp32": ("mul.rn.f32", 80), "fp16": ("mul.rn.f16x2", 80), "bf16": ("mul.rn.bf16x2", 90)},
@@ -123,6 +124,12 @@ def tanh(x):
     """tanh(x). float32 and float16 packed (relative error 2**-11), bfloat16 packed (2**-8, sm_90+). PTX ISA 9.7.3 /
     9.7.4 `tanh.approx`."""
     return _apply("tanh", (x,))
+
+
+@triton.jit
+def neg(x):
+    """-x of float32, packed float16 or packed bfloat16. PTX ISA 9.7.3 / 9.7.4 `neg`."""
+    return _apply("neg", (x,))
 
 
 @triton.jit

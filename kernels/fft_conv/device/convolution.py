@@ -28,6 +28,7 @@ class Convolution(Fourier, tk.lcsf):
     correlates. PRE, POST (`pre_gated`, `post_gated`): as U.
     """
 
+    output_stages: int = 1
     filter_dtype: tl.dtype = tk.bf16
     conjugated: bool = False
     pre_gated: bool = False
@@ -61,7 +62,8 @@ class Convolution(Fourier, tk.lcsf):
 
     @triton.jit
     def start(ctx):
-        return tk.struct(g=table(ctx, 0), h=table(ctx, 2 if ctx.config.padded else 0))
+        g = table(ctx, 0)
+        return tk.struct(g=g, h=table(ctx, 2) if ctx.config.padded else g)
 
     @triton.jit
     def compute(ctx, state, input, output):
@@ -79,7 +81,7 @@ class Convolution(Fourier, tk.lcsf):
         else:
             y = tk.conj(tk.mm_AB(state.h, home))
         if ctx.config.post_gated:
-            y = tk.mul(y, tk.cast(tk.load(signals_of(ctx, input.POST)), tk.fp32))
+            y = gated(ctx, y, signals_of(ctx, input.POST))
         tk.store(signals_of(ctx, output.Y), tk.cast(y, ctx.config.dtype))
         return state
 
@@ -93,13 +95,27 @@ class Convolution(Fourier, tk.lcsf):
 
 
 @triton.jit
+def times_real(x, gate):
+    return tk.mul(x, tk.cast(tk.load(gate), tk.fp32))
+
+
+@triton.jit
+def gated(ctx, x, gate):
+    """Signals times a gate in shared memory: the two parts of a complex signal have gates of their own."""
+    if ctx.config.padded:
+        return times_real(x, gate)
+    else:
+        return tk.complex(times_real(x.real, gate.real), times_real(x.imag, gate.imag))
+
+
+@triton.jit
 def gated_signals(ctx, input):
     """A consumer's signals in shared memory, times their gate where there is one."""
     x = signals_of(ctx, input.U)
     if ctx.config.pre_gated:
         home = ctx.scratch.real if ctx.config.padded else tk.complex(ctx.scratch.real, ctx.scratch.imag)
-        gate = tk.cast(tk.load(signals_of(ctx, input.PRE)), tk.fp32)
-        tk.store(home, tk.cast(tk.mul(tk.cast(tk.load(x), tk.fp32), gate), ctx.config.dtype))
+        found = gated(ctx, tk.cast(tk.load(x), tk.fp32), signals_of(ctx, input.PRE))
+        tk.store(home, tk.cast(found, ctx.config.dtype))
         tk.fence_async()
         return home
     else:

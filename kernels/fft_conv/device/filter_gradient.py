@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.fft_conv.device.fourier import SIDE, Fourier, load_signals, number, signals_of, spectrum, table
+from tritonkittens.kernels.fft_conv.device.fourier import (
+    SIDE,
+    Fourier,
+    complex_part,
+    load_signals,
+    load_tables,
+    number,
+    signals_of,
+    spectrum,
+)
 
 
 class FilterGradient(Fourier, tk.lcf):
@@ -16,12 +27,17 @@ class FilterGradient(Fourier, tk.lcf):
     P: (consumers, 2, rows, 64) fp32, a sum for each consumer. A CTA has all iterations of a tile.
     """
 
+    @property
+    def tables(self) -> dict[str, Any]:
+        return {**super().tables, "G": tk.st(self.dtype, 2 * SIDE.value, SIDE.value)}
+
     def layout(self) -> tk.layout:
         return tk.layout(
-            globals={"U": self.box, "V": self.box, **self.tables, "G": None, "P": None},
+            globals={"U": self.box, "V": self.box, **self.tables, "P": None},
             input=dict(U=self.signals, V=self.signals),
             task=self.tables,
             per="block",
+            scratch=dict.fromkeys(("real", "imag"), tk.st(self.dtype, SIDE.value, SIDE.value)),
             args=("share", "total", "pairs"),
         )
 
@@ -31,15 +47,21 @@ class FilterGradient(Fourier, tk.lcf):
         load_signals(ctx, ctx.globals.V, input.V, input.full)
 
     @triton.jit
+    def load_task(ctx, task):
+        load_tables(ctx, task)
+        tk.load_async(task.G, ctx.globals.G, (0, 0), task.full)
+
+    @triton.jit
     def start(ctx):
-        return tk.struct(g=table(ctx, 0), p=tk.zero(tk.crt(tk.fp32, SIDE, SIDE)))
+        return tk.struct(p=tk.zero(tk.crt(tk.fp32, SIDE, SIDE)))
 
     @triton.jit
     def compute(ctx, state, input):
         place = number(ctx) % ctx.args.pairs
-        u = tk.cast(spectrum(ctx, state.g, signals_of(ctx, input.U)), ctx.config.dtype)
-        v = spectrum(ctx, state.g, signals_of(ctx, input.V))
-        added = tk.mul(tk.conj(tk.cast(u, tk.fp32)), v)
+        g, home = complex_part(ctx.task.G, 0), tk.complex(ctx.scratch.real, ctx.scratch.imag)  # registers hold three complex tiles already
+        tk.store(home, tk.cast(spectrum(ctx, g, signals_of(ctx, input.U)), ctx.config.dtype))
+        v = spectrum(ctx, g, signals_of(ctx, input.V))
+        added = tk.mul(tk.conj(tk.cast(tk.load(home), tk.fp32)), v)
         p = tk.add(tk.mul(state.p, tl.where(place == 0, 0.0, 1.0)), added)
         if place == ctx.args.pairs - 1:
             tile = number(ctx) // ctx.args.pairs

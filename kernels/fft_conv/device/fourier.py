@@ -30,7 +30,7 @@ class Fourier:
     batch a consumer. An iteration's number is its tile · `pairs` + its place in the batch.
 
     Tensors of signals: (batch, rows, 64), whose rows are those of all channels. F: (128, 64) and T: (128, 64) fp16,
-    real parts over imaginary parts. G: (matrices, 64, 64), those of `config.tables`.
+    real parts over imaginary parts. G: (64 · matrices, 64), those of `config.tables`.
     """
 
     dtype: tl.dtype = tk.bf16
@@ -65,8 +65,14 @@ class Fourier:
 
     @triton.jit
     def load_task(ctx, task):
-        tk.load_async(task.F, ctx.globals.F, (0, 0), task.full)
-        tk.load_async(task.T, ctx.globals.T, (0, 0), task.full)
+        load_tables(ctx, task)
+
+
+@triton.jit
+def load_tables(ctx, task):
+    """Load F and T."""
+    tk.load_async(task.F, ctx.globals.F, (0, 0), task.full)
+    tk.load_async(task.T, ctx.globals.T, (0, 0), task.full)
 
 
 @triton.jit
@@ -104,7 +110,7 @@ def signals_of(ctx, tile):
 def table(ctx, i: tl.constexpr):
     """Matrices `i` and `i` + 1 of G, in registers."""
     HOME: tl.constexpr = tk.rt(ctx.config.dtype, SIDE, SIDE)
-    return tk.complex(tk.load(ctx.globals.G, HOME, (i, 0, 0)), tk.load(ctx.globals.G, HOME, (i + 1, 0, 0)))
+    return tk.complex(tk.load(ctx.globals.G, HOME, (i, 0)), tk.load(ctx.globals.G, HOME, (i + 1, 0)))
 
 
 @triton.jit

@@ -11,10 +11,11 @@ from typing import Any
 
 import triton.language as tl
 
+from tritonkittens.inline_ptx import math as ptx_math
 from tritonkittens.lang.core.backend import Trace, Traced, complex_rules, is_complex, op
 from tritonkittens.lang.core.constants import unwrap
 from tritonkittens.lang.core.errors import TileError
-from tritonkittens.lang.core.records import struct, struct_type
+from tritonkittens.lang.core.records import apply_pieces, struct, struct_type
 from tritonkittens.lang.memory.global_access import load
 from tritonkittens.lang.memory.shared_tiles import shared
 from tritonkittens.lang.memory.tensor_memory import tensor_tile
@@ -131,7 +132,8 @@ def _negated(t: Trace, fn: Operation, x: Traced) -> Traced:
                 "hold A as M×K: transpose it there, tk.transpose(tk.load(a))"
             )
         x = t.call(load, x)
-    return t.call(neg, x)
+    packed = not t.interpreted and x.dtype.primitive_bitwidth == 16  # the compiler negates such elements one by one
+    return apply_pieces(t, lambda piece: t.call(ptx_math.neg, piece), x) if packed else t.call(neg, x)
 
 
 def _wait(t: Trace, _: Operation, *products: Traced, leave: Traced = ()) -> Traced:

@@ -26,7 +26,8 @@ from tritonkittens.lang.register.exponential import check_share, exp2_piece
 
 @triton.jit
 def _neg(x):
-    return 0 - x
+    # 0 - x would be +0 for x = 0, and so an instruction of its own
+    return x * -1.0 if x.dtype.is_floating() else 0 - x
 
 
 @triton.jit

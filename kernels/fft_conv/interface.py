@@ -1,0 +1,90 @@
+"""FFT convolutions for PyTorch tensors: `fft_conv` and `fft_conv_filter`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels._dispatch import call, check_tensors, has_tangent, have_memory, is_plain, requires_grad
+from tritonkittens.kernels._tensors import HALF_TYPES
+from tritonkittens.kernels.fft_conv.call_plan import is_padded, run, spectrum_of
+from tritonkittens.kernels.fft_conv.checks import NAME, check_kinds, check_length, check_shapes, is_spectrum
+from tritonkittens.kernels.fft_conv.config import SIDE, transform_length
+
+
+def fft_conv(
+    u: Tensor,
+    k: Tensor,
+    *,
+    causal: bool = False,
+    pre_gate: Tensor | None = None,
+    post_gate: Tensor | None = None,
+) -> Tensor:
+    """Return post_gate · (k ∗ (pre_gate · u)): a convolution of each channel with a filter as long as the signal.
+
+    The transforms are matrix products on the tensor cores, in one kernel. FlashFFTConv computes this function.
+
+    Args:
+        u: (B, H, L) in bf16 or fp16.
+        k: (H, Lk) in fp32, bf16 or fp16, Lk from 1 to L, or to any length with `causal`; or its spectrum, from
+            `fft_conv_filter`, which has no gradient.
+        causal: yᵢ = Σ_{j ≤ i} kⱼ u_{i-j}, where L + Lk - 1 is at most 4,096. False: the convolution is circular,
+            yᵢ = Σⱼ kⱼ u_{(i-j) mod L}, and L is 256, 512, 1,024, 2,048 or 4,096.
+        pre_gate: (B, H, L) in the dtype of u; None: 1.
+        post_gate: as pre_gate.
+
+    Returns (B, H, L) in the dtype of u. Signals, spectra and tables are rounded to the dtype of u to be multiplied, the
+    spectra of filters to bf16 (for u of fp16 they stay in fp32); sums are in fp32. Differentiable any number of times
+    in u, k and the gates, but not in forward mode. It is fastest where `causal` pads L = 128, 256, … 2,048 to twice
+    the length, and where a circular L needs no padding; other lengths are copied.
+
+    Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
+
+    Example::
+
+        y = fft_conv(u, k, causal=True, pre_gate=gate)
+    """
+    check_kinds(u, k, pre_gate, post_gate)
+    operands = (u, k, pre_gate, post_gate)
+    if has_tangent(*operands):
+        raise ValueError(f"{NAME}: it has no forward-mode derivative; use {NAME}_torch")
+    if u.ndim != 3:
+        raise ValueError(f"{NAME}: u is {tuple(u.shape)}; it must be (B, H, L)")
+    n = SIDE * k.shape[2] if is_spectrum(k) else transform_length(u.shape[-1], k.shape[-1], causal)
+    check_length(n, causal)
+    if is_spectrum(k) and (u.shape[-1] > n if causal else u.shape[-1] != n):
+        raise ValueError(f"{NAME}: k is a spectrum of {n} numbers, too few for u {tuple(u.shape)}" if causal else
+                         f"{NAME}: k is a spectrum of {n} numbers; without causal u {tuple(u.shape)} must have as many")  # fmt: skip
+    check_shapes(*operands, n)
+    if is_plain(*operands) and have_memory(*operands) and not requires_grad(*operands):
+        return run(*operands, n, False)
+    found: Tensor = call(NAME, *operands, n)
+    return found
+
+
+def fft_conv_filter(
+    k: Tensor, length: int, *, causal: bool = False, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """Return the spectrum of filters, as `fft_conv` takes it in their place, for filters that serve many calls.
+
+    Args:
+        k: (H, Lk) in fp32, bf16 or fp16.
+        length: L of the signals.
+        causal: as in `fft_conv`.
+        dtype: the dtype of the signals, bf16 or fp16.
+
+    Returns (2, H, N / 64, 64) in bf16, or fp32 for signals of fp16, where transforms have N numbers. It has no gradient.
+
+    Raises TypeError or ValueError for what `fft_conv` would refuse.
+    """
+    check_tensors(f"{NAME}_filter", k=k)
+    if dtype not in HALF_TYPES:
+        raise TypeError(f"{NAME}_filter: dtype is {dtype}; it must be {' or '.join(map(str, HALF_TYPES))}")
+    if k.ndim != 2 or not k.shape[1]:
+        raise ValueError(f"{NAME}_filter: k is {tuple(k.shape)}; it must be (H, Lk)")
+    n = transform_length(length, k.shape[1], causal)
+    check_length(n, causal)
+    if k.shape[1] > n:
+        raise ValueError(f"{NAME}_filter: k is {tuple(k.shape)}; without causal Lk is at most {length}")
+    with torch.no_grad():
+        return spectrum_of(k, n, is_padded(length, n), dtype)
