@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import check_tensors
-from tritonkittens.kernels._sequences import check_beside, check_sequences
+from tritonkittens.kernels._dispatch import check_tensors, differentiates, takes
+from tritonkittens.kernels._sequences import MOST_SEQUENCES, check_beside, check_sequences
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import check_tensor
 from tritonkittens.kernels.based.config import KEYS, STATE_ROWS
@@ -43,3 +43,10 @@ def check(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, starts: Tensor 
         check_tensor(NAME, name, x, (torch.bfloat16,), "q", q)
     check_shapes(q, k, v, state, starts, normalize)
     check_beside(NAME, q, initial_state=state, cu_seqlens=starts)
+
+
+def are_taken(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> bool:
+    """Do the kernels take these operands, which fit together, with the gradients that they want?"""
+    fits = q.shape[-1] == KEYS and q.shape[0] <= MOST_SEQUENCES
+    half = fits and takes((torch.bfloat16,), q, k, v, needs_tma=True)
+    return half and takes((torch.bfloat16, torch.float32), q, state) and differentiates(NAME, q, k, v, state)

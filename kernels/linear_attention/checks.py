@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import check_tensors
-from tritonkittens.kernels._sequences import check_beside, check_sequences
+from tritonkittens.kernels._dispatch import check_tensors, takes
+from tritonkittens.kernels._sequences import MOST_SEQUENCES, check_beside, check_sequences
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
 
@@ -61,3 +61,9 @@ def check(
         check_tensor(NAME, name, x, HALF_TYPES, "q", q)
     check_shapes(q, k, v, decay, g, state, starts)
     check_beside(NAME, q, decay=decay, g=g, initial_state=state, cu_seqlens=starts)
+
+
+def are_taken(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor | None) -> bool:
+    """Do the kernels take these operands, which fit together?"""
+    fits = 1 <= q.shape[-1] <= MOST_KEYS and q.shape[0] <= MOST_SEQUENCES and q.dtype == k.dtype == v.dtype
+    return fits and takes(HALF_TYPES, q, k, v, needs_tma=True) and takes(GATES, q, decay, state)

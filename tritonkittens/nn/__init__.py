@@ -1,20 +1,27 @@
 """PyTorch modules on the shipped kernels: layers (`Linear`, `GroupedLinear`, `SwiGLU`), norms, losses, mixtures of
-experts, and `replace_linears`, which replaces a model's Linears."""
+experts, mixers of sequences (`Mamba2`, `GatedDeltaNet`, `LinearAttention`, `Based`), and `replace_linears`, which
+replaces a model's Linears."""
 
 from tritonkittens.nn.experts import Experts, MixtureOfExperts
 from tritonkittens.nn.gated import SwiGLU
 from tritonkittens.nn.grouped_linear import GroupedLinear
 from tritonkittens.nn.linear import Linear, replace_linears
 from tritonkittens.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss
+from tritonkittens.nn.mixers import Based, GatedDeltaNet, LinearAttention, Mamba2, MixerState
 from tritonkittens.nn.norm import LayerNorm, RMSNorm
 
 __all__ = [
+    "Based",
     "CrossEntropyLoss",
     "Experts",
+    "GatedDeltaNet",
     "GroupedLinear",
     "LayerNorm",
     "Linear",
+    "LinearAttention",
     "LinearCrossEntropyLoss",
+    "Mamba2",
+    "MixerState",
     "MixtureOfExperts",
     "RMSNorm",
     "SwiGLU",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tritonkittens.kernels._dispatch import autocasts, takes, unseen_by_function_modes
 from tritonkittens.kernels.norm import layer_norm, rms_norm
+from tritonkittens.kernels.norm.composed import gated_rms_norm
 from tritonkittens.kernels.norm.config import INPUTS, WIDEST
 from tritonkittens.nn._unscriptable import Unscriptable
 
@@ -73,3 +75,34 @@ class LayerNorm(_Norm, nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
         y = self._by_kernel(input)
         return nn.LayerNorm.forward(self, input) if y is None else y
+
+
+class GatedRMSNorm(Unscriptable, nn.Module):
+    """y = rms_norm(x) · weight · silu(gate), or rms_norm(x · silu(gate)) · weight: the norms of mixers, which
+    transformers calls RMSNormGated. x and gate: (…, N). group_size: columns that are normalised together."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float,
+        *,
+        norm_before_gate: bool,
+        group_size: int | None = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size, device=device, dtype=dtype))
+        self.eps, self.norm_before_gate = eps, norm_before_gate
+        self.group_size = hidden_size if group_size is None else group_size
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        kind: dict[str, Any] = dict(norm_before_gate=self.norm_before_gate, group_size=self.group_size)
+        y = gated_rms_norm(x, gate, self.weight, self.eps, **kind)
+        if y is not None:
+            return y
+        y = x.to(torch.promote_types(x.dtype, torch.float32))
+        opening = nn.functional.silu(gate.to(y.dtype))
+        y = (y if self.norm_before_gate else y * opening).unflatten(-1, (-1, self.group_size))
+        y = nn.functional.rms_norm(y, y.shape[-1:], eps=self.eps).flatten(-2) * self.weight
+        return (y * opening if self.norm_before_gate else y).to(x.dtype)
