@@ -24,10 +24,12 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.glm4_moe import modeling_glm4_moe
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from transformers.models.phi3 import modeling_phi3
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
 from tritonkittens.kernels._dispatch import is_ordinary, requires_grad, takes, unseen_by_function_modes
 from tritonkittens.kernels._sharding import is_distributed
@@ -37,9 +39,11 @@ from tritonkittens.kernels.loss import cross_entropy
 from tritonkittens.kernels.loss.config import TARGETS
 from tritonkittens.kernels.loss.config import WIDEST as MOST_CLASSES
 from tritonkittens.kernels.norm import rms_norm
+from tritonkittens.kernels.norm.composed import gated_rms_norm
 from tritonkittens.kernels.norm.config import INPUTS, WIDEST
 from tritonkittens.kernels.rotary import rotary
 from tritonkittens.kernels.rotary.config import LARGEST_DIM
+from tritonkittens.ops import mixers
 from tritonkittens.ops.experts import ACTIVATIONS, are_plain, mixed
 
 Forward: TypeAlias = Callable[..., Any]
@@ -96,20 +100,26 @@ def _is_same(x: Any, known: Any) -> bool:
     x, known = (inspect.unwrap(type(f).forward if isinstance(f, nn.Module) else f) for f in (x, known))
     if not (isinstance(x, types.FunctionType) and isinstance(known, types.FunctionType)):
         return x is known
-    return _code(x) == _code(known) and all(map(_is_same, _used(x), _used(known)))
+    ours, theirs = ((_code(f.__code__, f.__doc__), f.__defaults__) for f in (x, known))
+    return ours == theirs and all(map(_is_same, _used(x), _used(known)))
 
 
-def _code(function: types.FunctionType) -> tuple[Any, ...]:
-    """The code of a function without its text, place and annotations."""
-    code = function.__code__
-    constants = tuple(x for x in code.co_consts if x != function.__doc__)
-    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants, function.__defaults__
+def _code(code: types.CodeType, text: str | None = None) -> tuple[Any, ...]:
+    """The code of a function, and of comprehensions in it, without its text, place and annotations."""
+    constants = tuple(_code(x) if isinstance(x, types.CodeType) else x for x in code.co_consts if x != text)
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """The names in a function's code, and in that of comprehensions in it."""
+    inner = (_names(x) for x in code.co_consts if isinstance(x, types.CodeType))
+    return [*code.co_names, *(name for names in inner for name in names)]
 
 
 def _used(function: types.FunctionType) -> list[Any]:
     """What a function has in its closure, and what the names in its code are in its module."""
     enclosed = [cell.cell_contents for cell in function.__closure__ or ()]
-    return enclosed + [function.__globals__.get(name) for name in function.__code__.co_names]
+    return enclosed + [function.__globals__.get(name) for name in _names(function.__code__)]
 
 
 def _is_like(module: nn.Module, known: type, *methods: str) -> bool:
@@ -154,11 +164,35 @@ def _gemma_norm(self: Any, x: Tensor) -> Any:
     return type(self).forward(self, x) if y is None else y
 
 
+@_named_forward
+def _mamba_norm(self: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Any:
+    y = None
+    if gate is not None:
+        options: dict[str, Any] = dict(norm_before_gate=False, group_size=self.group_size)
+        y = gated_rms_norm(hidden_states, gate, self.weight, self.variance_epsilon, **options)
+    return type(self).forward(self, hidden_states, gate) if y is None else y
+
+
+@_named_forward
+def _delta_norm(self: Any, hidden_states: Tensor, gate: Tensor) -> Any:
+    y = None
+    if self.activation == "silu":
+        y = gated_rms_norm(hidden_states, gate, self.weight, self.variance_epsilon, norm_before_gate=True)
+    return type(self).forward(self, hidden_states, gate) if y is None else y
+
+
+NORMS = [
+    (LlamaRMSNorm, _llama_norm),
+    (Olmo2RMSNorm, _olmo_norm),
+    (MambaRMSNormGated, _mamba_norm),
+    (Qwen3NextRMSNormGated, _delta_norm),
+]
+
+
 def _find_norm(module: nn.Module) -> Forward | None:
     if _is_like(module, GemmaRMSNorm, "forward", "_norm"):
         return _gemma_norm
-    known = ((LlamaRMSNorm, _llama_norm), (Olmo2RMSNorm, _olmo_norm))
-    return next((ours for kind, ours in known if _is_like(module, kind, "forward")), None)
+    return next((ours for kind, ours in NORMS if _is_like(module, kind, "forward")), None)
 
 
 # ---------------------------------------------------------------- gated MLPs
@@ -274,17 +308,21 @@ ROTARY = [
 ]
 
 
+CALLED = {"rotary": ROTARY, "mixer": mixers.FUNCTIONS}
+
+
 @functools.cache  # one function for all layers, so that torch.compile does not trace each anew
-def _rotary_forward(forward: Any) -> Forward | None:
-    """The forward of an attention, with other functions for rotary embeddings. None where it calls none that is known.
+def _with_functions(forward: Any, kind: str) -> Forward | None:
+    """The forward of a layer, with our functions of a kind for those that it calls. None where it calls none that is
+    known.
 
     They are globals of the forward's module, so that the copy has globals of its own.
     """
     inner, names = inspect.unwrap(forward), {}
-    for module, name, ours in ROTARY:
+    for module, name, ours in CALLED[kind]:
         if isinstance(inner, types.FunctionType) and name in inner.__code__.co_names:
-            theirs = inner.__globals__.get(name)
-            if _is_same(theirs, getattr(module, name)):
+            theirs, known = inner.__globals__.get(name), getattr(module, name, None)
+            if known is not None and _is_same(theirs, known):
                 names[name] = ours(theirs)
     return _with_globals(forward, names) if names else None
 
@@ -312,7 +350,11 @@ def _with_globals(function: Any, names: dict[str, Any]) -> Any:
 
 
 def _find_rotary(module: nn.Module) -> Forward | None:
-    return _rotary_forward(getattr(type(module), "forward", None))
+    return _with_functions(getattr(type(module), "forward", None), "rotary")
+
+
+def _find_mixer(module: nn.Module) -> Forward | None:
+    return _with_functions(getattr(type(module), "forward", None), "mixer")
 
 
 # ---------------------------------------------------------------- experts
@@ -332,6 +374,7 @@ FINDERS: dict[str, Callable[[nn.Module], Forward | None]] = {
     "norm": _find_norm,
     "mlp": _find_mlp,
     "rotary": _find_rotary,
+    "mixer": _find_mixer,
     "experts": _find_experts,
 }
 

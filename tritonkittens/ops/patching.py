@@ -10,7 +10,7 @@ from torch import nn
 if TYPE_CHECKING:
     from tritonkittens.ops.layers import Replacement
 
-KINDS = ("norm", "mlp", "rotary", "experts", "loss")
+KINDS = ("norm", "mlp", "rotary", "mixer", "experts", "loss")
 
 
 class Patch:
@@ -52,15 +52,17 @@ def patch(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Patch:
     A layer is replaced where its class has the code of a known one, such as `LlamaRMSNorm`, which most models share.
     Everything else stays. So do layers of other models, of the same class too. Parameters and names stay.
 
-    Replaced layers run transformers' own code for tensors that the kernels do not take: on a CPU, in float64, DTensors,
-    forward-mode differentiation.
+    Replaced layers run transformers' own code for what the kernels do not take: on a CPU, in float64, DTensors,
+    forward-mode differentiation, packed sequences in mixers, and gradients that a kernel does not have.
 
     Args:
         model: a model, or a part of one.
-        kinds: what to replace. "norm": RMS norms, also those of heads, on `rms_norm`. "mlp": MLPs with a gate, on
-            `swiglu` and `geglu`, and without gradients on `gated_gemm`; hooks of the activation in them do not run.
-            "rotary": rotary embeddings in attention, on `rotary`. "experts": experts with a gate, on `experts`.
-            "loss": the loss of causal language models, on `cross_entropy`.
+        kinds: what to replace. "norm": RMS norms, also those of heads and those with a gate, on `rms_norm`. "mlp": MLPs
+            with a gate, on `swiglu` and `geglu`, and without gradients on `gated_gemm`; hooks of the activation in them
+            do not run. "rotary": rotary embeddings in attention, on `rotary`. "mixer": causal convolutions, Mamba-2's
+            scan and the gated delta rule, with and without a cache, on `causal_conv1d`, `mamba_chunk_scan` and
+            `gated_delta_rule`. "experts": experts with a gate, on `experts`. "loss": the loss of causal language
+            models, on `cross_entropy`.
 
     Returns:
         A `Patch`, with counts of what was replaced. `undo()`, or the end of a `with` block, gives the model its own
