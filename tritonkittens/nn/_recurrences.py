@@ -59,5 +59,8 @@ def taylor_features(x: Tensor, scale: float = 1.0) -> Tensor:
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, before: Tensor) -> Tensor:
     """Return silu of the causal convolution of each channel: x (B, C, L), weight (C, W), the rows before x
     (B, C, W - 1)."""
-    rows = torch.cat([before, x], -1).to(weight.dtype)
-    return nn.functional.silu(nn.functional.conv1d(rows, weight[:, None], bias, groups=weight.shape[0])).to(x.dtype)
+    rows, weight = torch.cat([before, x], -1).to(wide(x)), weight.to(wide(x))
+    y = rows.new_zeros(()) if bias is None else bias.to(wide(x))[:, None]
+    for tap in range(weight.shape[1]):
+        y = y + weight[:, tap, None] * rows[..., tap : tap + x.shape[-1]]
+    return nn.functional.silu(y).to(x.dtype)
