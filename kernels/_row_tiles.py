@@ -41,6 +41,12 @@ def store(P, values, t, at=None):
 
 
 @triton.jit
-def load_vector(P, index, extent):
-    """Numbers of rows or columns in fp32."""
-    return tk.cast_pairs(tl.load(P + index, mask=index < extent, other=0), tk.fp32)
+def load_rows(P, row, extent):
+    """Numbers of rows in fp32."""
+    return tk.cast(tl.load(P + row, mask=row < extent, other=0), tk.fp32)
+
+
+@triton.jit
+def load_columns(P, col, extent):
+    """Numbers of columns in fp32. A thread has pairs of columns, as of rows it need not."""
+    return tk.cast_pairs(tl.load(P + col, mask=col < extent, other=0), tk.fp32)

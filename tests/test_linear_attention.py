@@ -67,7 +67,8 @@ def test_spans():
     assert span_of(16384, 16384, 16, 1, 132) == 32 * ROWS, "128 segments of 16 heads"
     assert span_of(65536, 65536, 1, 1, 132) == 8 * ROWS and span_of(100, 100, 1, 1, 132) == 2 * ROWS
     assert span_of(0, 0, 1, 1, 132) == ROWS
-    assert shape_of(128, 200) == (128, 128, 2, 1) and shape_of(1, 64) == (64, 64, 1, 2)
+    assert shape_of(128, 200, 100, 132) == (128, 128, 2, 1) and shape_of(1, 64, 64, 132) == (64, 64, 1, 2)
+    assert [shape_of(128, 128, heads, 132).value_dim for heads in (16, 49, 50, 98, 99)] == [128, 128, 64, 64, 128]
 
 
 @explored(2, 12)

@@ -47,9 +47,10 @@ class Plan:
         self.total, self.sequences, self.device = batches * length, sequences_of(q, starts), q.device
         self.ends_wanted = ends_wanted
         self.reverse, self.paired = kind.get("reverse", False), kind.get("paired", False)
-        shape = shape_of(self.keys, self.values)
+        multiprocessors = device_facts(q.device).multiprocessors
+        shape = shape_of(self.keys, self.values, 0 if self.paired else self.sequences * self.heads, multiprocessors)
         tasks = self.heads * -(-self.values // shape.value_dim)
-        fitting = device_facts(q.device).multiprocessors * shape.blocks
+        fitting = multiprocessors * shape.blocks
         span = span_of(length, self.total, tasks, self.sequences, fitting)
         self.cut = span < length
         # at most, since each sequence may end with a short one: segments, and chunks

@@ -23,9 +23,13 @@ class Shape(NamedTuple):
     blocks: int
 
 
-def shape_of(keys: int, values: int) -> Shape:
-    """Return the shape for heads of so many columns of K and of V."""
+def shape_of(keys: int, values: int, heads: int, multiprocessors: int) -> Shape:
+    """Return the shape for so many heads of all sequences. Two blocks share the columns of V of a head where that
+    fills the GPU."""
     key_dim, value_dim = (min(max(power_of_two(n), NARROWEST), WIDEST) for n in (keys, values))
+    tasks = heads * -(-values // value_dim)
+    if tasks < MOST_IDLE * multiprocessors <= 2 * tasks:
+        value_dim = NARROWEST
     return Shape(key_dim, value_dim, value_dim // NARROWEST, 2 if key_dim + value_dim == 2 * NARROWEST else 1)
 
 

@@ -69,8 +69,10 @@ def test_dropout(names, width):
     check(False, *operands((3, width), FP32, names), dropout_p=0.3)
 
 
-def test_rowscale():
-    check(True, *operands((3, 5, 40), FP32, ["weight", "rowscale"]))
+@pytest.mark.parametrize("shape, dtype", [((3, 5, 40), FP32), ((3, 1030), BF16)], ids=str)
+def test_rowscale(shape, dtype):
+    """The second has tiles of one row."""
+    check(True, *operands(shape, dtype, ["weight", "rowscale"]))
 
 
 def test_masks_are_random_and_repeatable():

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._row_tiles import load, load_vector, places, store, tile
+from tritonkittens.kernels._row_tiles import load, load_rows, places, store, tile
 from tritonkittens.kernels.loss.device.softmax import LOWEST, beyond, exp, of_rows, online
 from tritonkittens.launch import plain_kernel
 
@@ -67,9 +67,9 @@ def cross_entropy_backward(
     row = (tl.program_id(0) // chunks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     target = tl.load(T + row, mask=row < size[0], other=ignored)
     kept, first = target != ignored, tl.program_id(0) % chunks * COLS
-    lse, g = load_vector(LSE, row, size[0]), load_vector(G, row * step, size[0])
+    lse, g = load_rows(LSE, row, size[0]), load_rows(G, row * step, size[0])
     g = tl.where(kept, g / tl.load(COUNT) if HAS.mean else g, 0)
-    of_p = tl.where(kept, g * (1 + 2 * square * lse), 0) + (load_vector(DLSE, row, size[0]) if HAS.dlse else 0.0)
+    of_p = tl.where(kept, g * (1 + 2 * square * lse), 0) + (load_rows(DLSE, row, size[0]) if HAS.dlse else 0.0)
     lse, read = (lse, row) if HAS.dlse else (tl.where(kept, lse, float("inf")), tl.where(kept, row, size[0]))
     x = _capped(load(X, at[0], tile(read, first, size, inner, COLS, UNIT)), cap, HAS.cap)
     t = tile(row, first, size, inner, COLS, UNIT)
@@ -91,7 +91,7 @@ def cross_entropy_sum(
     total, count = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32)
     for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
-        total += load_vector(L, row, rows)
-        count += 1.0 * (tl.load(C + row, row < rows, ignored) != ignored) if FIRST else load_vector(C, row, rows)
+        total += load_rows(L, row, rows)
+        count += 1.0 * (tl.load(C + row, row < rows, ignored) != ignored) if FIRST else load_rows(C, row, rows)
     tl.store(S + tl.program_id(0), tl.sum(total, 0) / tl.sum(count, 0) if MEAN else tl.sum(total, 0))
     tl.store(N + tl.program_id(0), tl.sum(count, 0))

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._row_tiles import load, load_vector, store, tile
+from tritonkittens.kernels._row_tiles import load, load_columns, load_rows, store, tile
 from tritonkittens.kernels.norm.device.dropout import dropout
 from tritonkittens.launch import plain_kernel
 
@@ -21,8 +21,8 @@ from tritonkittens.launch import plain_kernel
 def _weights(W, W1, first, n, COLS: tl.constexpr, HAS: tl.constexpr):
     """weight and weight1 of columns; 1 and 0 without them."""
     col = first + tl.arange(0, COLS)
-    w = load_vector(W, col, n)[None, :] + HAS.centre if HAS.weight else 1.0
-    w1 = load_vector(W1, col, n)[None, :] + HAS.centre if HAS.weight1 else 0.0
+    w = load_columns(W, col, n)[None, :] + HAS.centre if HAS.weight else 1.0
+    w1 = load_columns(W1, col, n)[None, :] + HAS.centre if HAS.weight1 else 0.0
     return w, w1
 
 
@@ -31,12 +31,12 @@ def _scaled(DY, DY1, Z, weights, MEAN, RSTD, at, t, HAS: tl.constexpr):
     """(dy, dy1, normalised z, its gradient) of a tile. Beyond the edge z is any number, the others are 0."""
     dy, dy1, z = load(DY, at[0], t), 0.0, load(Z, at[2], t)
     if not HAS.rms:
-        z -= load_vector(MEAN, t.row, t.m)[:, None]
+        z -= load_rows(MEAN, t.row, t.m)[:, None]
     g = dy * weights[0]
     if HAS.weight1:
         dy1 = load(DY1, at[1], t)
         g += dy1 * weights[1]
-    return dy, dy1, z * load_vector(RSTD, t.row, t.m)[:, None], g
+    return dy, dy1, z * load_rows(RSTD, t.row, t.m)[:, None], g
 
 
 @plain_kernel
@@ -86,14 +86,14 @@ def norm_backward(
             parts, added = parts + ((z, g),), added + ((dw + dy * z, db + dy, dw1 + dy1 * z, db1 + dy1),)
         sums, n = added, size[1] * UNIT
         if CHUNKS > 1:
-            along, total = load_vector(C, row, size[0]), load_vector(C + size[0], row, size[0])
+            along, total = load_rows(C, row, size[0]), load_rows(C + size[0], row, size[0])
         elif HAS.rms:
             along = tk.row_sum(along)
         else:
             along, total = tl.split(tl.sum(tl.join(along, total), 1))  # one exchange between warps, not two
         for j in tl.static_range(PARTS):
             t = tile(row, first_col + j * COLS, size, inner, COLS, UNIT)
-            rstd = load_vector(RSTD, row, t.m)
+            rstd = load_rows(RSTD, row, t.m)
             dz = parts[j][1] * rstd[:, None]
             if not HAS.rms:
                 dz -= (total / n * rstd)[:, None]
@@ -107,7 +107,7 @@ def norm_backward(
             if HAS.dropout:
                 dz = dropout(dz, RNG, p, t, 0)
             if HAS.rowscale:
-                dz *= load_vector(S, row, t.m)[:, None]
+                dz *= load_rows(S, row, t.m)[:, None]
             store(DX, dz, t)
     program, programs = tl.program_id(0).to(tl.int64) + tl.arange(0, 1), tl.num_programs(0)
     for k in tl.static_range(4):

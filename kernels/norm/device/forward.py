@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._row_tiles import load, load_vector, store, tile
+from tritonkittens.kernels._row_tiles import load, load_columns, load_rows, store, tile
 from tritonkittens.kernels.norm.device.dropout import dropout
 from tritonkittens.launch import plain_kernel
 
@@ -20,7 +20,7 @@ def _summed(X, R, X1, S, RNG, Z, at, p, t, HAS: tl.constexpr):
     """z in fp32, rounded as it is stored."""
     z = load(X, at[0], t)
     if HAS.rowscale:
-        z *= load_vector(S, t.row, t.m)[:, None]
+        z *= load_rows(S, t.row, t.m)[:, None]
     if HAS.dropout:
         z = dropout(z, RNG, p, t, 0)
     if HAS.residual:
@@ -38,9 +38,9 @@ def _summed(X, R, X1, S, RNG, Z, at, p, t, HAS: tl.constexpr):
 def _store_scaled(Y, z, W, B, t, WEIGHT: tl.constexpr, CENTRE: tl.constexpr, BIAS: tl.constexpr):
     """Store z · (W + CENTRE) + B."""
     if WEIGHT:
-        z *= load_vector(W, t.col, t.n)[None, :] + CENTRE
+        z *= load_columns(W, t.col, t.n)[None, :] + CENTRE
     if BIAS:
-        z += load_vector(B, t.col, t.n)[None, :]
+        z += load_columns(B, t.col, t.n)[None, :]
     store(Y, z, t)
 
 
