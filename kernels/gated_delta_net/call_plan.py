@@ -54,21 +54,24 @@ class Plan:
         if self.total:
             ends = self.ends if ends is None else ends
             q, k, v = (packed(x) for x in (q, k, v))
-            chunks, states = self.chunks(k, g, beta, ends), [x for x in (after, before) if x is not None]
+            _, *chunks = self.chunks(k, g, beta, ends, q)
+            states = [x for x in (after, before) if x is not None]
             self.template(q, k, v, *chunks, home.transpose(0, 1), *states, ends, scale=scale, **self.numbers)
         return home if home.is_contiguous() else home.contiguous(), None if after is None else after.mT
 
-    def chunks(self, k: Tensor, g: Tensor, beta: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
-        """G, T and B of all chunks."""
+    def chunks(self, k: Tensor, g: Tensor, beta: Tensor, ends: Tensor, q: Tensor | None = None) -> tuple[Tensor, ...]:
+        """G, T and B of all chunks; with q G, T, P and B."""
         sums = sums_of(g.flatten(0, 1), ends, self.empty(self.heads, self.slots, ROWS))
-        inverse = self.empty(self.heads, self.slots * ROWS, ROWS, dtype=k.dtype)
-        k, beta, of_rows = k.transpose(0, 1), beta.flatten(0, 1), self.empty(self.heads, self.slots, ROWS)
-        given = (k, beta, ends, sums, inverse, of_rows)
-        strides = (*k.stride()[:2], *beta.stride())
+        squares = [self.empty(self.heads, self.slots * ROWS, ROWS, dtype=k.dtype) for _ in range(1 + (q is not None))]
+        of_rows = self.empty(self.heads, self.slots, ROWS if q is None else 4 * ROWS)
+        k, beta = k.transpose(0, 1), beta.flatten(0, 1)
+        scored = k if q is None else q.transpose(0, 1)
+        given = (k, beta, ends, sums, squares[0], of_rows, scored, squares[-1])
+        strides = (*k.stride()[:2], *beta.stride(), *scored.stride()[:2])
         numbers = (self.sequences, self.numbers["group"], self.slots, self.keys, *strides)
-        constants = (self.knobs["key_dim"], self.knobs["most"])
+        constants = (self.knobs["key_dim"], self.knobs["most"], q is not None)
         invert_chunks.bind((self.slots, self.heads, 1), *given, *numbers, *constants)(*given)
-        return sums, inverse, of_rows
+        return sums, *squares, of_rows
 
 
 def run(

@@ -107,7 +107,5 @@ def _backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any,
 
 register(gated_delta_rule_operator, vmap_by_loop, _backward, _save)
 register(
-    gated_delta_rule_backward_operator,
-    vmap_by_loop,
-    refusing(f"{NAME} has no second derivative; use {NAME}_torch"),
+    gated_delta_rule_backward_operator, vmap_by_loop, refusing(f"{NAME} has no second derivative; use {NAME}_torch")
 )

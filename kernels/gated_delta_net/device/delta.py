@@ -17,7 +17,6 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels.linear_attention.device.chunks import (
     ROWS,
     LinearAttention,
-    causal,
     chunk,
     chunk_of_slot,
     gates,
@@ -62,11 +61,15 @@ def _matrix(blocks):
 @plain_kernel(num_warps=4)
 @triton.jit
 def invert_chunks(
-    K, BETA, ENDS, G, T, B, sequences, group, slots, dim, k_row, k_head, b_row, b_head,
-    DIM: tl.constexpr, MOST: tl.constexpr,
+    K, BETA, ENDS, G, T, B, Q, P, sequences, group, slots, dim, k_row, k_head, b_row, b_head, q_row, q_head,
+    DIM: tl.constexpr, MOST: tl.constexpr, SCORED: tl.constexpr,
 ):  # fmt: skip
     """T (HV, slots · ROWS, ROWS) for K (rows, H, dim) and BETA (rows, HV), with these strides, and B (HV, slots, ROWS),
-    which is BETA in fp32. Grid: slots, HV."""
+    which is BETA in fp32. Grid: slots, HV.
+
+    SCORED: P, as T, is (Q Kᵀ) ∘ e^{G_i - G_j} on and below the diagonal, and B (HV, slots, 4 · ROWS) has β, e^G and
+    e^{G_last - G} one after another.
+    """
     slot, head = tl.program_id(0), tl.program_id(1)
     row, inside = chunk_of_slot(ENDS, slot, sequences, MOST)
     i, d, home = tl.arange(0, ROWS), tl.arange(0, DIM), head.to(tl.int64) * slots + slot
@@ -76,11 +79,21 @@ def invert_chunks(
             tk.cast(tl.load(BETA + row * b_row + head * b_head, mask=inside, other=0), tk.fp32),
         )
         place = (row * k_row + head // group * k_head)[:, None] + d[None, :]
-        k = tl.load(K + place, mask=inside[:, None] & (d < dim)[None, :], other=0)
-        fading = tl.exp2(tl.where(i[:, None] > i[None, :], sums[:, None] - sums[None, :], float("-inf")))
-        t = _inverse(tl.dot(k, tl.trans(k)) * fading * beta[:, None])
-        tl.store(T + (home * ROWS + i)[:, None] * ROWS + i[None, :], tk.cast(t, T.dtype.element_ty))
-        tl.store(B + home * ROWS + i, beta)
+        exists = inside[:, None] & (d < dim)[None, :]
+        k = tl.load(K + place, mask=exists, other=0)
+        fading = tl.exp2(tl.where(i[:, None] >= i[None, :], sums[:, None] - sums[None, :], float("-inf")))
+        of_chunk = (home * ROWS + i)[:, None] * ROWS + i[None, :]
+        if SCORED:
+            q = tl.load(Q + (row * q_row + head // group * q_head)[:, None] + d[None, :], mask=exists, other=0)
+            tl.store(P + of_chunk, tk.cast(tl.dot(q, tl.trans(k)) * fading, P.dtype.element_ty))
+            last = tl.sum(tl.where(i == ROWS - 1, sums, 0.0))
+            tl.store(B + home * 4 * ROWS + i, beta)
+            tl.store(B + home * 4 * ROWS + ROWS + i, tl.exp2(sums))
+            tl.store(B + home * 4 * ROWS + 2 * ROWS + i, tl.exp2(last - sums))
+        else:
+            tl.store(B + home * ROWS + i, beta)
+        t = _inverse(tl.dot(k, tl.trans(k)) * tl.where(i[:, None] > i[None, :], fading, 0.0) * beta[:, None])
+        tl.store(T + of_chunk, tk.cast(t, T.dtype.element_ty))
 
 
 class DeltaChunks(LinearAttention):
@@ -128,28 +141,52 @@ def correct(ctx, input, r):
     return corrected
 
 
-class GatedDeltaNet(DeltaChunks):
-    """The result, and the states after (`ends_wanted`)."""
+class GatedDeltaNet(LinearAttention):
+    """The result, and the states after (`ends_wanted`). T, P, B: of `invert_chunks`, (heads, slots · 64, 64) and
+    (heads, slots, 256).
+
+    All is transposed, so that what depends on the state before stays in registers: it is the A operand of products
+    with rows of K and Q.
+    """
+
+    gated: bool = False  # B has what gates give
+
+    @property
+    def loaded(self) -> dict[str, Any]:
+        square = tk.st(self.dtype, 64, 64)
+        return {**super().loaded, "T": square, "P": square, "B": tk.sv(tk.fp32, 256)}
 
     @property
     def scratch(self) -> dict[str, Any]:
-        state = tk.st(self.dtype, self.cols, self.key_dim)
-        return dict(S=state, **super().scratch, V=tk.st(self.dtype, 64, self.cols))
+        return {}
+
+    @triton.jit
+    def load(ctx, input):
+        slot = ctx.first + ctx.iter
+        load_rows(ctx, input)
+        tk.load_async(input.B, ctx.globals.B, (ctx.head, slot, 0), input.full)
+        tk.load_async(input.T, ctx.globals.T, (ctx.head, slot, 0), input.full)
+        tk.load_async(input.Q, ctx.globals.Q, place_of_keys(ctx), input.full)
+        tk.load_async(input.P, ctx.globals.P, (ctx.head, slot, 0), input.full)
 
     @triton.jit
     def compute(ctx, state, input, output):
-        begun, _, kept = gates(ctx, input)
-        tk.store(ctx.scratch.S, state.s)
-        tk.fence_async()
-        r = tk.mm_ABt(input.K, ctx.scratch.S, wait=False)
-        p = tk.mm_ABt(input.Q, input.K, wait=False)
-        o = tk.mm_ABt(input.Q, ctx.scratch.S, wait=False)
-        corrected = correct(ctx, input, tk.mma_wait(r, leave=(p, o)))
-        tk.store(ctx.scratch.V, corrected)
-        tk.fence_async()
-        s = tk.mma_AtB(ctx.scratch.W, input.K, state.s * kept, wait=False)
-        p, o = tk.mma_wait(p, o, leave=(s,))
-        p = tk.cast(causal(ctx, input, p), ctx.config.dtype)
-        o, s = tk.mma_wait(tk.mma_AB(p, ctx.scratch.V, tk.mul_row(o, begun), wait=False), s)
-        tk.store(tk.subtile(output.O, 64, ctx.config.cols, 0, ctx.consumer), o * ctx.args.scale)
+        DTYPE: tl.constexpr = ctx.config.dtype
+        OF_ROWS: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, ctx.config.cols, 64))
+        before = tk.cast(state.s, DTYPE)
+        r = tk.mm_ABt(before, input.K, wait=False)
+        v = tk.transpose(tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer))
+        beta, begun = tk.load(input.B, OF_ROWS, 0), tk.load(input.B, OF_ROWS, 64)
+        v = tk.mul_col(tk.cast(tk.load(v), tk.fp32), beta)
+        missing = v - tk.mul_col(tk.mma_wait(r), beta * begun)
+        corrected = tk.mm_ABt(tk.cast(missing, DTYPE), input.T, wait=False)
+        o = tk.mm_ABt(before, input.Q, wait=False)
+        corrected = tk.mma_wait(corrected, leave=(o,))
+        left, kept = tk.load(input.B, OF_ROWS, 128), tk.load_scalar(input.B, 127)
+        written = tk.cast(tk.mul_col(corrected, left), DTYPE)
+        s = tk.mma_AB(written, input.K, state.s * kept, wait=False)
+        o = tk.mul_col(tk.mma_wait(o, leave=(s,)), begun)
+        o, s = tk.mma_wait(tk.mma_ABt(tk.cast(corrected, DTYPE), input.P, o, wait=False), s)
+        home = tk.transpose(tk.subtile(output.O, 64, ctx.config.cols, 0, ctx.consumer))
+        tk.store(home, o * ctx.args.scale)
         return state.replace(s=s)
