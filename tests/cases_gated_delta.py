@@ -4,20 +4,23 @@ import torch
 
 from tests.cases_linear_attention import BF16, BOUNDS, FP32, STATE_BOUND, near
 from tests.util import DEVICE, poison
-from tritonkittens.kernels.gated_delta_net import call_plan, gated_delta_rule, gated_delta_rule_torch
+from tritonkittens.kernels.gated_delta_net import backward_plan, call_plan, gated_delta_rule, gated_delta_rule_torch
+
+
+GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "dstate")
 
 
 def poisoned(monkeypatch):
     """Results and what kernels pass on have poison where none writes."""
-    padded_empty, plan = call_plan.padded_empty, call_plan.Plan
-    monkeypatch.setattr(call_plan, "_plans", {})
-    monkeypatch.setattr(call_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
+    for module, name in ((call_plan, "Plan"), (backward_plan, "GradientPlan")):
+        monkeypatch.setattr(module, "_plans", {})
+        monkeypatch.setattr(module, "padded_empty", _poisoned(module.padded_empty))
+        plan = getattr(module, name)
+        monkeypatch.setattr(module, name, type(name, (plan,), {"empty": _poisoned(plan.empty)}))
 
-    class Poisoned(plan):
-        def empty(self, *shape, **options):
-            return poison(super().empty(*shape, **options))
 
-    monkeypatch.setattr(call_plan, "Plan", Poisoned)
+def _poisoned(allocate):
+    return lambda *kind, **options: poison(allocate(*kind, **options))
 
 
 def operands(
@@ -33,14 +36,32 @@ def operands(
     return q, k, v, (-fading * g).to(gates), beta.to(gates), before
 
 
-def check(given, cu_seqlens=None, slack=1.0, **options):
-    """The result and the state after, against the recurrence in float64."""
-    *tensors, state = given
-    found = gated_delta_rule(*tensors, initial_state=state, cu_seqlens=cu_seqlens, output_final_state=True, **options)
-    expected = gated_delta_rule_torch(*tensors, initial_state=state, cu_seqlens=cu_seqlens, **options)
-    q, v = tensors[0], tensors[2]
+def check(given, cu_seqlens=None, slack=1.0, gradients=False, **options):
+    """The result and the state after, and gradients of random directions, against the recurrence in float64. Without a
+    state before, that after has no gradient."""
+    leaves = [x.detach().requires_grad_(gradients) for x in given if x is not None]
+    exact = [x.detach().double().requires_grad_(gradients) for x in leaves]
+    found, expected = (
+        function(*x[:5], initial_state=x[5] if x[5:] else None, cu_seqlens=cu_seqlens, **wanted, **options)
+        for function, x, wanted in (
+            (gated_delta_rule, leaves, dict(output_final_state=True)), (gated_delta_rule_torch, exact, {})
+        )
+    )  # fmt: skip
+    q, v = leaves[0], leaves[2]
     rows = q.shape[1] if cu_seqlens is None else int(cu_seqlens[-1])
     assert found[0].dtype == v.dtype and found[1].dtype == FP32
     near("o", found[0][:, :rows], expected[0][:, :rows], slack * BOUNDS[q.dtype])
     near("state", found[1], expected[1], slack * 1.5 * STATE_BOUND[q.dtype])
-    return found
+    if not gradients:
+        return found
+    directions = [torch.randn_like(x) for x in (found if leaves[5:] else found[:1])]
+    ours = torch.autograd.grad(found[: len(directions)], leaves, directions)
+    product = sum((x * d.double()).sum() for x, d in zip(expected, directions, strict=False))
+    theirs = [torch.zeros_like(x) for x in exact]  # where there are no rows
+    if product.requires_grad:
+        theirs = torch.autograd.grad(product, exact, allow_unused=True, materialize_grads=True)
+    for name, leaf, a, b in zip(GRADIENTS, leaves, ours, theirs, strict=False):
+        assert a.dtype == leaf.dtype
+        of_rows = (a, b) if name == "dstate" else (a[:, :rows], b[:, :rows])
+        near(name, *of_rows, slack * BOUNDS[q.dtype])
+    return ours

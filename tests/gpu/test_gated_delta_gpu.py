@@ -35,7 +35,8 @@ def test_lengths(length, dims, group, dtype, state):
     check(operands(2, length, 1, *dims, group, dtype, state=state), slack=4.0 if dims == (1, 1) else 1.0)
 
 
-@pytest.mark.parametrize("lengths", [[70, 0, 1, 130], slow([5] * 40), slow([0, 0]), slow([200])], ids=str)
+@pytest.mark.slow  # a quick test of their gradients looks at results, too
+@pytest.mark.parametrize("lengths", [[70, 0, 1, 130], [5] * 40, [0, 0], [200]], ids=str)
 def test_packed_sequences(lengths):
     check(operands(1, sum(lengths) + 9, 1, 64, 64, 2, sequences=len(lengths)), starts_of(lengths))
 
@@ -44,6 +45,44 @@ def test_packed_sequences(lengths):
 def test_how_fast_states_fade(fading):
     """e^{-G} overflows with the last."""
     check(operands(1, 150, 1, 64, 64, fading=fading))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dims", [(64, 64), (128, 128), (40, 72), (128, 200), (1, 1)], ids=str)
+@pytest.mark.parametrize(
+    "length, group, dtype, state",
+    [
+        (130, 2, BF16, True), (1, 1, FP16, False), (2, 3, BF16, False), (3, 2, BF16, True), (4, 1, BF16, True),
+        (5, 2, FP16, True), (63, 1, BF16, False), (64, 2, BF16, True), (65, 3, FP16, True), (0, 2, BF16, True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_gradients(dims, length, group, dtype, state):
+    given = operands(2, length, 1, *dims, group, dtype, state=state)
+    check(given, slack=4.0 if dims == (1, 1) else 1.5, gradients=True)
+
+
+@pytest.mark.parametrize("lengths", [[70, 0, 1, 3], slow([5] * 9), slow([0, 0]), slow([200])], ids=str)
+def test_gradients_of_packed_sequences(lengths):
+    given = operands(1, sum(lengths) + 9, 1, 64, 64, 2, sequences=len(lengths))
+    check(given, starts_of(lengths), slack=1.5, gradients=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fading", [0.0, 5.0, 100.0])
+def test_gradients_where_states_fade_fast_or_not_at_all(fading):
+    check(operands(1, 150, 1, 64, 64, fading=fading), slack=1.5, gradients=True)
+
+
+@pytest.mark.slow
+def test_gradients_have_the_same_bits_in_every_run():
+    *tensors, state = operands(1, 130, 2, 64, 64, 2)
+    leaves = [x.requires_grad_() for x in (*tensors, state)]
+    o = gated_delta_rule(*leaves[:5], initial_state=state)
+    direction = torch.randn_like(o)
+    first, second = (torch.autograd.grad(o, leaves, direction, retain_graph=True) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("gates", [BF16, slow(FP16)])
@@ -86,8 +125,10 @@ def test_random(seed):
     draw = random.Random(seed)
     dims = draw.randint(1, 2), draw.randint(1, 128), draw.randint(1, 160), draw.randint(1, 3)
     options = dict(dtype=draw.choice([BF16, FP16]), gates=draw.choice([FP32, BF16]), state=draw.random() < 0.5)
+    kind = dict(gradients=True, slack=3.0) if seed % 2 else {}  # a few numbers: errors do not average out
     if draw.random() < 0.4:
         lengths = [draw.randint(0, 150) for _ in range(draw.randint(1, 5))]
-        check(operands(1, sum(lengths), *dims, **options, sequences=len(lengths)), starts_of(lengths))
+        check(operands(1, sum(lengths), *dims, **options, sequences=len(lengths)), starts_of(lengths), **kind)
     else:
-        check(operands(draw.randint(1, 2), round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 7))), *dims, **options))
+        length = round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 7)))
+        check(operands(draw.randint(1, 2), length, *dims, **options), **kind)
