@@ -146,48 +146,86 @@ class Delta(NamedTuple):
     def __str__(self) -> str:
         return f"B {self.batch} T {self.length} H {self.heads} D {self.dim}"
 
-    @property
-    def moved(self) -> float:
+    def moved(self, backward: bool) -> float:
         """Bytes that a call reads and writes, without gates."""
-        return 8.0 * self.batch * self.length * self.heads * self.dim
+        return 2.0 * self.batch * self.length * self.heads * self.dim * (7 if backward else 4)
 
 
 DELTAS = ((1, 16384, 16, 128), (1, 65536, 16, 128), (8, 4096, 32, 128), (4, 2048, 16, 128), (32, 512, 32, 128))
 
 
+def delta_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *gates: torch.Tensor) -> torch.Tensor:
+    """The result in the dtype of the operands, chunk by chunk."""
+    state = q.new_zeros(q.shape[0], q.shape[2], q.shape[-1], v.shape[-1])
+    found: list[torch.Tensor] = []
+    for q_i, k_i, v_i, g, beta in zip(*(x.transpose(1, 2).split(CHUNK, 2) for x in (q, k, v, *gates)), strict=True):
+        sums, beta = g.cumsum(2)[..., None], beta[..., None]
+        fading = (sums - sums.mT).tril().exp().tril()
+        missing = beta * (v_i - sums.exp() * (k_i @ state))
+        products = beta * (k_i @ k_i.mT) * fading
+        corrected = torch.linalg.solve_triangular(products, missing, upper=False, unitriangular=True)
+        found.append(sums.exp() * (q_i @ state) + (q_i @ k_i.mT * fading) @ corrected)
+        last = sums[..., -1:, :]
+        state = last.exp() * state + (k_i * (last - sums).exp()).mT @ corrected
+    return torch.cat(found, 2).transpose(1, 2) * q.shape[-1] ** -0.5
+
+
 @deferred
-def delta_error(given: list[torch.Tensor]) -> Callable[[Any], float]:
-    """The error of the first rows of a few heads."""
-    from tritonkittens.kernels.gated_delta_net import gated_delta_rule_torch
+def delta_error(given: list[torch.Tensor], grad: torch.Tensor | None) -> Callable[[Any], float]:
+    """The largest error of the result, or of the gradients, of a few heads."""
+    exact = [x[:, :, :CHECKED].double().requires_grad_(grad is not None) for x in given]
+    expected = [delta_reference(*exact)]
+    if grad is not None:
+        expected = list(torch.autograd.grad(expected[0], exact, grad[:, :, :CHECKED].double()))
 
-    expected = gated_delta_rule_torch(*(x[:1, :CHUNK, :CHECKED] for x in given))[0]
-    return lambda found: float((found[:1, :CHUNK, :CHECKED].double() - expected).norm() / expected.norm())
+    def of(found: Any) -> float:
+        pairs = zip([found] if isinstance(found, torch.Tensor) else found, expected, strict=True)
+        return max(float((a[:, :, :CHECKED].double() - b).norm() / b.norm()) for a, b in pairs)
+
+    return of
 
 
-def prepare_delta(shape: Delta) -> Trial:
+def prepare_delta(shape: Delta, backward: bool) -> Trial:
     q, k, v = (randn(*shape) for _ in range(3))
     q, k = (torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype) for x in (q, k))
     g = torch.nn.functional.logsigmoid(torch.randn(shape[:3], dtype=torch.float32, device=DEVICE) + 4)
     beta = torch.rand(shape[:3], dtype=torch.float32, device=DEVICE).to(q.dtype)
-    given = [q, k, v, g, beta]
+    given, grad = [q, k, v, g, beta], randn(*shape) if backward else None
 
-    def ours() -> Callable[[], Any]:
+    def ours() -> Callable[..., Any]:
         from tritonkittens.kernels.gated_delta_net import gated_delta_rule
 
-        return functools.partial(gated_delta_rule, *given)
+        return gated_delta_rule
 
-    def fla() -> Callable[[], Any]:
+    def fla() -> Callable[..., Any]:
         from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-        return lambda: chunk_gated_delta_rule(*given)[0]
+        return lambda *given: chunk_gated_delta_rule(*given)[0]
 
-    copied = Contender(functools.partial(copy_of, shape.moved), lambda found: 0.0)
-    return Trial({OURS: ours}, {"fla": fla}, delta_error(given), BOUND, baselines={"copy of as many bytes": copied})
+    def timed(function: Callable[[], Callable[..., Any]]) -> Callable[[], Callable[[], Any]]:
+        def run() -> Callable[[], Any]:
+            if grad is None:
+                return functools.partial(function(), *given)
+            leaves = [x.clone().requires_grad_() for x in given]
+            found = function()(*leaves)
+            return lambda: torch.autograd.grad(found, leaves, grad, retain_graph=True)
+
+        return run
+
+    copied = Contender(functools.partial(copy_of, shape.moved(backward)), lambda found: 0.0)
+    checked, baselines = delta_error(given, grad), {"copy of as many bytes": copied}
+    return Trial({OURS: timed(ours)}, {"fla": timed(fla)}, checked, BOUND, baselines=baselines)
 
 
-def delta_cases(options: argparse.Namespace) -> list[Case]:
+def delta_cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
     return [
-        Case(str(shape), shape.moved, shape._asdict(), functools.partial(prepare_delta, shape), kind="graph")
+        Case(
+            f"{'backward, ' * backward}{shape}",
+            shape.moved(backward),
+            shape._asdict() | {"backward": backward},
+            functools.partial(prepare_delta, shape, backward),
+            kind="device" if backward else "graph",
+        )
         for shape in (Delta(*extents) for extents in DELTAS)
     ]
 
@@ -393,6 +431,12 @@ SUITES = (
     Suite("mamba_chunk_scan", "Mamba-2's scan", scan_cases, unit="TB/s"),
     Suite("based", "the attention of Based", taylor_cases, unit="TB/s"),
     Suite("gated_delta_rule", "the gated delta rule", delta_cases, unit="TB/s"),
+    Suite(
+        "gated_delta_rule_backward",
+        "backwards of the gated delta rule",
+        functools.partial(delta_cases, backward=True),
+        unit="TB/s",
+    ),
     Suite("linear_attention", "linear attention", cases, unit="TB/s"),
     Suite(
         "linear_attention_backward",

@@ -6,7 +6,6 @@ from tests.cases_linear_attention import BF16, BOUNDS, FP32, STATE_BOUND, near
 from tests.util import DEVICE, poison
 from tritonkittens.kernels.gated_delta_net import backward_plan, call_plan, gated_delta_rule, gated_delta_rule_torch
 
-
 GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "dstate")
 
 

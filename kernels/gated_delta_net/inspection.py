@@ -8,18 +8,23 @@ from typing import Any
 import torch
 
 from tritonkittens.kernels._inspection import Inspectable, launches_of
+from tritonkittens.kernels.gated_delta_net.backward_plan import Operands, run_backward
 from tritonkittens.kernels.gated_delta_net.call_plan import run
 
 
-def _run(heads: int) -> Any:
-    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
+def _run(heads: int, backward: bool = False) -> Any:
+    q = torch.empty(1, 16384, heads, 128, dtype=torch.bfloat16, device="meta")
+    g = torch.empty(1, 16384, heads, dtype=torch.float32, device="meta")
+    if backward:
+        return run_backward(Operands(q, q, q, g, g, None, None), q, None, 1.0)
+    return run(q, q, q, g, g, None, None, 1.0, True)
 
-    q, v, g = empty(1, 16384, heads, 128), empty(1, 16384, heads, 128), empty(1, 16384, heads, dtype=torch.float32)
-    return run(q, q, v, g, g, None, None, 1.0, True)
+
+BACKWARD = tuple(f"gated_delta_{name}" for name in ("states", "state_gradients", "gradients", "gates"))
 
 
 inspectable: dict[str, Inspectable] = {
     **launches_of(functools.partial(_run, 256), None, "gated_delta_inverse", "gated_delta_rule"),
     **launches_of(functools.partial(_run, 16), None, None, "gated_delta_rule_few_heads"),
+    **launches_of(functools.partial(_run, 16, True), None, None, *BACKWARD),
 }

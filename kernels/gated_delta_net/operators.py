@@ -65,7 +65,7 @@ def gated_delta_rule_backward_operator(
     """Gradients of q, k, v, g, beta and the initial state, which is empty where there is none."""
     given = Operands(q, k, v, g, beta, initial_state, cu_seqlens)
     *found, d_initial = run_backward(given, do, d_final, scale)
-    return (*found, q.new_empty(0, dtype=torch.float32) if d_initial is None else d_initial)  # type: ignore[return-value]
+    return (*found, q.new_empty(0, dtype=torch.float32) if d_initial is None else d_initial)
 
 
 @describes(gated_delta_rule_backward_operator)

@@ -106,8 +106,9 @@ class DeltaGradients(Chunks, tk.lcf):
     """dQ and dK of each head of V: (heads, rows, key_dim), and parts of the gradients of gates and beta: P (2 · PARTS,
     heads, slots, 64) fp32. A task is a chunk and a head, an iteration 64 columns of V.
 
-    Each consumer has half the 128 columns of Q and K (tensor cores cannot read half a swizzle atom of 64), and half of those of V' in an iteration. Consumer 0 computes the
-    gradient of Q Kᵀ, consumer 1 that of K Kᵀ.
+    Each consumer has half the columns of Q and K, and half of those of V' in an iteration. Consumer 0 computes the
+    gradient of Q Kᵀ, consumer 1 that of K Kᵀ. Q and K have 128 columns: half of 64 would cut a swizzle atom, which
+    tensor cores cannot read.
     """
 
     consumers: int = 2
