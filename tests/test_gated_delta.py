@@ -123,12 +123,13 @@ def test_torch_compile_sees_the_operators():
 
 
 def test_what_has_no_derivative():
-    *tensors, _ = operands(1, 40, 1, 16, 24, state=False)
+    *tensors, state = operands(1, 40, 1, 16, 24)
     with sim.device():
         with refused("gated_delta_rule: it has no forward-mode derivative", ValueError):
             torch.func.jvp(lambda q: gated_delta_rule(q, *tensors[1:]), (tensors[0],), (tensors[0],))
         q = tensors[0].requires_grad_()
-        (dq,) = torch.autograd.grad(gated_delta_rule(q, *tensors[1:]).float().square().sum(), q, create_graph=True)
+        o = gated_delta_rule(q, *tensors[1:], initial_state=state)
+        (dq,) = torch.autograd.grad(o.float().square().sum(), q, create_graph=True)
         with refused("gated_delta_rule has no second derivative", NotImplementedError):
             dq.float().sum().backward()
 
