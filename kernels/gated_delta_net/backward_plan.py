@@ -41,12 +41,12 @@ class GradientPlan(call_plan.Plan):
     def __init__(self, given: Operands, ends: bool):
         begins = given.initial_state is not None
         super().__init__(given.q, given.v, begins, False, given.cu_seqlens)
-        self.states = DeltaStates(**self.knobs, begins=begins)
+        # states and their gradients are computed at once: neither reads what the other writes
+        self.states = DeltaStates(**self.knobs, begins=begins, launch_pdl=True)
         # stages of the output ring fill shared memory
-        wide = self.knobs["key_dim"] + self.knobs["value_dim"] > 3 * ROWS
-        self.of_states = DeltaStateGradients(
-            **self.knobs, begins=ends, ends_wanted=begins, output_stages=1 if wide else 2
-        )
+        stages = 1 if self.knobs["key_dim"] + self.knobs["value_dim"] > 3 * ROWS else 2
+        kind = dict(begins=ends, ends_wanted=begins, output_stages=stages)
+        self.of_states = DeltaStateGradients(**self.knobs, **kind, launch_pdl="overlap")
         self.rest = DeltaGradients(dtype=self.knobs["dtype"], most=self.knobs["most"])
 
     def gradients(self, given: Operands, do: Tensor, d_final: Tensor | None, scale: float) -> list[Tensor | None]:

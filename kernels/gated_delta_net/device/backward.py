@@ -112,6 +112,7 @@ class DeltaGradients(Chunks, tk.lcf):
     """
 
     consumers: int = 2
+    broadcast_tile: bool = True  # `setup` reads memory
     consumer_registers: int | None = 240
     value_dim: int = 128  # for `gates`: accumulators have 64 columns
 
