@@ -61,17 +61,17 @@ class GradientPlan(call_plan.Plan):
         if self.total:
             ends = self.ends if given.cu_seqlens is None else given.cu_seqlens[1:].contiguous()
             q, k, v, do = (packed(x) for x in (given.q, given.k, given.v, do))
-            sums, inverse, beta = chunks = self.chunks(k, given.g, given.beta, ends)
+            sums, t, p, of_rows = self.chunks(q, k, given.g, given.beta, ends)
             begin = [] if before is None else [before]
             end = [] if after is None else [after]
             s, ds = (padded_empty((self.slots, self.heads, self.values, self.keys), given.v) for _ in range(2))
             numbers: dict[str, Any] = dict(**self.numbers, scale=scale)
-            self.states(k, v, *chunks, s, *begin, ends, **numbers)
+            self.states(k, v, t, of_rows, s, *begin, ends, **numbers)
             found = [x.transpose(0, 1) for x in (du, dv, dq, dk)]
             wanted = [] if d_before is None else [d_before]
-            self.of_states(q, k, do, *chunks, ds, *found[:2], *wanted, *end, ends, **numbers)
+            self.of_states(q, k, do, t, p, of_rows, ds, *found[:2], *wanted, *end, ends, **numbers)
             parts = self.empty(2 * PARTS.value, self.heads, self.slots, ROWS)
-            self.rest(q, k, inverse, sums, beta, v, do, found[0], s, ds, *found[2:], parts, ends, **numbers)
+            self.rest(q, k, t, sums, of_rows, v, do, found[0], s, ds, *found[2:], parts, ends, **numbers)
             grid = (self.slots, -(-self.heads // HEADS), 1)
             of_gates = (parts, ends, dg, d_beta)
             of_chunks = (self.sequences, self.heads, self.slots, self.knobs["most"])

@@ -54,24 +54,23 @@ class Plan:
         if self.total:
             ends = self.ends if ends is None else ends
             q, k, v = (packed(x) for x in (q, k, v))
-            _, *chunks = self.chunks(k, g, beta, ends, q)
+            _, *chunks = self.chunks(q, k, g, beta, ends)
             states = [x for x in (after, before) if x is not None]
             self.template(q, k, v, *chunks, home.transpose(0, 1), *states, ends, scale=scale, **self.numbers)
         return home if home.is_contiguous() else home.contiguous(), None if after is None else after.mT
 
-    def chunks(self, k: Tensor, g: Tensor, beta: Tensor, ends: Tensor, q: Tensor | None = None) -> tuple[Tensor, ...]:
-        """G, T and B of all chunks; with q G, T, P and B."""
+    def chunks(self, q: Tensor, k: Tensor, g: Tensor, beta: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
+        """G, T, P and B of all chunks."""
         sums = sums_of(g.flatten(0, 1), ends, self.empty(self.heads, self.slots, ROWS))
-        squares = [self.empty(self.heads, self.slots * ROWS, ROWS, dtype=k.dtype) for _ in range(1 + (q is not None))]
-        of_rows = self.empty(self.heads, self.slots, ROWS if q is None else 4 * ROWS)
-        k, beta = k.transpose(0, 1), beta.flatten(0, 1)
-        scored = k if q is None else q.transpose(0, 1)
-        given = (k, beta, ends, sums, squares[0], of_rows, scored, squares[-1])
-        strides = (*k.stride()[:2], *beta.stride(), *scored.stride()[:2])
+        t, p = (self.empty(self.heads, self.slots * ROWS, ROWS, dtype=k.dtype) for _ in range(2))
+        of_rows, beta = self.empty(self.heads, self.slots, 4 * ROWS), beta.flatten(0, 1)
+        q, k = q.transpose(0, 1), k.transpose(0, 1)
+        given = (q, k, beta, ends, sums, t, p, of_rows)
+        strides = (*q.stride()[:2], *k.stride()[:2], *beta.stride())
         numbers = (self.sequences, self.numbers["group"], self.slots, self.keys, *strides)
-        constants = (self.knobs["key_dim"], self.knobs["most"], q is not None)
+        constants = (self.knobs["key_dim"], self.knobs["most"])
         invert_chunks.bind((self.slots, self.heads, 1), *given, *numbers, *constants)(*given)
-        return sums, *squares, of_rows
+        return sums, t, p, of_rows
 
 
 def run(

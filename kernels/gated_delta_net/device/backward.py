@@ -14,16 +14,8 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gated_delta_net.device.delta import DeltaChunks, correct, load_chunk, of_rows
-from tritonkittens.kernels.linear_attention.device.chunks import (
-    HEADS,
-    ROWS,
-    Chunks,
-    causal,
-    chunk,
-    chunk_of_slot,
-    gates,
-)
+from tritonkittens.kernels.gated_delta_net.device.delta import DeltaChunks, columns, correct, load_chunk, of_rows, write
+from tritonkittens.kernels.linear_attention.device.chunks import HEADS, ROWS, Chunks, causal, chunk, chunk_of_slot
 from tritonkittens.launch import plain_kernel
 
 PARTS: tl.constexpr = tl.constexpr(6)  # of the gradients of a chunk's gates, from each of two consumers
@@ -34,7 +26,7 @@ class DeltaStates(DeltaChunks):
 
     @property
     def loaded(self) -> dict[str, Any]:
-        return {name: tile for name, tile in super().loaded.items() if name != "Q"}
+        return {name: tile for name, tile in super().loaded.items() if name not in "QP"}
 
     @property
     def results(self) -> dict[str, Any]:
@@ -46,13 +38,10 @@ class DeltaStates(DeltaChunks):
 
     @triton.jit
     def compute(ctx, state, input, output):
-        before = tk.subtile(output.S, ctx.config.cols, ctx.config.key_dim, ctx.consumer, 0)
-        tk.store(before, state.s)
-        tk.fence_async()
-        correct(ctx, input, tk.mm_ABt(input.K, before))
-        tk.fence_async()
-        _, _, kept = gates(ctx, input)
-        return state.replace(s=tk.mma_AtB(ctx.scratch.W, input.K, state.s * kept))
+        before = tk.cast(state.s, ctx.config.dtype)
+        corrected = correct(ctx, input, before)
+        tk.store(tk.subtile(output.S, ctx.config.cols, ctx.config.key_dim, ctx.consumer, 0), before)
+        return state.replace(s=tk.mma_wait(write(ctx, input, state.s, tk.mma_wait(corrected))))
 
     @triton.jit
     def store(ctx, output):
@@ -72,28 +61,21 @@ class DeltaStateGradients(DeltaChunks):
 
     @triton.jit
     def compute(ctx, state, input, output):
-        do = tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer)
-        (left, begun, kept), beta = gates(ctx, input), of_rows(ctx, input.B)
-        after = tk.subtile(output.dS, ctx.config.cols, ctx.config.key_dim, ctx.consumer, 0)
-        tk.store(after, state.s)
-        tk.store(ctx.scratch.W, tk.mul_row(tk.cast(tk.load(do), tk.fp32), begun * ctx.args.scale))
-        tk.fence_async()
-        s = state.s * kept
-        p = tk.mm_ABt(input.K, input.Q, wait=False)
-        dv = tk.mm_ABt(input.K, after, wait=False)
-        s = tk.mma_AtB(ctx.scratch.W, input.Q, s, wait=False)
-        p, dv = tk.mma_wait(p, dv, leave=(s,))
-        p = tk.cast(causal(ctx, input, p * ctx.args.scale), ctx.config.dtype)
-        dv, s = tk.mma_wait(tk.mma_AB(p, do, tk.mul_row(dv, left), wait=False), s)
-        tk.store(ctx.scratch.R, dv)
-        tk.fence_async()
-        du = tk.mm_AtB(input.T, ctx.scratch.R)
-        dr = tk.mul_row(du, beta)
-        tk.store(tk.subtile(output.dU, 64, ctx.config.cols, 0, ctx.consumer), du)
-        tk.store(tk.subtile(output.dV, 64, ctx.config.cols, 0, ctx.consumer), dr)
-        tk.store(ctx.scratch.R, tk.neg(tk.mul_row(dr, begun)))
-        tk.fence_async()
-        return state.replace(s=tk.mma_AtB(ctx.scratch.R, input.K, s))
+        DTYPE: tl.constexpr = ctx.config.dtype
+        after, do = tk.cast(state.s, DTYPE), tk.load(columns(ctx, input.V))
+        dv, of_o = tk.mm_ABt(after, input.K, wait=False), tk.mm_AB(do, input.P, wait=False)
+        tk.store(tk.subtile(output.dS, ctx.config.cols, ctx.config.key_dim, ctx.consumer, 0), after)
+        begun, scale = of_rows(ctx, input, 1), ctx.args.scale
+        read = tk.cast(tk.mul_col(tk.cast(do, tk.fp32), begun * scale), DTYPE)
+        s = tk.mma_AB(read, input.Q, state.s * tk.load_scalar(input.B, 127), wait=False)
+        dv, of_o = tk.mma_wait(dv, of_o, leave=(s,))
+        dv = tk.mul_col(dv, of_rows(ctx, input, 2)) + of_o * scale
+        du, s = tk.mma_wait(tk.mm_AB(tk.cast(dv, DTYPE), input.T, wait=False), s)
+        dr = tk.mul_col(du, of_rows(ctx, input, 0))
+        s = tk.mma_AB(tk.cast(tk.neg(tk.mul_col(dr, begun)), DTYPE), input.K, s, wait=False)
+        tk.store(columns(ctx, output.dU), du)
+        tk.store(columns(ctx, output.dV), dr)
+        return state.replace(s=tk.mma_wait(s))
 
     @triton.jit
     def store(ctx, output):
@@ -114,12 +96,10 @@ class DeltaGradients(Chunks, tk.lcf):
     consumers: int = 2
     broadcast_tile: bool = True  # `setup` reads memory
     consumer_registers: int | None = 240
-    value_dim: int = 128  # for `gates`: accumulators have 64 columns
 
     def layout(self) -> tk.layout:
         keys, half, tile = (tk.st(self.dtype, 64, n) for n in (self.key_dim, self.key_dim // 2, 64))
-        sums = tk.sv(tk.fp32, 64)
-        task = dict(Q=keys, K=keys, T=tile, G=sums, B=sums)
+        task = dict(Q=keys, K=keys, T=tile, G=tk.sv(tk.fp32, 64), B=tk.sv(tk.fp32, 256))
         loaded = dict(V=tile, dO=tile, dU=tile, S=keys, dS=keys)
         found = dict(dQ=half, dK=half)
         exchange = dict(R=tk.st(self.dtype, 64, 32), corrected=tile, scores=tile)
@@ -173,9 +153,9 @@ class DeltaGradients(Chunks, tk.lcf):
         half: tl.constexpr = ctx.config.key_dim // 2
         ROWS_OF: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, 64, 32))
         r = tk.mm_ABt(ctx.task.K, tk.subtile(input.S, 32, ctx.config.key_dim, me, 0))
-        r = tk.mul_row(r, tk.exp2(tk.load(ctx.task.G, ROWS_OF)))
+        r = tk.mul_row(r, tk.load(ctx.task.B, ROWS_OF, 64))
         r = tk.cast(tk.load(tk.subtile(input.V, 64, 32, 0, me)), tk.fp32) - r
-        tk.store(ctx.exchange.R[me], tk.mul_row(r, tk.load(ctx.task.B, ROWS_OF)))
+        tk.store(ctx.exchange.R[me], tk.mul_row(r, tk.load(ctx.task.B, ROWS_OF, 0)))
         tk.fence_async()
         corrected = ctx.exchange.corrected[ctx.iter % 2]
         tk.store(tk.subtile(corrected, 64, 32, 0, me), tk.mm_AB(ctx.task.T, ctx.exchange.R[me]))
@@ -196,7 +176,9 @@ class DeltaGradients(Chunks, tk.lcf):
         me: tl.constexpr = ctx.consumer
         half: tl.constexpr = ctx.config.key_dim // 2
         task = ctx.task
-        (begun, left, kept), beta = gates(ctx, task), of_rows(ctx, task.B)
+        ROWS_OF: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, 64, 64))
+        beta, begun, left = tk.load(task.B, ROWS_OF, 0), tk.load(task.B, ROWS_OF, 64), tk.load(task.B, ROWS_OF, 128)
+        kept = tk.load_scalar(task.B, 127)
         q, k = tk.subtile(task.Q, 64, half, 0, me), tk.subtile(task.K, 64, half, 0, me)
         values = tk.cast(tk.load(k), tk.fp32)
         read, dk = tk.mul_row(state.read, beta * begun), tk.mul_row(state.dk, left)
