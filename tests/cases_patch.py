@@ -25,8 +25,18 @@ LATENT = dict(
 )
 
 
-def replaced(norm, mlp, experts=0, rotary=2, loss=1):
-    return dict(norm=norm, mlp=mlp, rotary=rotary, experts=experts, loss=loss)
+HYBRID = dict(
+    linear_num_key_heads=1,
+    linear_num_value_heads=2,
+    linear_key_head_dim=16,
+    linear_value_head_dim=32,
+    layer_types=["linear_attention", "full_attention"],
+)
+STATES = dict(num_heads=2, head_dim=32, expand=1, state_size=16, n_groups=2, chunk_size=8)
+
+
+def replaced(norm, mlp, experts=0, rotary=2, loss=1, mixer=0):
+    return dict(norm=norm, mlp=mlp, rotary=rotary, mixer=mixer, experts=experts, loss=loss)
 
 
 MODELS = {  # configuration, and what `patch` replaces
@@ -54,6 +64,20 @@ MODELS = {  # configuration, and what `patch` replaces
             **{**SIZES, **EXPERTS, **LATENT}, n_routed_experts=2, n_group=1, topk_group=1, first_k_dense_replace=1
         ),
         replaced(9, 2, experts=1),
+    ),
+    "mamba2": (
+        lambda: transformers.Mamba2Config(**{**SIZES, **STATES}, pad_token_id=0),
+        replaced(5, 0, rotary=0, mixer=2),
+    ),
+    "qwen3_next": (
+        lambda: transformers.Qwen3NextConfig(
+            **SIZES, **EXPERTS, **HYBRID, num_experts=2, shared_expert_intermediate_size=32
+        ),
+        replaced(8, 2, experts=2, rotary=0, mixer=1),
+    ),
+    "qwen3_5_text": (
+        lambda: transformers.AutoConfig.for_model("qwen3_5_text", **SIZES, **HYBRID),
+        replaced(8, 2, rotary=0, mixer=1),
     ),
 }
 

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import itertools
 import pathlib
 import re
 import types
@@ -15,10 +16,12 @@ transformers = pytest.importorskip("transformers", minversion="5.17")
 from transformers.models.gemma import modeling_gemma  # noqa: E402
 from transformers.models.gpt_oss import modeling_gpt_oss  # noqa: E402
 from transformers.models.llama import modeling_llama  # noqa: E402
+from transformers.models.mamba2 import modeling_mamba2  # noqa: E402
 
-from tests.cases_patch import BF16, model, replaced, tokens  # noqa: E402
-from tests.util import refused, relative_error  # noqa: E402
+from tests.cases_patch import BF16, agree, model, replaced, several, tokens  # noqa: E402
+from tests.util import refused, relative_error, slow  # noqa: E402
 from tritonkittens import sim  # noqa: E402
+from tritonkittens.ops import mixers as patch_mixers  # noqa: E402
 from tritonkittens.ops import patch, register_transformers  # noqa: E402
 
 
@@ -117,6 +120,76 @@ def test_layers(name, rng):
         assert relative_error(ours[key], expected) <= factor * relative_error(theirs[key], expected) + 1e-3, key
 
 
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_next", slow("qwen3_5_text")])
+def test_states(name, rng):
+    """A prompt with padding, the step of a token, and a piece of two tokens continue each other on the kernels."""
+    layers = dict(num_hidden_layers=1) if name == "mamba2" else {}
+    m, exact = model(name, **layers), model(name, torch.float64, **layers)
+    ends = [4, 5] if name == "qwen3_next" else [4, 5, 7]
+    ids, mask = tokens(1, ends[-1]), torch.ones(1, ends[-1], dtype=torch.int64)
+    mask[0, :2] = 0
+
+    def in_pieces(m):
+        cache, found = transformers.DynamicCache(config=m.config), []
+        for begin, end in itertools.pairwise([0, *ends]):
+            out = m(ids[:, begin:end], cache=cache, attention_mask=mask[:, :end], use_cache=True)
+            found.append(out.logits[:, -1])
+        return {"logits": torch.stack(found)}
+
+    with torch.no_grad():
+        theirs = several(m, lambda: in_pieces(m))
+        with patch(m, kinds=("mixer",)) as patched, sim.device() as device:
+            ours = in_pieces(m)
+        assert len(device.launches) == len(ends) * (3 if name == "mamba2" else 6) * patched.replaced["mixer"]
+        whole = exact(ids, attention_mask=mask).logits[:, [end - 1 for end in ends]].transpose(0, 1)
+        agree({"logits": whole}, theirs, ours)
+        assert torch.equal(in_pieces(m)["logits"], theirs[0]["logits"])
+
+
+def mixer_of(name):
+    m = model(name)
+    layer = m.backbone.layers[0].mixer if name == "mamba2" else m.model.layers[0].linear_attn
+    return layer, torch.randn(2, 5, 64).to(BF16)
+
+
+@pytest.mark.parametrize("name", ["mamba2", "qwen3_next"])
+def test_gradients_of_mixers(name, rng):
+    """Transformers' own operations compute what no kernel differentiates."""
+    layer, x = mixer_of(name)
+    theirs = layer_results(layer, (x,))
+    with patch(layer, kinds=("mixer",)), sim.device():
+        ours = layer_results(layer, (x,))
+    exact = layer_results(copy.deepcopy(layer).double(), (x.double(),))
+    for key, expected in exact.items():
+        assert relative_error(ours[key], expected) <= 1.2 * relative_error(theirs[key], expected) + 4e-3, key
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", slow("mamba2")])
+def test_compiled_mixers(name, rng):
+    """One graph, with operators for the kernels."""
+    layer, x = mixer_of(name)
+    with patch(layer), sim.device(), torch.no_grad():
+        graph = torch.export.export(layer, (x,), strict=True).graph
+    operators = {str(node.target).split(".")[1] for node in graph.nodes if "tritonkittens" in str(node.target)}
+    assert operators >= {"causal_conv1d", dict(mamba2="mamba_chunk_scan", qwen3_next="gated_delta_rule")[name]}
+
+
+def test_what_mixers_leave_to_transformers(rng):
+    """Packed sequences, which it refuses without other packages, an activation of no kernel, and states of one row."""
+    conv = patch_mixers.FUNCTIONS[0][2](modeling_mamba2.causal_conv1d_fn)
+    step = patch_mixers.FUNCTIONS[1][2](modeling_mamba2.causal_conv1d_update)
+    x, weight = torch.randn(1, 6, 5).to(BF16), torch.randn(6, 4).to(BF16)
+    with torch.no_grad(), sim.device() as device:
+        with pytest.raises(ValueError, match="can't keep packed sequences apart"):
+            conv(x, weight, activation="silu", seq_idx=torch.zeros(1, 5, dtype=torch.int32))
+        expected = modeling_mamba2.causal_conv1d_fn(x, weight, None, "relu")
+        assert torch.equal(conv(x, weight, activation="relu"), expected)
+        ours, theirs = torch.zeros(1, 6, 2).to(BF16), torch.zeros(1, 6, 2).to(BF16)
+        expected = modeling_mamba2.causal_conv1d_update(x, theirs, weight, None, "silu")
+        assert torch.equal(step(x, ours, weight, None, "silu"), expected)
+        assert torch.equal(ours, theirs) and not device.launches
+
+
 @pytest.mark.parametrize("x_dtype, weight_dtype", [(BF16, torch.float32), (torch.float16, BF16), (torch.float32, BF16)])
 @pytest.mark.parametrize("kind", [modeling_llama.LlamaRMSNorm, modeling_gemma.GemmaRMSNorm])
 def test_dtypes_of_norms(kind, x_dtype, weight_dtype, rng):
@@ -183,7 +256,7 @@ def test_the_end_of_a_patch(rng):
                 assert inner.replaced["norm"] == 0 and inner.already_patched == dict(norm=5)
                 assert repr(patch(m)) == (
                     "Patch(LlamaForCausalLM, norm: 0 (5 already patched), mlp: 0 (2 already patched), "
-                    "rotary: 0 (2 already patched), experts: 0, loss: 0 (1 already patched))"
+                    "rotary: 0 (2 already patched), mixer: 0, experts: 0, loss: 0 (1 already patched))"
                 )
             assert outer.replaced == dict(norm=5) and launches_of(lambda: m(ids)) == ours
             raise KeyError
@@ -191,7 +264,7 @@ def test_the_end_of_a_patch(rng):
         assert not launches_of(lambda: m(ids))
     assert not any("forward" in x.__dict__ for x in m.modules())
     handle = patch(m)
-    assert str(handle) == "Patch(LlamaForCausalLM, norm: 5, mlp: 2, rotary: 2, experts: 0, loss: 1)"
+    assert str(handle) == "Patch(LlamaForCausalLM, norm: 5, mlp: 2, rotary: 2, mixer: 0, experts: 0, loss: 1)"
     handle.undo()
     handle.undo()
     assert not any("forward" in x.__dict__ for x in m.modules())
@@ -246,7 +319,8 @@ def test_what_is_not_recognised_stays(rng):
     assert "forward" in layer.input_layernorm.__dict__
     gpt = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=32))
     assert not any(patch(gpt).replaced.values())
-    with refused("patch: kinds contain 'norms'; they are 'norm', 'mlp', 'rotary', 'experts', 'loss'", ValueError):
+    names = "'norm', 'mlp', 'rotary', 'mixer', 'experts', 'loss'"
+    with refused(f"patch: kinds contain 'norms'; they are {names}", ValueError):
         patch(m, kinds=("norm", "norms"))
     with refused("patch: kinds is a str; give a tuple", TypeError):
         patch(m, "norm")
