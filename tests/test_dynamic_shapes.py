@@ -72,12 +72,30 @@ CALLS = {
     "quantize_mxfp8": lambda x: quantize_mxfp8(x.detach().view(-1, 2, 32)),
     "quantize_nvfp4": lambda x: quantize_nvfp4(x.detach().view(-1, 2, 32)),
 }
+
+
+def a_sequence(mixer):
+    """A mixer of rows as one sequence, without gradients, so that it runs on kernels."""
+    mixer.requires_grad_(False)
+    return lambda x: mixer(x.detach()[None], return_state=True)[0]
+
+
 MODULES = {
     "RMSNorm": lambda: nn.RMSNorm(64, dtype=BF16),
     "LayerNorm": lambda: nn.LayerNorm(64, dtype=BF16),
     "Linear": lambda: nn.Linear(64, 32, dtype=BF16),
     "SwiGLU": lambda: nn.SwiGLU(64, 32, dtype=BF16),
     "MixtureOfExperts": lambda: nn.MixtureOfExperts(64, 48, 4, 2, dtype=BF16),
+    "Mamba2": lambda: a_sequence(nn.Mamba2(64, 16, dtype=BF16)),
+    "GatedDeltaNet": lambda: a_sequence(nn.GatedDeltaNet(64, 1, 2, 32, 32, dtype=BF16)),
+    "LinearAttention": lambda: a_sequence(nn.LinearAttention(64, 2, dtype=BF16)),
+    "Based": lambda: a_sequence(nn.Based(64, num_heads=2, dtype=BF16)),
+}
+OPERATORS = {  # of modules that have several, besides those of layers
+    "Mamba2": ("causal_conv1d", "mamba_chunk_scan", "norm", "gated"),
+    "GatedDeltaNet": ("causal_conv1d", "gated_delta_rule", "norm", "gated"),
+    "LinearAttention": ("linear_attention", "norm"),
+    "Based": ("based_attention",),
 }
 WITH_MORE = {
     "GroupedLinear": (lambda: nn.GroupedLinear(4, 64, 32, dtype=BF16), lambda x: (ENDS,)),
@@ -112,10 +130,13 @@ def test_one_graph_for_all_numbers_of_rows(name):
         for rows in (4, 6, 9, 12, 17):
             compiled(torch.ones(rows, 64, dtype=BF16, requires_grad=True))
     assert 1 <= len(graphs) <= 2
+    assert all("tritonkittens" in str(graph.graph) for graph in graphs)
+    for operator in OPERATORS.get(name, ()):
+        assert f"tritonkittens.{operator}" in str(graphs[-1].graph)
 
 
 def test_every_module_is_tried():
-    assert {*MODULES, *WITH_MORE} == set(nn.__all__) - {"replace_linears"}
+    assert {*MODULES, *WITH_MORE} == set(nn.__all__) - {"replace_linears", "MixerState"}
 
 
 def test_export_of_a_norm():

@@ -112,8 +112,8 @@ def test_a_sequence_cut_anywhere(name, rng):
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_on_kernels(name, rng, monkeypatch):
-    """With states before and after, as one graph, and what the same weights give in torch in bf16. Projections, which
-    have tests of their own, stay in torch."""
+    """With states before and after, and what the same weights give in torch in bf16. Projections, which have tests of
+    their own, stay in torch."""
     monkeypatch.setattr("tritonkittens.nn.linear._has_kernels", lambda device: False)
     mixer, exact = made(MIXERS, name, BF16)
     x, state = torch.randn(1, 3, 16).to(BF16), random_state(mixer, 1, BF16)
@@ -122,15 +122,11 @@ def test_on_kernels(name, rng, monkeypatch):
         with sim.device() as device:
             found = mixer(x, state, return_state=True)
             launches = len(device.launches)
-            traced = torch.export.export(mixer, (x, state), dict(return_state=True), strict=True)
         in_torch = mixer(x, state, return_state=True)
     assert launches == dict(mamba2=5, gated_delta_net=7, linear_attention=3, based=1)[name]
     assert found[0].dtype == BF16 and found[1].recurrent.dtype == FP32
     agree(found, expected, BOUND)
     agree(in_torch, expected, BOUND)
-    operators = {str(node.target).split(".")[1] for node in traced.graph.nodes if "tritonkittens" in str(node.target)}
-    wanted = dict(mamba2="mamba_chunk_scan", gated_delta_net="gated_delta_rule", based="based_attention")
-    assert wanted.get(name, name) in operators and ("causal_conv1d" in operators) == (found[1].conv is not None)
 
 
 def _between_projections(name):
