@@ -73,11 +73,11 @@ MODELS = {  # configuration, and what `patch` replaces
         lambda: transformers.Qwen3NextConfig(
             **SIZES, **EXPERTS, **HYBRID, num_experts=2, shared_expert_intermediate_size=32
         ),
-        replaced(8, 2, experts=2, rotary=0, mixer=1),
+        replaced(8, 2, experts=2, rotary=1, mixer=1),
     ),
     "qwen3_5_text": (
         lambda: transformers.AutoConfig.for_model("qwen3_5_text", **SIZES, **HYBRID),
-        replaced(8, 2, rotary=0, mixer=1),
+        replaced(8, 2, rotary=1, mixer=1),
     ),
 }
 

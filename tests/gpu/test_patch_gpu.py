@@ -41,23 +41,29 @@ def test_autocast(rng):
 
 
 @pytest.mark.parametrize("cache", on_gpu_or_simulated([None, "static"], [None]))
-def test_generate(cache, rng):
-    """With a static cache on a GPU, transformers compiles the step of a token. Without a mask it would leave out tokens
-    that are `pad_token_id`."""
-    ids, m = tokens(2, 5), model("qwen3")
+@pytest.mark.parametrize("name", ["qwen3", slow("mamba2"), slow("qwen3_next"), slow("qwen3_5_text")])
+def test_generate(name, cache, rng):
+    """With a static cache on a GPU, transformers compiles the step of a token. The first prompt is shorter. Without a
+    mask transformers would leave out tokens that are `pad_token_id`."""
+    ids, m = tokens(2, 5), model(name)
     given = dict(max_new_tokens=3, do_sample=False, pad_token_id=0, eos_token_id=None, cache_implementation=cache)
     given |= dict(attention_mask=torch.ones_like(ids), output_logits=True, return_dict_in_generate=True)
+    given["attention_mask"][0, :2] = 0
     with patch(m):
         found = m.generate(ids, **given)
+    mask = torch.ones_like(found.sequences)
+    mask[0, :2] = 0
 
     def logits(m):
-        return {"logits": m(found.sequences).logits[:, 4:-1].detach()}
+        return {"logits": m(found.sequences, attention_mask=mask).logits[:, 4:-1].detach()}
 
-    exact = logits(model("qwen3", torch.float64))
+    exact = logits(model(name, torch.float64))
     agree(exact, several(m, lambda: logits(m)), {"logits": torch.stack(found.logits, 1)})
 
 
-@pytest.mark.parametrize("name", ["llama", slow("gemma"), slow("qwen3_moe"), slow("deepseek_v3")])
+@pytest.mark.parametrize(
+    "name", ["llama", slow("gemma"), slow("qwen3_moe"), slow("deepseek_v3"), slow("mamba2"), slow("qwen3_5_text")]
+)
 def test_compiled(name, rng):
     """One graph."""
     torch._dynamo.reset()
