@@ -334,6 +334,10 @@ SIZES = dict(
 )
 HEADS = dict(num_key_value_heads=1, head_dim=32)
 EXPERTS = dict(moe_intermediate_size=32, num_experts_per_tok=2, num_experts=4, num_local_experts=4, n_routed_experts=4)
+STATES = dict(  # four heads of 32 columns under any name; the fourth layer is attention
+    num_hidden_layers=4, num_heads=4, mamba_n_heads=4, mamba_num_heads=4, mamba_head_dim=32, mamba_d_ssm=128,
+    n_groups=1,
+)  # fmt: skip
 LATENT = dict(
     q_lora_rank=32, kv_lora_rank=32, qk_rope_head_dim=32, qk_nope_head_dim=32, v_head_dim=32, n_group=1, topk_group=1,
     first_k_dense_replace=1,
@@ -350,7 +354,8 @@ def test_the_table_of_models():
         pytest.skip(f"the table is of transformers {version}")
     for names, kinds in re.findall(r"^\| (.+) \| (.+) \|$", table, re.MULTILINE):
         for name in names.split(", "):
-            sizes = SIZES | (EXPERTS if re.search("moe|mixtral|deepseek|next|oss", name) else {})
+            sizes = SIZES | (EXPERTS if re.search("moe|mixtral|deepseek|next|oss|jamba", name) else {})
+            sizes |= STATES if re.search("qwen3_(next|5)|mamba|nemotron_h|falcon_h1|hybrid", name) else {}
             sizes |= LATENT | dict(num_key_value_heads=2) if "deepseek" in name else HEADS
             with torch.device("meta"):
                 m = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(name, **sizes))
