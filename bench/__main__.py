@@ -42,6 +42,7 @@ MODULES = (
     "activation",
     "linear_attention",
     "hedgehog",
+    "fft_conv",
     "loss",
     "attention_models",
     "generate",

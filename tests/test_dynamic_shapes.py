@@ -9,6 +9,7 @@ from tritonkittens.kernels.attention import attention, attention_decode, attenti
 from tritonkittens.kernels.based import based_attention
 from tritonkittens.kernels.causal_conv import causal_conv1d
 from tritonkittens.kernels.experts import experts
+from tritonkittens.kernels.fft_conv import fft_conv
 from tritonkittens.kernels.gated_delta_net import gated_delta_rule
 from tritonkittens.kernels.gated_gemm import gated_gemm
 from tritonkittens.kernels.gemm import gemm
@@ -56,6 +57,7 @@ CALLS = {
     "attention": lambda x: attention(*[heads(x)] * 3, causal=True),
     "attention_varlen": lambda x: attention_varlen(*[x.view(-1, 1, 64)] * 3, ENDS, ENDS),
     "attention_ranges": lambda x: attention_ranges(*[heads(x)] * 3, x[None, None, :, :2].int()),
+    "fft_conv": lambda x: fft_conv(x[None].mT.contiguous(), GATE_UP[0, :64], causal=True),
     "linear_attention": lambda x: linear_attention(*[x.view(1, -1, 1, 64)] * 3),
     "gated_delta_rule": lambda x: gated_delta_rule(
         *[x.detach().view(1, -1, 1, 64)] * 3, *[x[None, :, :1].detach()] * 2

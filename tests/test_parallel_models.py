@@ -45,6 +45,8 @@ REFUSING = {  # operators that take no DTensor
     "gated_activation_backward",
     "gated_delta_rule",
     "gated_gemm",
+    "fft_conv",
+    "fft_conv_filter_gradient",
     "gather_tokens",
     "hedgehog_attention",
     "grouped_gemm",

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import addressable, remember, signature
-from tritonkittens.kernels.fft_conv.checks import check, is_spectrum
-from tritonkittens.kernels.fft_conv.config import SIDE, filter_dtype, tables
+from tritonkittens.kernels.fft_conv.checks import check, is_spectrum, length_of
+from tritonkittens.kernels.fft_conv.config import SIDE, filter_dtype, tables, transform_length
 from tritonkittens.kernels.fft_conv.device.convolution import Convolution
 from tritonkittens.kernels.fft_conv.device.filter_gradient import FilterGradient
 from tritonkittens.launch import device_facts
@@ -95,20 +95,22 @@ class Plan:
 
 
 def run(
-    u: Tensor, k: Tensor, pre_gate: Tensor | None, post_gate: Tensor | None, n: int, conjugated: bool
+    u: Tensor, k: Tensor, pre_gate: Tensor | None, post_gate: Tensor | None, causal: bool, conjugated: bool
 ) -> Tensor:
     """`fft_conv` of plain tensors, without its gradient."""
-    key = (signature(u, k, pre_gate, post_gate), n)
+    key = (signature(u, k, pre_gate, post_gate), causal)
     plan = _plans.get(key)
     if plan is None:
-        check(u, k, pre_gate, post_gate, n)
-        plan = remember(_plans, key, Plan(u, n))
-    spectrum = k if is_spectrum(k) else spectrum_of(k, n, plan.padded, u.dtype)
+        check(u, k, pre_gate, post_gate, causal)
+        plan = remember(_plans, key, Plan(u, length_of(u, k, causal)))
+    spectrum = k if is_spectrum(k) else spectrum_of(k, plan.n, plan.padded, u.dtype)
     return plan.convolve(u, spectrum, pre_gate, post_gate, conjugated)
 
 
-def run_correlation(u: Tensor, v: Tensor, n: int, taps: int) -> Tensor:
+def run_correlation(u: Tensor, v: Tensor, taps: int, causal: bool) -> Tensor:
     """Gradients of filters: Σ_batch Σₙ u[n] v[n + j] for j < `taps`, of signals (B, H, L)."""
-    key = (signature(u, v), n)
-    plan = _plans.get(key) or remember(_plans, key, Plan(u, n))
+    key = (signature(u, v), taps, causal)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = remember(_plans, key, Plan(u, transform_length(u.shape[-1], taps, causal)))
     return plan.correlate(u, v, taps)

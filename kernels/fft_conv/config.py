@@ -18,8 +18,9 @@ class Tables(NamedTuple):
     signals; `scale` is the product of those of a transform and of its inverse, and of n.
 
     f, t: (2 · SIDE, SIDE), real over imaginary part, in the dtype of signals and in fp16: F and T of `device.fourier`.
-    g: (matrices · SIDE, SIDE), in the dtype of signals. Two matrices of a signal as long as the transform, real and imaginary part. Padded, four
-    matrices A, B, C and D: A x + i B x for x = [real; imaginary], then [real; imaginary] = C z.real + D z.imag.
+    g: (matrices · SIDE, SIDE), in the dtype of signals. Two matrices of a signal as long as the transform, real and
+    imaginary part. Padded, four matrices A, B, C and D: A x + i B x for x = [real; imaginary], then
+    [real; imaginary] = C z.real + D z.imag.
     """
 
     f: Tensor
@@ -63,6 +64,17 @@ def tables(n: int, padded: bool, dtype: torch.dtype, device: torch.device) -> Ta
 def filter_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of spectra of filters, for signals of `dtype`: the range of fp16 is too small."""
     return torch.float32 if dtype == torch.float16 else torch.bfloat16
+
+
+def is_length(n: int) -> bool:
+    """Do the kernels have a transform of `n` numbers?"""
+    return not n & (n - 1) and SHORTEST <= n <= LONGEST
+
+
+def has_kernel(length: int, taps: int, causal: bool) -> bool:
+    """Is there a kernel for signals and filters of these lengths?"""
+    n = transform_length(length, taps, causal) if min(length, taps) else 0
+    return is_length(n) and taps <= n
 
 
 def transform_length(length: int, taps: int, causal: bool) -> int:

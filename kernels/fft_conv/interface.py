@@ -8,17 +8,12 @@ from torch import Tensor
 from tritonkittens.kernels._dispatch import call, check_tensors, has_tangent, have_memory, is_plain, requires_grad
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.fft_conv.call_plan import is_padded, run, spectrum_of
-from tritonkittens.kernels.fft_conv.checks import NAME, check_kinds, check_length, check_shapes, is_spectrum
-from tritonkittens.kernels.fft_conv.config import SIDE, transform_length
+from tritonkittens.kernels.fft_conv.checks import NAME, check_kinds, check_length, check_shapes
+from tritonkittens.kernels.fft_conv.config import transform_length
 
 
 def fft_conv(
-    u: Tensor,
-    k: Tensor,
-    *,
-    causal: bool = False,
-    pre_gate: Tensor | None = None,
-    post_gate: Tensor | None = None,
+    u: Tensor, k: Tensor, *, causal: bool = False, pre_gate: Tensor | None = None, post_gate: Tensor | None = None
 ) -> Tensor:
     """Return post_gate · (k ∗ (pre_gate · u)): a convolution of each channel with a filter as long as the signal.
 
@@ -48,23 +43,14 @@ def fft_conv(
     operands = (u, k, pre_gate, post_gate)
     if has_tangent(*operands):
         raise ValueError(f"{NAME}: it has no forward-mode derivative; use {NAME}_torch")
-    if u.ndim != 3:
-        raise ValueError(f"{NAME}: u is {tuple(u.shape)}; it must be (B, H, L)")
-    n = SIDE * k.shape[2] if is_spectrum(k) else transform_length(u.shape[-1], k.shape[-1], causal)
-    check_length(n, causal)
-    if is_spectrum(k) and (u.shape[-1] > n if causal else u.shape[-1] != n):
-        raise ValueError(f"{NAME}: k is a spectrum of {n} numbers, too few for u {tuple(u.shape)}" if causal else
-                         f"{NAME}: k is a spectrum of {n} numbers; without causal u {tuple(u.shape)} must have as many")  # fmt: skip
-    check_shapes(*operands, n)
+    check_shapes(*operands, causal)
     if is_plain(*operands) and have_memory(*operands) and not requires_grad(*operands):
-        return run(*operands, n, False)
-    found: Tensor = call(NAME, *operands, n)
+        return run(*operands, causal, False)
+    found: Tensor = call(NAME, *operands, causal)
     return found
 
 
-def fft_conv_filter(
-    k: Tensor, length: int, *, causal: bool = False, dtype: torch.dtype = torch.bfloat16
-) -> Tensor:
+def fft_conv_filter(k: Tensor, length: int, *, causal: bool = False, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Return the spectrum of filters, as `fft_conv` takes it in their place, for filters that serve many calls.
 
     Args:
@@ -73,7 +59,8 @@ def fft_conv_filter(
         causal: as in `fft_conv`.
         dtype: the dtype of the signals, bf16 or fp16.
 
-    Returns (2, H, N / 64, 64) in bf16, or fp32 for signals of fp16, where transforms have N numbers. It has no gradient.
+    Returns (2, H, N / 64, 64) in bf16, or fp32 for signals of fp16, where transforms have N numbers. It has no
+    gradient.
 
     Raises TypeError or ValueError for what `fft_conv` would refuse.
     """
@@ -84,7 +71,7 @@ def fft_conv_filter(
         raise ValueError(f"{NAME}_filter: k is {tuple(k.shape)}; it must be (H, Lk)")
     n = transform_length(length, k.shape[1], causal)
     check_length(n, causal)
-    if k.shape[1] > n:
+    if k.shape[1] > n:  # circular
         raise ValueError(f"{NAME}_filter: k is {tuple(k.shape)}; without causal Lk is at most {length}")
     with torch.no_grad():
         return spectrum_of(k, n, is_padded(length, n), dtype)

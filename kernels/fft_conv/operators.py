@@ -16,34 +16,34 @@ GRADIENT = "fft_conv_filter_gradient"
 
 @torch.library.custom_op(f"tritonkittens::{NAME}", mutates_args=())
 def fft_conv_operator(
-    u: Tensor, k: Tensor, pre_gate: Tensor | None, post_gate: Tensor | None, n: int, conjugated: bool = False
+    u: Tensor, k: Tensor, pre_gate: Tensor | None, post_gate: Tensor | None, causal: bool, conjugated: bool = False
 ) -> Tensor:
-    """The operator behind `fft_conv`, with transforms of `n` numbers. conjugated: it correlates, yᵢ = Σⱼ kⱼ u_{i+j}."""
-    return run(u, k, pre_gate, post_gate, n, conjugated)
+    """The operator behind `fft_conv`. conjugated: it correlates, yᵢ = Σⱼ kⱼ u_{i+j}."""
+    return run(u, k, pre_gate, post_gate, causal, conjugated)
 
 
 @describes(fft_conv_operator)
 def _(
-    u: Tensor, k: Tensor, pre_gate: Tensor | None, post_gate: Tensor | None, n: int, conjugated: bool = False
+    u: Tensor, k: Tensor, pre_gate: Tensor | None, post_gate: Tensor | None, causal: bool, conjugated: bool = False
 ) -> Tensor:
-    check_shapes(u, k, pre_gate, post_gate, n)
+    check_shapes(u, k, pre_gate, post_gate, causal)
     return u.new_empty(u.shape)
 
 
 @torch.library.custom_op(f"tritonkittens::{GRADIENT}", mutates_args=())
-def fft_conv_filter_gradient_operator(u: Tensor, v: Tensor, n: int, taps: int) -> Tensor:
-    """Σ_B Σₙ uₙ v_{n+j} for j < `taps`, (H, taps) fp32: the gradient of the filter of a convolution of u, for v that of
-    the result."""
-    return run_correlation(u, v, n, taps)
+def fft_conv_filter_gradient_operator(u: Tensor, v: Tensor, taps: int, causal: bool) -> Tensor:
+    """Σ_B Σₙ uₙ v_{n + j} for j < `taps`, (H, taps) fp32: the gradient of the filter of a convolution of u, where v is
+    that of the result."""
+    return run_correlation(u, v, taps, causal)
 
 
 @describes(fft_conv_filter_gradient_operator)
-def _(u: Tensor, v: Tensor, n: int, taps: int) -> Tensor:
+def _(u: Tensor, v: Tensor, taps: int, causal: bool) -> Tensor:
     return u.new_empty(u.shape[1], taps, dtype=torch.float32)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    u, k, pre_gate, post_gate, ctx.n, ctx.conjugated = inputs
+    u, k, pre_gate, post_gate, ctx.causal, ctx.conjugated = inputs
     if is_spectrum(k) and k.requires_grad:
         raise ValueError(f"{NAME}: the spectrum k requires a gradient; give the filter itself")
     ctx.save_for_backward(u, k, pre_gate, post_gate)
@@ -54,38 +54,38 @@ def _gated(x: Tensor, gate: Tensor | None) -> Tensor:
 
 
 def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    """With x = pre · u and z = k ∗ x: dx = correlation of k and post · dy, du = pre · dx, dpre = u · dx, dpost = dy · z,
-    dk = correlation of x and post · dy."""
+    """With x = pre · u and z = k ∗ x: dx = correlation of k and post · dy, du = pre · dx, dpre = u · dx,
+    dpost = dy · z, dk = correlation of x and post · dy."""
     check_no_tangent(NAME)
     u, k, pre_gate, post_gate = ctx.saved_tensors
-    needs, n, conjugated = ctx.needs_input_grad, ctx.n, ctx.conjugated
+    needs, causal, conjugated = ctx.needs_input_grad, ctx.causal, ctx.conjugated
     du = dk = dpre = dpost = None
     dy = dy.to(u.dtype)
     if needs[0] and needs[2]:
-        dx = call(NAME, dy, k, post_gate, None, n, not conjugated)
+        dx = call(NAME, dy, k, post_gate, None, causal, not conjugated)
         du, dpre = dx * pre_gate, dx * u
     elif needs[0]:
-        du = call(NAME, dy, k, post_gate, pre_gate, n, not conjugated)
+        du = call(NAME, dy, k, post_gate, pre_gate, causal, not conjugated)
     elif needs[2]:
-        dpre = call(NAME, dy, k, post_gate, u, n, not conjugated)
+        dpre = call(NAME, dy, k, post_gate, u, causal, not conjugated)
     if needs[3]:
-        dpost = call(NAME, u, k, pre_gate, dy, n, conjugated)
+        dpost = call(NAME, u, k, pre_gate, dy, causal, conjugated)
     if needs[1]:
         pair = _gated(u, pre_gate), _gated(dy, post_gate)
-        dk = call(GRADIENT, *(reversed(pair) if conjugated else pair), n, k.shape[1]).to(k.dtype)
+        dk = call(GRADIENT, *(reversed(pair) if conjugated else pair), k.shape[1], causal).to(k.dtype)
     return du, dk, dpre, dpost, None, None
 
 
 def _save_signals(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    u, v, ctx.n, _ = inputs
+    u, v, _, ctx.causal = inputs
     ctx.save_for_backward(u, v)
 
 
 def _backward_of_gradient(ctx: Any, dg: Tensor) -> tuple[Any, ...]:
     check_no_tangent(GRADIENT)
     u, v = ctx.saved_tensors
-    du = call(NAME, v, dg, None, None, ctx.n, True) if ctx.needs_input_grad[0] else None
-    dv = call(NAME, u, dg, None, None, ctx.n, False) if ctx.needs_input_grad[1] else None
+    du = call(NAME, v, dg, None, None, ctx.causal, True) if ctx.needs_input_grad[0] else None
+    dv = call(NAME, u, dg, None, None, ctx.causal, False) if ctx.needs_input_grad[1] else None
     return du, dv, None, None
 
 

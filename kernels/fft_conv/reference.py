@@ -19,5 +19,8 @@ def fft_conv_torch(
     length = u.shape[-1]
     n = length + k.shape[-1] if causal else length
     x = u.to(dtype) if pre_gate is None else u.to(dtype) * pre_gate.to(dtype)
-    y = torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(k.to(dtype), n), n)[..., :length]
+    if x.numel():
+        y = torch.fft.irfft(torch.fft.rfft(x, n) * torch.fft.rfft(k.to(dtype), n), n)[..., :length]
+    else:  # torch.fft takes no empty tensors
+        y = x * k.to(dtype).sum()
     return y if post_gate is None else y * post_gate.to(dtype)

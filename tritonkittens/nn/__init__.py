@@ -1,8 +1,9 @@
 """PyTorch modules on the shipped kernels: layers (`Linear`, `GroupedLinear`, `SwiGLU`), norms, losses, mixtures of
-experts, mixers of sequences (`Mamba2`, `GatedDeltaNet`, `LinearAttention`, `Based`), and `replace_linears`, which
-replaces a model's Linears."""
+experts, mixers of sequences (`Mamba2`, `GatedDeltaNet`, `LinearAttention`, `Based`, `FFTConv`), and
+`replace_linears`, which replaces a model's Linears."""
 
 from tritonkittens.nn.experts import Experts, MixtureOfExperts
+from tritonkittens.nn.fft_conv import FFTConv
 from tritonkittens.nn.gated import SwiGLU
 from tritonkittens.nn.grouped_linear import GroupedLinear
 from tritonkittens.nn.linear import Linear, replace_linears
@@ -14,6 +15,7 @@ __all__ = [
     "Based",
     "CrossEntropyLoss",
     "Experts",
+    "FFTConv",
     "GatedDeltaNet",
     "GroupedLinear",
     "LayerNorm",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -24,8 +22,8 @@ from tritonkittens.kernels.fft_conv.device.fourier import (
 class Convolution(Fourier, tk.lcsf):
     """Y = post · (K ∗ (pre · U)).
 
-    K: (2, rows, 64), the spectrum of each channel's filter, real and imaginary parts. `conjugated`: its conjugate, which
-    correlates. PRE, POST (`pre_gated`, `post_gated`): as U.
+    K: (2, rows, 64), the spectrum of each channel's filter, real and imaginary parts. `conjugated`: its conjugate,
+    which correlates. PRE, POST (`pre_gated`, `post_gated`): as U.
     """
 
     output_stages: int = 1
@@ -91,7 +89,6 @@ class Convolution(Fourier, tk.lcsf):
         batch, tile = number(ctx) % ctx.args.pairs * BOXES, number(ctx) // ctx.args.pairs
         for i in tl.static_range(BOXES):
             tk.store_async(ctx.globals.Y, tk.subtile(output.Y, ctx.config.rows, SIDE, i), (batch + i, tile, 0))
-
 
 
 @triton.jit

@@ -21,8 +21,8 @@ from tritonkittens.kernels.fft_conv.device.fourier import (
 
 
 class FilterGradient(Fourier, tk.lcf):
-    """P = Σ_batch conj(spectrum of U) · (spectrum of V): the inverse transform of P is complex, and its real part is the
-    correlation of both parts of the signals.
+    """P = Σ_batch conj(spectrum of U) · (spectrum of V). The real part of the inverse transform of P is the sum of the
+    correlations of the real and of the imaginary parts of the signals.
 
     P: (consumers, 2, rows, 64) fp32, a sum for each consumer. A CTA has all iterations of a tile.
     """
@@ -58,7 +58,10 @@ class FilterGradient(Fourier, tk.lcf):
     @triton.jit
     def compute(ctx, state, input):
         place = number(ctx) % ctx.args.pairs
-        g, home = complex_part(ctx.task.G, 0), tk.complex(ctx.scratch.real, ctx.scratch.imag)  # registers hold three complex tiles already
+        g, home = (
+            complex_part(ctx.task.G, 0),
+            tk.complex(ctx.scratch.real, ctx.scratch.imag),
+        )  # registers hold three complex tiles already
         tk.store(home, tk.cast(spectrum(ctx, g, signals_of(ctx, input.U)), ctx.config.dtype))
         v = spectrum(ctx, g, signals_of(ctx, input.V))
         added = tk.mul(tk.conj(tk.cast(tk.load(home), tk.fp32)), v)

@@ -8,8 +8,8 @@ rows of the batch are one complex signal u₁ + i u₂, since the filter is real
 The spectrum times that of the filter, conjugated, runs through the same steps in reverse order: F, T, and G. This gives
 the conjugate of the result.
 
-Zeros at the end of signals (`padded`) are in no memory: then a signal is R / 2 rows, a tile of its two parts is 64 rows,
-and the products by G are products by a real matrix.
+Zeros at the end of signals (`padded`) are in no memory: then a signal is R / 2 rows, a tile of its two parts is 64
+rows, and the products by G are products by a real matrix.
 """
 
 from __future__ import annotations

@@ -1,0 +1,53 @@
+"""What tests of FFT convolution share: operands, and comparisons of results and gradients with torch.fft."""
+
+import torch
+
+from tests.util import DEVICE, poison
+from tritonkittens.kernels.fft_conv import call_plan, fft_conv, fft_conv_torch
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+# tables, signals, spectra and results are each rounded once or twice to a dtype whose steps are 2⁻⁸ and 2⁻¹¹
+BOUNDS = {BF16: 6.5e-3, FP16: 8e-4}
+
+
+def poisoned(monkeypatch):
+    """Results, and sums of spectra, have poison where no kernel writes."""
+    plan = call_plan.Plan
+    monkeypatch.setattr(call_plan, "_plans", {})
+
+    class Poisoned(plan):
+        def empty(self, *shape, dtype):
+            return poison(super().empty(*shape, dtype=dtype))
+
+    monkeypatch.setattr(call_plan, "Plan", Poisoned)
+
+
+def operands(batch, heads, length, taps, dtype=BF16, gates=0):
+    """(u, k, as many gates), of which results have entries about 1."""
+    u, *gates = (torch.randn(batch, heads, length, device=DEVICE).to(dtype) for _ in range(1 + gates))
+    return u, torch.randn(heads, taps, device=DEVICE, dtype=FP32) / max(taps, 1) ** 0.5, *gates
+
+
+def near(name, found, expected, bound):
+    assert found.shape == expected.shape, name
+    error, size = (float(x.norm()) for x in (found.detach().double() - expected.detach(), expected.detach()))
+    assert error <= bound * size, f"{name}: error {error:.3e} of {size:.3e}"
+
+
+def check(u, k, *gates, causal=False, gradients=False):
+    """Results, and gradients in random directions, against torch.fft in float64. Gates: before, after."""
+    leaves = [x.detach().requires_grad_(gradients) for x in (u, k, *gates)]
+    exact = [x.detach().double().requires_grad_(gradients) for x in leaves]
+    names = ("pre_gate", "post_gate")
+    found = fft_conv(*leaves[:2], causal=causal, **dict(zip(names, leaves[2:], strict=False)))
+    expected = fft_conv_torch(*exact[:2], causal=causal, **dict(zip(names, exact[2:], strict=False)))
+    assert found.dtype == u.dtype and found.is_contiguous()
+    near("y", found, expected, BOUNDS[u.dtype])
+    if gradients:
+        direction = torch.randn_like(found)
+        ours = torch.autograd.grad(found, leaves, direction)
+        theirs = torch.autograd.grad(expected, exact, direction.double())
+        for name, leaf, a, b in zip(("du", "dk", "dpre", "dpost"), leaves, ours, theirs, strict=False):
+            assert a.dtype == leaf.dtype
+            near(name, a, b, BOUNDS[u.dtype])
+    return found.detach()

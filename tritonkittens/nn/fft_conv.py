@@ -1,0 +1,69 @@
+"""Long convolutions on `tritonkittens.kernels.fft_conv`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tritonkittens.kernels._dispatch import is_compiling, takes, unseen_by_function_modes
+from tritonkittens.kernels._tensors import HALF_TYPES
+from tritonkittens.kernels.fft_conv import fft_conv, fft_conv_filter, fft_conv_torch
+from tritonkittens.kernels.fft_conv.config import has_kernel
+from tritonkittens.nn._unscriptable import Unscriptable
+
+
+class FFTConv(Unscriptable, nn.Module):
+    """post_gate · (weight ∗ (pre_gate · u)): a convolution of each channel with a long filter.
+
+    u: (B, channels, L). bf16 and fp16 on a Hopper or Blackwell GPU (or in the simulator) run as
+    `tritonkittens.kernels.fft_conv.fft_conv`, for lengths that it takes. Everything else runs by torch.fft in fp32. In
+    evaluation and without gradients, the spectrum of the filter is kept until the filter changes.
+
+    Args:
+        channels, taps: the shape of the filter `weight`, a parameter in fp32 which begins as random numbers / √taps.
+        causal: as of `fft_conv`.
+        device: of the parameter.
+
+    Example::
+
+        layer = FFTConv(768, 1024, causal=True, device="cuda")
+        y = layer(u, pre_gate=gate)
+    """
+
+    def __init__(
+        self, channels: int, taps: int, causal: bool = False, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        self.channels, self.taps, self.causal = channels, taps, causal
+        self.weight = nn.Parameter(torch.empty(channels, taps, dtype=torch.float32, device=device))
+        self._spectrum: tuple[tuple[object, ...], Tensor] | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.taps**-0.5)
+
+    def _filter(self, u: Tensor) -> Tensor:
+        """Return what `fft_conv` takes: the weight, or its spectrum."""
+        if self.training or torch.is_grad_enabled() or is_compiling() or type(self.weight) is not nn.Parameter:
+            return self.weight
+        weight = self.weight
+        key = (weight._version, weight.data_ptr(), weight.device, weight.dtype, u.shape[-1], u.dtype)
+        if self._spectrum is None or self._spectrum[0] != key:
+            self._spectrum = key, fft_conv_filter(weight, u.shape[-1], causal=self.causal, dtype=u.dtype)
+        return self._spectrum[1]
+
+    @unseen_by_function_modes
+    def forward(self, u: Tensor, pre_gate: Tensor | None = None, post_gate: Tensor | None = None) -> Tensor:
+        gates = dict(pre_gate=pre_gate, post_gate=post_gate)
+        if (
+            takes(HALF_TYPES, u, pre_gate, post_gate, needs_tma=True)
+            and self.weight.device == u.device
+            and u.ndim == 3
+            and has_kernel(u.shape[-1], self.taps, self.causal)
+        ):
+            return fft_conv(u, self._filter(u), causal=self.causal, **gates)
+        found = fft_conv_torch(u, self.weight, causal=self.causal, **gates, dtype=torch.float32)
+        return found.to(u.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, {self.taps}, causal={self.causal}"
