@@ -90,6 +90,10 @@ class Convolution(Fourier, tk.lcsf):
         for i in tl.static_range(BOXES):
             tk.store_async(ctx.globals.Y, tk.subtile(output.Y, ctx.config.rows, SIDE, i), (batch + i, tile, 0))
 
+    @triton.jit
+    def finish(ctx, state, epilogue):
+        pass
+
 
 @triton.jit
 def times_real(x, gate):
