@@ -30,7 +30,11 @@ ERRORS = [
     (dict(u=[1.0]), TypeError, "fft_conv: u is list; it must be a torch tensor"),
     (dict(u=U[0]), ValueError, "fft_conv: u is (3, 256); it must be (B, H, L)"),
     (dict(u=U.float()), TypeError, "fft_conv: u has dtype torch.float32; it must be torch.bfloat16 or torch.float16"),
-    (dict(u=U[..., :200], k=K[:, :200]), ValueError, "the length of u is 200; it must be a power of two from 256 to 4096"),
+    (
+        dict(u=U[..., :200], k=K[:, :200]),
+        ValueError,
+        "the length of u is 200; it must be a power of two from 256 to 4096",
+    ),
     (dict(k=K[:2]), ValueError, "fft_conv: k is (2, 256); it must be (3, Lk), Lk from 1 to 256"),
     (dict(k=K[:, :0]), ValueError, "fft_conv: k is (3, 0); it must be (3, Lk), Lk from 1 to 256"),
     (dict(k=K.double()), TypeError, "fft_conv: k has dtype torch.float64; it must be torch.float32 or"),

@@ -13,8 +13,8 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import addressable, remember, signature
 from tritonkittens.kernels.fft_conv.checks import check, is_spectrum, length_of
 from tritonkittens.kernels.fft_conv.config import SIDE, filter_dtype, tables, transform_length
-from tritonkittens.kernels.fft_conv.device.convolution import Convolution
-from tritonkittens.kernels.fft_conv.device.filter_gradient import FilterGradient
+from tritonkittens.kernels.fft_conv.device.convolution import SpectralConvolution
+from tritonkittens.kernels.fft_conv.device.spectrum_gradient import SpectrumGradient
 from tritonkittens.launch import device_facts
 
 _plans: dict[Hashable, Plan] = {}  # by what is known of a call
@@ -68,14 +68,14 @@ class Plan:
     def convolve(
         self, u: Tensor, spectrum: Tensor, pre_gate: Tensor | None, post_gate: Tensor | None, conjugated: bool
     ) -> Tensor:
-        """Y of `Convolution`."""
+        """Y of `SpectralConvolution`."""
         y = self.empty(self.batch, self.heads, self.stored, dtype=self.dtype)
         if u.numel():
             f, t, g, _ = tables(self.n, self.padded, self.dtype, self.device)
             given = [self.rows(x) for x in (u, pre_gate, post_gate) if x is not None]
             gated = pre_gate is not None or post_gate is not None
             self.launched(
-                Convolution, *given, spectrum.flatten(1, 2), f, t, g, y.view(self.batch, -1, SIDE),
+                SpectralConvolution, *given, spectrum.flatten(1, 2), f, t, g, y.view(self.batch, -1, SIDE),
                 consumers=1 if gated or self.batch <= 2 else 2, conjugated=conjugated,
                 filter_dtype=tk.from_torch(spectrum.dtype),
                 pre_gated=pre_gate is not None, post_gated=post_gate is not None,
@@ -89,7 +89,7 @@ class Plan:
         f, t, g, scale = tables(self.n, self.padded, self.dtype, self.device)
         consumers = 1 if self.batch <= 2 else 2
         p = self.empty(consumers, 2, self.heads * self.n // SIDE, SIDE, dtype=torch.float32)
-        self.launched(FilterGradient, self.rows(u), self.rows(v), f, t, g, p, by_tile=True, consumers=consumers)
+        self.launched(SpectrumGradient, self.rows(u), self.rows(v), f, t, g, p, by_tile=True, consumers=consumers)
         real, imag = p.sum(0).view(2, self.heads, -1, SIDE).mT.flatten(2)  # the order of frequencies
         return torch.fft.ifft(torch.complex(real, imag)).real[:, :taps] * (self.n / scale)
 

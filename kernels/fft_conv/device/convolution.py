@@ -19,7 +19,7 @@ from tritonkittens.kernels.fft_conv.device.fourier import (
 )
 
 
-class Convolution(Fourier, tk.lcsf):
+class SpectralConvolution(Fourier, tk.lcsf):
     """Y = post · (K ∗ (pre · U)).
 
     K: (2, rows, 64), the spectrum of each channel's filter, real and imaginary parts. `conjugated`: its conjugate,

@@ -20,7 +20,7 @@ from tritonkittens.kernels.fft_conv.device.fourier import (
 )
 
 
-class FilterGradient(Fourier, tk.lcf):
+class SpectrumGradient(Fourier, tk.lcf):
     """P = Σ_batch conj(spectrum of U) · (spectrum of V). The real part of the inverse transform of P is the sum of the
     correlations of the real and of the imaginary parts of the signals.
 
