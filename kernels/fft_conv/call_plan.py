@@ -12,7 +12,7 @@ from torch import Tensor
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import addressable, remember, signature
 from tritonkittens.kernels.fft_conv.checks import check, is_spectrum, length_of
-from tritonkittens.kernels.fft_conv.config import SIDE, filter_dtype, tables, transform_length
+from tritonkittens.kernels.fft_conv.config import SIDE, filter_dtype, parts_of, tables, transform_length
 from tritonkittens.kernels.fft_conv.device.convolution import SpectralConvolution
 from tritonkittens.kernels.fft_conv.device.spectrum_gradient import SpectrumGradient
 from tritonkittens.launch import device_facts
@@ -24,13 +24,14 @@ def spectrum_of(k: Tensor, n: int, padded: bool, dtype: torch.dtype) -> Tensor:
     """The spectra (2, H, n / 64, 64) of filters (H, Lk), for signals of `dtype`, as the kernels read them."""
     scale = tables(n, padded, dtype, k.device).scale
     spectrum = torch.fft.fft(k.float(), n) / scale
-    order = spectrum.view(-1, SIDE, n // SIDE).mT  # frequency k₂ + R k₁ at [k₂, k₁]
+    # frequency k₂ + R k₁ at [k₂, k₁], even k₂ before odd ones where there are two parts
+    order = spectrum.view(-1, SIDE, n // SIDE // parts_of(n), parts_of(n)).permute(0, 3, 2, 1).flatten(1, 2)
     return torch.view_as_real(order).movedim(-1, 0).to(filter_dtype(dtype)).contiguous()
 
 
 def is_padded(length: int, n: int) -> bool:
-    """Are at least half of the numbers of a transform zeros behind the signal?"""
-    return length <= n // 2
+    """Is at least half of a tile zeros behind the signals?"""
+    return length <= n // 2 and parts_of(n) == 1
 
 
 class Plan:
@@ -40,17 +41,17 @@ class Plan:
         self.batch, self.heads, self.length = u.shape
         self.n, self.dtype, self.device = n, u.dtype, u.device
         self.padded = is_padded(self.length, n)
-        self.stored = n // 2 if self.padded else n  # numbers of a signal in memory
+        self.stored = n // 2 if self.length <= n // 2 else n  # numbers of a signal in memory
 
     def launched(self, template: type[Any], *operands: Tensor, by_tile: bool = False, **knobs: Any) -> None:
         """Launch a template. `by_tile`: a CTA has whole tiles."""
         consumers = knobs.get("consumers", 2)
         pairs = -(-self.batch // (2 * consumers))
-        tiles = -(-self.heads * self.n // (SIDE * SIDE))
-        made = template(dtype=tk.from_torch(self.dtype), padded=self.padded, **knobs)
+        tiles, parts = -(-self.heads * self.n // (SIDE * SIDE)), parts_of(self.n)  # tiles of all parts
+        made = template(dtype=tk.from_torch(self.dtype), padded=self.padded, parts=parts, **knobs)
         slots = device_facts(self.device).multiprocessors * made.blocks_per_sm
-        share = -(-tiles // slots) * pairs if by_tile else -(-tiles * pairs // slots)
-        total = tiles * pairs
+        total, together = tiles * pairs, pairs if by_tile else parts  # iterations, and how many a CTA does not divide
+        share = -(-total // together // slots) * together
         made(*operands, blocks=-(-total // share), share=share, total=total, pairs=pairs)
 
     def rows(self, x: Tensor) -> Tensor:
@@ -71,11 +72,11 @@ class Plan:
         """Y of `SpectralConvolution`."""
         y = self.empty(self.batch, self.heads, self.stored, dtype=self.dtype)
         if u.numel():
-            f, t, g, _ = tables(self.n, self.padded, self.dtype, self.device)
+            of = tables(self.n, self.padded, self.dtype, self.device)
             given = [self.rows(x) for x in (u, pre_gate, post_gate) if x is not None]
             gated = pre_gate is not None or post_gate is not None
             self.launched(
-                SpectralConvolution, *given, spectrum.flatten(1, 2), f, t, g, y.view(self.batch, -1, SIDE),
+                SpectralConvolution, *given, spectrum.flatten(1, 2), of.g, of.f, of.t, of.w, y.view(self.batch, -1, SIDE),
                 consumers=1 if gated or self.batch <= 2 else 2, conjugated=conjugated,
                 filter_dtype=tk.from_torch(spectrum.dtype),
                 pre_gated=pre_gate is not None, post_gated=post_gate is not None,
@@ -86,12 +87,13 @@ class Plan:
         """Σ_batch Σₙ u[n] v[n + j] for j < `taps`, (H, taps) in fp32."""
         if not u.numel():
             return torch.zeros(self.heads, taps, dtype=torch.float32, device=self.device)
-        f, t, g, scale = tables(self.n, self.padded, self.dtype, self.device)
+        of = tables(self.n, self.padded, self.dtype, self.device)
         consumers = 1 if self.batch <= 2 else 2
         p = self.empty(consumers, 2, self.heads * self.n // SIDE, SIDE, dtype=torch.float32)
-        self.launched(SpectrumGradient, self.rows(u), self.rows(v), f, t, g, p, by_tile=True, consumers=consumers)
-        real, imag = p.sum(0).view(2, self.heads, -1, SIDE).mT.flatten(2)  # the order of frequencies
-        return torch.fft.ifft(torch.complex(real, imag)).real[:, :taps] * (self.n / scale)
+        self.launched(SpectrumGradient, self.rows(u), self.rows(v), of.f, of.t, of.g, p, by_tile=True, consumers=consumers)
+        parts = parts_of(self.n)
+        real, imag = p.sum(0).view(2, self.heads, parts, -1, SIDE).permute(0, 1, 4, 3, 2).flatten(2)  # by frequency
+        return torch.fft.ifft(torch.complex(real, imag)).real[:, :taps] * (self.n / of.scale)
 
 
 def run(

@@ -33,12 +33,13 @@ def length_of(u: Tensor, k: Tensor, causal: bool) -> int:
     return SIDE * k.shape[2] if is_spectrum(k) else transform_length(u.shape[-1], k.shape[-1], causal)
 
 
-def check_length(n: int, causal: bool) -> None:
-    """Raise ValueError for a transform of another length than the kernels have."""
-    if not is_length(n):
-        what = "the sum of the lengths of signal and filter is" if causal else "the length of u is"
-        kind = f"at most {LONGEST}" if causal else f"a power of two from {SHORTEST} to {LONGEST}"
-        raise ValueError(f"{NAME}: {what} {n}{' (up to a power of two)' if causal else ''}; it must be {kind}")
+def check_length(length: int, n: int, causal: bool) -> None:
+    """Raise ValueError for signals and a transform of other lengths than the kernels have."""
+    if not is_length(n, length):
+        if not causal:
+            raise ValueError(f"{NAME}: u has length {length}; it must be a power of two from {SHORTEST} to {LONGEST}")
+        what = f"u has length {length}, and with the filter {n} (up to a power of two)"
+        raise ValueError(f"{NAME}: {what}; they must be at most {LONGEST} and {2 * LONGEST}")
 
 
 def check_shapes(u: Tensor, k: Tensor, pre_gate: Tensor | None, post_gate: Tensor | None, causal: bool) -> None:
@@ -78,7 +79,7 @@ def check(u: Tensor, k: Tensor, pre_gate: Tensor | None, post_gate: Tensor | Non
     """Raise TypeError or ValueError for operands that the kernels do not take."""
     check_tensor(NAME, "u", u, HALF_TYPES, "u", u)
     check_shapes(u, k, pre_gate, post_gate, causal)
-    check_length(length_of(u, k, causal), causal)
+    check_length(u.shape[-1], length_of(u, k, causal), causal)
     for name, x in (("k", k), ("pre_gate", pre_gate), ("post_gate", post_gate)):
         if x is not None and x.device != u.device:
             raise ValueError(f"{NAME}: {name} is on {x.device}, u on {u.device}; all tensors must be on one device")

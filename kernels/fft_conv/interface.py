@@ -23,14 +23,14 @@ def fft_conv(
         u: (B, H, L) in bf16 or fp16.
         k: (H, Lk) in fp32, bf16 or fp16, Lk from 1 to L, or to any length with `causal`; or its spectrum, from
             `fft_conv_filter`, which has no gradient.
-        causal: yᵢ = Σ_{j ≤ i} kⱼ u_{i-j}, where L + Lk - 1 is at most 4,096. False: the convolution is circular,
+        causal: yᵢ = Σ_{j ≤ i} kⱼ u_{i-j}, where L is at most 4,096 and L + Lk - 1 at most 8,192. False: the convolution is circular,
             yᵢ = Σⱼ kⱼ u_{(i-j) mod L}, and L is 256, 512, 1,024, 2,048 or 4,096.
         pre_gate: (B, H, L) in the dtype of u; None: 1.
         post_gate: as pre_gate.
 
     Returns (B, H, L) in the dtype of u. Signals, spectra and tables are rounded to the dtype of u to be multiplied, the
     spectra of filters to bf16 (for u of fp16 they stay in fp32); sums are in fp32. Differentiable any number of times
-    in u, k and the gates, but not in forward mode. It is fastest where `causal` pads L = 128, 256, … 2,048 to twice
+    in u, k and the gates, but not in forward mode. It is fastest where `causal` pads L = 128, 256, … 4,096 to twice
     the length, and where a circular L needs no padding; other lengths are copied.
 
     Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
@@ -70,7 +70,7 @@ def fft_conv_filter(k: Tensor, length: int, *, causal: bool = False, dtype: torc
     if k.ndim != 2 or not k.shape[1]:
         raise ValueError(f"{NAME}_filter: k is {tuple(k.shape)}; it must be (H, Lk)")
     n = transform_length(length, k.shape[1], causal)
-    check_length(n, causal)
+    check_length(length, n, causal)
     if k.shape[1] > n:  # circular
         raise ValueError(f"{NAME}_filter: k is {tuple(k.shape)}; without causal Lk is at most {length}")
     with torch.no_grad():

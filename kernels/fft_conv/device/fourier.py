@@ -9,7 +9,8 @@ The spectrum times that of the filter, conjugated, runs through the same steps i
 the conjugate of the result.
 
 Zeros at the end of signals (`padded`) are in no memory: then a signal is R / 2 rows, a tile of its two parts is 64
-rows, and the products by G are products by a real matrix.
+rows, and the products by G are products by a real matrix. A longer signal of 64 rows and as many zeros has a spectrum
+of two tiles (`parts`), of even and of odd k₂, each with tables T and G of its own.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ SIDE: tl.constexpr = tl.constexpr(config.SIDE)
 
 
 class Fourier:
-    """What the templates share: a CTA has one task, `share` iterations, each of a tile of channels and two rows of the
-    batch a consumer. An iteration's number is its tile · `pairs` + its place in the batch.
+    """What the templates share: a CTA has one task, `share` iterations, each of a tile of channels, a part of its
+    spectrum, and two rows of the batch a consumer.
 
-    Tensors of signals: (batch, rows, 64), whose rows are those of all channels. F: (128, 64) and T: (128, 64) fp16,
-    real parts over imaginary parts. G: (64 · matrices, 64), those of `config.tables`.
+    Tensors of signals: (batch, rows, 64), whose rows are those of all channels. F: (128, 64) and T: (128 · parts, 64)
+    fp16, real parts over imaginary parts. G: (64 · matrices, 64), those of `config.tables`.
     """
 
     dtype: tl.dtype = tk.bf16
     consumers: int = 2
     padded: bool = False
+    parts: int = 1
+    parts_first: bool = True  # the number of an iteration counts parts first, then places in the batch; or reversed
 
     @property
     def rows(self) -> int:
@@ -55,7 +58,14 @@ class Fourier:
     @property
     def tables(self) -> dict[str, Any]:
         """Tables in shared memory."""
-        return {name: tk.st(dtype, 2 * SIDE.value, SIDE.value) for name, dtype in (("F", self.dtype), ("T", tk.fp16))}
+        side = SIDE.value
+        found = dict(F=tk.st(self.dtype, 2 * side, side), T=tk.st(tk.fp16, 2 * side * self.parts, side))
+        return found | (dict(G=tk.st(self.dtype, 2 * side * self.parts, side)) if self.shares_g else {})
+
+    @property
+    def shares_g(self) -> bool:
+        """Does G lie in shared memory? Else consumers have it in registers."""
+        return self.parts > 1
 
     @triton.jit
     def setup(ctx):
@@ -65,34 +75,36 @@ class Fourier:
 
     @triton.jit
     def load_task(ctx, task):
-        load_tables(ctx, task)
+        tk.load_async(task.F, ctx.globals.F, (0, 0), task.full)
+        tk.load_async(task.T, ctx.globals.T, (0, 0), task.full)
+        if ctx.config.shares_g:
+            tk.load_async(task.G, ctx.globals.G, (0, 0), task.full)
 
 
 @triton.jit
-def load_tables(ctx, task):
-    """Load F and T."""
-    tk.load_async(task.F, ctx.globals.F, (0, 0), task.full)
-    tk.load_async(task.T, ctx.globals.T, (0, 0), task.full)
-
-
-@triton.jit
-def number(ctx):
-    """The number of this iteration among those of all CTAs."""
-    return ctx.first + ctx.iter
+def place(ctx):
+    """(tile of channels, part of its spectrum, place in the batch) of this iteration."""
+    number, pairs = ctx.first + ctx.iter, ctx.args.pairs
+    PARTS: tl.constexpr = ctx.config.parts
+    if PARTS == 1:
+        return number // pairs, 0, number % pairs
+    elif ctx.config.parts_first:
+        return number // PARTS // pairs, number % PARTS, number // PARTS % pairs
+    else:
+        return number // pairs // PARTS, number // pairs % PARTS, number % pairs
 
 
 @triton.jit
 def load_signals(ctx, X, tile, full):
     """Load a tile of each row of the batch of an iteration."""
     BOXES: tl.constexpr = 2 * ctx.config.consumers
-    batch = number(ctx) % ctx.args.pairs * BOXES
+    row, _, pair = place(ctx)
     for i in tl.static_range(BOXES):
-        box = tk.subtile(tile, ctx.config.rows, SIDE, i)
-        tk.load_async(box, X, (batch + i, number(ctx) // ctx.args.pairs, 0), full)
+        tk.load_async(tk.subtile(tile, ctx.config.rows, SIDE, i), X, (pair * BOXES + i, row, 0), full)
 
 
 @triton.jit
-def complex_part(tile, i: tl.constexpr):
+def complex_part(tile, i):
     """Complex tile number `i` of a tile of real parts over imaginary parts."""
     return tk.complex(tk.subtile(tile, SIDE, SIDE, 2 * i), tk.subtile(tile, SIDE, SIDE, 2 * i + 1))
 
@@ -121,6 +133,7 @@ def times(ctx, z, factors):
 
 @triton.jit
 def spectrum(ctx, g, x):
-    """The transform of signals in shared memory."""
-    z = times(ctx, tk.mm_AB(g, x), complex_part(ctx.task.T, 0))
+    """A part of the transform of signals in shared memory."""
+    _, part, _ = place(ctx)
+    z = times(ctx, tk.mm_AB(g, x), complex_part(ctx.task.T, part))
     return tk.mm_AB(z, complex_part(ctx.task.F, 0))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
@@ -13,8 +11,7 @@ from tritonkittens.kernels.fft_conv.device.fourier import (
     Fourier,
     complex_part,
     load_signals,
-    load_tables,
-    number,
+    place,
     signals_of,
     spectrum,
 )
@@ -24,12 +21,14 @@ class SpectrumGradient(Fourier, tk.lcf):
     """P = Σ_batch conj(spectrum of U) · (spectrum of V). The real part of the inverse transform of P is the sum of the
     correlations of the real and of the imaginary parts of the signals.
 
-    P: (consumers, 2, rows, 64) fp32, a sum for each consumer. A CTA has all iterations of a tile.
+    P: (consumers, 2, rows, 64) fp32, a sum for each consumer. A CTA has all iterations of a tile and part.
     """
 
+    parts_first: bool = False
+
     @property
-    def tables(self) -> dict[str, Any]:
-        return {**super().tables, "G": tk.st(self.dtype, 2 * SIDE.value, SIDE.value)}
+    def shares_g(self) -> bool:
+        return True
 
     def layout(self) -> tk.layout:
         return tk.layout(
@@ -47,27 +46,20 @@ class SpectrumGradient(Fourier, tk.lcf):
         load_signals(ctx, ctx.globals.V, input.V, input.full)
 
     @triton.jit
-    def load_task(ctx, task):
-        load_tables(ctx, task)
-        tk.load_async(task.G, ctx.globals.G, (0, 0), task.full)
-
-    @triton.jit
     def start(ctx):
         return tk.struct(p=tk.zero(tk.crt(tk.fp32, SIDE, SIDE)))
 
     @triton.jit
     def compute(ctx, state, input):
-        place = number(ctx) % ctx.args.pairs
-        g, home = (
-            complex_part(ctx.task.G, 0),
-            tk.complex(ctx.scratch.real, ctx.scratch.imag),
-        )  # registers hold three complex tiles already
+        row, part, pair = place(ctx)
+        g = complex_part(ctx.task.G, part)
+        home = tk.complex(ctx.scratch.real, ctx.scratch.imag)  # registers hold three complex tiles already
         tk.store(home, tk.cast(spectrum(ctx, g, signals_of(ctx, input.U)), ctx.config.dtype))
         v = spectrum(ctx, g, signals_of(ctx, input.V))
         added = tk.mul(tk.conj(tk.cast(tk.load(home), tk.fp32)), v)
-        p = tk.add(tk.mul(state.p, tl.where(place == 0, 0.0, 1.0)), added)
-        if place == ctx.args.pairs - 1:
-            tile = number(ctx) // ctx.args.pairs
+        p = tk.add(tk.mul(state.p, tl.where(pair == 0, 0.0, 1.0)), added)
+        if pair == ctx.args.pairs - 1:
+            tile = row * ctx.config.parts + part
             tk.store(ctx.globals.P, p.real, (ctx.consumer, 0, tile, 0))
             tk.store(ctx.globals.P, p.imag, (ctx.consumer, 1, tile, 0))
         return state.replace(p=p)
