@@ -44,8 +44,8 @@ class Shape(NamedTuple):
 EXTENTS = (
     (16, 1024, 1024, False, False), (16, 1024, 4096, False, False), (64, 768, 1024, False, False),
     (64, 768, 256, False, False), (64, 768, 512, False, False), (16, 768, 2048, False, False),
-    (16, 1024, 2048, True, False), (64, 768, 512, True, False), (1, 4096, 4096, False, False),
-    (16, 1024, 4096, False, True), (16, 1024, 2048, True, True),
+    (16, 1024, 2048, True, False), (16, 1024, 4096, True, False), (64, 768, 512, True, False),
+    (1, 4096, 4096, False, False), (16, 1024, 4096, False, True), (16, 1024, 2048, True, True),
 )  # fmt: skip
 
 

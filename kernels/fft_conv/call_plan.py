@@ -34,6 +34,11 @@ def is_padded(length: int, n: int) -> bool:
     return length <= n // 2 and parts_of(n) == 1
 
 
+def consumers_of(batch: int, crowded: bool) -> int:
+    """The consumers of a CTA, each with two rows of the batch. crowded: tiles leave no room for two."""
+    return 1 if crowded or batch <= 2 else 2
+
+
 class Plan:
     """The launch of calls of one kind: signals (B, H, L) and transforms of `n` numbers."""
 
@@ -50,7 +55,8 @@ class Plan:
         tiles, parts = -(-self.heads * self.n // (SIDE * SIDE)), parts_of(self.n)  # tiles of all parts
         made = template(dtype=tk.from_torch(self.dtype), padded=self.padded, parts=parts, **knobs)
         slots = device_facts(self.device).multiprocessors * made.blocks_per_sm
-        total, together = tiles * pairs, pairs if by_tile else parts  # iterations, and how many a CTA does not divide
+        # iterations, and those that one CTA has together
+        total, together = tiles * pairs, pairs if by_tile else parts
         share = -(-total // together // slots) * together
         made(*operands, blocks=-(-total // share), share=share, total=total, pairs=pairs)
 
@@ -74,10 +80,11 @@ class Plan:
         if u.numel():
             of = tables(self.n, self.padded, self.dtype, self.device)
             given = [self.rows(x) for x in (u, pre_gate, post_gate) if x is not None]
-            gated = pre_gate is not None or post_gate is not None
+            # what leaves shared memory for two stages of one consumer only
+            crowded = len(given) > 1 or (parts_of(self.n) > 1 and spectrum.dtype == torch.float32)
             self.launched(
                 SpectralConvolution, *given, spectrum.flatten(1, 2), of.g, of.f, of.t, of.w, y.view(self.batch, -1, SIDE),
-                consumers=1 if gated or self.batch <= 2 else 2, conjugated=conjugated,
+                consumers=consumers_of(self.batch, crowded), conjugated=conjugated,
                 filter_dtype=tk.from_torch(spectrum.dtype),
                 pre_gated=pre_gate is not None, post_gated=post_gate is not None,
             )  # fmt: skip
@@ -88,9 +95,11 @@ class Plan:
         if not u.numel():
             return torch.zeros(self.heads, taps, dtype=torch.float32, device=self.device)
         of = tables(self.n, self.padded, self.dtype, self.device)
-        consumers = 1 if self.batch <= 2 else 2
+        consumers = consumers_of(self.batch, crowded=parts_of(self.n) > 1)
         p = self.empty(consumers, 2, self.heads * self.n // SIDE, SIDE, dtype=torch.float32)
-        self.launched(SpectrumGradient, self.rows(u), self.rows(v), of.f, of.t, of.g, p, by_tile=True, consumers=consumers)
+        self.launched(
+            SpectrumGradient, self.rows(u), self.rows(v), of.f, of.t, of.g, p, by_tile=True, consumers=consumers
+        )
         parts = parts_of(self.n)
         real, imag = p.sum(0).view(2, self.heads, parts, -1, SIDE).permute(0, 1, 4, 3, 2).flatten(2)  # by frequency
         return torch.fft.ifft(torch.complex(real, imag)).real[:, :taps] * (self.n / of.scale)

@@ -17,7 +17,8 @@ class Tables(NamedTuple):
     """The factors of a transform of n numbers. Each is scaled by a power of two, so that spectra are about as large as
     signals; `scale` is the product of those of a transform and of its inverse, and of n.
 
-    f, t: (2 · SIDE, SIDE), t for each part, real over imaginary part, in the dtype of signals and in fp16: F and T of `device.fourier`.
+    f, t: (2 · SIDE, SIDE), t for each part of the spectrum, real over imaginary part, in the dtype of signals and in
+    fp16: F and T of `device.fourier`.
     g: (matrices · SIDE, SIDE), in the dtype of signals. Two matrices of a signal as long as the transform, real and
     imaginary part. Padded, four matrices A, B, C and D: A x + i B x for x = [real; imaginary], then
     [real; imaginary] = C z.real + D z.imag. Two matrices of each part where there are several.

@@ -27,9 +27,11 @@ def _correlate(length: int, n: int) -> Any:
 inspectable: dict[str, Inspectable] = {
     **launches_of(functools.partial(_run, 4096, 4096), "fft_conv"),
     **launches_of(functools.partial(_run, 2048, 4096), "fft_conv_padded"),
+    **launches_of(functools.partial(_run, 4096, 8192), "fft_conv_long"),
     **launches_of(functools.partial(_run, 4096, 4096, torch.float16), "fft_conv_fp16"),
     **launches_of(functools.partial(_run, 4096, 4096, gated=True), "fft_conv_gated"),
     **launches_of(functools.partial(_run, 2048, 4096, gated=True), "fft_conv_padded_gated"),
     **launches_of(functools.partial(_correlate, 4096, 4096), "fft_conv_filter_gradient"),
     **launches_of(functools.partial(_correlate, 2048, 4096), "fft_conv_filter_gradient_padded"),
+    **launches_of(functools.partial(_correlate, 4096, 8192), "fft_conv_filter_gradient_long"),
 }

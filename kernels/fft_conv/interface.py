@@ -23,8 +23,8 @@ def fft_conv(
         u: (B, H, L) in bf16 or fp16.
         k: (H, Lk) in fp32, bf16 or fp16, Lk from 1 to L, or to any length with `causal`; or its spectrum, from
             `fft_conv_filter`, which has no gradient.
-        causal: yᵢ = Σ_{j ≤ i} kⱼ u_{i-j}, where L is at most 4,096 and L + Lk - 1 at most 8,192. False: the convolution is circular,
-            yᵢ = Σⱼ kⱼ u_{(i-j) mod L}, and L is 256, 512, 1,024, 2,048 or 4,096.
+        causal: yᵢ = Σ_{j ≤ i} kⱼ u_{i-j}, where L is at most 4,096 and L + Lk - 1 at most 8,192. False: the convolution
+            is circular, yᵢ = Σⱼ kⱼ u_{(i-j) mod L}, and L is 256, 512, 1,024, 2,048 or 4,096.
         pre_gate: (B, H, L) in the dtype of u; None: 1.
         post_gate: as pre_gate.
 
