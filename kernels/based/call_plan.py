@@ -66,7 +66,7 @@ class Plan:
             if self.cut:
                 given = self._before_segments(k, v, before, after, ends)[::-1]
             constants = maps(self.device, q.dtype), numbers(self.device, scale)
-            self.template(q, k, v, *constants, home.transpose(0, 1), *given, ends, scale=scale, **self.numbers)
+            self.template(q, k, v, home.transpose(0, 1), *constants, *given, ends, scale=scale, **self.numbers)
         found = home if home.is_contiguous() else home.contiguous()
         return found, self._for_user(*after) if after else None
 

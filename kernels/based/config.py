@@ -68,12 +68,12 @@ def maps(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 @functools.cache
 def numbers(device: torch.device, scale: float) -> Tensor:
-    """For the third piece of features: the factors of a state's rows; from element 64 on, what is added to factors of
-    features, and from 128 on, to the features themselves. From 192 on, what a row adds to sums of keys: their number,
-    in row 48."""
-    found, piece = torch.zeros(256, dtype=torch.float32, device="cpu"), FEATURES - 64
-    found[: CONSTANT + 1 - piece] = 1
-    found[FIRST - piece : CONSTANT - piece] = scale
-    found[64 + FIRST - piece : 64 + CONSTANT - piece] = 1
-    found[128 + CONSTANT - piece] = found[192 + 48] = 1
+    """The factors of features; then, for those of the third piece, what is added to the second factors of products, and
+    to products, and to sums for each row, whose number is in row 48: see `device.taylor`."""
+    found, piece = torch.zeros(6 * 64, dtype=torch.float32, device="cpu"), 2 * 64
+    found[:FIRST] = scale * scale
+    found[:KEYS] = found[FIRST - KEYS : FIRST] = scale * scale / 2
+    found[FIRST:CONSTANT], found[CONSTANT] = scale, 1
+    found[FEATURES + FIRST - piece : FEATURES + CONSTANT - piece] = 1
+    found[FEATURES + 64 + CONSTANT - piece] = found[FEATURES + 128 + 48] = 1
     return found.to(device)

@@ -1,6 +1,6 @@
-"""Based, chunk by chunk: oᵢ = Σ_{j ≤ i} (1 + x + x²/2) vⱼ with x = scale · qᵢ·kⱼ.
+"""Based, chunk by chunk: oᵢ = Σ_{j ≤ i} (1 + x + x²/2) vⱼ with x = scale · qᵢ·kⱼ, and the gradient of q.
 
-The weights are products of features: φ(q) · φ(k), where φ(k) = [kᵢ kⱼ for all pairs i ≤ j, kᵢ, 1]. What earlier chunks
+The weights are φ(q) · F φ(k) with features φ(k) = [kᵢ kⱼ for all pairs i ≤ j, kᵢ, 1] and factors F. What earlier chunks
 leave is the state S = Σⱼ φ(kⱼ) vⱼᵀ, 192 rows in three pieces of 64. Rows 16·d + i, with d up to 8, belong to
 kᵢ k_{i+d mod 16}: with d = 8 each pair occurs twice. Rows 144 … 159 belong to kᵢ, row 160 to 1, the others are 0.
 
@@ -16,66 +16,59 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.linear_attention.device.chunks import Chunks, load_rows, place_of_keys
+from tritonkittens.kernels.linear_attention.device.chunks import Chunks, causal, chunk, load_rows, place_of_keys
 
 KEYS: tl.constexpr = tl.constexpr(16)  # columns of q and k
-PIECE: tl.constexpr = tl.constexpr(64)  # features of a piece
+OF_FEATURES: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, 64, 64))  # a number for each feature of a piece
 
 
 @triton.jit
 def map_of(ctx, number):
     """The map that all pieces share (0), or that of a piece (1 … 3)."""
-    return tk.subtile(ctx.task.MAPS, PIECE, KEYS, number)
+    return tk.subtile(ctx.task.MAPS, 64, KEYS, number)
 
 
 @triton.jit
-def place_of_piece(ctx, piece):
-    """The coordinates of a piece of a consumer's state."""
-    return ctx.home, ctx.head, piece, ctx.col * ctx.config.consumers + ctx.consumer
+def numbers(ctx, number, vector: tl.constexpr):
+    """64 of the numbers for features."""
+    return tk.load(tk.subvector(ctx.task.NUMBERS, 64, number), vector)
 
 
 @triton.jit
 def add_chunk(ctx, state, input):
-    """The state after a chunk: that of each piece, with φ(k)ᵀ (features, rows) in registers."""
-    DTYPE: tl.constexpr = ctx.config.dtype
-    OF_ROWS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, PIECE, PIECE))
-    v = tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer)
-    u = tk.mm_ABt(map_of(ctx, 0), input.K, wait=False)
-    a = tk.mm_ABt(map_of(ctx, 1), input.K, wait=False)
-    u, a = tk.mma_wait(u, a)
-    b = tk.mm_ABt(map_of(ctx, 2), input.K, wait=False)
-    s_a = tk.mma_AB(tk.cast(u * a, DTYPE), v, state.a, wait=False)
-    b = tk.mma_wait(b, leave=(s_a,))
-    c = tk.mm_ABt(map_of(ctx, 3), input.K, wait=False)
-    s_b = tk.mma_AB(tk.cast(u * b, DTYPE), v, state.b, wait=False)
-    s_a, c = tk.mma_wait(s_a, c, leave=(s_b,))
-    one, constant = tk.load(ctx.task.NUMBERS, OF_ROWS, PIECE), tk.load(ctx.task.NUMBERS, OF_ROWS, 2 * PIECE)
-    c = tk.add_row(u * tk.add_row(c, one), constant)
-    c = tk.cast(c, DTYPE)
-    s_c = tk.mma_AB(c, v, state.c, wait=False)
+    """The state after a chunk, with φ(k)ᵀ (features, rows) in registers."""
+    v, s = tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer), ()
+    first = tk.mm_ABt(map_of(ctx, 0), input.K, wait=False)
+    first, second = tk.mma_wait(first, tk.mm_ABt(map_of(ctx, 1), input.K, wait=False))
+    for i in tl.static_range(3):
+        second = tk.add_row(second, numbers(ctx, 3, OF_FEATURES)) if i == 2 else second
+        f = first * second
+        f = tk.cast(tk.add_row(f, numbers(ctx, 4, OF_FEATURES)) if i == 2 else f, ctx.config.dtype)
+        if i < 2:
+            second = tk.mm_ABt(map_of(ctx, i + 2), input.K, wait=False)
+        s += (tk.mma_AB(f, v, state.s[i], wait=False),)
+        if i < 2:
+            second = tk.mma_wait(second, leave=s[i])
     if ctx.config.normalized:
-        z = tk.mma_AB(c, input.K, state.z, wait=False)
-        s_b, s_c, z = tk.mma_wait(s_b, s_c, z)
-        count = tk.cast(tl.minimum(ctx.sequence.rows - 64 * ctx.iter, 64), tk.fp32)
-        state = state.replace(z=tk.add_row(z, tk.load(ctx.task.NUMBERS, OF_ROWS, 3 * PIECE) * count))
+        z = tk.mma_AB(f, input.K, state.z, wait=False)
+        a, b, c, z = tk.mma_wait(s[0], s[1], s[2], z)
+        rows = tk.cast(tl.minimum(ctx.sequence.rows - 64 * chunk(ctx), 64), tk.fp32)
+        return tk.struct(s=(a, b, c), z=tk.add_row(z, numbers(ctx, 5, OF_FEATURES) * rows))
     else:
-        s_b, s_c = tk.mma_wait(s_b, s_c)
-    return state.replace(a=s_a, b=s_b, c=s_c)
+        return tk.struct(s=tk.mma_wait(s[0], s[1], s[2]))
 
 
 @triton.jit
-def store_state(ctx, S, state):
-    """Store the state in S (states, heads, 192, value columns)."""
-    tk.store(S, state.a, place_of_piece(ctx, 0))
-    tk.store(S, state.b, place_of_piece(ctx, 1))
-    tk.store(S, state.c, place_of_piece(ctx, 2))
-
-
-@triton.jit
-def store_sums(ctx, Z, state):
-    """Store sums of keys in Z (states, heads, 64, 16)."""
-    if ctx.col + ctx.consumer == 0:
-        tk.store(Z, state.z, (ctx.home, ctx.head, 0, 0))
+def write_state(ctx, state):
+    """Write F S, to be multiplied."""
+    OF_ROWS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, 64, ctx.config.cols))
+    for i in tl.static_range(3):
+        s = tk.mul_row(state.s[i], numbers(ctx, i, OF_ROWS))
+        tk.store(tk.subtile(ctx.scratch.S, 64, ctx.config.cols, i), s)
+    if ctx.config.normalized:
+        tk.store(ctx.scratch.Z, tk.mul_row(state.z, numbers(ctx, 2, OF_FEATURES)))
+        tk.store(ctx.scratch.COUNT, tk.row_max(state.z))
+    tk.fence_async()
 
 
 @triton.jit
@@ -85,18 +78,24 @@ def shifted_queries(ctx, input, shift):
 
 
 @triton.jit
-def pairs_of(ctx, q, shifted, shift: tl.constexpr):
-    """Products of pairs i, i + shift as factors of x²/2: i < j twice, and of the last shift each pair is there
-    twice."""
-    factor = ctx.args.scale * ctx.args.scale
-    if shift == 0 or shift == 8:
-        factor *= 0.5
-    return tk.cast(q * factor * shifted, ctx.config.dtype)
+def place_of_piece(ctx, piece):
+    """The coordinates of a piece of a consumer's state."""
+    return ctx.home, ctx.head, piece, ctx.col * ctx.config.consumers + ctx.consumer
+
+
+@triton.jit
+def store_state(ctx, S, Z, state):
+    """Store a state and its sums."""
+    for i in tl.static_range(3):
+        tk.store(S, state.s[i], place_of_piece(ctx, i))
+    if ctx.config.normalized:
+        if ctx.col + ctx.consumer == 0:
+            tk.store(Z, state.z, (ctx.home, ctx.head, 0, 0))
 
 
 class FeatureChunks(Chunks):
-    """MAPS: (256, 16). NUMBERS: (256,) fp32, four vectors for the 64 rows of the third piece of a state: factors
-    where it is multiplied, what features have added to their factors and to the products, and what a row adds to sums.
+    """MAPS: (256, 16). NUMBERS: (384,) fp32, for each feature of a piece: the factors F; then, for those of the third
+    piece, what is added to the second factors of products, to products, and to sums for each row.
 
     S0: (states, heads, 192, value columns). Z0 (`normalized`): (states, heads, 64, 16), sums over the rows before: rows
     16 … 31 have that of k kᵀ, row 32 that of k, row 48 their number.
@@ -104,15 +103,13 @@ class FeatureChunks(Chunks):
 
     normalized: bool = False
 
-    @property
-    def maps(self) -> dict[str, Any]:
-        """Tiles of constants."""
-        return dict(MAPS=tk.st(self.dtype, 4 * 64, 16), NUMBERS=tk.sv(tk.fp32, 256))
-
-    @property
-    def before(self) -> dict[str, None]:
-        """The tensors of states before but S0."""
-        return {"Z0": None} if self.normalized and self.begins else {}
+    def featured(self, tensors: dict[str, Any], states: str, **fields: Any) -> tk.layout:
+        """A layout with maps and numbers after tensors of rows. `states`: numbers in the names of states."""
+        maps = dict(MAPS=tk.st(self.dtype, 4 * 64, 16), NUMBERS=tk.sv(tk.fp32, 384))
+        names = [letter + number for number in states for letter in ("SZ" if self.normalized else "S")]
+        before = ["Z0"] if self.normalized and self.begins else []
+        tensors = {**tensors, **maps, **dict.fromkeys([*names, *before])}
+        return self.chunked(tensors, task=maps, per="block", **fields)
 
     @triton.jit
     def load_task(ctx, task):
@@ -121,32 +118,25 @@ class FeatureChunks(Chunks):
 
     @triton.jit
     def start(ctx):
-        s = tk.rt(tk.fp32, PIECE, ctx.config.cols)
-        if ctx.config.begins:
-            state = tk.struct(
-                a=tk.load(ctx.globals.S0, s, place_of_piece(ctx, 0)),
-                b=tk.load(ctx.globals.S0, s, place_of_piece(ctx, 1)),
-                c=tk.load(ctx.globals.S0, s, place_of_piece(ctx, 2)),
-            )
+        TILE: tl.constexpr = tk.rt(tk.fp32, 64, ctx.config.cols)
+        Z: tl.constexpr = tk.rt(tk.fp32, 64, KEYS)
+        s = ()
+        for i in tl.static_range(3):
+            s += (tk.load(ctx.globals.S0, TILE, place_of_piece(ctx, i)) if ctx.config.begins else tk.zero(TILE),)
+        if not ctx.config.normalized:
+            return tk.struct(s=s)
+        elif ctx.config.begins:
+            return tk.struct(s=s, z=tk.load(ctx.globals.Z0, Z, (ctx.home, ctx.head, 0, 0)))
         else:
-            state = tk.struct(a=tk.zero(s), b=tk.zero(s), c=tk.zero(s))
-        if ctx.config.normalized:
-            z = tk.rt(tk.fp32, PIECE, KEYS)
-            if ctx.config.begins:
-                return tk.with_field(state, "z", tk.load(ctx.globals.Z0, z, (ctx.home, ctx.head, 0, 0)))
-            else:
-                return tk.with_field(state, "z", tk.zero(z))
-        else:
-            return state
+            return tk.struct(s=s, z=tk.zero(Z))
 
 
 class BasedStates(FeatureChunks, tk.lcf):
-    """S: (segments, heads, 192, value columns) fp32, what each segment adds to the state, and with `normalized` ZS
+    """S1: (segments, heads, 192, value columns) fp32, what each segment adds to the state, and with `normalized` Z1
     (segments, heads, 64, 16)."""
 
     def layout(self) -> tk.layout:
-        states = {"S": None, **({"ZS": None} if self.normalized else {})}
-        return self.chunked({**self.operands, **self.maps, **states}, input=self.operands, task=self.maps, per="block")
+        return self.featured(self.operands, "1", input=self.operands)
 
     @triton.jit
     def load(ctx, input):
@@ -158,9 +148,7 @@ class BasedStates(FeatureChunks, tk.lcf):
 
     @triton.jit
     def finish(ctx, state, epilogue):
-        store_state(ctx, ctx.globals.S, state)
-        if ctx.config.normalized:
-            store_sums(ctx, ctx.globals.ZS, state)
+        store_state(ctx, ctx.globals.S1, ctx.globals.Z1 if ctx.config.normalized else None, state)
 
 
 class Based(FeatureChunks, tk.lcsf):
@@ -171,13 +159,11 @@ class Based(FeatureChunks, tk.lcsf):
 
     def layout(self) -> tk.layout:
         loaded = dict(Q=tk.st(self.dtype, 64, self.key_dim), **self.operands)
-        after = ("S1", "Z1")[: 1 + self.normalized] if self.ends_wanted else ()
         sums = dict(Z=tk.st(self.dtype, 64, 16), COUNT=tk.sv(tk.fp32, 64)) if self.normalized else {}
-        return self.chunked(
-            dict(**loaded, **self.maps, O=self.operands["V"], **dict.fromkeys(after), **self.before),
+        return self.featured(
+            dict(**loaded, O=self.operands["V"]),
+            "1" if self.ends_wanted else "",
             input=loaded,
-            task=self.maps,
-            per="block",
             scratch=dict(S=tk.st(self.dtype, 3 * 64, self.cols), **sums),
             output=dict(O=self.operands["V"]),
         )
@@ -188,37 +174,18 @@ class Based(FeatureChunks, tk.lcsf):
         load_rows(ctx, input)
 
     @triton.jit
-    def _write_state(ctx, state):
-        """Write the state to be multiplied; the factors of pairs are those of `_of_earlier_chunks`."""
-        OF_ROWS: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, PIECE, ctx.config.cols))
-        COLS: tl.constexpr = ctx.config.cols
-        S, factors = ctx.scratch.S, tk.load(ctx.task.NUMBERS, OF_ROWS, 0)
-        tk.store(tk.subtile(S, PIECE, COLS, 0), state.a)
-        tk.store(tk.subtile(S, PIECE, COLS, 1), state.b)
-        tk.store(tk.subtile(S, PIECE, COLS, 2), tk.mul_row(state.c, factors))
-        if ctx.config.normalized:
-            tk.store(ctx.scratch.Z, tk.mul_row(state.z, factors))
-            tk.store(ctx.scratch.COUNT, tk.row_max(state.z))
-        tk.fence_async()
-
-    @triton.jit
     def _of_earlier_chunks(ctx, input):
-        """φ(q) times the state, 16 features at a time: those of pairs, of q and of 1."""
+        """φ(q) F S, 16 features at a time: 1, those of q, and pairs."""
         COLS: tl.constexpr = ctx.config.cols
-        DTYPE: tl.constexpr = ctx.config.dtype
         S, q = ctx.scratch.S, tk.cast(tk.load(input.Q), tk.fp32)
-        a, b, c = shifted_queries(ctx, input, 0), shifted_queries(ctx, input, 1), shifted_queries(ctx, input, 2)
-        o = tk.mm_AB(tk.one(tk.rt(DTYPE, 64, KEYS)), tk.subtile(S, KEYS, COLS, 10), wait=False)
+        o = tk.mm_AB(tk.one(tk.rt(ctx.config.dtype, 64, KEYS)), tk.subtile(S, KEYS, COLS, 10), wait=False)
+        shifted = shifted_queries(ctx, input, 0)
         o = tk.mma_AB(input.Q, tk.subtile(S, KEYS, COLS, 9), o, wait=False)
-        for i in tl.static_range(0, 9, 3):
-            a, b, c = tk.mma_wait(a, b, c, leave=(o,))
-            p_a, p_b, p_c = pairs_of(ctx, q, a, i), pairs_of(ctx, q, b, i + 1), pairs_of(ctx, q, c, i + 2)
-            if i < 6:
-                a, b = shifted_queries(ctx, input, i + 3), shifted_queries(ctx, input, i + 4)
-                c = shifted_queries(ctx, input, i + 5)
-            o = tk.mma_AB(p_a, tk.subtile(S, KEYS, COLS, i), o, wait=False)
-            o = tk.mma_AB(p_b, tk.subtile(S, KEYS, COLS, i + 1), o, wait=False)
-            o = tk.mma_AB(p_c, tk.subtile(S, KEYS, COLS, i + 2), o, wait=False)
+        for i in tl.static_range(9):
+            f = tk.cast(q * tk.mma_wait(shifted, leave=(o,)), ctx.config.dtype)
+            if i < 8:
+                shifted = shifted_queries(ctx, input, i + 1)
+            o = tk.mma_AB(f, tk.subtile(S, KEYS, COLS, i), o, wait=False)
         return o
 
     @triton.jit
@@ -234,25 +201,21 @@ class Based(FeatureChunks, tk.lcsf):
 
     @triton.jit
     def compute(ctx, state, input, output):
-        ctx.config._write_state(ctx, state)
+        write_state(ctx, state)
         o = ctx.config._of_earlier_chunks(ctx, input)
         o, x = tk.mma_wait(o, tk.mm_ABt(input.Q, input.K, wait=False))
         x = x * ctx.args.scale + 1.0
-        p = tk.tril(x * x * 0.5 + 0.5)
-        v = tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer)
-        o = tk.mma_AB(tk.cast(p, ctx.config.dtype), v, o)
-        if ctx.config.normalized:
-            o = ctx.config._normalized(ctx, input, o, p)
+        p = causal(ctx, input, x * x * 0.5 + 0.5)
+        o = tk.mma_AB(tk.cast(p, ctx.config.dtype), tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer), o)
+        o = ctx.config._normalized(ctx, input, o, p) if ctx.config.normalized else o
         tk.store(tk.subtile(output.O, 64, ctx.config.cols, 0, ctx.consumer), o)
         return add_chunk(ctx, state, input)
 
     @triton.jit
     def store(ctx, output):
-        tk.store_async(ctx.globals.O, output.O, (ctx.sequence, ctx.head, ctx.iter, ctx.col))
+        tk.store_async(ctx.globals.O, output.O, (ctx.sequence, ctx.head, chunk(ctx), ctx.col))
 
     @triton.jit
     def finish(ctx, state, epilogue):
         if ctx.config.ends_wanted:
-            store_state(ctx, ctx.globals.S1, state)
-            if ctx.config.normalized:
-                store_sums(ctx, ctx.globals.Z1, state)
+            store_state(ctx, ctx.globals.S1, ctx.globals.Z1 if ctx.config.normalized else None, state)
