@@ -23,16 +23,17 @@ BOUND = 1e-2  # states and weights of a chunk are rounded to bf16
 
 
 class Shape(NamedTuple):
-    """Operands, and whether the past fades."""
+    """Operands, and whether the past fades, in each step in another way with `gates`, which have gradients, too."""
 
     batch: int
     length: int
     heads: int
     dim: int
     decayed: bool
+    gates: bool = False
 
     def __str__(self) -> str:
-        kind = "decays" if self.decayed else "plain"
+        kind = "gates" if self.gates else "decays" if self.decayed else "plain"
         return f"{kind} B {self.batch} T {self.length} H {self.heads} D {self.dim}"
 
     def moved(self, backward: bool) -> float:
@@ -52,26 +53,26 @@ def rates(heads: int) -> torch.Tensor:
     return 2.0 ** (-8.0 * torch.arange(1, heads + 1, dtype=torch.float32, device=DEVICE) / heads)
 
 
-def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, decay: torch.Tensor | None) -> torch.Tensor:
-    """The result in the dtype of the operands, chunk by chunk."""
-    rate = q.new_zeros(q.shape[2]) if decay is None else decay.to(q.dtype)
-    i = torch.arange(CHUNK, dtype=q.dtype, device=q.device)
-    weights = torch.exp(-rate[:, None, None] * (i[:, None] - i).clamp(min=0)).tril()
+def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """The result in the dtype of the operands, chunk by chunk. g: logarithms of what is kept (batch, length, heads)."""
     state: Any = 0.0
     found: list[torch.Tensor] = []
-    for q_i, k_i, v_i in zip(*(x.transpose(1, 2).split(CHUNK, 2) for x in (q, k, v)), strict=True):
-        n = q_i.shape[2]
-        powers = torch.exp(-rate[:, None] * (i[:n] + 1))[..., None]
-        found.append((q_i @ k_i.mT * weights[:, :n, :n]) @ v_i + powers * (q_i @ state if len(found) else 0.0))
-        later = torch.exp(-rate[:, None] * (n - 1 - i[:n]))[..., None]
-        state = torch.exp(-rate * n)[:, None, None] * state + (k_i * later).mT @ v_i
+    chunks = (x.transpose(1, 2).split(CHUNK, 2) for x in (q, k, v, g.to(q.dtype)[..., None]))
+    for q_i, k_i, v_i, g_i in zip(*chunks, strict=True):
+        sums = g_i.cumsum(2)
+        weights = torch.exp((sums - sums.mT).tril()).tril()
+        found.append((q_i @ k_i.mT * weights) @ v_i + sums.exp() * (q_i @ state if len(found) else 0.0))
+        state = sums[:, :, -1:].exp() * state + (k_i * torch.exp(sums[:, :, -1:] - sums)).mT @ v_i
     return torch.cat(found, 2).transpose(1, 2)
 
 
 def ours(decay: torch.Tensor | None) -> Callable[..., Any]:
     from tritonkittens.kernels.linear_attention import linear_attention
 
-    return functools.partial(linear_attention, decay=decay, scale=1.0)
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor | None = None) -> Any:
+        return linear_attention(q, k, v, None if g is not None else decay, g=g, scale=1.0)
+
+    return run
 
 
 def fla(decay: torch.Tensor | None) -> Callable[..., Any]:
@@ -81,14 +82,15 @@ def fla(decay: torch.Tensor | None) -> Callable[..., Any]:
         return lambda q, k, v: chunk_linear_attn(q, k, v, scale=1.0, normalize=False)[0]
     from fla.ops.simple_gla import chunk_simple_gla
 
-    return lambda q, k, v: chunk_simple_gla(q, k, v, g_gamma=-decay, scale=1.0)[0]
+    return lambda q, k, v, g=None: chunk_simple_gla(q, k, v, g=g, g_gamma=-decay if g is None else None, scale=1.0)[0]
 
 
 @deferred
 def error(shape: Shape, given: list[torch.Tensor], decay: Any, grad: torch.Tensor | None) -> Callable[[Any], float]:
     exact = [x[:, :, :CHECKED].double().requires_grad_(grad is not None) for x in given]
-    q, k, v = exact
-    expected = [reference(q, k, v, None if decay is None else decay[:CHECKED])]
+    q, k, v, *g = exact
+    rates_of = q.new_zeros(q.shape[2]) if decay is None else decay[:CHECKED].double()
+    expected = [reference(q, k, v, g[0] if g else (-rates_of).expand(q.shape[:3]))]
     if grad is not None:
         expected = list(torch.autograd.grad(expected[0], exact, grad[:, :, :CHECKED].double()))
 
@@ -101,8 +103,11 @@ def error(shape: Shape, given: list[torch.Tensor], decay: Any, grad: torch.Tenso
 
 
 def prepare(shape: Shape, backward: bool) -> Trial:
-    batch, length, heads, dim, decayed = shape
+    batch, length, heads, dim, decayed, gates = shape
     given = [randn(batch, length, heads, dim) for _ in range(3)]
+    if gates:
+        keys = torch.randn(batch, length, heads, dtype=torch.float32, device=DEVICE) + 4
+        given.append(torch.nn.functional.logsigmoid(keys))
     grad, decay = randn(batch, length, heads, dim) if backward else None, rates(heads) if decayed else None
 
     def timed(make: Callable[..., Any]) -> Callable[[], Callable[[], Any]]:
@@ -122,7 +127,8 @@ def prepare(shape: Shape, backward: bool) -> Trial:
 
 
 def cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
-    shapes = [Shape(*extents, decayed) for decayed in (True, False) for extents in EXTENTS]
+    kinds = [(True, False), (False, False), (True, True)]
+    shapes = [Shape(*extents, *kind) for kind in kinds for extents in EXTENTS]
     return [
         Case(
             f"{'backward, ' * backward}{shape}",
@@ -308,11 +314,10 @@ class Scan(NamedTuple):
         batch, length, heads, dim, groups, states, gated = self
         return f"B {batch} L {length} H {heads} P {dim} G {groups} N {states}{', z' * gated}"
 
-    @property
-    def moved(self) -> float:
+    def moved(self, backward: bool = False) -> float:
         """Bytes that a call reads and writes, without dt."""
-        of_x = (3 if self.gated else 2) * self.heads * self.dim
-        return 2.0 * self.batch * self.length * (of_x + 2 * self.groups * self.states)
+        of_x = (2 + self.gated + backward * (1 + self.gated)) * self.heads * self.dim
+        return 2.0 * self.batch * self.length * (of_x + (4 if backward else 2) * self.groups * self.states)
 
 
 # of 16,384 tokens with N = P = 64, of Mamba-2 with 1.3 B and 2.7 B parameters, and of Nemotron-H
@@ -323,56 +328,78 @@ SCANS = (
 
 
 @deferred
-def scan_error(given: list[torch.Tensor], options: dict[str, Any]) -> Callable[[Any], float]:
-    """The error of the first rows of a few heads."""
-    from tritonkittens.kernels.mamba2 import mamba_chunk_scan_torch
+def scan_error(given: dict[str, torch.Tensor], grad: torch.Tensor | None) -> Callable[[Any], float]:
+    """The error of a few heads, and of their gradients; those of B and C are sums over all heads, and not checked."""
+    of_heads = {n: t[..., :CHECKED, :] if n in "xz" else t[..., :CHECKED] for n, t in given.items() if n not in "BC"}
+    exact = {n: t.double().requires_grad_(grad is not None) for n, t in of_heads.items()}
+    B, C = (given[n][:, :, :1].double().expand(-1, -1, CHECKED, -1) for n in "BC")
+    x, dt = exact["x"], torch.nn.functional.softplus(exact["dt"] + exact["dt_bias"])
+    y = reference(C, B, x * dt[..., None], exact["A"] * dt) + exact["D"][:, None] * x
+    y = y * torch.nn.functional.silu(exact["z"]) if "z" in exact else y
+    expected = [y]
+    if grad is not None:
+        expected = list(torch.autograd.grad(y, list(exact.values()), grad[:, :, :CHECKED].double()))
 
-    x, dt, A, B, C = given
-    few = {n: t[:1, :CHUNK, :CHECKED] if n == "z" else t[:CHECKED] for n, t in options.items()}
-    of_rows = (t[:1, :CHUNK, :heads] for t, heads in ((B, 1), (C, 1)))
-    x, dt = x[:1, :CHUNK, :CHECKED], dt[:1, :CHUNK, :CHECKED]
-    expected = mamba_chunk_scan_torch(x, dt, A[:CHECKED], *of_rows, **few, dt_softplus=True)[0]
-    return lambda found: float((found[:1, :CHUNK, :CHECKED].double() - expected).norm() / expected.norm())
+    def of(found: Any) -> float:
+        parts = {"x": found} if isinstance(found, torch.Tensor) else dict(zip(given, found, strict=True))
+        few = [t[..., :CHECKED, :] if n in "xz" else t[..., :CHECKED] for n, t in parts.items() if n not in "BC"]
+        return max(float((a.double() - b).norm() / b.norm()) for a, b in zip(few, expected, strict=True))
+
+    return of
 
 
-def prepare_scan(shape: Scan) -> Trial:
+def prepare_scan(shape: Scan, backward: bool = False) -> Trial:
     """fla has no dt, D and z: dt is applied before it is timed, and its result is not checked."""
     batch, length, heads, dim, groups, states, gated = shape
     x, B, C = randn(batch, length, heads, dim), *(randn(batch, length, groups, states) for _ in range(2))
     dt, bias, D = (torch.randn(n, dtype=torch.float32, device=DEVICE) for n in ((batch, length, heads), heads, heads))
-    options = dict(D=D, dt_bias=bias - 4, **(dict(z=randn(*x.shape)) if gated else {}))
-    A, dt = -1 - 15 * torch.rand(heads, dtype=torch.float32, device=DEVICE), dt.to(x.dtype)
-    given = [x, dt, A, B, C]
+    A = -1 - 15 * torch.rand(heads, dtype=torch.float32, device=DEVICE)
+    given = dict(
+        x=x, dt=dt.to(x.dtype), A=A, B=B, C=C, D=D, dt_bias=bias - 4, **(dict(z=randn(*x.shape)) if gated else {})
+    )
+    grad = randn(*x.shape) if backward else None
+
+    def timed(function: Callable[..., Any], given: dict[str, torch.Tensor]) -> Callable[[], Any]:
+        if grad is None:
+            return functools.partial(function, **given)
+        leaves = {name: t.clone().requires_grad_() for name, t in given.items()}
+        y = function(**leaves)
+        return lambda: torch.autograd.grad(y, list(leaves.values()), grad, retain_graph=True)
 
     def ours() -> Callable[[], Any]:
         from tritonkittens.kernels.mamba2 import mamba_chunk_scan
 
-        return functools.partial(mamba_chunk_scan, *given, **options, dt_softplus=True)
+        return timed(functools.partial(mamba_chunk_scan, dt_softplus=True), given)
 
     def mamba_ssm() -> Callable[[], Any]:
         from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 
-        return functools.partial(mamba_chunk_scan_combined, *given, chunk_size=CHUNK, **options, dt_softplus=True)
+        return timed(functools.partial(mamba_chunk_scan_combined, chunk_size=CHUNK, dt_softplus=True), given)
 
     def fla() -> Callable[[], Any]:
         from fla.ops.simple_gla import chunk_simple_gla
 
-        steps = torch.nn.functional.softplus(dt.float() + options["dt_bias"])
+        steps = torch.nn.functional.softplus(given["dt"].float() + given["dt_bias"])
         q, k = (t.repeat_interleave(heads // groups, 2) for t in (C, B))
-        v, g = (x * steps[..., None]).to(x.dtype), steps * A
-        return lambda: chunk_simple_gla(q, k, v, g=g, scale=1.0)[0]
+        rows = dict(q=q, k=k, v=(x * steps[..., None]).to(x.dtype), g=steps * A)
+        return timed(lambda **rows: chunk_simple_gla(**rows, scale=1.0)[0], rows)
 
     baselines = {
-        "copy of as many bytes": Contender(functools.partial(copy_of, shape.moved), lambda found: 0.0),
+        "copy of as many bytes": Contender(functools.partial(copy_of, shape.moved(backward)), lambda found: 0.0),
         "fla without dt, D and z": Contender(fla, lambda found: 0.0),
     }
-    error = scan_error(given, options)
-    return Trial({OURS: ours}, {"mamba_ssm": mamba_ssm}, error, BOUND, baselines=baselines)
+    return Trial({OURS: ours}, {"mamba_ssm": mamba_ssm}, scan_error(given, grad), BOUND, baselines=baselines)
 
 
-def scan_cases(options: argparse.Namespace) -> list[Case]:
+def scan_cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
     return [
-        Case(str(shape), shape.moved, shape._asdict(), functools.partial(prepare_scan, shape), kind="graph")
+        Case(
+            f"{'backward, ' * backward}{shape}",
+            shape.moved(backward),
+            shape._asdict() | {"backward": backward},
+            functools.partial(prepare_scan, shape, backward),
+            kind="device" if backward else "graph",
+        )
         for shape in (Scan(*extents) for extents in SCANS)
     ]
 
@@ -387,48 +414,79 @@ class Conv(NamedTuple):
     def __str__(self) -> str:
         return f"B {self.batch} L {self.length} C {self.channels}"
 
-    @property
-    def moved(self) -> float:
+    def moved(self, backward: bool = False) -> float:
         """Bytes that a call reads and writes."""
-        return 4.0 * self.batch * self.length * self.channels
+        return (6.0 if backward else 4.0) * self.batch * self.length * self.channels
 
 
 CONVS = ((8, 4096, 5376), (1, 16384, 4352), (32, 512, 5376), (4, 2048, 4352))
 
 
-def prepare_conv(shape: Conv) -> Trial:
-    x, weight, bias = randn(*shape).mT, randn(shape.channels, 4), randn(shape.channels)
+def prepare_conv(shape: Conv, backward: bool = False) -> Trial:
+    given = [randn(*shape).mT, randn(shape.channels, 4), randn(shape.channels)]
+    grad = randn(*shape).mT if backward else None
+
+    def timed(function: Callable[..., Any]) -> Callable[[], Any]:
+        if grad is None:
+            return functools.partial(function, *given, activation="silu")
+        leaves = [t.detach().requires_grad_() for t in given]
+        y = function(*leaves, activation="silu")
+        return lambda: torch.autograd.grad(y, leaves, grad, retain_graph=True)
 
     def ours() -> Callable[[], Any]:
         from tritonkittens.kernels.causal_conv import causal_conv1d
 
-        return functools.partial(causal_conv1d, x, weight, bias, activation="silu")
+        return timed(causal_conv1d)
 
     def package() -> Callable[[], Any]:
         from causal_conv1d import causal_conv1d_fn
 
-        return functools.partial(causal_conv1d_fn, x, weight, bias, activation="silu")
+        return timed(causal_conv1d_fn)
 
-    def error(found: torch.Tensor) -> float:
+    def error(found: Any) -> float:
+        """The error of the first rows, or of the gradient of those whose sums lie among them."""
         from tritonkittens.kernels.causal_conv import causal_conv1d_torch
 
-        expected = causal_conv1d_torch(x[:1, :, :CHUNK], weight, bias, activation="silu")
-        return float((found[:1, :, :CHUNK].double() - expected).norm() / expected.norm())
+        x = given[0][:1, :, :CHUNK].double().requires_grad_(backward)
+        expected = causal_conv1d_torch(x, *given[1:], activation="silu")
+        if grad is not None:
+            (expected,) = torch.autograd.grad(expected, x, grad[:1, :, :CHUNK].double())
+            found = found[0]
+        first, expected = (t[:1, :, : min(CHUNK, shape.length) - 3].double() for t in (found, expected))
+        return float((first - expected).norm() / expected.norm())
 
-    copied = Contender(functools.partial(copy_of, shape.moved), lambda found: 0.0)
+    copied = Contender(functools.partial(copy_of, shape.moved(backward)), lambda found: 0.0)
     return Trial({OURS: ours}, {"causal-conv1d": package}, error, BOUND, baselines={"copy of as many bytes": copied})
 
 
-def conv_cases(options: argparse.Namespace) -> list[Case]:
+def conv_cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
     return [
-        Case(str(shape), shape.moved, shape._asdict(), functools.partial(prepare_conv, shape), kind="graph")
+        Case(
+            f"{'backward, ' * backward}{shape}",
+            shape.moved(backward),
+            shape._asdict() | {"backward": backward},
+            functools.partial(prepare_conv, shape, backward),
+            kind="device" if backward else "graph",
+        )
         for shape in (Conv(*extents) for extents in CONVS)
     ]
 
 
 SUITES = (
     Suite("causal_conv1d", "causal convolutions", conv_cases, unit="TB/s"),
+    Suite(
+        "causal_conv1d_backward",
+        "backwards of causal convolutions",
+        functools.partial(conv_cases, backward=True),
+        unit="TB/s",
+    ),
     Suite("mamba_chunk_scan", "Mamba-2's scan", scan_cases, unit="TB/s"),
+    Suite(
+        "mamba_chunk_scan_backward",
+        "backwards of Mamba-2's scan",
+        functools.partial(scan_cases, backward=True),
+        unit="TB/s",
+    ),
     Suite("based", "the attention of Based", taylor_cases, unit="TB/s"),
     Suite("gated_delta_rule", "the gated delta rule", delta_cases, unit="TB/s"),
     Suite(

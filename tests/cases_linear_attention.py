@@ -3,16 +3,30 @@
 import torch
 
 from tests.util import DEVICE, poison
-from tritonkittens.kernels.linear_attention import call_plan, linear_attention, linear_attention_torch
+from tritonkittens.kernels.linear_attention import backward_plan, call_plan, linear_attention, linear_attention_torch
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 BOUNDS = {BF16: 6e-3, FP16: 1e-3}  # states and weights are rounded once to be multiplied, results once more
 STATE_BOUND = {BF16: 4e-3, FP16: 6e-4}
 
 
+def poisoned_gradients(monkeypatch):
+    """Gradients, states of chunks, and what gradients of gates are made of."""
+    padded_empty, plan = backward_plan.padded_empty, backward_plan.StatesPlan
+    monkeypatch.setattr(backward_plan, "_plans", {})
+    monkeypatch.setattr(backward_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
+
+    class Poisoned(plan):
+        def empty(self, *shape):
+            return poison(super().empty(*shape))
+
+    monkeypatch.setattr(backward_plan, "StatesPlan", Poisoned)
+
+
 def poisoned(monkeypatch):
     """Results, and states of segments, have poison where no kernel writes."""
     padded_empty, plan = call_plan.padded_empty, call_plan.Plan
+    poisoned_gradients(monkeypatch)
     monkeypatch.setattr(call_plan, "_plans", {})
     monkeypatch.setattr(call_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
 
@@ -48,27 +62,29 @@ def near(name, found, expected, bound, size=0.0):
 
 
 def check(given, cu_seqlens=None, gradients=False, **options):
-    """Results and the state after, and gradients of random directions, against the recurrence in float64."""
+    """Results and the state after, and gradients of random directions, against the recurrence in float64. gradients:
+    True, or "gates" for those of the decays or gates, too."""
     q, k, v, decay, state = given
-    leaves = [x for x in (q, k, v, state) if x is not None]
-    leaves = [x.detach().requires_grad_(gradients) for x in leaves]
-    found = linear_attention(
-        *leaves[:3], decay, initial_state=leaves[3] if state is not None else None, cu_seqlens=cu_seqlens,
-        output_final_state=True, **options,
-    )  # fmt: skip
-    exact = [x.detach().double().requires_grad_(gradients) for x in leaves]
-    expected = linear_attention_torch(
-        *exact[:3], decay, initial_state=exact[3] if state is not None else None, cu_seqlens=cu_seqlens, **options
-    )
+    named = dict(q=q, k=k, v=v, initial_state=state)
+    if gradients == "gates":
+        named |= dict(decay=decay, g=options.pop("g", None))
+    else:
+        options["decay"] = decay
+    leaves = {n: x.detach().requires_grad_(bool(gradients)) for n, x in named.items() if x is not None}
+    options |= dict(cu_seqlens=cu_seqlens)
+    found = linear_attention(**leaves, output_final_state=True, **options)
+    exact = {n: x.detach().double().requires_grad_(bool(gradients)) for n, x in leaves.items()}
+    expected = linear_attention_torch(**exact, **options)
     rows = q.shape[1] if cu_seqlens is None else int(cu_seqlens[-1])
     assert found[0].dtype == v.dtype and found[1].dtype == FP32
     near("o", found[0][:, :rows], expected[0][:, :rows], BOUNDS[q.dtype])
     near("state", found[1], expected[1], STATE_BOUND[q.dtype])
+    grads = []
     if gradients:
         directions = torch.randn_like(found[0]), torch.randn_like(found[1])
-        ours = torch.autograd.grad(found, leaves, directions)
-        theirs = torch.autograd.grad(expected, exact, [d.double() for d in directions])
-        for name, leaf, a, b in zip(("dq", "dk", "dv", "dstate"), leaves, ours, theirs, strict=False):
+        grads = torch.autograd.grad(found, list(leaves.values()), directions)
+        theirs = torch.autograd.grad(expected, list(exact.values()), [d.double() for d in directions])
+        for (name, leaf), a, b in zip(leaves.items(), grads, theirs, strict=True):
             assert a.dtype == leaf.dtype
-            near(name, a, b, BOUNDS[q.dtype])
-    return [t.detach() for t in found]
+            near(f"d{name}", a, b, BOUNDS[q.dtype] * (2 if name == "decay" else 1))  # the sum of all rows is one number
+    return [t.detach() for t in (*found, *grads)]

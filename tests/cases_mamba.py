@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.cases_linear_attention import BF16, BOUNDS, FP32, STATE_BOUND, near
+from tests.cases_linear_attention import BF16, BOUNDS, FP32, STATE_BOUND, near, poisoned_gradients
 from tests.util import DEVICE, poison
 from tritonkittens.kernels.linear_attention import call_plan as linear_plan
 from tritonkittens.kernels.mamba2 import call_plan, mamba_chunk_scan, mamba_chunk_scan_torch
@@ -18,6 +18,7 @@ OPTIONS = {
 def poisoned(monkeypatch):
     """Results and what kernels pass on have poison where none writes."""
     padded_empty, plan = linear_plan.padded_empty, call_plan.Plan
+    poisoned_gradients(monkeypatch)
     monkeypatch.setattr(call_plan, "_plans", {})
     monkeypatch.setattr(linear_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
 
@@ -51,14 +52,30 @@ def operands(
     return dict(x=x, dt=dt, A=A, B=B, C=C, **kind, initial_states=before)
 
 
-def check(given, cu_seqlens=None, size=0.5):
-    """The result and the states after, against the recurrence in float64. size: of an entry's terms, which may cancel
-    where entries are few."""
-    found = mamba_chunk_scan(**given, cu_seqlens=cu_seqlens, return_final_states=True)
-    expected = mamba_chunk_scan_torch(**given, cu_seqlens=cu_seqlens)
+def _is_float(t):
+    return isinstance(t, torch.Tensor) and t.is_floating_point()
+
+
+def check(given, cu_seqlens=None, size=0.5, gradients=False):
+    """The result and the states after, and gradients of random directions, against the recurrence in float64. size: of
+    an entry's terms, which may cancel where entries are few."""
+    leaves = {n: t.detach().requires_grad_(gradients) for n, t in given.items() if _is_float(t)}
+    exact = {n: t.detach().double().requires_grad_(gradients) for n, t in leaves.items()}
+    found = mamba_chunk_scan(**given | leaves, cu_seqlens=cu_seqlens, return_final_states=True)
+    expected = mamba_chunk_scan_torch(**given | exact, cu_seqlens=cu_seqlens)
     x = given["x"]
     rows = x.shape[1] if cu_seqlens is None else int(cu_seqlens[-1])
     assert found[0].dtype == x.dtype and found[1].dtype == FP32
     near("y", found[0][:, :rows], expected[0][:, :rows], BOUNDS[x.dtype], size * found[0][:, :rows].numel() ** 0.5)
     near("states", found[1], expected[1], STATE_BOUND[x.dtype], size * max(found[1].numel(), 16) ** 0.5)
+    if gradients:
+        directions = torch.randn_like(found[0]), torch.randn_like(found[1])
+        directions[0][:, rows:] = 0  # not defined there
+        grads = torch.autograd.grad(found, list(leaves.values()), directions)
+        theirs = torch.autograd.grad(expected, list(exact.values()), [d.double() for d in directions])
+        for (name, leaf), a, b in zip(leaves.items(), grads, theirs, strict=True):
+            assert a.dtype == leaf.dtype and a.isfinite().all()
+            of_heads = name in ("A", "dt_bias", "D") and leaf.ndim == 1  # sums of all rows
+            near(f"d{name}", a, b, BOUNDS[x.dtype] * (2 if of_heads else 1))
+        return [*found, *grads]
     return found

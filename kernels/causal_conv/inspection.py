@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from tritonkittens.kernels._inspection import Inspectable, launches_of
-from tritonkittens.kernels.causal_conv.operators import run
+from tritonkittens.kernels.causal_conv.operators import Operands, run, run_backward
 
 
-def _run() -> Any:
+def _run(backward: bool = False) -> Any:
     x, weight = (torch.empty(*n, dtype=torch.bfloat16, device="meta") for n in ((1, 16384, 4352), (4352, 4)))
+    if backward:
+        return run_backward(x.mT, Operands(x.mT, weight, weight[:, 0], None, None), True)
     return run(x.mT, weight, weight[:, 0], None, None, True)
 
 
-inspectable: dict[str, Inspectable] = launches_of(_run, "causal_conv")
+inspectable: dict[str, Inspectable] = {
+    **launches_of(_run, "causal_conv"),
+    **launches_of(functools.partial(_run, True), "causal_conv_backward"),
+}

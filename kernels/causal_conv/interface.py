@@ -35,9 +35,9 @@ def causal_conv1d(
         activation: None, or "silu" (also called "swish").
 
     Returns (B, C, L) in the dtype of x, in memory in the order of x. Rows after the last packed sequence are not
-    defined. Sums are in fp32. There is no gradient yet.
+    defined. Sums are in fp32. All operands have gradients, once, but not in forward mode.
 
-    Raises TypeError or ValueError for what does not fit together; NotImplementedError where a gradient is wanted.
+    Raises TypeError or ValueError for what does not fit together.
 
     Example::
 

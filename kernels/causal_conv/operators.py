@@ -1,16 +1,46 @@
-"""`causal_conv1d` as torch sees it: an operator of torch.library, and its launch."""
+"""`causal_conv1d` as torch sees it: an operator of torch.library, one for its gradients, and their launches."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import describes, refusing, register, vmap_by_loop
+from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, refusing, register, vmap_by_loop
 from tritonkittens.kernels._tensors import power_of_two
 from tritonkittens.kernels.causal_conv.checks import NAME, check, check_shapes
-from tritonkittens.kernels.causal_conv.device.conv import causal_conv
+from tritonkittens.kernels.causal_conv.device.conv import causal_conv, causal_conv_backward
 
-ROWS, CHANNELS = 64, 64  # of a program
+ROWS, CHANNELS, FEW_ROWS = 64, 64, 4  # of a program, the last of one that has rows of a state
+
+
+class Operands(NamedTuple):
+    """The operands of a call, as `causal_conv1d` names them."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    initial_states: Tensor | None
+    cu_seqlens: Tensor | None
+
+
+def _launch(
+    kernel: Any, given: Operands, silu: bool, read: list[Tensor], written: list[Tensor], grid: tuple[int, int, int],
+    *kinds: Any,
+) -> None:  # fmt: skip
+    """Launch a kernel on tensors that it reads before x and writes, whose first has strides."""
+    x, weight, bias, states, starts = given
+    (batches, channels, rows), home = x.shape, written[0]
+    ends = x if starts is None else starts[1:].contiguous()
+    sequences = batches if starts is None else ends.shape[0]
+    tensors = (*read, x, weight, x if bias is None else bias.contiguous(), x if states is None else states, ends)
+    of_states = (0, 0, 0) if states is None else states.stride()
+    strides = (t for pair in (*(t.stride() for t in read), x.stride(), home.stride()) for t in pair)
+    numbers = (rows, channels, sequences, *strides, *weight.stride(), *of_states)
+    has = (weight.shape[1], bias is not None, states is not None, starts is not None, silu)
+    most = max(16, power_of_two(sequences))
+    kernel.bind(grid, *tensors, *written, *numbers, *has, most, *kinds)(*tensors, *written)
 
 
 def run(
@@ -19,18 +49,29 @@ def run(
     """`causal_conv1d` of plain tensors."""
     check(x, weight, bias, states, starts)
     y, (batches, channels, rows) = torch.empty_like(x), x.shape
-    if not x.numel():
-        return y
-    ends = x if starts is None else starts[1:].contiguous()
-    sequences = batches if starts is None else ends.shape[0]
-    tensors = (x, weight, x if bias is None else bias.contiguous(), x if states is None else states, ends, y)
-    numbers = (rows, channels, sequences, *x.stride(), *y.stride(), *weight.stride())
-    of_states = (0, 0, 0) if states is None else states.stride()
-    kinds = (weight.shape[1], bias is not None, states is not None, starts is not None, silu)
-    extents = (max(16, power_of_two(sequences)), ROWS, CHANNELS)
-    grid = (-(-rows // ROWS), -(-channels // CHANNELS), batches)
-    causal_conv.bind(grid, *tensors, *numbers, *of_states, *kinds, *extents)(*tensors)
+    if x.numel():
+        grid = (-(-rows // ROWS), -(-channels // CHANNELS), batches)
+        _launch(causal_conv, Operands(x, weight, bias, states, starts), silu, [], [y], grid, ROWS, CHANNELS)
     return y
+
+
+def run_backward(dy: Tensor, given: Operands, silu: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of x, weight, bias and initial_states."""
+    x, weight, bias, states, _ = given
+    (batches, channels, rows), width = x.shape, weight.shape[1]
+    dx, blocks = torch.empty_like(x), -(-rows // ROWS)
+    parts = x.new_empty(batches, blocks, width + 1, channels, dtype=torch.float32)
+    across = -(-channels // CHANNELS)
+    if x.numel():
+        grid = (blocks, across, batches)
+        _launch(causal_conv_backward, given, silu, [dy], [dx, parts], grid, ROWS, CHANNELS, False)
+    d_states = None if states is None else states.new_zeros(states.shape)
+    if d_states is not None and d_states.numel() and x.numel():
+        grid = (states.shape[0], across, 1)
+        _launch(causal_conv_backward, given, silu, [dy], [d_states, parts], grid, FEW_ROWS, CHANNELS, True)
+    sums = parts.sum((0, 1))
+    d_bias = None if bias is None else sums[-1].to(bias.dtype)
+    return dx, sums[:-1].T.to(weight.dtype).contiguous(), d_bias, d_states
 
 
 @torch.library.custom_op("tritonkittens::causal_conv1d", mutates_args=())
@@ -49,6 +90,49 @@ def _(
     return torch.empty_like(x)
 
 
-register(
-    causal_conv1d_operator, vmap_by_loop, refusing(f"{NAME} has no gradient yet; use {NAME}_torch, or torch.no_grad()")
-)
+@torch.library.custom_op("tritonkittens::causal_conv1d_backward", mutates_args=())
+def backward_operator(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_states: Tensor | None,
+    cu_seqlens: Tensor | None,
+    silu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of x, weight, bias and initial_states, empty where there is no such operand."""
+    dx, dw, db, ds = run_backward(dy, Operands(x, weight, bias, initial_states, cu_seqlens), silu)
+    return dx, dw, x.new_empty(0) if db is None else db, x.new_empty(0) if ds is None else ds
+
+
+@describes(backward_operator)
+def _(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_states: Tensor | None,
+    cu_seqlens: Tensor | None,
+    silu: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    beside = (x.new_empty(0) if t is None else t.new_empty(t.shape) for t in (bias, initial_states))
+    return torch.empty_like(x), weight.new_empty(weight.shape), *beside
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.silu = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
+    check_no_tangent(NAME)
+    given = Operands(*ctx.saved_tensors)
+    if dy is None:
+        return (None,) * 6
+    found = call(f"{NAME}_backward", dy, *given, ctx.silu)
+    return *(None if t is None else d for t, d in zip(given[:4], found, strict=True)), None, None
+
+
+register(causal_conv1d_operator, vmap_by_loop, _backward, _save)
+register(backward_operator, vmap_by_loop, refusing(f"{NAME} has no second derivative; use {NAME}_torch"))

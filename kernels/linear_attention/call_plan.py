@@ -30,7 +30,7 @@ def sums_of(gates: Tensor, ends: Tensor, sums: Tensor) -> Tensor:
 class Plan:
     """The launches of a call of one kind. `kind`: knobs of all templates, `of_results`: of the one of results."""
 
-    template: type[LinearAttention] = LinearAttention
+    template: Any = LinearAttention
 
     def __init__(
         self,
@@ -90,19 +90,30 @@ class Plan:
         """`beside`: more operands of the template of results."""
         home = padded_empty((self.total, self.heads, self.values), v)
         before = None if state is None else state.mT
-        after = self.states(self.sequences) if self.ends_wanted else None
-        if after is not None and not self.cut:  # sequences without rows have no task
-            after.zero_() if before is None else after.copy_(before)
+        after = self.after(before)
         if self.total and self.heads:
             ends = self.ends if ends is None else ends
             sums = self.sums(gates, ends)
             q, k, v = (packed(x) for x in (q, k, v))
-            given = [x for x in (after, before) if x is not None]
-            if self.cut:
-                given = [self._before_segments(k, v, sums, before, after, ends)]
+            given = self.around(k, v, sums, before, after, ends)
             operands = (q, k, v, *sums, *(beside or []), home.transpose(0, 1))
             self.results(*operands, *given, ends, scale=scale, **self.numbers)
         return home if home.is_contiguous() else home.contiguous(), None if after is None else after.mT
+
+    def after(self, before: Tensor | None) -> Tensor | None:
+        """Memory of the states after the sequences, where they are wanted."""
+        after = self.states(self.sequences) if self.ends_wanted else None
+        if after is not None and not self.cut:  # sequences without rows have no task
+            after.zero_() if before is None else after.copy_(before)
+        return after
+
+    def around(
+        self, k: Tensor, v: Tensor, sums: list[Tensor], before: Tensor | None, after: Tensor | None, ends: Tensor
+    ) -> list[Tensor]:
+        """What the template of results takes of states: S1 and S0, or S0 of segments."""
+        if self.cut:
+            return [self._before_segments(k, v, sums, before, after, ends)]
+        return [x for x in (after, before) if x is not None]
 
     def states(self, count: int) -> Tensor:
         """Memory of so many states, transposed: a consumer has all columns of K for some of V."""
@@ -125,6 +136,13 @@ class Plan:
         kinds = (before is not None, after is not None, bool(sums), self.reverse, self.knobs["most"], STATE_BLOCK)
         carry_states.bind(grid, states, *given, *numbers, *kinds)(states, *given)
         return states
+
+
+def pairs(x: Tensor | None, dim: int) -> Tensor | None:
+    """Two heads (dimension `dim`) as one of twice the columns (the next dimension)."""
+    return (
+        None if x is None else x.reshape(*x.shape[:dim], x.shape[dim] // 2, 2 * x.shape[dim + 1], *x.shape[dim + 2 :])
+    )
 
 
 def run(

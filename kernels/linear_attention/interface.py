@@ -30,9 +30,8 @@ def linear_attention(
     Args:
         q, k: (B, T, H, K) in bf16 or fp16, K from 1 to 128, of any strides.
         v: (B, T, H, V) in the dtype of q.
-        decay: (H,) fp32, at least 0, for each head; None: 0. It has no gradient.
-        g: (B, T, H) in fp32, bf16 or fp16, at most 0: the logarithm of what is kept, in place of a decay. It has no
-            gradient.
+        decay: (H,) fp32, at least 0, for each head; None: 0.
+        g: (B, T, H) in fp32, bf16 or fp16, at most 0: the logarithm of what is kept, in place of a decay.
         scale: None: K^-0.5.
         initial_state: (B, H, K, V) fp32, S before the first step; None: zeros.
         output_final_state: also return S after the last step.
@@ -41,7 +40,7 @@ def linear_attention(
 
     Returns (B, T, H, V) in the dtype of v, and with output_final_state the state (B, H, K, V) in fp32. Rows after the
     last packed sequence are not defined. States are carried in fp32 and multiplied in the dtype of q. Differentiable
-    any number of times in q, k, v and the state, but not in forward mode.
+    in q, k, v, the gates and the state, any number of times where gates require no gradient, but not in forward mode.
 
     Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
 

@@ -1,4 +1,7 @@
-"""`linear_attention` as torch sees it: an operator of torch.library, whose gradients are calls of itself."""
+"""`linear_attention` as torch sees it: an operator of torch.library.
+
+Its gradients are calls of itself, or where gates have gradients, too, of a second operator.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, register, vmap_by_loop
+from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, refusing, register, vmap_by_loop
 from tritonkittens.kernels._sequences import sequences_of
+from tritonkittens.kernels.linear_attention.backward_plan import run_backward
 from tritonkittens.kernels.linear_attention.call_plan import run
 from tritonkittens.kernels.linear_attention.checks import MOST_KEYS, NAME, check_shapes
 
@@ -50,11 +54,46 @@ def _(
     return v.new_empty(v.shape), state if final_state else q.new_empty(0, dtype=torch.float32)
 
 
+@torch.library.custom_op("tritonkittens::linear_attention_backward", mutates_args=())
+def backward_operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    do: Tensor,
+    d_final: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, the gates (`decay` or `g`) and the state, which is empty where there is none."""
+    *found, state = run_backward(q, k, v, decay, g, initial_state, cu_seqlens, do, d_final, scale)
+    return *found, q.new_empty(0, dtype=torch.float32) if state is None else state
+
+
+@describes(backward_operator)
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    g: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    do: Tensor,
+    d_final: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    of_gates: Any = decay if g is None else g
+    state = q.new_empty(0, dtype=torch.float32)
+    if initial_state is not None:
+        state = torch.empty_like(initial_state.mT, memory_format=torch.contiguous_format).mT
+    return *(x.new_empty(x.shape) for x in (q, k, v)), of_gates.new_empty(of_gates.shape), state
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, decay, g, state, starts, ctx.scale, ctx.final_state, ctx.reverse = inputs
-    for name, x in (("decay", decay), ("g", g)):
-        if x is not None and x.requires_grad:
-            raise ValueError(f"{NAME}: {name} requires a gradient, which {NAME} does not compute")
     ctx.save_for_backward(q, k, v, decay, g, state, starts)
     ctx.set_materialize_grads(False)
 
@@ -83,6 +122,12 @@ def _backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any,
     if do is None and d_final is None:
         return (None,) * 10
     do = torch.zeros_like(v) if do is None else do.to(v.dtype)
+    if needs[3] or needs[4]:
+        if reverse:
+            raise NotImplementedError(f"{NAME}: its second derivatives have no gradients of gates")
+        dq, dk, dv, of_gates, d_state = call(f"{NAME}_backward", q, k, v, *gates, state, starts, do, d_final, scale)
+        of_gates = (of_gates, None) if needs[3] else (None, of_gates)
+        return dq, dk, dv, *of_gates, d_state if needs[5] else None, None, None, None, None
     begin = None if d_final is None else d_final / scale
     dq = dk = dv = d_state = None
     if needs[0]:
@@ -96,3 +141,8 @@ def _backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any,
 
 
 register(linear_attention_operator, vmap_by_loop, _backward, _save)
+register(
+    backward_operator,
+    vmap_by_loop,
+    refusing(f"{NAME} has no second derivative where gates have gradients; detach them, or use {NAME}_torch"),
+)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._sequences import packed
-from tritonkittens.kernels._tensors import remember, signature
+from tritonkittens.kernels._tensors import power_of_two, remember, signature
 from tritonkittens.kernels.linear_attention import call_plan as linear
 from tritonkittens.kernels.linear_attention.config import HEADS, ROWS
 from tritonkittens.kernels.mamba2.checks import Operands, check
@@ -24,29 +24,29 @@ class Plan(linear.Plan):
     template = MambaScan
 
     def sums(self, gates: tuple[Operands, bool, tuple[float, float]], ends: Tensor) -> list[Tensor]:
-        given, softplus, limits = gates
-        heads = given.dt.shape[2]
+        heads = gates[0].dt.shape[2]
         sums = [self.empty(heads, self.slots, ROWS) for _ in range(2)]
-        dt = given.dt.flatten(0, 1)
-        tensors = (dt, given.A, given.A if given.dt_bias is None else given.dt_bias, ends, *sums)
-        numbers = (self.sequences, heads, self.slots, *dt.stride(), *limits)
-        kinds = (softplus, given.dt_bias is not None, self.knobs["most"])
-        grid = (self.slots, -(-heads // HEADS), 1)
-        sum_steps.bind(grid, *tensors, *numbers, *kinds)(*tensors)
+        launch_steps(sum_steps, [], [*sums, sums[0]], *gates, ends, False)
         return sums
 
 
-def _are_paired(x: Tensor, B: Tensor) -> bool:
+def launch_steps(
+    kernel: Any, read: list[Tensor], written: list[Tensor], given: Operands, softplus: bool,
+    limits: tuple[float, float], ends: Tensor, *kinds: bool,
+) -> None:  # fmt: skip
+    """Launch a kernel of steps: a program has a chunk of `ROWS` rows and `HEADS` heads."""
+    dt, sequences = given.dt.flatten(0, 1), ends.shape[0]
+    (rows, heads), most = dt.shape, max(16, power_of_two(sequences))
+    slots = rows // ROWS + sequences
+    tensors = (*read, dt, given.A, given.A if given.dt_bias is None else given.dt_bias, ends, *written)
+    numbers = (sequences, heads, slots, *dt.stride(), *limits, softplus, given.dt_bias is not None, most, *kinds)
+    kernel.bind((slots, -(-heads // HEADS), 1), *tensors, *numbers)(*tensors)
+
+
+def are_paired(x: Tensor, B: Tensor) -> bool:
     """Does a block compute two neighbouring heads, a consumer each? They share the tiles of B and C."""
     (_, _, heads, columns), (_, _, groups, states) = x.shape, B.shape
     return columns == ROWS and states > ROWS and heads // groups % 2 == 0 and x.stride()[2:] == (columns, 1)
-
-
-def _pairs(x: Tensor | None, dim: int) -> Tensor | None:
-    """Two heads (dimension `dim`) as one of twice the columns (the next dimension)."""
-    return (
-        None if x is None else x.reshape(*x.shape[:dim], x.shape[dim] // 2, 2 * x.shape[dim + 1], *x.shape[dim + 2 :])
-    )
 
 
 def run(
@@ -58,9 +58,9 @@ def run(
     plan = _plans.get(key)
     if plan is None:
         check(given, limits)
-    paired = _are_paired(x, B)
+    paired = are_paired(x, B)
     if paired:
-        x, z, state = _pairs(x, 2), _pairs(z, 2), _pairs(state, 1)
+        x, z, state = linear.pairs(x, 2), linear.pairs(z, 2), linear.pairs(state, 1)
     if plan is None:
         of_results: dict[str, Any] = dict(silu=z is not None)
         if D is not None:

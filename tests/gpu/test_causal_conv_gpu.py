@@ -21,11 +21,24 @@ def randn(*shape, dtype=FP32):
     return torch.randn(shape, device=DEVICE, dtype=FP32).to(dtype)
 
 
-def check(x, weight, bias=None, cu_seqlens=None, **options):
-    found = causal_conv1d(x, weight, bias, cu_seqlens=cu_seqlens, **options)
-    expected = causal_conv1d_torch(x, weight, bias, cu_seqlens=cu_seqlens, **options)
+def check(x, weight, bias=None, cu_seqlens=None, initial_states=None, gradients=False, **options):
+    named = dict(x=x, weight=weight, bias=bias, initial_states=initial_states)
+    leaves = {n: t.detach().requires_grad_(gradients) for n, t in named.items() if t is not None}
+    exact = {n: t.detach().double().requires_grad_(gradients) for n, t in leaves.items()}
+    options |= dict(cu_seqlens=cu_seqlens)
+    found, expected = causal_conv1d(**leaves, **options), causal_conv1d_torch(**exact, **options)
+    rows = expected.shape[-1]
     assert found.dtype == x.dtype and (found.stride(1) == 1) == (x.stride(1) == 1)
-    near("y", found[..., : expected.shape[-1]], expected, BOUNDS[x.dtype])
+    near("y", found[..., :rows], expected, BOUNDS[x.dtype])
+    if not gradients:
+        return []
+    direction = torch.randn_like(x.detach()).contiguous()
+    grads = torch.autograd.grad(found, list(leaves.values()), direction)
+    theirs = torch.autograd.grad(expected, list(exact.values()), direction[..., :rows].double())
+    for (name, leaf), a, b in zip(leaves.items(), grads, theirs, strict=True):
+        assert a.dtype == leaf.dtype and a.shape == leaf.shape
+        near(f"d{name}", a, b, max(BOUNDS[leaf.dtype], 2e-6), 1e-6)
+    return grads
 
 
 @pytest.mark.parametrize(
@@ -46,7 +59,8 @@ def test_lengths(length, channels, width, kind, transposed):
     x = randn(2, length, channels, dtype=dtype).mT if transposed else randn(2, channels, length, dtype=dtype)
     states = randn(2, channels, width - 1, dtype=dtype) if begins else None
     bias = randn(channels, dtype=of_weights) if biased else None
-    check(x, randn(channels, width, dtype=of_weights), bias, initial_states=states, activation=activation)
+    weight = randn(channels, width, dtype=of_weights)
+    check(x, weight, bias, initial_states=states, activation=activation, gradients=True)
 
 
 @pytest.mark.parametrize("lengths", [[70, 0, 1, 65, 0], slow([2] * 40), slow([0, 0])], ids=str)
@@ -55,7 +69,20 @@ def test_packed_sequences(lengths, begins):
     """No sequence sees another, and none the rows after the last."""
     x = randn(1, sum(lengths) + 9, 16, dtype=BF16).mT
     states = randn(len(lengths), 16, 3, dtype=BF16) if begins else None
-    check(x, randn(16, 4), randn(16), starts_of(lengths), initial_states=states, activation="silu")
+    dx, *_ = check(
+        x, randn(16, 4), randn(16), starts_of(lengths), initial_states=states, activation="silu", gradients=True
+    )
+    assert not dx[..., sum(lengths) :].any()
+
+
+def test_gradients_of_strided_results():
+    """The gradient of a sum has strides 0; the same bits in every run."""
+    x, weight = randn(2, 70, 8, dtype=BF16).mT.requires_grad_(), randn(8, 4).requires_grad_()
+    first, second = (torch.autograd.grad(causal_conv1d(x, weight).sum(), [x, weight]) for _ in range(2))
+    (expected,) = torch.autograd.grad(causal_conv1d_torch(x, weight).sum(), x)
+    near("dx", first[0], expected, BOUNDS[BF16])
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_operator():
@@ -64,8 +91,9 @@ def test_operator():
     torch.library.opcheck(
         causal_conv1d_operator, (x.mT.contiguous().mT, weight, None, None, None, True), test_utils=tests
     )
-    with refused("causal_conv1d has no gradient yet", NotImplementedError):
-        causal_conv1d(x.requires_grad_(), weight).sum().backward()
+    (dx,) = torch.autograd.grad(causal_conv1d(x.requires_grad_(), weight).square().sum(), x, create_graph=True)
+    with refused("causal_conv1d has no second derivative", NotImplementedError):
+        dx.sum().backward()
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,31 @@ def test_gates_that_differ_from_step_to_step(dtype, cut, monkeypatch):
     lengths = [70, 0, 1, 130]
     q, k, v, _, state = operands(1, sum(lengths), 2, 64, 64, sequences=4)
     g = -torch.rand(q.shape[:3], device=q.device).pow(4).mul(5).to(dtype)
-    check((q, k, v, None, state), starts_of(lengths), gradients=dtype == FP32, g=g)
+    check((q, k, v, None, state), starts_of(lengths), gradients="gates" if cut else True, g=g)
+
+
+@pytest.mark.parametrize("length", [slow(n) for n in (1, 2, 5, 63, 64, 65, 130)])
+@pytest.mark.parametrize("dims", [(64, 64), (40, 72), (128, 128), (64, 200)], ids=str)
+@pytest.mark.parametrize("dtype, decayed, state", [(BF16, True, True), (FP16, False, False), (BF16, False, True)])
+def test_gradients_of_gates(length, dims, dtype, decayed, state):
+    q, k, v, decay, state = operands(2 if length < 64 else 1, length, 2, *dims, dtype, state=state)
+    gates = {} if decayed else dict(g=-torch.rand(q.shape[:3], device=q.device).pow(4).mul(5))
+    check((q, k, v, decay if decayed else None, state), gradients="gates", **gates)
+
+
+def test_gradients_of_strong_gates():
+    """What decays hardly keep has gradients that are small beside sums over a chunk."""
+    check(operands(1, 66, 3, 16, 16, decays=(5.0, 40.0, 0.5), state=False), gradients="gates")
+
+
+@pytest.mark.slow
+def test_the_same_gradients_in_every_run(short_segments):
+    q, k, v, decay, state = operands(1, 130, 1, 64, 64)
+    leaves = [x.requires_grad_() for x in (q, k, v, decay, state)]
+    found = [linear_attention(*leaves[:4], initial_state=state) for _ in range(2)]
+    first, second = (torch.autograd.grad(o, leaves, torch.ones_like(o)) for o in found)
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
 
 
 def test_strong_decays_stay_finite():

@@ -43,6 +43,49 @@ def test_packed_sequences(lengths, cut, monkeypatch):
     check(operands(1, sum(lengths) + 9, 2, (64, 72), sequences=len(lengths)), starts_of(lengths))
 
 
+@pytest.mark.parametrize(
+    "lengths, dims, options",
+    [
+        ([66, 0, 3], (16, 16), "D of columns"),
+        *(slow(n, (64, 72), "all") for n in ([70, 0, 1, 65], [5] * 40, [0, 0], [200])),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("cut", [slow(True), False])
+def test_gradients_of_packed_sequences(lengths, dims, options, cut, monkeypatch):
+    """The others of pairs of heads. Gradients of rows after the last sequence are 0."""
+    monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
+    given = operands(1, sum(lengths) + 9, 2, dims, options=options, sequences=len(lengths))
+    found = check(given, starts_of(lengths), gradients=True)
+    for grad in found[2:4]:
+        assert not grad[:, sum(lengths) :].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [1, 2, 5, 63, 64, 65, 130])
+@pytest.mark.parametrize("dims", [(64, 128), (64, 64), (40, 72), (136, 128)], ids=str)
+@pytest.mark.parametrize("options", list(OPTIONS))
+@pytest.mark.parametrize("kind", [(2, 1, BF16, True), (6, 2, FP16, False), (3, 1, BF16, False)], ids=str)
+def test_gradients(length, dims, options, kind):
+    """kind: as in `test_lengths`."""
+    heads, groups, dtype, state = kind
+    given = operands(2 if length < 64 else 1, length, heads, dims, groups, dtype, options=options, state=state)
+    check(given, gradients=True)
+
+
+@pytest.mark.parametrize("steps", [slow(BF16), slow(FP32)])
+def test_gradients_where_states_fade(steps):
+    """Nearly all of what a sum over a chunk has cancels in gradients of A."""
+    given = operands(1, 130, 2, (64, 64), steps=steps, fading=100.0, options="D of columns")
+    check(given | dict(dt_softplus=False), gradients=True)
+
+
+@pytest.mark.slow
+def test_heads_of_a_group_in_parts():
+    """A part for each of a few heads, where groups are fewer than multiprocessors."""
+    check(operands(1, 70, 12, (16, 16), 2), gradients=True)
+
+
 @pytest.mark.parametrize("steps", [BF16, slow(FP16), slow(FP32)])
 @pytest.mark.parametrize("fading", [100.0, slow(0.0)])
 def test_how_fast_states_fade(fading, steps):
@@ -86,6 +129,12 @@ def test_the_same_bits_in_every_run(monkeypatch):
     monkeypatch.setattr(config, "SHORTEST", 1)
     given = operands(1, 130, 1, (16, 16))
     for a, b in zip(check(given), check(given), strict=True):
+        assert torch.equal(a, b)
+    leaves = {n: given[n].requires_grad_() for n in ("x", "dt", "A", "B", "C", "D", "dt_bias")}
+    first, second = (
+        torch.autograd.grad(mamba_chunk_scan(**given | leaves).sum(), list(leaves.values())) for _ in range(2)
+    )
+    for a, b in zip(first, second, strict=True):
         assert torch.equal(a, b)
 
 

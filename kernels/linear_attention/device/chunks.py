@@ -68,7 +68,7 @@ class Chunks:
     value_dim: int = 128
     gated: bool = True
     weighted: bool = False  # gated and not reverse
-    paired: bool = False  # weighted, of two consumers
+    paired: bool = False  # gated, of two consumers
     begins: bool = False
     cut: bool = False
     most: int = 16  # a power of two, at least the number of sequences
@@ -90,6 +90,11 @@ class Chunks:
     def of_second(self) -> dict[str, Any]:
         """Tiles of the second head of a pair."""
         return {f"{name}_second": tile for name, tile in self.operands.items() if self.paired and name in "GW"}
+
+    @property
+    def weighted_rows(self) -> dict[str, Any]:
+        """A tile of a consumer's columns of V, for rows with the factors of what they give to the state after."""
+        return dict(V=tk.st(self.dtype, 64, self.cols)) if self.gated else {}
 
     def chunked(self, globals: dict[str, Any], **fields: Any) -> tk.layout:
         """A layout with what all templates take after their own tensors."""
@@ -143,7 +148,8 @@ def load_rows(ctx, input):
             tk.load_async(input.W, ctx.globals.W, (head, slot, 0), input.full)
         if ctx.config.paired:
             tk.load_async(input.G_second, ctx.globals.G, (head + 1, slot, 0), input.full)
-            tk.load_async(input.W_second, ctx.globals.W, (head + 1, slot, 0), input.full)
+            if ctx.config.weighted:
+                tk.load_async(input.W_second, ctx.globals.W, (head + 1, slot, 0), input.full)
 
 
 @triton.jit
@@ -163,7 +169,7 @@ def state_before(ctx):
 def sums(ctx, input):
     """A consumer's tiles G and W; without `weighted`, G stands for both."""
     if ctx.config.paired and ctx.consumer == 1:
-        return input.G_second, input.W_second
+        return input.G_second, input.W_second if ctx.config.weighted else input.G_second
     else:
         return input.G, input.W if ctx.config.weighted else input.G
 
@@ -192,12 +198,26 @@ def causal(ctx, input, p):
     return tk.triu(p) if ctx.config.reverse else tk.tril(p)
 
 
+@triton.jit
+def add_rows(ctx, s, input):
+    """A consumer's state after a chunk."""
+    v = tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer)
+    if ctx.config.gated:
+        _, weights, kept = gates(ctx, input)
+        tk.store(ctx.scratch.V, tk.mul_row(tk.cast(tk.load(v), tk.fp32), weights))
+        tk.fence_async()
+        return tk.mma_AtB(ctx.scratch.V, input.K, s * kept)
+    else:
+        return tk.mma_AtB(v, input.K, s)
+
+
 class SegmentStates(Chunks, tk.lcf):
     """S: (segments, heads, value columns, key_dim) fp32, what each segment adds to the state."""
 
     def layout(self) -> tk.layout:
-        weighted = dict(V=tk.st(self.dtype, 64, self.cols)) if self.gated else {}
-        return self.chunked({**self.operands, "S": None}, input={**self.operands, **self.of_second}, scratch=weighted)
+        return self.chunked(
+            {**self.operands, "S": None}, input={**self.operands, **self.of_second}, scratch=self.weighted_rows
+        )
 
     @triton.jit
     def load(ctx, input):
@@ -205,14 +225,7 @@ class SegmentStates(Chunks, tk.lcf):
 
     @triton.jit
     def compute(ctx, state, input):
-        v, s = tk.subtile(input.V, 64, ctx.config.cols, 0, ctx.consumer), state.s
-        if ctx.config.gated:
-            _, weights, kept = gates(ctx, input)
-            tk.store(ctx.scratch.V, tk.mul_row(tk.cast(tk.load(v), tk.fp32), weights))
-            tk.fence_async()
-            return state.replace(s=tk.mma_AtB(ctx.scratch.V, input.K, s * kept))
-        else:
-            return state.replace(s=tk.mma_AtB(v, input.K, s))
+        return state.replace(s=add_rows(ctx, state.s, input))
 
     @triton.jit
     def finish(ctx, state, epilogue):
@@ -262,8 +275,7 @@ class LinearAttention(Chunks, tk.lcsf):
     @property
     def scratch(self) -> dict[str, Any]:
         """Tiles of a consumer."""
-        weighted = dict(V=tk.st(self.dtype, 64, self.cols)) if self.gated else {}
-        return dict(S=tk.st(self.dtype, self.cols, self.key_dim), **weighted)
+        return dict(S=tk.st(self.dtype, self.cols, self.key_dim), **self.weighted_rows)
 
     def layout(self) -> tk.layout:
         return self.chunked(

@@ -23,6 +23,7 @@ from tritonkittens.kernels.linear_attention.device.chunks import (
     place_of_keys,
     state_before,
 )
+from tritonkittens.kernels.linear_attention.device.gradients import gates_of_chunk, sums_of_chunk
 from tritonkittens.launch import plain_kernel
 
 
@@ -34,31 +35,65 @@ def _softplus(x):
     return tl.where(x > 20.0, x, tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0))))
 
 
+@triton.jit
+def _steps(DT, BIAS, row, head, inside, exists, row_step, head_step, SOFTPLUS: tl.constexpr, BIASED: tl.constexpr):
+    """(dt + bias, that after softplus) of rows and heads."""
+    dt = tk.cast(tl.load(DT + row[:, None] * row_step + head[None, :] * head_step, mask=inside, other=0), tk.fp32)
+    if BIASED:
+        dt += tk.cast(tl.load(BIAS + head, mask=exists, other=0), tk.fp32)[None, :]
+    return dt, _softplus(dt) if SOFTPLUS else dt
+
+
 @plain_kernel(num_warps=4)
 @triton.jit
 def sum_steps(
-    DT, A, BIAS, ENDS, G, W, sequences, heads, slots, row_step, head_step, least, most,
-    SOFTPLUS: tl.constexpr, BIASED: tl.constexpr, MOST: tl.constexpr,
+    DT, A, BIAS, ENDS, G, W, STEPS, sequences, heads, slots, row_step, head_step, least, most,
+    SOFTPLUS: tl.constexpr, BIASED: tl.constexpr, MOST: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     """G and W (heads, slots, ROWS) in base 2, of DT (rows, heads), which has these strides, A and BIAS (heads,).
 
-    Grid: slots, blocks of heads.
+    STEPS: as G, the steps after softplus and limits (`KEEP`). Grid: slots, blocks of heads.
     """
     slot, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     row, inside = chunk_of_slot(ENDS, slot, sequences, MOST)
     exists = head < heads
     inside = inside[:, None] & exists[None, :]
-    dt = tk.cast(tl.load(DT + row[:, None] * row_step + head[None, :] * head_step, mask=inside, other=0), tk.fp32)
-    if BIASED:
-        dt += tk.cast(tl.load(BIAS + head, mask=exists, other=0), tk.fp32)[None, :]
-    if SOFTPLUS:
-        dt = _softplus(dt)
+    _, dt = _steps(DT, BIAS, row, head, inside, exists, row_step, head_step, SOFTPLUS, BIASED)
     dt = tl.where(inside, tl.minimum(tl.maximum(dt, least), most), 0.0)
     sums = tl.cumsum(dt * (tl.load(A + head, mask=exists, other=0) * LOG2_E)[None, :], 0)
     weighed = tl.where(dt > 0.0, sums - tl.log2(tl.where(dt > 0.0, dt, 1.0)), float("inf"))
     place = (head[None, :].to(tl.int64) * slots + slot) * ROWS + tl.arange(0, ROWS)[:, None]
     tl.store(G + place, sums, mask=exists[None, :])
     tl.store(W + place, weighed, mask=exists[None, :])
+    if KEEP:
+        tl.store(STEPS + place, dt, mask=exists[None, :])
+
+
+@plain_kernel(num_warps=4)
+@triton.jit
+def step_gradients(
+    SUMS, DT, A, BIAS, ENDS, DDT, DA, DBIAS, sequences, heads, slots, row_step, head_step, least, most,
+    SOFTPLUS: tl.constexpr, BIASED: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """DDT (rows, heads), contiguous, and parts DA and DBIAS (slots, heads) of the others' gradients. With a = A · dt,
+    the gradient of dt is A · da + x·d(dt · x) within the limits, times that of softplus. Grid as of `sum_steps`."""
+    slot, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    row, inside = chunk_of_slot(ENDS, slot, sequences, MOST)
+    exists = head < heads
+    inside = inside[:, None] & exists[None, :]
+    given, wide = _steps(DT, BIAS, row, head, inside, exists, row_step, head_step, SOFTPLUS, BIASED)
+    dt = tl.where(inside, tl.minimum(tl.maximum(wide, least), most), 0.0)
+    da = tl.where(inside, gates_of_chunk(SUMS, dt, head, heads, slot, slots, 5), 0.0)
+    of_step = sums_of_chunk(SUMS, 2, head, heads, slot, slots, 5) + sums_of_chunk(SUMS, 4, head, heads, slot, slots, 5)
+    ddt = tl.load(A + head, mask=exists, other=0)[None, :] * da + of_step
+    ddt = tl.where(inside & (wide >= least) & (wide <= most), ddt, 0.0)
+    if SOFTPLUS:
+        ddt = ddt / (1.0 + tl.exp(-given))
+    place = row[:, None] * heads + head[None, :]
+    tl.store(DDT + place, tk.cast(ddt, DDT.dtype.element_ty), mask=inside)
+    of_slot = slot.to(tl.int64) * heads + head
+    tl.store(DA + of_slot, tl.sum(dt * da, 0), mask=exists)
+    tl.store(DBIAS + of_slot, tl.sum(ddt, 0), mask=exists)
 
 
 class MambaScan(LinearAttention):

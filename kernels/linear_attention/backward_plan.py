@@ -1,0 +1,194 @@
+"""Gradients of linear attention with gates: their launches, and the memory of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels._sequences import packed, sequences_of
+from tritonkittens.kernels._tensors import padded_empty, power_of_two, remember, signature
+from tritonkittens.kernels.linear_attention.call_plan import Plan, pairs, sums_of
+from tritonkittens.kernels.linear_attention.config import HEADS, ROWS, WIDEST, shape_of
+from tritonkittens.kernels.linear_attention.device.gradients import ChunkGradients, ChunkStates, gate_gradients
+from tritonkittens.launch import device_facts
+
+_plans: dict[Hashable, BackwardPlan] = {}  # by what is known of a call
+
+
+class Found(NamedTuple):
+    """dq, dk (rows, heads of keys, K), dv (rows, heads, V), gradients of D, (heads,) or (heads, V), and of the states
+    before (sequences, heads, V, K), and what gradients of gates are made of."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dskip: Tensor | None
+    dstate: Tensor | None
+    sums: Tensor
+
+
+class StatesPlan(Plan):
+    """The launches that compute the states before all chunks."""
+
+    template = ChunkStates
+
+    def of_chunks(self, k: Tensor, v: Tensor, sums: list[Tensor], before: Any, ends: Tensor) -> tuple[Tensor, Any]:
+        """(the states before the chunks, (slots · heads, values, keys), the states after the sequences)."""
+        home, after = padded_empty((self.slots * self.heads, self.values, self.keys), v), self.after(before)
+        if self.total and self.heads:
+            k, v = packed(k), packed(v)
+            given = self.around(k, v, sums, before, after, ends)
+            self.results(k, v, *sums, home, *given, ends, scale=1.0, **self.numbers)
+        return home, after
+
+
+class BackwardPlan:
+    """The launches of gradients of one kind, of at most 128 columns of v.
+
+    around: are there states before, and gradients of those after? kind: knobs of both templates.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        v: Tensor,
+        around: tuple[bool, bool],
+        starts: Tensor | None,
+        paired: bool = False,
+        skip: Tensor | None = None,
+        **kind: bool,
+    ):
+        (batches, length, self.key_heads, self.keys), (begins, ends) = q.shape, around
+        self.heads, self.values = v.shape[2:]
+        self.total, self.sequences, self.paired = batches * length, sequences_of(q, starts), paired
+        self.packs, self.slots = starts is not None, self.total // ROWS + self.sequences
+        self.ends = torch.arange(1, batches + 1, dtype=torch.int32, device=q.device) * length
+        of_pairs: Any = pairs(v, 2) if paired else v
+        kinds = dict(gated=True, paired=paired)
+        self.before = StatesPlan(q, of_pairs, begins, False, starts, kinds | kind)
+        self.after = StatesPlan(q, of_pairs, ends, begins, starts, kinds | dict(reverse=True))
+        shape = shape_of(self.keys, self.values)
+        group = self.heads // max(self.key_heads, 1)
+        tasks = self.slots * self.key_heads
+        wanted = device_facts(q.device).multiprocessors
+        # as few parts of a group as fill the GPU
+        parts = next((n for n in range(1, group) if group % n == 0 and n * tasks >= wanted), max(group, 1))
+        self.parts = self.key_heads * parts
+        self.numbers = dict(shared=group // parts, total=self.total, group=group)
+        self.template = ChunkGradients(
+            dtype=tk.from_torch(q.dtype), key_dim=shape.key_dim, value_dim=shape.value_dim,
+            most=max(16, power_of_two(self.sequences)),
+            skip=None if skip is None else tk.from_torch(skip.dtype), skips_columns=skip is not None and skip.ndim == 2,
+            **kind,
+        )  # fmt: skip
+
+    def memory(self, *shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Memory of a gradient. No kernel writes rows behind the last packed sequence."""
+        home = padded_empty(shape, like, dtype)
+        return home.zero_() if self.packs else home
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, sums: list[Tensor], around: tuple[Any, Any],
+        ends: Tensor, scale: float, skip: Tensor | None = None,
+    ) -> Found:  # fmt: skip
+        """around: states before, and gradients of those after, (sequences, heads, V, K).
+
+        sums: G, and where rows of v have weights W of `Chunks` and the weights.
+        """
+        of_v, of_do, (s0, ds1) = v, do, around
+        if self.paired:
+            of_v, of_do, s0, ds1 = pairs(v, 2), pairs(do, 2), pairs(s0, 1), pairs(ds1, 1)
+        h, _ = self.before.of_chunks(k, of_v, sums[:2], s0, ends)
+        dh, dstate = self.after.of_chunks(q, of_do, sums[:1], None if ds1 is None else ds1 / scale, ends)
+        h, dh = (x.view(-1, self.values, self.keys) if self.paired else x for x in (h, dh))
+        whole = self.parts == self.key_heads
+        kind = None if whole else torch.float32
+        dq, dk = (self.memory(self.total, self.parts, self.keys, like=q, dtype=kind) for _ in range(2))
+        dv = self.memory(self.total, self.heads, self.values, like=v)
+        found = q.new_empty(self.heads, 5 if len(sums) > 1 else 4, self.slots, ROWS, dtype=torch.float32)
+        dskip = None
+        if skip is not None:  # no kernel writes slots without a chunk
+            dskip = found.new_zeros(self.heads, self.slots, ROWS if skip.ndim == 1 else self.values)
+        if self.total and self.heads:
+            given, results = (packed(x) for x in (q, k, v, do)), (x.transpose(0, 1) for x in (dv, dq, dk))
+            beside = () if skip is None else (skip, dskip)
+            self.template(*given, *sums[::2], h, dh, *results, found, *beside, ends, scale=scale, **self.numbers)
+        if not whole:
+            dq, dk = (x.unflatten(1, (self.key_heads, -1)).sum(2).to(q.dtype) for x in (dq, dk))
+        if dskip is not None and skip is not None:
+            dskip = dskip.sum(1) if skip.ndim == 2 else dskip.sum((1, 2))
+        return Found(dq, dk, dv, dskip, None if dstate is None else dstate.mul_(scale), found)
+
+
+def gradients(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, sums: list[Tensor], before: Any, d_after: Any, starts: Any,
+    scale: float, skip: Tensor | None = None, paired: bool = False,
+) -> Found:  # fmt: skip
+    """Gradients for any number of columns of v, whose blocks are computed one by one."""
+    values = v.shape[-1]
+    found = []
+    for i in range(0, values, WIDEST):
+        at = slice(i, i + WIDEST)
+        of_block = (v, do, before, d_after, skip)
+        if values > WIDEST:
+            of_block = (*(x[..., at] for x in (v, do)), *(x if x is None else x[..., at, :] for x in (before, d_after)),
+                        skip if skip is None or skip.ndim == 1 else skip[:, at])  # fmt: skip
+        v_i, do_i, s0, ds1, skip_i = of_block
+        key = (signature(q, k, *of_block, starts), len(sums), paired)
+        plan = _plans.get(key)
+        if plan is None:
+            around = (s0 is not None, ds1 is not None)
+            plan = BackwardPlan(q, v_i, around, starts, paired, skip_i, weighted=len(sums) > 1)
+            remember(_plans, key, plan)
+        ends = plan.ends if starts is None else starts[1:].contiguous()
+        found.append(plan(q, k, v_i, do_i, sums, (s0, ds1), ends, scale, skip_i))
+    return found[0] if len(found) == 1 else _joined(found)
+
+
+def _joined(found: list[Found]) -> Found:
+    """Gradients of all columns of v."""
+    dq, dk = (torch.stack([getattr(f, name) for f in found]).float().sum(0) for name in ("dq", "dk"))
+    first, dv = found[0], torch.cat([f.dv for f in found], -1)
+    dskip = first.dskip
+    if dskip is not None:
+        parts = [f.dskip for f in found]
+        dskip = torch.stack(parts).sum(0) if dskip.ndim == 1 else torch.cat(parts, -1)
+    dstate = None if first.dstate is None else torch.cat([f.dstate for f in found], -2)
+    sums = torch.stack([f.sums for f in found]).sum(0)
+    return Found(dq.to(dv.dtype), dk.to(dv.dtype), dv, dskip, dstate, sums)
+
+
+def run_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    g: Tensor | None,
+    state: Tensor | None,
+    starts: Tensor | None,
+    do: Tensor,
+    d_final: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, v, the gates (`decay` or `g`) and the state of `linear_attention`."""
+    (batches, length, heads, _), sequences = q.shape, sequences_of(q, starts)
+    total, slots, most = batches * length, batches * length // ROWS + sequences, max(16, power_of_two(sequences))
+    gates = (-decay).expand(total, -1) if g is None else g.flatten(0, 1)  # type: ignore[operator]
+    ends = torch.arange(1, batches + 1, dtype=torch.int32, device=q.device) * length
+    ends = ends if starts is None else starts[1:].contiguous()
+    dg = q.new_zeros(total, heads, dtype=torch.float32 if g is None else g.dtype)
+    before, d_after = (None if x is None else x.mT for x in (state, d_final))
+    sums = [q.new_empty(heads, slots, ROWS, dtype=torch.float32)]
+    if total and heads:
+        sums_of(gates, ends, sums[0])
+    found = gradients(q, k, v, do, sums, before, d_after, starts, scale)
+    if total and heads:
+        tensors, numbers = (found.sums, ends, dg), (sequences, heads, slots, *dg.stride(), scale, most)
+        gate_gradients.bind((slots, -(-heads // HEADS), 1), *tensors, *numbers)(*tensors)
+    dq, dk, dv = (x.contiguous().view(y.shape) for x, y in ((found.dq, q), (found.dk, k), (found.dv, v)))
+    of_gates = -dg.sum(0) if g is None else dg.view(g.shape)
+    return dq, dk, dv, of_gates, None if found.dstate is None else found.dstate.mT

@@ -1,0 +1,79 @@
+"""Gradients of the scan of Mamba-2: their launches, and the memory of their results."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels._sequences import sequences_of
+from tritonkittens.kernels.activation.call_plan import Options
+from tritonkittens.kernels.activation.call_plan import run_backward as gate_backward
+from tritonkittens.kernels.linear_attention.backward_plan import gradients
+from tritonkittens.kernels.linear_attention.config import ROWS
+from tritonkittens.kernels.mamba2.call_plan import are_paired, launch_steps, run
+from tritonkittens.kernels.mamba2.checks import Operands
+from tritonkittens.kernels.mamba2.device.scan import step_gradients, sum_steps
+
+
+class Gradients(NamedTuple):
+    """Gradients of `Operands`, of which some may be absent."""
+
+    x: Tensor
+    dt: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None
+    z: Tensor | None
+    dt_bias: Tensor | None
+    initial_states: Tensor | None
+
+
+def _through_gate(
+    dy: Tensor, given: Operands, softplus: bool, limits: tuple[float, float]
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of what silu(z) multiplies, which is computed again, and of z."""
+    if given.z is None:
+        return dy, None
+    y, _ = run(given._replace(z=None), softplus, limits, False)
+    dz, dy = gate_backward(dy, given.z, y, Options("silu", False))
+    if given.cu_seqlens is not None:  # rows after the last sequence are not computed
+        after = torch.arange(dy.shape[1], device=dy.device) >= given.cu_seqlens[-1]
+        dz = dz.masked_fill_(after[:, None, None], 0)
+    return dy, dz
+
+
+def run_backward(
+    given: Operands, softplus: bool, limits: tuple[float, float], dy: Tensor, d_states: Tensor | None
+) -> Gradients:
+    """Gradients of `mamba_chunk_scan` for those of y and of the states after."""
+    given = given._replace(A=given.A.contiguous())
+    x, dt, A, B, C, D, z, bias, state, starts = given
+    dD: Tensor | None = None
+    (batches, length, heads, _), sequences = x.shape, sequences_of(x, starts)
+    dy, dz = _through_gate(dy, given, softplus, limits)
+    ends = torch.arange(1, batches + 1, dtype=torch.int32, device=x.device) * length
+    ends = ends if starts is None else starts[1:].contiguous()
+    slots = batches * length // ROWS + sequences
+    sums = [A.new_empty(heads, slots, ROWS) for _ in range(3)]
+    if x.numel():
+        launch_steps(sum_steps, [], sums, given, softplus, limits, ends, True)
+    found = gradients(C, B, x, dy, sums, state, d_states, starts, 1.0, D, are_paired(x, B))
+    ddt, (dA, dbias) = dt.new_zeros(dt.shape), A.new_zeros(2, slots, heads)
+    if x.numel():
+        launch_steps(step_gradients, [found.sums], [ddt, dA, dbias], given, softplus, limits, ends)
+    if D is not None and found.dskip is not None:
+        dD = found.dskip.to(D.dtype)
+    return Gradients(
+        x=found.dv.contiguous().view(x.shape),
+        dt=ddt,
+        A=dA.sum(0),
+        B=found.dk.contiguous().view(B.shape),
+        C=found.dq.contiguous().view(C.shape),
+        D=dD,
+        z=dz,
+        dt_bias=None if bias is None else dbias.sum(0).to(bias.dtype),
+        initial_states=None if found.dstate is None or state is None else found.dstate.contiguous().view(state.shape),
+    )
