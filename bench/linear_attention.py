@@ -248,10 +248,10 @@ class Taylor(NamedTuple):
     def __str__(self) -> str:
         return f"{'normalized ' * self.normalized}B {self.batch} T {self.length} H {self.heads} V {self.values}"
 
-    @property
-    def moved(self) -> float:
-        """Bytes that a call reads and writes."""
-        return 4.0 * self.batch * self.length * self.heads * (16 + self.values)
+    def moved(self, backward: bool = False) -> float:
+        """Bytes that a call reads and writes: backwards, q, k and v, their gradients, and that of results."""
+        columns = 4 * 16 + 3 * self.values if backward else 2 * (16 + self.values)
+        return 2.0 * self.batch * self.length * self.heads * columns
 
 
 TAYLORS = ((1, 16384, 16, 64), (1, 65536, 16, 64), (8, 4096, 32, 64), (4, 2048, 16, 64), (32, 1024, 16, 64),
@@ -260,41 +260,66 @@ FIRST_ROWS = 2048  # that are checked
 
 
 @deferred
-def taylor_error(given: list[torch.Tensor], normalized: bool) -> Callable[[Any], float]:
-    """The error of the first rows of a few heads."""
+def taylor_error(given: list[torch.Tensor], grad: torch.Tensor | None, normalized: bool) -> Callable[[Any], float]:
+    """The error of the first rows of a few heads; of gradients, where those are all rows that have one."""
     from tritonkittens.kernels.based import based_attention_torch
 
     at = slice(1), slice(FIRST_ROWS), slice(CHECKED)
-    expected = based_attention_torch(*(x[at] for x in given), normalize=normalized)[0]
-    return lambda found: float((found[at].double() - expected).norm() / expected.norm())
+    exact = [x[at].double().requires_grad_(grad is not None) for x in given]
+    q, k, v = exact
+    expected = [based_attention_torch(q, k, v, normalize=normalized)[0]]
+    if grad is not None:
+        expected = list(torch.autograd.grad(expected[0], exact, grad[at].double()))
+
+    def of(found: Any) -> float:
+        parts = [found] if isinstance(found, torch.Tensor) else found
+        return max(float((a[at].double() - b).norm() / b.norm()) for a, b in zip(parts, expected, strict=True))
+
+    return of
 
 
-def prepare_taylor(shape: Taylor) -> Trial:
+def prepare_taylor(shape: Taylor, backward: bool = False) -> Trial:
     normalized = shape.normalized
-    q, k, v = (randn(*shape[:3], n) for n in (16, 16, shape.values))
+    given = [randn(*shape[:3], n) for n in (16, 16, shape.values)]
+    grad = randn(*shape[:3], shape.values) if backward else None
+    if grad is not None:
+        grad[:, FIRST_ROWS:] = 0  # gradients of later rows have no part in those that are checked
+
+    def timed(function: Callable[..., Any]) -> Callable[[], Any]:
+        if grad is None:
+            return functools.partial(function, *given)
+        leaves = [x.clone().requires_grad_() for x in given]
+        found = function(*leaves)
+        return lambda: torch.autograd.grad(found, leaves, grad, retain_graph=True)
 
     def ours() -> Callable[[], Any]:
         from tritonkittens.kernels.based import based_attention
 
-        return functools.partial(based_attention, q, k, v, normalize=normalized)
+        return timed(functools.partial(based_attention, normalize=normalized))
 
     def fla(name: str) -> Callable[[], Callable[[], Any]]:
         def run() -> Callable[[], Any]:
             from fla.ops import based
 
-            return functools.partial(getattr(based, name), q, k, v, use_norm=normalized)
+            return timed(functools.partial(getattr(based, name), use_norm=normalized))
 
         return run
 
     peers = {f"fla {name}": fla(name) for name in ("parallel_based", "fused_chunk_based")}
-    copied = Contender(functools.partial(copy_of, shape.moved), lambda found: 0.0)
-    checked = taylor_error([q, k, v], normalized)
-    return Trial({OURS: ours}, peers, checked, BOUND, baselines={"copy of as many bytes": copied})
+    copied = Contender(functools.partial(copy_of, shape.moved(backward)), lambda found: 0.0)
+    error = taylor_error(given, grad, normalized)
+    return Trial({OURS: ours}, peers, error, BOUND, baselines={"copy of as many bytes": copied})
 
 
-def taylor_cases(options: argparse.Namespace) -> list[Case]:
+def taylor_cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
     return [
-        Case(str(shape), shape.moved, shape._asdict(), functools.partial(prepare_taylor, shape), kind="graph")
+        Case(
+            f"{'backward, ' * backward}{shape}",
+            shape.moved(backward),
+            shape._asdict() | {"backward": backward},
+            functools.partial(prepare_taylor, shape, backward),
+            kind="device" if backward else "graph",
+        )
         for shape in (Taylor(*extents, normalized) for normalized in (False, True) for extents in TAYLORS)
     ]
 
@@ -488,6 +513,7 @@ SUITES = (
         unit="TB/s",
     ),
     Suite("based", "the attention of Based", taylor_cases, unit="TB/s"),
+    Suite("based_backward", "backwards of Based", functools.partial(taylor_cases, backward=True), unit="TB/s"),
     Suite("gated_delta_rule", "the gated delta rule", delta_cases, unit="TB/s"),
     Suite(
         "gated_delta_rule_backward",

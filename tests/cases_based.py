@@ -7,6 +7,7 @@ from tests.util import DEVICE, poison
 from tritonkittens.kernels.based import based_attention, based_attention_torch, call_plan
 
 BOUND = 6e-3  # features, states and weights are rounded once to be multiplied, results once more
+GRADIENT_BOUND = 8e-3  # normalised ones are differences of two products, each with roundings of its own
 STATE_BOUND = 4e-3
 STATE_ROWS = 273
 
@@ -38,14 +39,25 @@ def symmetric(state):
     return torch.cat([state[..., :17, :], ((squares + squares.transpose(-3, -2)) / 2).flatten(-3, -2)], -2)
 
 
-def check(given, cu_seqlens=None, **options):
-    """The result and the state after, against the definition in float64."""
-    *tensors, state = given
+def check(given, cu_seqlens=None, gradients=False, **options):
+    """The result and the state after, and gradients of random directions, against the definition in float64."""
+    leaves = [x.detach().requires_grad_(gradients) for x in given if x is not None]
+    exact = [x.detach().double().requires_grad_(gradients) for x in leaves]
+    (*tensors, state), (*theirs, before) = ((x[:3] + [x[3] if x[3:] else None]) for x in (leaves, exact))
     found = based_attention(*tensors, initial_state=state, cu_seqlens=cu_seqlens, output_final_state=True, **options)
-    expected = based_attention_torch(*tensors, initial_state=state, cu_seqlens=cu_seqlens, **options)
+    expected = based_attention_torch(*theirs, initial_state=before, cu_seqlens=cu_seqlens, **options)
     q, v = tensors[0], tensors[2]
     rows = q.shape[1] if cu_seqlens is None else int(cu_seqlens[-1])
     assert found[0].dtype == v.dtype and found[1].dtype == FP32
     near("o", found[0][:, :rows], expected[0][:, :rows], BOUND)
     near("state", found[1], symmetric(expected[1]), STATE_BOUND)
-    return found
+    if gradients:
+        directions = torch.randn_like(found[0]), torch.randn_like(found[1])
+        directions[0][:, rows:] = 0
+        ours = torch.autograd.grad(found, leaves, directions)
+        wanted = torch.autograd.grad(expected, exact, [d.double() for d in directions])
+        for name, leaf, a, b in zip(("dq", "dk", "dv", "dstate"), leaves, ours, wanted, strict=False):
+            assert a.dtype == leaf.dtype
+            a, b = (symmetric(a), symmetric(b)) if name == "dstate" else (a[:, :rows], b[:, :rows])
+            near(name, a, b, GRADIENT_BOUND)
+    return [x.detach() for x in found]

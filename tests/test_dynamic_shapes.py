@@ -62,7 +62,7 @@ CALLS = {
     "gated_delta_rule": lambda x: gated_delta_rule(
         *[x.detach().view(1, -1, 1, 64)] * 3, *[x[None, :, :1].detach()] * 2
     ),
-    "based_attention": lambda x: based_attention(*[x.detach()[..., :16].view(1, -1, 1, 16)] * 3),
+    "based_attention": lambda x: based_attention(*[x[..., :16].reshape(1, -1, 1, 16)] * 3),
     "hedgehog_attention": lambda x: hedgehog_attention(
         *[x.detach().repeat(1, 2).view(1, -1, 1, 128)] * 3, *[HEDGEHOG_MAP] * 2, *[ENDS[:1].float()] * 2
     ),

@@ -38,6 +38,7 @@ REFUSING = {  # operators that take no DTensor
     "linear_cross_entropy",
     "linear_cross_entropy_backward",
     "based_attention",
+    "based_gradient",
     "causal_conv1d",
     "causal_conv1d_backward",
     "combine_tokens",

@@ -12,8 +12,18 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._sequences import packed, sequences_of
 from tritonkittens.kernels._tensors import padded_empty, power_of_two, remember, signature
 from tritonkittens.kernels.based.checks import check
-from tritonkittens.kernels.based.config import CONSTANT, FEATURES, KEYS, SUMS, maps, numbers, rows_of_state, shape_of
-from tritonkittens.kernels.based.device.taylor import Based, BasedStates
+from tritonkittens.kernels.based.config import (
+    CONSTANT,
+    FEATURES,
+    KEYS,
+    NARROWEST,
+    SUMS,
+    maps,
+    numbers,
+    rows_of_state,
+    shape_of,
+)
+from tritonkittens.kernels.based.device.taylor import Based, BasedGradient, BasedStates
 from tritonkittens.kernels.linear_attention.config import ROWS, STATE_BLOCK, span_of
 from tritonkittens.kernels.linear_attention.device.chunks import carry_states
 from tritonkittens.launch import device_facts
@@ -22,17 +32,31 @@ _plans: dict[Hashable, Plan] = {}  # by what is known of a call
 
 
 class Plan:
-    """The launches of a call of one kind. States of kernels have other rows than those of users: `config`."""
+    """The launches of a call of one kind. States of kernels have other rows than those of users: `config`.
 
-    def __init__(self, q: Tensor, v: Tensor, begins: bool, ends_wanted: bool, normalized: bool, starts: Any):
+    reverse: time runs backwards. gradient: of q, a part for each block of columns of v.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        v: Tensor,
+        starts: Tensor | None,
+        *,
+        begins: bool,
+        ends_wanted: bool = False,
+        normalized: bool = False,
+        reverse: bool = False,
+        gradient: bool = False,
+    ):
         batches, length = q.shape[:2]
         self.heads, self.values = v.shape[2:]
         self.total, self.sequences, self.device = batches * length, sequences_of(q, starts), q.device
-        self.ends_wanted, self.normalized = ends_wanted, normalized
-        shape = shape_of(self.values)
-        tasks = self.heads * -(-self.values // shape.value_dim)
+        self.ends_wanted, self.normalized, self.reverse = ends_wanted, normalized, reverse
+        shape = shape_of(NARROWEST if gradient else self.values)
+        blocks = -(-self.values // shape.value_dim)
         fitting = device_facts(q.device).multiprocessors * shape.blocks
-        span = span_of(length, self.total, tasks, self.sequences, fitting)
+        span = span_of(length, self.total, self.heads * blocks, self.sequences, fitting)
         self.cut = span < length
         self.segments = self.total // span + self.sequences  # at most: each sequence may end with a short one
         self.numbers = dict(span=span, total=self.total, group=1)
@@ -40,10 +64,11 @@ class Plan:
         self.knobs: dict[str, Any] = dict(
             dtype=tk.from_torch(q.dtype), consumers=shape.consumers, key_dim=KEYS, value_dim=shape.value_dim,
             blocks_per_sm=shape.blocks, gated=False, most=max(16, power_of_two(self.sequences)),
-            normalized=normalized,
+            normalized=normalized, reverse=reverse,
         )  # fmt: skip
-        begins = begins or self.cut
-        self.template = Based(**self.knobs, begins=begins, cut=self.cut, ends_wanted=ends_wanted and not self.cut)
+        knobs: dict[str, Any] = dict(**self.knobs, begins=begins or self.cut, cut=self.cut)
+        self.columns = blocks * KEYS if gradient else self.values
+        self.template = BasedGradient(**knobs) if gradient else Based(**knobs, ends_wanted=ends_wanted and not self.cut)
 
     def states(self, count: int) -> list[Tensor]:
         """Memory of so many states, and of sums of keys where results are normalised."""
@@ -51,9 +76,11 @@ class Plan:
         return [torch.empty(count, self.heads, *s, dtype=torch.float32, device=self.device) for s in shapes]
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, ends: Tensor | None, scale: float
+        self, operands: tuple[Tensor, ...], state: Tensor | None, ends: Tensor | None, scale: float
     ) -> tuple[Tensor, Tensor | None]:
-        home = padded_empty((self.total, self.heads, self.values), v)
+        """`operands`: q, k, v, and for the gradient y."""
+        q = operands[0]
+        home = padded_empty((self.total, self.heads, self.columns), q)
         before = [] if state is None else self._of_user(state)
         after = self.states(self.sequences) if self.ends_wanted else []
         if not self.cut:  # sequences without rows have no task
@@ -61,12 +88,12 @@ class Plan:
                 x.copy_(before[i]) if before else x.zero_()
         if self.total and self.heads:
             ends = self.ends if ends is None else ends
-            q, k, v = (packed(x) for x in (q, k, v))
+            rows = [packed(x) for x in operands]
             given = [*after, *before[::-1]]  # S0 is the last
             if self.cut:
-                given = self._before_segments(k, v, before, after, ends)[::-1]
+                given = self._before_segments(rows[1], rows[2], before, after, ends)[::-1]
             constants = maps(self.device, q.dtype), numbers(self.device, scale)
-            self.template(q, k, v, home.transpose(0, 1), *constants, *given, ends, scale=scale, **self.numbers)
+            self.template(*rows, home.transpose(0, 1), *constants, *given, ends, scale=scale, **self.numbers)
         found = home if home.is_contiguous() else home.contiguous()
         return found, self._for_user(*after) if after else None
 
@@ -106,9 +133,14 @@ class Plan:
             given = [x if y is None else y for y in (first, last, ends, None)]
             strides = [(0,) * 4 if y is None else y.stride() for y in (first, last)]
             counts = (self.sequences, self.heads, size, self.numbers["span"], slots)
-            kinds = (bool(before), bool(after), False, False, self.knobs["most"], STATE_BLOCK)
+            kinds = (bool(before), bool(after), False, self.reverse, self.knobs["most"], STATE_BLOCK)
             carry_states.bind(grid, x, *given, *counts, *strides, *kinds)(x, *given)
         return states
+
+
+def _ends_of(starts: Tensor | None) -> Tensor | None:
+    """Where packed sequences end."""
+    return None if starts is None else starts[1:].contiguous()
 
 
 def run(
@@ -120,12 +152,28 @@ def run(
     scale: float,
     normalized: bool,
     ends_wanted: bool,
+    reverse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """`based_attention` of plain tensors."""
-    key = (signature(q, k, v, state, starts), normalized, ends_wanted)
+    """`based_attention` of plain tensors. `reverse`: time runs backwards."""
+    key = (signature(q, k, v, state, starts), normalized, ends_wanted, reverse)
     plan = _plans.get(key)
     if plan is None:
         check(q, k, v, state, starts, normalized)
-        plan = remember(_plans, key, Plan(q, v, state is not None, ends_wanted, normalized, starts))
-    o, after = plan(q, k, v, state, None if starts is None else starts[1:].contiguous(), scale)
+        kind = dict(begins=state is not None, ends_wanted=ends_wanted, normalized=normalized, reverse=reverse)
+        plan = remember(_plans, key, Plan(q, v, starts, **kind))
+    o, after = plan((q, k, v), state, _ends_of(starts), scale)
     return o.view(v.shape), after
+
+
+def run_gradient(
+    q: Tensor, k: Tensor, v: Tensor, y: Tensor, state: Tensor | None, starts: Tensor | None, scale: float, reverse: bool
+) -> Tensor:
+    """The gradient of q where y is that of the results, which are not normalised."""
+    key = (signature(q, k, v, y, state, starts), reverse)
+    plan = _plans.get(key)
+    if plan is None:
+        check(q, k, v, state, starts, False)
+        plan = remember(_plans, key, Plan(q, v, starts, begins=state is not None, reverse=reverse, gradient=True))
+    parts, _ = plan((q, k, v, y), state, _ends_of(starts), scale)
+    parts = parts.view(*q.shape[:3], -1, KEYS)
+    return parts[..., 0, :] if parts.shape[3] == 1 else parts.float().sum(3).to(q.dtype)

@@ -38,10 +38,9 @@ def based_attention(
 
     Returns (B, T, H, V) in bf16, and with output_final_state the state (B, H, 273, V) in fp32; its rows of kᵢ kⱼ and
     kⱼ kᵢ are equal. Rows after the last packed sequence are not defined. States are carried in fp32 and multiplied in
-    bf16. There is no gradient yet.
+    bf16. Differentiable once in q, k, v and the state; not in forward mode.
 
-    Raises TypeError or ValueError for what does not fit together; NotImplementedError where a gradient is wanted;
-    ArchitectureError on a GPU without TMA.
+    Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
 
     Example::
 

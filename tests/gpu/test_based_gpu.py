@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from tests.cases_based import BOUND, STATE_BOUND, check, operands, poisoned
+from tests.cases_based import BOUND, GRADIENT_BOUND, STATE_BOUND, check, operands, poisoned, symmetric
 from tests.cases_linear_attention import starts_of
 from tests.util import crossed, on_gpu_or_simulated, slow
 from tritonkittens.kernels.based import based_attention, based_attention_torch
@@ -89,6 +89,56 @@ def test_each_pair_of_columns_has_its_weight():
     assert rows[:, 64:].max() < BOUND
 
 
+@pytest.mark.parametrize(
+    "length, values, state",
+    [(70, 64, True), slow(0, 64, True), slow(1, 64, False), slow(150, 64, True), slow(128, 16, False)]
+    + [slow(65, 136, True), slow(64, 128, False), slow(200, 40, False)],
+    ids=str,
+)
+def test_gradients(length, values, state):
+    """In parts of 64 columns of v."""
+    check(operands(1 if length > 64 else 2, length, 1, values, state), gradients=True)
+
+
+@pytest.mark.parametrize("length, state", [(70, False), slow(1, False), slow(70, True), slow(200, False)], ids=str)
+def test_gradients_of_normalized_results(length, state):
+    """States have sums of weights as their last column, which are those of some rows before."""
+    q, k, v, before = operands(1, length, 1, 64, state=False)
+    if state:
+        before = based_attention_torch(*operands(1, 40, 1, 64, state=False)[:3], normalize=True)[1].float()
+    check((q, k, v, before), gradients=True, normalize=True)
+
+
+@pytest.mark.parametrize("lengths", [[10, 0, 70], *map(slow, ([66, 0, 1, 130], [5] * 40, [0, 0]))], ids=str)
+@pytest.mark.parametrize("cut", [slow(True), False])
+def test_gradients_of_packed_sequences(lengths, cut, monkeypatch):
+    monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
+    given = operands(1, sum(lengths) + 9, 1, 64, sequences=len(lengths))
+    check(given, starts_of(lengths), gradients=True, scale=-0.3)
+
+
+@pytest.mark.parametrize("missing", [slow("o"), slow("state")])
+def test_gradients_of_one_result_alone(missing):
+    leaves = [x.requires_grad_() for x in operands(1, 70, 1, 64)]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    found = based_attention(*leaves[:3], initial_state=leaves[3], output_final_state=True)[missing == "o"]
+    expected = based_attention_torch(*exact[:3], initial_state=exact[3])[missing == "o"]
+    direction = torch.randn_like(found)
+    wanted = torch.autograd.grad(expected, exact[1:], direction.double())
+    for a, b in zip(torch.autograd.grad(found, leaves[1:], direction), wanted, strict=True):
+        a, b = (symmetric(a), symmetric(b)) if a.dtype == torch.float32 else (a, b)
+        assert (a - b).norm() < GRADIENT_BOUND * b.norm()
+
+
+@pytest.mark.parametrize("heads", [slow(3)])
+def test_gradients_of_segments(heads, monkeypatch):
+    """A sequence in parts that run at once, of heads and batches, with strides."""
+    monkeypatch.setattr(config, "SHORTEST", 1)
+    q, k, v, state = operands(2, 150, heads, 64)
+    k = k.transpose(1, 2).contiguous().transpose(1, 2)
+    check((q, k, torch.cat([v, v], -1)[..., 64:], state), gradients=True)
+
+
 @pytest.mark.slow
 def test_the_same_bits_in_every_run():
     given = operands(1, 130, 1, 64)
@@ -104,8 +154,9 @@ def test_random(seed, monkeypatch):
     state = not normalize and draw.random() < 0.5
     if draw.random() < 0.4:
         lengths = [draw.randint(0, 150) for _ in range(draw.randint(1, 5))]
-        check(operands(1, sum(lengths), heads, values, state, len(lengths)), starts_of(lengths), normalize=normalize)
+        given = operands(1, sum(lengths), heads, values, state, len(lengths))
+        check(given, starts_of(lengths), draw.random() < 0.5, normalize=normalize)
     else:
         length = round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 7)))
         options = dict(scale=draw.choice([None, 0.1, 0.5]), normalize=normalize)
-        check(operands(draw.randint(1, 2), length, heads, values, state), **options)
+        check(operands(draw.randint(1, 2), length, heads, values, state), gradients=draw.random() < 0.5, **options)

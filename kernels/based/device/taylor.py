@@ -72,9 +72,15 @@ def write_state(ctx, state):
 
 
 @triton.jit
+def shift_map(ctx, shift):
+    """The map whose row i selects column i + shift."""
+    return tk.subtile(ctx.task.MAPS, KEYS, KEYS, 4 + shift)
+
+
+@triton.jit
 def shifted_queries(ctx, input, shift):
     """q with its columns shifted."""
-    return tk.mm_ABt(input.Q, tk.subtile(ctx.task.MAPS, KEYS, KEYS, 4 + shift), wait=False)
+    return tk.mm_ABt(input.Q, shift_map(ctx, shift), wait=False)
 
 
 @triton.jit
@@ -219,3 +225,57 @@ class Based(FeatureChunks, tk.lcsf):
     def finish(ctx, state, epilogue):
         if ctx.config.ends_wanted:
             store_state(ctx, ctx.globals.S1, ctx.globals.Z1 if ctx.config.normalized else None, state)
+
+
+class BasedGradient(FeatureChunks, tk.lcsf):
+    """O: (heads, rows, 16 columns for each 64 of V), scale · Σ_{j ≤ i} (yᵢ·vⱼ) (1 + x) kⱼ: the gradient of q where Y,
+    as V, is that of the results.
+
+    The gradient of k is the same, with q and k, and v and y, in each other's place and time reversed.
+    """
+
+    consumers: int = 1
+
+    def layout(self) -> tk.layout:
+        loaded = dict(Q=tk.st(self.dtype, 64, self.key_dim), **self.operands, Y=self.operands["V"])
+        return self.featured(
+            dict(**loaded, O=self.operands["K"]),
+            "",
+            input=loaded,
+            scratch=dict(S=tk.st(self.dtype, 3 * 64, self.cols)),
+            output=dict(O=self.operands["K"]),
+        )
+
+    @triton.jit
+    def load(ctx, input):
+        tk.load_async(input.Q, ctx.globals.Q, place_of_keys(ctx), input.full)
+        tk.load_async(input.Y, ctx.globals.Y, (ctx.sequence, ctx.head, chunk(ctx), ctx.col), input.full)
+        load_rows(ctx, input)
+
+    @triton.jit
+    def _of_earlier_chunks(ctx, input):
+        """y (F S)ᵀ ∂φ(q)/∂q, 16 features at a time: those of q, and products of pairs, derived by both factors."""
+        q, dq = tk.cast(tk.load(input.Q), tk.fp32), tk.zero(tk.rt(tk.fp32, 64, KEYS))
+        for piece in tl.static_range(3):
+            y = tk.split_cols(tk.mm_ABt(input.Y, tk.subtile(ctx.scratch.S, 64, ctx.config.cols, piece)), KEYS)
+            for j in tl.static_range(4):
+                if 4 * piece + j < 9:
+                    dq += y[j] * tk.mma_wait(shifted_queries(ctx, input, 4 * piece + j))
+                    dq = tk.mma_AB(tk.cast(y[j] * q, ctx.config.dtype), shift_map(ctx, 4 * piece + j), dq)
+                elif 4 * piece + j == 9:
+                    dq += y[j]
+        return dq
+
+    @triton.jit
+    def compute(ctx, state, input, output):
+        write_state(ctx, state)
+        dq = ctx.config._of_earlier_chunks(ctx, input)
+        p = tk.mm_ABt(input.Y, input.V, wait=False)
+        p, x = tk.mma_wait(p, tk.mm_ABt(input.Q, input.K, wait=False))
+        p = causal(ctx, input, p * (x * ctx.args.scale + 1.0)) * ctx.args.scale
+        tk.store(output.O, tk.mma_AB(tk.cast(p, ctx.config.dtype), input.K, dq))
+        return add_chunk(ctx, state, input)
+
+    @triton.jit
+    def store(ctx, output):
+        tk.store_async(ctx.globals.O, output.O, (ctx.sequence, ctx.head, chunk(ctx), ctx.col))

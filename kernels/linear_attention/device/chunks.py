@@ -99,7 +99,7 @@ class Chunks:
     def chunked(self, globals: dict[str, Any], **fields: Any) -> tk.layout:
         """A layout with what all templates take after their own tensors."""
         last = {**({"S0": None} if self.begins else {}), "ends": None}
-        packed = tuple(name for name in globals if name.removeprefix("d") in ("Q", "K", "V", "Z", "O", "U"))
+        packed = tuple(name for name in globals if name.removeprefix("d") in ("Q", "K", "V", "Z", "O", "U", "Y"))
         return tk.layout(globals={**globals, **last}, args=("span", "total", "group", "scale"), ragged=packed, **fields)
 
     @triton.jit
