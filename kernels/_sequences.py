@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._copies import as_addressable
+from tritonkittens.kernels._dispatch import check_tensors
 
 MOST_SEQUENCES = 1024  # that are packed
 
@@ -18,6 +19,26 @@ def packed(x: Tensor) -> Tensor:
 def sequences_of(x: Tensor, starts: Tensor | None) -> int:
     """The number of sequences: the batch, or those that are packed."""
     return x.shape[0] if starts is None else starts.shape[0] - 1
+
+
+def starts_of(name: str, seq_idx: Tensor, rows: tuple[int, int]) -> Tensor:
+    """The rows where sequences begin, and the number of all rows in the places after the last, as `cu_seqlens` of
+    `MOST_SEQUENCES`. The host does not read them.
+
+    seq_idx: (B, L) int32. A sequence begins with each row of the batch, and where the number changes. rows: B and L.
+    """
+    check_tensors(name, seq_idx=seq_idx)
+    if tuple(seq_idx.shape) != rows:
+        raise ValueError(f"{name}: seq_idx is {tuple(seq_idx.shape)}; it must be {rows}")
+    if seq_idx.dtype != torch.int32:
+        raise TypeError(f"{name}: seq_idx has dtype {seq_idx.dtype}; it must be torch.int32")
+    total = rows[0] * rows[1]
+    changes = seq_idx[:, 1:] != seq_idx[:, :-1]
+    begins = torch.cat([torch.ones_like(seq_idx[:, :1], dtype=torch.bool), changes], 1).flatten()
+    none = MOST_SEQUENCES + 1  # a place that is cut off
+    place = torch.where(begins, begins.cumsum(0) - 1, none).clamp(max=none)
+    starts = seq_idx.new_full((none + 1,), total)
+    return starts.scatter(0, place, torch.arange(total, dtype=torch.int32, device=seq_idx.device))[:none]
 
 
 def check_sequences(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, has_tangent, have_memory, is_plain, requires_grad
+from tritonkittens.kernels._sequences import starts_of
 from tritonkittens.kernels.causal_conv.checks import NAME, check_kinds, check_shapes
 from tritonkittens.kernels.causal_conv.operators import run
 
@@ -18,12 +19,13 @@ def causal_conv1d(
     *,
     initial_states: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    seq_idx: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:
     """Return the causal convolution of each channel with a short filter, as before the scan of Mamba.
 
     yₜ = activation(bias + Σ_w weight_w · x_{t-W+1+w}). Arguments are those of `causal_conv1d_fn` of the package
-    causal-conv1d; `cu_seqlens` packs sequences in place of `seq_idx`.
+    causal-conv1d, and `cu_seqlens`.
 
     Args:
         x: (B, C, L) in bf16, fp16 or fp32, of any strides: give a tensor (B, L, C) as `x.mT`.
@@ -32,6 +34,8 @@ def causal_conv1d(
         initial_states: (B, C, W - 1) in the dtype of x, the rows before the first; None: zeros.
         cu_seqlens: (N + 1,) int32 for N sequences, up to 1,024, packed along L, B = 1: sequence n has the rows from
             element n up to element n + 1. They begin with 0 and never decrease. States are then (N, C, W - 1).
+        seq_idx: (B, L) int32: a sequence begins where it changes. All batches have up to 1,024 sequences, and none has
+            states. `cu_seqlens` is faster.
         activation: None, or "silu" (also called "swish").
 
     Returns (B, C, L) in the dtype of x, in memory in the order of x. Rows after the last packed sequence are not
@@ -46,6 +50,13 @@ def causal_conv1d(
     check_kinds(x, weight, bias, initial_states, cu_seqlens)
     if activation not in ACTIVATIONS:
         raise ValueError(f"{NAME}: activation={activation!r}; it must be one of {ACTIVATIONS}")
+    if seq_idx is not None:
+        if initial_states is not None or cu_seqlens is not None:
+            raise ValueError(f"{NAME}: with seq_idx there are no initial_states and no cu_seqlens")
+        check_shapes(x, weight, bias, None, None)
+        starts, rows = starts_of(NAME, seq_idx, (x.shape[0], x.shape[2])), x.mT
+        y = causal_conv1d(rows.flatten(0, 1)[None].mT, weight, bias, cu_seqlens=starts, activation=activation)
+        return y.mT.view(rows.shape).mT
     operands = (x, weight, bias, initial_states, cu_seqlens)
     if has_tangent(*operands):
         raise ValueError(f"{NAME}: it has no forward-mode derivative; use {NAME}_torch")

@@ -7,6 +7,7 @@ import math
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, has_tangent, have_memory, is_plain, requires_grad
+from tritonkittens.kernels._sequences import starts_of
 from tritonkittens.kernels.mamba2.call_plan import run
 from tritonkittens.kernels.mamba2.checks import NAME, Operands, check_kinds, check_shapes
 
@@ -23,6 +24,7 @@ def mamba_chunk_scan(
     dt_bias: Tensor | None = None,
     initial_states: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
+    seq_idx: Tensor | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
     return_final_states: bool = False,
@@ -30,7 +32,7 @@ def mamba_chunk_scan(
     """Return the scan of Mamba-2: at each step S ← exp(A · dt) · S + dt · x Bᵀ, and y = (S C + D · x) · silu(z).
 
     Before, dt becomes clamp(softplus(dt + dt_bias)). Arguments are those of mamba_ssm's `mamba_chunk_scan_combined`,
-    without `chunk_size` and `seq_idx`: `cu_seqlens` packs sequences.
+    without `chunk_size`.
 
     Args:
         x: (B, L, H, P) in bf16 or fp16, of any strides, as are B, C and z.
@@ -43,6 +45,8 @@ def mamba_chunk_scan(
         initial_states: (B, H, P, N) fp32, S before the first step; None: zeros.
         cu_seqlens: (M + 1,) int32 for M sequences, up to 1,024, packed along L, B = 1: sequence m has the rows from
             element m up to element m + 1. They begin with 0 and never decrease. States are then (M, H, P, N).
+        seq_idx: (B, L) int32: a sequence begins where it changes. All batches have up to 1,024 sequences, and none has
+            states before or after. `cu_seqlens` is faster.
         dt_softplus: apply softplus to dt.
         dt_limit: the least, from 0 on, and the most that dt may be.
         return_final_states: also return S after the last step.
@@ -59,6 +63,8 @@ def mamba_chunk_scan(
         y = mamba_chunk_scan(*next_step, D=D, dt_softplus=True, initial_states=states)
     """
     given = Operands(x, dt, A, B, C, D, z, dt_bias, initial_states, cu_seqlens)
+    if seq_idx is not None:
+        return _with_sequences(given, seq_idx, dt_softplus, dt_limit, return_final_states)
     check_kinds(given)
     if has_tangent(*given):
         raise ValueError(f"{NAME}: it has no forward-mode derivative; use {NAME}_torch")
@@ -69,3 +75,21 @@ def mamba_chunk_scan(
     else:
         y, states = call(NAME, *given, dt_softplus, least, most, return_final_states)
     return (y, states) if return_final_states else y
+
+
+def _with_sequences(
+    given: Operands, seq_idx: Tensor, dt_softplus: bool, dt_limit: tuple[float, float], final_states: bool
+) -> Tensor:
+    """The scan of all batches as packed sequences."""
+    if final_states or given.initial_states is not None or given.cu_seqlens is not None:
+        raise ValueError(
+            f"{NAME}: with seq_idx there are no states before and after, and no cu_seqlens; pack by cu_seqlens"
+        )
+    check_kinds(given)
+    check_shapes(given, dt_limit)
+    x = given.x
+    starts = starts_of(NAME, seq_idx, (x.shape[0], x.shape[1]))
+    of_rows = {n: t.flatten(0, 1)[None] for n in ("x", "dt", "B", "C", "z") if (t := getattr(given, n)) is not None}
+    of_heads = dict(A=given.A, D=given.D, dt_bias=given.dt_bias)
+    y = mamba_chunk_scan(**of_rows, **of_heads, cu_seqlens=starts, dt_softplus=dt_softplus, dt_limit=dt_limit)
+    return y.view(x.shape)  # type: ignore[union-attr]

@@ -75,6 +75,19 @@ def test_packed_sequences(lengths, begins):
     assert not dx[..., sum(lengths) :].any()
 
 
+def test_numbers_of_sequences(monkeypatch):
+    """seq_idx gives what cu_seqlens gives; a sequence ends with its batch."""
+    monkeypatch.setattr("tritonkittens.kernels._sequences.MOST_SEQUENCES", 8)
+    x, weight = randn(2, 9, 5, dtype=BF16), randn(5, 4)
+    numbers = torch.tensor([[0] * 4 + [1] * 5, [1, 2, 2, 2, 2, 2, 2, 7, 7]], dtype=torch.int32, device=DEVICE)
+    expected = causal_conv1d_torch(x.flatten(0, 1)[None].mT, weight, cu_seqlens=starts_of([4, 5, 1, 6, 2]))
+    for given in (x.mT, x.mT.contiguous()):
+        found = causal_conv1d(given, weight, seq_idx=numbers)
+        near("y", found, expected.mT.reshape(x.shape).mT, BOUNDS[BF16])
+    with refused("causal_conv1d: seq_idx has dtype torch.int64; it must be torch.int32", TypeError):
+        causal_conv1d(x.mT, weight, seq_idx=numbers.long())
+
+
 def test_gradients_of_strided_results():
     """The gradient of a sum has strides 0; the same bits in every run."""
     x, weight = randn(2, 70, 8, dtype=BF16).mT.requires_grad_(), randn(8, 4).requires_grad_()

@@ -5,11 +5,11 @@ import random
 import pytest
 import torch
 
-from tests.cases_linear_attention import BF16, FP16, FP32, starts_of
+from tests.cases_linear_attention import BF16, BOUNDS, FP16, FP32, near, starts_of
 from tests.cases_mamba import OPTIONS, check, operands, poisoned
-from tests.util import crossed, on_gpu_or_simulated, slow
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, refused, slow
 from tritonkittens.kernels.linear_attention import config
-from tritonkittens.kernels.mamba2 import mamba_chunk_scan
+from tritonkittens.kernels.mamba2 import mamba_chunk_scan, mamba_chunk_scan_torch
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -122,6 +122,22 @@ def test_strides():
     *views, dt = joined.split([*(t.shape[2] * t.shape[3] for t in parts), 2], -1)
     given |= {n: v.unflatten(-1, t.shape[2:]) for n, v, t in zip(("z", "x", "B", "C"), views, parts, strict=True)}
     check(given | dict(dt=dt, initial_states=given["initial_states"].mT.contiguous().mT))
+
+
+def test_numbers_of_sequences(monkeypatch):
+    """seq_idx gives what cu_seqlens gives; a sequence ends with its batch."""
+    monkeypatch.setattr("tritonkittens.kernels._sequences.MOST_SEQUENCES", 8)
+    given = operands(2, 9, 1, (16, 16), state=False, options="z")
+    numbers = torch.tensor([[0] * 4 + [1] * 5, [1, 2, 2, 2, 2, 2, 2, 7, 7]], dtype=torch.int32, device=DEVICE)
+    found = mamba_chunk_scan(**given, seq_idx=numbers)
+    rows = {n: given[n].flatten(0, 1)[None] for n in ("x", "dt", "B", "C", "z")}
+    expected, _ = mamba_chunk_scan_torch(**given | rows, cu_seqlens=starts_of([4, 5, 1, 6, 2]))
+    assert found.shape == given["x"].shape
+    near("y", found, expected.view(found.shape), BOUNDS[BF16])
+    with refused("mamba_chunk_scan: seq_idx is (2, 8); it must be (2, 9)", ValueError):
+        mamba_chunk_scan(**given, seq_idx=numbers[:, 1:])
+    with refused("mamba_chunk_scan: with seq_idx there are no states before and after", ValueError):
+        mamba_chunk_scan(**given, seq_idx=numbers, return_final_states=True)
 
 
 @pytest.mark.slow
