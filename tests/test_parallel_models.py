@@ -46,6 +46,7 @@ REFUSING = {  # operators that take no DTensor
     "gated_activation",
     "gated_activation_backward",
     "gated_delta_rule",
+    "gated_delta_rule_backward",
     "gated_gemm",
     "fft_conv",
     "fft_conv_filter_gradient",

@@ -67,7 +67,7 @@ def run_backward(dy: Tensor, given: Operands, silu: bool) -> tuple[Tensor, Tenso
         _launch(causal_conv_backward, given, silu, [dy], [dx, parts], grid, ROWS, CHANNELS, False)
     d_states = None if states is None else states.new_zeros(states.shape)
     if d_states is not None and d_states.numel() and x.numel():
-        grid = (states.shape[0], across, 1)
+        grid = (d_states.shape[0], across, 1)
         _launch(causal_conv_backward, given, silu, [dy], [d_states, parts], grid, FEW_ROWS, CHANNELS, True)
     sums = parts.sum((0, 1))
     d_bias = None if bias is None else sums[-1].to(bias.dtype)

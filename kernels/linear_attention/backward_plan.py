@@ -71,12 +71,12 @@ class BackwardPlan:
         kinds = dict(gated=True, paired=paired)
         self.before = StatesPlan(q, of_pairs, begins, False, starts, kinds | kind)
         self.after = StatesPlan(q, of_pairs, ends, begins, starts, kinds | dict(reverse=True))
-        shape = shape_of(self.keys, self.values)
+        multiprocessors = device_facts(q.device).multiprocessors
+        shape = shape_of(self.keys, self.values, 0, multiprocessors)  # all columns of V in a task
         group = self.heads // max(self.key_heads, 1)
         tasks = self.slots * self.key_heads
-        wanted = device_facts(q.device).multiprocessors
         # as few parts of a group as fill the GPU
-        parts = next((n for n in range(1, group) if group % n == 0 and n * tasks >= wanted), max(group, 1))
+        parts = next((n for n in range(1, group) if group % n == 0 and n * tasks >= multiprocessors), max(group, 1))
         self.parts = self.key_heads * parts
         self.numbers = dict(shared=group // parts, total=self.total, group=group)
         self.template = ChunkGradients(
