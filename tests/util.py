@@ -125,6 +125,11 @@ def crossed(*axes):
     ]
 
 
+def some_of_each(*axes):
+    """The quick cases of `crossed`."""
+    return [case for case in crossed(*axes) if not case.marks]
+
+
 def explored(few, many):
     """A test gets `schedules`, how many interleavings it explores: few, and in a `slow` case many."""
     return pytest.mark.parametrize("schedules", [few, slow(many)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.cases_linear_attention import BF16, FP16, FP32, check, operands, poisoned, starts_of
-from tests.util import crossed, on_gpu_or_simulated, slow
+from tests.util import crossed, on_gpu_or_simulated, slow, some_of_each
 from tritonkittens.kernels.linear_attention import config, linear_attention
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -75,10 +75,19 @@ def test_gates_that_differ_from_step_to_step(dtype, cut, monkeypatch):
     check((q, k, v, None, state), starts_of(lengths), gradients="gates" if cut else True, g=g)
 
 
-@pytest.mark.parametrize("length", [slow(n) for n in (1, 2, 5, 63, 64, 65, 130)])
-@pytest.mark.parametrize("dims", [(64, 64), (40, 72), (128, 128), (64, 200)], ids=str)
-@pytest.mark.parametrize("dtype, decayed, state", [(BF16, True, True), (FP16, False, False), (BF16, False, True)])
-def test_gradients_of_gates(length, dims, dtype, decayed, state):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "length, dims, kind",
+    some_of_each(
+        [130, 1, 63, 64, 65, 5, 2],
+        [(64, 64), (40, 72), (128, 128), (64, 200)],
+        [(BF16, True, True), (FP16, False, False), (BF16, False, True)],
+    ),
+    ids=str,
+)
+def test_gradients_of_gates(length, dims, kind):
+    """kind: dtype, decays or gates, and whether a state is given."""
+    dtype, decayed, state = kind
     q, k, v, decay, state = operands(2 if length < 64 else 1, length, 2, *dims, dtype, state=state)
     gates = {} if decayed else dict(g=-torch.rand(q.shape[:3], device=q.device).pow(4).mul(5))
     check((q, k, v, decay if decayed else None, state), gradients="gates", **gates)

@@ -7,7 +7,7 @@ import torch
 
 from tests.cases_linear_attention import BF16, BOUNDS, FP16, FP32, near, starts_of
 from tests.cases_mamba import OPTIONS, check, operands, poisoned
-from tests.util import DEVICE, crossed, on_gpu_or_simulated, refused, slow
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, refused, slow, some_of_each
 from tritonkittens.kernels.linear_attention import config
 from tritonkittens.kernels.mamba2 import mamba_chunk_scan, mamba_chunk_scan_torch
 
@@ -62,10 +62,16 @@ def test_gradients_of_packed_sequences(lengths, dims, options, cut, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [1, 2, 5, 63, 64, 65, 130])
-@pytest.mark.parametrize("dims", [(64, 128), (64, 64), (40, 72), (136, 128)], ids=str)
-@pytest.mark.parametrize("options", list(OPTIONS))
-@pytest.mark.parametrize("kind", [(2, 1, BF16, True), (6, 2, FP16, False), (3, 1, BF16, False)], ids=str)
+@pytest.mark.parametrize(
+    "length, dims, options, kind",
+    some_of_each(
+        [130, 1, 63, 64, 65, 5, 2],
+        [(64, 128), (64, 64), (40, 72), (136, 128)],
+        list(OPTIONS),
+        [(2, 1, BF16, True), (6, 2, FP16, False), (3, 1, BF16, False)],
+    ),
+    ids=str,
+)
 def test_gradients(length, dims, options, kind):
     """kind: as in `test_lengths`."""
     heads, groups, dtype, state = kind
