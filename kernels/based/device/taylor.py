@@ -16,7 +16,14 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.linear_attention.device.chunks import Chunks, causal, chunk, load_rows, place_of_keys
+from tritonkittens.kernels.linear_attention.device.chunks import (
+    Chunks,
+    LinearAttention,
+    causal,
+    chunk,
+    load_rows,
+    place_of_keys,
+)
 
 KEYS: tl.constexpr = tl.constexpr(16)  # columns of q and k
 OF_FEATURES: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, 64, 64))  # a number for each feature of a piece
@@ -89,33 +96,23 @@ def place_of_piece(ctx, piece):
     return ctx.home, ctx.head, piece, ctx.col * ctx.config.consumers + ctx.consumer
 
 
-@triton.jit
-def store_state(ctx, S, Z, state):
-    """Store a state and its sums."""
-    for i in tl.static_range(3):
-        tk.store(S, state.s[i], place_of_piece(ctx, i))
-    if ctx.config.normalized:
-        if ctx.col + ctx.consumer == 0:
-            tk.store(Z, state.z, (ctx.home, ctx.head, 0, 0))
-
-
 class FeatureChunks(Chunks):
     """MAPS: (256, 16). NUMBERS: (384,) fp32, for each feature of a piece: the factors F; then, for those of the third
     piece, what is added to the second factors of products, to products, and to sums for each row.
 
     S0: (states, heads, 192, value columns). Z0 (`normalized`): (states, heads, 64, 16), sums over the rows before: rows
-    16 … 31 have that of k kᵀ, row 32 that of k, row 48 their number.
+    16 … 31 have that of k kᵀ, row 32 that of k, row 48 their number. S1 and Z1: the states after (`ends_wanted`).
     """
 
     normalized: bool = False
+    ends_wanted: bool = False
 
-    def featured(self, tensors: dict[str, Any], states: str, **fields: Any) -> tk.layout:
-        """A layout with maps and numbers after tensors of rows. `states`: numbers in the names of states."""
+    def featured(self, tensors: dict[str, Any], **fields: Any) -> tk.layout:
+        """A layout with maps, numbers and states after tensors of rows."""
         maps = dict(MAPS=tk.st(self.dtype, 4 * 64, 16), NUMBERS=tk.sv(tk.fp32, 384))
-        names = [letter + number for number in states for letter in ("SZ" if self.normalized else "S")]
-        before = ["Z0"] if self.normalized and self.begins else []
-        tensors = {**tensors, **maps, **dict.fromkeys([*names, *before])}
-        return self.chunked(tensors, task=maps, per="block", **fields)
+        names = [*(["S1", "Z1"] if self.ends_wanted else []), *(["Z0"] if self.begins else [])]
+        states = dict.fromkeys(n for n in names if self.normalized or n == "S1")
+        return self.chunked({**tensors, **maps, **states}, task=maps, per="block", **fields)
 
     @triton.jit
     def load_task(ctx, task):
@@ -131,18 +128,27 @@ class FeatureChunks(Chunks):
             s += (tk.load(ctx.globals.S0, TILE, place_of_piece(ctx, i)) if ctx.config.begins else tk.zero(TILE),)
         if not ctx.config.normalized:
             return tk.struct(s=s)
-        elif ctx.config.begins:
-            return tk.struct(s=s, z=tk.load(ctx.globals.Z0, Z, (ctx.home, ctx.head, 0, 0)))
         else:
-            return tk.struct(s=s, z=tk.zero(Z))
+            z = tk.load(ctx.globals.Z0, Z, (ctx.home, ctx.head, 0, 0)) if ctx.config.begins else tk.zero(Z)
+            return tk.struct(s=s, z=z)
+
+    @triton.jit
+    def finish(ctx, state, epilogue):
+        if ctx.config.ends_wanted:
+            for i in tl.static_range(3):
+                tk.store(ctx.globals.S1, state.s[i], place_of_piece(ctx, i))
+            if ctx.config.normalized:
+                if ctx.col + ctx.consumer == 0:
+                    tk.store(ctx.globals.Z1, state.z, (ctx.home, ctx.head, 0, 0))
 
 
 class BasedStates(FeatureChunks, tk.lcf):
-    """S1: (segments, heads, 192, value columns) fp32, what each segment adds to the state, and with `normalized` Z1
-    (segments, heads, 64, 16)."""
+    """S1 and Z1: what each segment adds to the state."""
+
+    ends_wanted: bool = True
 
     def layout(self) -> tk.layout:
-        return self.featured(self.operands, "1", input=self.operands)
+        return self.featured(self.operands, input=self.operands)
 
     @triton.jit
     def load(ctx, input):
@@ -152,32 +158,18 @@ class BasedStates(FeatureChunks, tk.lcf):
     def compute(ctx, state, input):
         return add_chunk(ctx, state, input)
 
-    @triton.jit
-    def finish(ctx, state, epilogue):
-        store_state(ctx, ctx.globals.S1, ctx.globals.Z1 if ctx.config.normalized else None, state)
 
-
-class Based(FeatureChunks, tk.lcsf):
-    """S1 and Z1: the states after (`ends_wanted`), as S0 and Z0. `normalized`: results are divided by the sums of their
-    weights."""
-
-    ends_wanted: bool = False
+class Based(FeatureChunks, LinearAttention):
+    """`normalized`: results are divided by the sums of their weights."""
 
     def layout(self) -> tk.layout:
-        loaded = dict(Q=tk.st(self.dtype, 64, self.key_dim), **self.operands)
         sums = dict(Z=tk.st(self.dtype, 64, 16), COUNT=tk.sv(tk.fp32, 64)) if self.normalized else {}
         return self.featured(
-            dict(**loaded, O=self.operands["V"]),
-            "1" if self.ends_wanted else "",
-            input=loaded,
+            {**self.loaded, "O": self.operands["V"]},
+            input=self.loaded,
             scratch=dict(S=tk.st(self.dtype, 3 * 64, self.cols), **sums),
             output=dict(O=self.operands["V"]),
         )
-
-    @triton.jit
-    def load(ctx, input):
-        tk.load_async(input.Q, ctx.globals.Q, place_of_keys(ctx), input.full)
-        load_rows(ctx, input)
 
     @triton.jit
     def _of_earlier_chunks(ctx, input):
@@ -217,17 +209,8 @@ class Based(FeatureChunks, tk.lcsf):
         tk.store(tk.subtile(output.O, 64, ctx.config.cols, 0, ctx.consumer), o)
         return add_chunk(ctx, state, input)
 
-    @triton.jit
-    def store(ctx, output):
-        tk.store_async(ctx.globals.O, output.O, (ctx.sequence, ctx.head, chunk(ctx), ctx.col))
 
-    @triton.jit
-    def finish(ctx, state, epilogue):
-        if ctx.config.ends_wanted:
-            store_state(ctx, ctx.globals.S1, ctx.globals.Z1 if ctx.config.normalized else None, state)
-
-
-class BasedGradient(FeatureChunks, tk.lcsf):
+class BasedGradient(FeatureChunks, LinearAttention):
     """O: (heads, rows, 16 columns for each 64 of V), scale · Σ_{j ≤ i} (yᵢ·vⱼ) (1 + x) kⱼ: the gradient of q where Y,
     as V, is that of the results.
 
@@ -237,14 +220,9 @@ class BasedGradient(FeatureChunks, tk.lcsf):
     consumers: int = 1
 
     def layout(self) -> tk.layout:
-        loaded = dict(Q=tk.st(self.dtype, 64, self.key_dim), **self.operands, Y=self.operands["V"])
-        return self.featured(
-            dict(**loaded, O=self.operands["K"]),
-            "",
-            input=loaded,
-            scratch=dict(S=tk.st(self.dtype, 3 * 64, self.cols)),
-            output=dict(O=self.operands["K"]),
-        )
+        loaded, of_keys = dict(**self.loaded, Y=self.operands["V"]), dict(O=self.operands["K"])
+        scratch = dict(S=tk.st(self.dtype, 3 * 64, self.cols))
+        return self.featured({**loaded, **of_keys}, input=loaded, scratch=scratch, output=of_keys)
 
     @triton.jit
     def load(ctx, input):
@@ -275,7 +253,3 @@ class BasedGradient(FeatureChunks, tk.lcsf):
         p = causal(ctx, input, p * (x * ctx.args.scale + 1.0)) * ctx.args.scale
         tk.store(output.O, tk.mma_AB(tk.cast(p, ctx.config.dtype), input.K, dq))
         return add_chunk(ctx, state, input)
-
-    @triton.jit
-    def store(ctx, output):
-        tk.store_async(ctx.globals.O, output.O, (ctx.sequence, ctx.head, chunk(ctx), ctx.col))
