@@ -81,6 +81,7 @@ def test_torch_compile_sees_the_operator():
     assert torch.equal(eager, compiled)
 
 
+@pytest.mark.slow
 def test_a_second_derivative_is_refused():
     *tensors, _ = operands(1, 10, 1, 64, state=False)
     leaf = tensors[0].requires_grad_()

@@ -175,5 +175,5 @@ def run_gradient(
         check(q, k, v, state, starts, False)
         plan = remember(_plans, key, Plan(q, v, starts, begins=state is not None, reverse=reverse, gradient=True))
     parts, _ = plan((q, k, v, y), state, _ends_of(starts), scale)
-    parts = parts.view(*q.shape[:3], -1, KEYS)
+    parts = parts.view(*q.shape[:3], plan.columns // KEYS, KEYS)
     return parts[..., 0, :] if parts.shape[3] == 1 else parts.float().sum(3).to(q.dtype)

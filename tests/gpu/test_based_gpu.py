@@ -91,7 +91,7 @@ def test_each_pair_of_columns_has_its_weight():
 
 @pytest.mark.parametrize(
     "length, values, state",
-    [(70, 64, True), slow(0, 64, True), slow(1, 64, False), slow(150, 64, True), slow(128, 16, False)]
+    [slow(70, 64, True), slow(0, 64, True), slow(1, 64, False), slow(150, 64, True), slow(128, 16, False)]
     + [slow(65, 136, True), slow(64, 128, False), slow(200, 40, False)],
     ids=str,
 )
@@ -100,7 +100,7 @@ def test_gradients(length, values, state):
     check(operands(1 if length > 64 else 2, length, 1, values, state), gradients=True)
 
 
-@pytest.mark.parametrize("length, state", [(70, False), slow(1, False), slow(70, True), slow(200, False)], ids=str)
+@pytest.mark.parametrize("length, state", [(70, False), slow(20, False), slow(70, True), slow(200, False)], ids=str)
 def test_gradients_of_normalized_results(length, state):
     """States have sums of weights as their last column, which are those of some rows before."""
     q, k, v, before = operands(1, length, 1, 64, state=False)
@@ -109,7 +109,7 @@ def test_gradients_of_normalized_results(length, state):
     check((q, k, v, before), gradients=True, normalize=True)
 
 
-@pytest.mark.parametrize("lengths", [[10, 0, 70], *map(slow, ([66, 0, 1, 130], [5] * 40, [0, 0]))], ids=str)
+@pytest.mark.parametrize("lengths", [*map(slow, ([10, 0, 70], [66, 0, 1, 130], [5] * 40, [0, 0]))], ids=str)
 @pytest.mark.parametrize("cut", [slow(True), False])
 def test_gradients_of_packed_sequences(lengths, cut, monkeypatch):
     monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
@@ -152,11 +152,12 @@ def test_random(seed, monkeypatch):
     monkeypatch.setattr(config, "SHORTEST", draw.choice([1, 2, 8]))
     heads, values, normalize = draw.randint(1, 4), draw.randint(16, 160), draw.random() < 0.3
     state = not normalize and draw.random() < 0.5
+    gradients = not normalize and draw.random() < 0.5  # normalised ones of few rows almost vanish
     if draw.random() < 0.4:
         lengths = [draw.randint(0, 150) for _ in range(draw.randint(1, 5))]
         given = operands(1, sum(lengths), heads, values, state, len(lengths))
-        check(given, starts_of(lengths), draw.random() < 0.5, normalize=normalize)
+        check(given, starts_of(lengths), gradients, normalize=normalize)
     else:
         length = round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 7)))
         options = dict(scale=draw.choice([None, 0.1, 0.5]), normalize=normalize)
-        check(operands(draw.randint(1, 2), length, heads, values, state), gradients=draw.random() < 0.5, **options)
+        check(operands(draw.randint(1, 2), length, heads, values, state), gradients=gradients, **options)
