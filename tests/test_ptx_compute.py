@@ -82,6 +82,7 @@ def math_kernel(X, H, Y, Z, SM: tl.constexpr):
         ptx_math.sin(x)
         + ptx_math.cos(x)
         + ptx_math.tanh(x)
+        + ptx_math.neg(x)
         + ptx_math.add(x, 1.5)
         + ptx_math.sub(x, x)
         + ptx_math.mul(x, x)
@@ -97,7 +98,7 @@ def math_kernel(X, H, Y, Z, SM: tl.constexpr):
         )
     tl.store(Y + i, a)
     h = tl.load(H + i)
-    b = ptx_math.fma(h, h, h) + ptx_math.fma_relu(h, h, h)
+    b = ptx_math.fma(h, h, h) + ptx_math.fma_relu(h, h, h) + ptx_math.neg(h)
     if h.dtype == tl.float16 or SM >= 90:
         b += ptx_math.ex2(h) + ptx_math.tanh(h) + ptx_math.add(h, h) + ptx_math.sub(h, h) + ptx_math.mul(h, h)
     tl.store(Z + i, b)

@@ -66,6 +66,10 @@ class Plan:
             x = F.pad(x, (0, self.stored - self.length))
         elif not (x.stride()[1:] == (self.length, 1) and addressable(x)):
             x = x.contiguous()
+        return self.rows_of(x)
+
+    def rows_of(self, x: Tensor) -> Tensor:
+        """Signals in memory as the kernel takes them, as rows of 64."""
         return x.view(self.batch, -1, SIDE)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
@@ -83,7 +87,7 @@ class Plan:
             # what leaves shared memory for two stages of one consumer only
             crowded = len(given) > 1 or (parts_of(self.n) > 1 and spectrum.dtype == torch.float32)
             self.launched(
-                SpectralConvolution, *given, spectrum.flatten(1, 2), of.g, of.f, of.t, of.w, y.view(self.batch, -1, SIDE),
+                SpectralConvolution, *given, spectrum.flatten(1, 2), of.g, of.f, of.t, of.w, self.rows_of(y),
                 consumers=consumers_of(self.batch, crowded), conjugated=conjugated,
                 filter_dtype=tk.from_torch(spectrum.dtype),
                 pre_gated=pre_gate is not None, post_gated=post_gate is not None,

@@ -394,6 +394,8 @@ def math_kernel(X, Y, Z, OUT, N: tl.constexpr, NAME: tl.constexpr):
         out = ptx_math.cos(x)
     elif NAME == "tanh":
         out = ptx_math.tanh(x)
+    elif NAME == "neg":
+        out = ptx_math.neg(x)
     elif NAME == "add":
         out = ptx_math.add(x, y)
     elif NAME == "sub":
@@ -428,6 +430,7 @@ REFERENCES = {
     "tanh": torch.tanh,
 }
 EXACT = {
+    "neg": lambda x, y, z: -x,
     "add": lambda x, y, z: x + y,
     "sub": lambda x, y, z: x - y,
     "mul": lambda x, y, z: x * y,

@@ -493,6 +493,7 @@ REFERENCES = {
     "sin": np.sin,
     "cos": np.cos,
     "tanh": np.tanh,
+    "neg": np.negative,
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
