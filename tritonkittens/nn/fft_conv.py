@@ -44,11 +44,14 @@ class FFTConv(Unscriptable, nn.Module):
 
     def _filter(self, u: Tensor) -> Tensor:
         """Return what `fft_conv` takes: the weight, or its spectrum."""
-        if self.training or torch.is_grad_enabled() or is_compiling() or type(self.weight) is not nn.Parameter:
-            return self.weight
         weight = self.weight
+        is_kept = not (self.training or torch.is_grad_enabled() or is_compiling() or weight.is_inference())
+        if not is_kept or type(weight) is not nn.Parameter:
+            return weight
         key = (weight._version, weight.data_ptr(), weight.device, weight.dtype, u.shape[-1], u.dtype)
         if self._spectrum is None or self._spectrum[0] != key:
+            if u.is_cuda and torch.cuda.is_current_stream_capturing():  # the graph's memory is not ours to keep
+                return weight
             self._spectrum = key, fft_conv_filter(weight, u.shape[-1], causal=self.causal, dtype=u.dtype)
         return self._spectrum[1]
 
