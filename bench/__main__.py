@@ -44,6 +44,7 @@ MODULES = (
     "hedgehog",
     "fft_conv",
     "loss",
+    "mixers",
     "attention_models",
     "generate",
     "examples",

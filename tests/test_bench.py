@@ -27,6 +27,7 @@ from bench import (
     harness,
     hbm,
     machine,
+    mixers,
     peers,
     persistence,
     plots,
@@ -36,6 +37,7 @@ from bench import (
     workers,
 )
 from bench.harness import Case, Suite, Trial
+from tests.util import slow
 from tritonkittens import sim
 from tritonkittens.tune import timing as tune_timing
 
@@ -1025,6 +1027,41 @@ def test_suite_of_models(only, monkeypatch):
     assert row["contenders"][gemm.OURS]["value"] and row["best_peer"] == "sdpa"
     for name in (gemm.OURS, attention_models.LAYERS_TOO, "sdpa"):
         assert 0 < row["contenders"][name]["error"] < row["bound"]
+
+
+@pytest.mark.parametrize(
+    "only", [slow(f"{name} {step}") for name in mixers.SIZES for step in ("prompt B 1", "step B 1")]
+)
+def test_the_suite_of_mixers(only, monkeypatch):
+    pytest.importorskip("transformers", minversion="5.17")
+    for module in (gemm, mixers):
+        monkeypatch.setattr(module, "DEVICE", "cpu")
+    small = dict(
+        Mamba2=dict(hidden_size=32, num_heads=2, head_dim=32, state_size=16, n_groups=1, chunk_size=8),
+        GatedDeltaNet=dict(
+            hidden_size=32,
+            linear_num_key_heads=1,
+            linear_num_value_heads=2,
+            linear_key_head_dim=16,
+            linear_value_head_dim=16,
+            layer_types=["linear_attention"],
+        ),
+        LinearAttention=dict(hidden_size=32, num_attention_heads=2, head_dim=16),
+    )
+    for name, sizes in small.items():
+        layer_count = dict(num_hidden_layers=mixers.SIZES[name]["num_hidden_layers"])
+        monkeypatch.setitem(mixers.SIZES, name, sizes | layer_count)
+    monkeypatch.setattr(mixers, "PROMPTS", ((1, 5),))
+    monkeypatch.setattr(mixers, "BATCHES", (1,))
+    mixers.layers.cache_clear()
+    (suite,) = mixers.SUITES
+    (case,) = [case for case in suite.cases(OPTIONS) if only in case.name]
+    with sim.device():
+        row = harness.measure(case, suite.unit, 2, dict.fromkeys(timing.KINDS, fake_kind()))
+    mixers.layers.cache_clear()
+    assert 0 < row["contenders"][gemm.OURS]["error"] < row["bound"]
+    assert all(cell["value"] for cell in row["contenders"].values())
+    assert (mixers.PATCHED in row["contenders"]) == ("LinearAttention" not in only)
 
 
 @pytest.mark.parametrize("baseline", [workers.synchronous, stages.one_stage])
