@@ -28,8 +28,6 @@ _any_autocast = torch._C._is_any_autocast_enabled
 function_modes = torch._C._len_torch_function_stack
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 ORDINARY = PLAIN | {FakeTensor}
-_refusals: set[Callable[..., Any]] = set()
-_without_gradient: set[str] = set()  # names of operators whose backward is one of these
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -199,18 +197,7 @@ def refusing(message: str) -> Callable[..., Any]:
     def refuse(ctx: Any, *grads: Tensor) -> Any:
         raise NotImplementedError(message)
 
-    _refusals.add(refuse)
     return refuse
-
-
-@constant_in_traces
-def _is_differentiable(name: str) -> bool:
-    return name not in _without_gradient
-
-
-def differentiates(name: str, *tensors: Tensor | None) -> bool:
-    """Has the operator `tritonkittens::name` the gradient that a call with these tensors needs, if it needs one?"""
-    return not requires_grad(*tensors) or _is_differentiable(name)
 
 
 def check_no_tangent(name: str) -> None:
@@ -288,8 +275,6 @@ def register(
         return
     operator.register_autograd(backward, setup_context=setup_context)
     name = operator._qualname.split("::")[1]
-    if backward in _refusals:
-        _without_gradient.add(name)
     run = functools.partial(call, name)
     methods: dict[str, Any] = dict(
         forward=run, setup_context=setup_context or _nothing_saved, backward=backward, vmap=_batched(run, rule)

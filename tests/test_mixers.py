@@ -173,7 +173,7 @@ class Convolution(torch.nn.Module):
 
 @pytest.mark.parametrize("name", some_slow(["convolution", *MIXERS], ["convolution"]))
 def test_gradients_on_kernels(name, rng):
-    """Of what is between the projections, also where a kernel has none."""
+    """Of what is between the projections."""
     run, given = _between_projections(name)
     with sim.device():
         o = run(*given)[0]

@@ -156,7 +156,7 @@ def mixer_of(name):
 
 @pytest.mark.parametrize("name", [slow("mamba2"), slow("qwen3_next")])
 def test_gradients_of_mixers(name, rng):
-    """Transformers' own operations, which are in fp32, compute what no kernel differentiates."""
+    """Transformers' own operations are in fp32."""
     layer, x = mixer_of(name)
     theirs = layer_results(layer, (x,))
     with patch(layer, kinds=("mixer",)), sim.device():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import check_tensors, differentiates, takes
+from tritonkittens.kernels._dispatch import check_tensors, takes
 from tritonkittens.kernels._sequences import MOST_SEQUENCES, check_beside, check_sequences
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import check_tensor
@@ -52,8 +52,7 @@ def check(x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor | None,
 
 
 def are_taken(x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor | None) -> bool:
-    """Does the kernel take these operands, which fit together, with the gradients that they want?"""
+    """Does the kernel take these operands, which fit together?"""
     fits = 1 <= weight.shape[-1] <= WIDEST and x.shape[0] <= MOST_SEQUENCES
     alike = states is None or states.dtype == x.dtype
-    given = (x, weight, bias, states)
-    return fits and alike and takes(DTYPES, *given) and differentiates(NAME, *given)
+    return fits and alike and takes(DTYPES, x, weight, bias, states)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import check_tensors, differentiates, takes
+from tritonkittens.kernels._dispatch import check_tensors, takes
 from tritonkittens.kernels._sequences import MOST_SEQUENCES, check_beside, check_sequences
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
@@ -61,7 +61,7 @@ def check(
 
 
 def are_taken(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None) -> bool:
-    """Do the kernels take these operands, which fit together, with the gradients that they want?"""
+    """Do the kernels take these operands, which fit together?"""
     fits = 1 <= q.shape[-1] <= MOST_KEYS and q.shape[0] <= MOST_SEQUENCES and q.dtype == k.dtype == v.dtype
     half = fits and takes(HALF_TYPES, q, k, v, needs_tma=True)
-    return half and takes(GATES, q, g, beta, state) and differentiates(NAME, q, k, v, g, beta, state)
+    return half and takes(GATES, q, g, beta, state)

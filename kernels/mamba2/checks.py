@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import check_tensors, differentiates, takes
+from tritonkittens.kernels._dispatch import check_tensors, takes
 from tritonkittens.kernels._sequences import MOST_SEQUENCES, check_beside, check_sequences
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
@@ -86,9 +86,9 @@ def check(given: Operands, dt_limit: tuple[float, float]) -> None:
 
 
 def are_taken(given: Operands) -> bool:
-    """Do the kernels take these operands, which fit together, with the gradients that they want?"""
+    """Do the kernels take these operands, which fit together?"""
     x, dt, A, B, C, D, z, dt_bias, states, _ = given
     fits = 1 <= B.shape[-1] <= MOST_STATES and x.shape[0] <= MOST_SEQUENCES and A.dtype == torch.float32
     alike = x.dtype == B.dtype == C.dtype and (z is None or z.dtype == x.dtype)
     half = alike and takes(HALF_TYPES, x, B, C, z, needs_tma=True)
-    return fits and half and takes(FLOATS, x, dt, A, D, dt_bias, states) and differentiates(NAME, *given)
+    return fits and half and takes(FLOATS, x, dt, A, D, dt_bias, states)

@@ -110,8 +110,8 @@ class Mamba2(Mixer):
     transformers' `Mamba2Mixer`.
 
     x: (batch, length, d_model) gives the same shape. bf16 and fp16 run on `causal_conv1d`, `mamba_chunk_scan`,
-    `rms_norm` and `swiglu` on a Hopper or Blackwell GPU (or in the simulator). What the kernels do not take, and
-    gradients that they do not have, run in torch.
+    `rms_norm` and `swiglu` on a Hopper or Blackwell GPU (or in the simulator), forward and backward. What the
+    kernels do not take runs in torch.
 
     Args:
         d_state: columns of B and C, up to 128 on the kernels.
@@ -214,8 +214,8 @@ class GatedDeltaNet(Mixer):
     """The mixer of Gated DeltaNet, with the state_dict of transformers' `Qwen3NextGatedDeltaNet`.
 
     x: (batch, length, hidden_size) gives the same shape. bf16 and fp16 run on `causal_conv1d`, `gated_delta_rule`,
-    `rms_norm` and `swiglu` on a Hopper or Blackwell GPU (or in the simulator). What the kernels do not take, and
-    gradients that they do not have, run in torch.
+    `rms_norm` and `swiglu` on a Hopper or Blackwell GPU (or in the simulator), forward and backward. What the
+    kernels do not take runs in torch.
 
     Args:
         num_k_heads: of queries and keys.
@@ -395,8 +395,7 @@ class Based(Mixer):
     `BasedLinearAttention`.
 
     x: (batch, length, hidden_size) gives the same shape. bf16 with 16 features runs on `based_attention` on a Hopper or
-    Blackwell GPU (or in the simulator). What the kernels do not take, and gradients that they do not have, run in
-    torch.
+    Blackwell GPU (or in the simulator), forward and backward. What the kernels do not take runs in torch.
 
     Args:
         feature_dim: columns of queries and keys.
