@@ -10,7 +10,7 @@ from torch import Tensor
 from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, refusing, register, vmap_by_loop
 from tritonkittens.kernels._tensors import power_of_two
 from tritonkittens.kernels.causal_conv.checks import NAME, check, check_shapes
-from tritonkittens.kernels.causal_conv.device.conv import causal_conv, causal_conv_backward
+from tritonkittens.kernels.causal_conv.device.conv import causal_conv, gradients_of_sums
 
 ROWS, CHANNELS, FEW_ROWS = 64, 64, 4  # of a program, the last of one that has rows of a state
 
@@ -51,7 +51,9 @@ def run(
     y, (batches, channels, rows) = torch.empty_like(x), x.shape
     if x.numel():
         grid = (-(-rows // ROWS), -(-channels // CHANNELS), batches)
-        _launch(causal_conv, Operands(x, weight, bias, states, starts), silu, [], [y], grid, ROWS, CHANNELS)
+        _launch(
+            causal_conv, Operands(x, weight, bias, states, starts), silu, [], [y], grid, ROWS, CHANNELS, False, False
+        )
     return y
 
 
@@ -59,18 +61,19 @@ def run_backward(dy: Tensor, given: Operands, silu: bool) -> tuple[Tensor, Tenso
     """Gradients of x, weight, bias and initial_states."""
     x, weight, bias, states, _ = given
     (batches, channels, rows), width = x.shape, weight.shape[1]
-    dx, blocks = torch.empty_like(x), -(-rows // ROWS)
+    dx, ds, blocks = torch.empty_like(x), torch.empty_like(x), -(-rows // ROWS)
     parts = x.new_empty(batches, blocks, width + 1, channels, dtype=torch.float32)
-    across = -(-channels // CHANNELS)
+    d_states, across = None if states is None else states.new_zeros(states.shape), -(-channels // CHANNELS)
     if x.numel():
         grid = (blocks, across, batches)
-        _launch(causal_conv_backward, given, silu, [dy], [dx, parts], grid, ROWS, CHANNELS, False)
-    d_states = None if states is None else states.new_zeros(states.shape)
-    if d_states is not None and d_states.numel() and x.numel():
-        grid = (d_states.shape[0], across, 1)
-        _launch(causal_conv_backward, given, silu, [dy], [d_states, parts], grid, FEW_ROWS, CHANNELS, True)
+        _launch(gradients_of_sums, given, silu, [dy], [ds, parts], grid, ROWS, CHANNELS)
+        of_sums = given._replace(x=ds, bias=None, initial_states=None)
+        _launch(causal_conv, of_sums, False, [], [dx], grid, ROWS, CHANNELS, True, False)
+        if d_states is not None and d_states.numel():
+            grid = (d_states.shape[0], across, 1)
+            _launch(causal_conv, of_sums, False, [], [d_states], grid, FEW_ROWS, CHANNELS, True, True)
     sums = parts.sum((0, 1))
-    d_bias = None if bias is None else sums[-1].to(bias.dtype)
+    d_bias = None if bias is None else sums[-1].to(bias.dtype, copy=True)
     return dx, sums[:-1].T.to(weight.dtype).contiguous(), d_bias, d_states
 
 
