@@ -67,10 +67,11 @@ class DeltaStateGradients(DeltaChunks):
         tk.store(tk.subtile(output.dS, ctx.config.cols, ctx.config.key_dim, ctx.consumer, 0), after)
         begun, scale = of_rows(ctx, input, 1), ctx.args.scale
         read = tk.cast(tk.mul_col(tk.cast(do, tk.fp32), begun * scale), DTYPE)
-        s = tk.mma_AB(read, input.Q, state.s * tk.load_scalar(input.B, 127), wait=False)
-        dv, of_o = tk.mma_wait(dv, of_o, leave=(s,))
+        dv, of_o = tk.mma_wait(dv, of_o)
         dv = tk.mul_col(dv, of_rows(ctx, input, 2)) + of_o * scale
-        du, s = tk.mma_wait(tk.mm_AB(tk.cast(dv, DTYPE), input.T, wait=False), s)
+        du = tk.mm_AB(tk.cast(dv, DTYPE), input.T, wait=False)  # before the product that does not depend on dS
+        s = tk.mma_AB(read, input.Q, state.s * tk.load_scalar(input.B, 127), wait=False)
+        du = tk.mma_wait(du, leave=(s,))
         dr = tk.mul_col(du, of_rows(ctx, input, 0))
         s = tk.mma_AB(tk.cast(tk.neg(tk.mul_col(dr, begun)), DTYPE), input.K, s, wait=False)
         tk.store(columns(ctx, output.dU), du)
