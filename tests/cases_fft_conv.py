@@ -28,9 +28,14 @@ def operands(batch, heads, length, taps, dtype=BF16, gates=0):
     return u, torch.randn(heads, taps, device=DEVICE, dtype=FP32) / max(taps, 1) ** 0.5, *gates
 
 
-def near(name, found, expected, bound):
+def near(name, found, expected, bound, *factors):
+    """The error beside the result, or beside the product of two factors of the convolution: a transform has the errors
+    of all numbers, where a result has a few of them."""
     assert found.shape == expected.shape, name
     error, size = (float(x.norm()) for x in (found.detach().double() - expected.detach(), expected.detach()))
+    if factors:
+        a, b = (x.detach().double().norm(dim=-1) for x in factors)
+        size = max(size, float((a * b).norm()))
     assert error <= bound * size, f"{name}: error {error:.3e} of {size:.3e}"
 
 
@@ -42,12 +47,14 @@ def check(u, k, *gates, causal=False, gradients=False):
     found = fft_conv(*leaves[:2], causal=causal, **dict(zip(names, leaves[2:], strict=False)))
     expected = fft_conv_torch(*exact[:2], causal=causal, **dict(zip(names, exact[2:], strict=False)))
     assert found.dtype == u.dtype and found.is_contiguous()
-    near("y", found, expected, BOUNDS[u.dtype])
+    near("y", found, expected, BOUNDS[u.dtype], *(() if gates else (u, k)))
     if gradients:
         direction = torch.randn_like(found)
         ours = torch.autograd.grad(found, leaves, direction)
         theirs = torch.autograd.grad(expected, exact, direction.double())
-        for name, leaf, a, b in zip(("du", "dk", "dpre", "dpost"), leaves, ours, theirs, strict=False):
+        factors = [(), (), (), ()] if gates else [(direction, k), (u, direction)]
+        names = ("du", "dk", *names)
+        for name, leaf, a, b, of in zip(names, leaves, ours, theirs, factors, strict=False):
             assert a.dtype == leaf.dtype
-            near(name, a, b, BOUNDS[u.dtype])
+            near(name, a, b, BOUNDS[u.dtype], *of)
     return found.detach()
