@@ -138,7 +138,8 @@ def test_one_graph_for_all_numbers_of_rows(name):
 
 
 def test_every_module_is_tried():
-    assert {*MODULES, *WITH_MORE} == set(nn.__all__) - {"replace_linears", "MixerState"}
+    """But for FFTConv, whose kernels are for some lengths."""
+    assert {*MODULES, *WITH_MORE} == set(nn.__all__) - {"replace_linears", "MixerState", "FFTConv"}
 
 
 def test_export_of_a_norm():

@@ -62,6 +62,7 @@ MODULES = {
     "LayerNorm": (8,),
     "CrossEntropyLoss": (),
     "LinearCrossEntropyLoss": (8, 8),
+    "FFTConv": (8, 8),
     "Mamba2": (8, 8, 4, 2, 8),
     "GatedDeltaNet": (8, 1, 1, 8, 8),
     "LinearAttention": (8, 1),
