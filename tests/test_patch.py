@@ -176,14 +176,31 @@ def test_compiled_mixers(name, rng):
     assert operators >= {"causal_conv1d", dict(mamba2="mamba_chunk_scan", qwen3_next="gated_delta_rule")[name]}
 
 
+@pytest.mark.parametrize("name", [slow("mamba2"), slow("qwen3_next")])
+def test_packed_sequences(name, rng):
+    """They stay apart; transformers refuses them without other packages."""
+    layer, _ = mixer_of(name)
+    x, exact = torch.randn(1, 5, 64).to(BF16), copy.deepcopy(layer).double()
+    packed = dict(seq_idx=torch.tensor([[0, 0, 0, 1, 1]], dtype=torch.int32))
+    if name == "qwen3_next":
+        packed["cu_seq_lens_q"] = torch.tensor([0, 3, 5], dtype=torch.int32)
+    with torch.no_grad(), patch(layer, kinds=("mixer",)):
+        with pytest.raises(ValueError, match="can't keep packed sequences apart"):
+            layer(x, **packed)
+        with sim.device():
+            found = layer(x, **packed)
+        expected = torch.cat([exact(x[:, :3].double()), exact(x[:, 3:].double())], 1)
+    assert relative_error(found, expected) < 2e-2
+
+
 def test_what_mixers_leave_to_transformers(rng):
-    """Packed sequences, which it refuses without other packages, an activation of no kernel, and states of one row."""
+    """An activation of no kernel, numbers of sequences of another dtype, and states of too few rows."""
     conv = patch_mixers.FUNCTIONS[0][2](modeling_mamba2.causal_conv1d_fn)
     step = patch_mixers.FUNCTIONS[1][2](modeling_mamba2.causal_conv1d_update)
     x, weight = torch.randn(1, 6, 5).to(BF16), torch.randn(6, 4).to(BF16)
     with torch.no_grad(), sim.device() as device:
         with pytest.raises(ValueError, match="can't keep packed sequences apart"):
-            conv(x, weight, activation="silu", seq_idx=torch.zeros(1, 5, dtype=torch.int32))
+            conv(x, weight, activation="silu", seq_idx=torch.zeros(1, 5, dtype=torch.int64))
         expected = modeling_mamba2.causal_conv1d_fn(x, weight, None, "relu")
         assert torch.equal(conv(x, weight, activation="relu"), expected)
         ours, theirs = torch.zeros(1, 6, 2).to(BF16), torch.zeros(1, 6, 2).to(BF16)

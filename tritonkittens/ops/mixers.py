@@ -1,7 +1,7 @@
 """Functions that mixers of sequences of Hugging Face transformers call, on the shipped kernels: causal convolutions,
 the scan of Mamba-2, and the gated delta rule.
 
-Each factory takes transformers' function, which runs what the kernels do not take. Packed sequences do, too.
+Each factory takes transformers' function, which runs what the kernels do not take.
 Source of the interfaces: transformers 5.24, models/mamba2/modeling_mamba2.py and models/qwen3_next/.
 """
 
@@ -17,6 +17,7 @@ from transformers.models.mamba2 import modeling_mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from tritonkittens.kernels._dispatch import unseen_by_function_modes
+from tritonkittens.kernels._sequences import MOST_SEQUENCES
 from tritonkittens.kernels.causal_conv import causal_conv1d
 from tritonkittens.kernels.causal_conv.checks import are_taken as convolution_takes
 from tritonkittens.kernels.causal_conv.interface import ACTIVATIONS
@@ -30,8 +31,11 @@ from tritonkittens.kernels.norm.composed import l2_norm
 Function: TypeAlias = Callable[..., Any]
 
 
-def _is_packed(kwargs: dict[str, Any]) -> bool:
-    return kwargs.get("cu_seqlens") is not None or kwargs.get("seq_idx") is not None
+def _numbers(seq_idx: Tensor | None, x: Tensor, shape: tuple[int, ...]) -> bool:
+    """Can kernels tell packed sequences apart by these numbers? None: there are none."""
+    return seq_idx is None or (
+        seq_idx.dtype == torch.int32 and tuple(seq_idx.shape) == shape and seq_idx.device == x.device
+    )
 
 
 # ---------------------------------------------------------------- convolutions
@@ -39,18 +43,26 @@ def _is_packed(kwargs: dict[str, Any]) -> bool:
 
 @unseen_by_function_modes
 def _convolved(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, before: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    before: Tensor | None = None,
+    seq_idx: Tensor | None = None,
 ) -> Tensor | None:
-    if activation not in ACTIVATIONS or not convolution_takes(x, weight, bias, before):
+    fits = activation in ACTIVATIONS and _numbers(seq_idx, x, (x.shape[0], x.shape[2]))
+    if not fits or not convolution_takes(x, weight, bias, before):
         return None
-    return causal_conv1d(x, weight, bias, initial_states=before, activation=activation)
+    return causal_conv1d(x, weight, bias, initial_states=before, seq_idx=seq_idx, activation=activation)
 
 
 def _convolution(theirs: Function) -> Function:
     def causal_conv1d_fn(
         hidden_states: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **kwargs: Any
     ) -> Any:
-        y = None if _is_packed(kwargs) else _convolved(hidden_states, weight, bias, activation)
+        y = None
+        if kwargs.get("cu_seqlens") is None:
+            y = _convolved(hidden_states, weight, bias, activation, seq_idx=kwargs.get("seq_idx"))
         return theirs(hidden_states, weight, bias, activation=activation, **kwargs) if y is None else y
 
     return causal_conv1d_fn
@@ -82,12 +94,16 @@ def _convolution_step(theirs: Function) -> Function:
 
 
 @unseen_by_function_modes
-def _scanned(given: Operands, softplus: bool, limits: tuple[float, float], final: bool = False) -> Any:
+def _scanned(
+    given: Operands, softplus: bool, limits: tuple[float, float], final: bool, seq_idx: Tensor | None = None
+) -> Any:
     least, most = limits
-    if not (0 <= least <= most and scan_takes(given)):
+    if not (0 <= least <= most and scan_takes(given) and _numbers(seq_idx, given.x, tuple(given.x.shape[:2]))):
+        return None
+    if seq_idx is not None and (final or given.initial_states is not None):
         return None
     x, dt, A, B, C, D, _, bias, states, _ = given
-    options: dict[str, Any] = dict(dt_softplus=softplus, dt_limit=limits, return_final_states=final)
+    options: dict[str, Any] = dict(dt_softplus=softplus, dt_limit=limits, return_final_states=final, seq_idx=seq_idx)
     return mamba_chunk_scan(x, dt, A, B, C, D=D, dt_bias=bias, initial_states=states, **options)
 
 
@@ -108,10 +124,11 @@ def _scan(theirs: Function) -> Function:
         **kwargs: Any,
     ) -> Any:
         found = None
-        if not _is_packed(kwargs) and kwargs.get("z") is None:
+        if kwargs.get("cu_seqlens") is None and kwargs.get("z") is None:
             states = None if initial_states is None else initial_states.float()
             given = Operands(hidden_states, dt, A, B, C, D, None, dt_bias, states, None)
-            found = _scanned(given, dt_softplus, (float(dt_limit[0]), float(dt_limit[1])), return_final_states)
+            limits = float(dt_limit[0]), float(dt_limit[1])
+            found = _scanned(given, dt_softplus, limits, return_final_states, kwargs.get("seq_idx"))
         if found is not None:
             return found
         options = dict(D=D, dt_bias=dt_bias, initial_states=initial_states, dt_softplus=dt_softplus, dt_limit=dt_limit)
@@ -166,9 +183,17 @@ def _scan_step(theirs: Function) -> Function:
 
 @unseen_by_function_modes
 def _updated(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None, final: bool, normalises: bool
+    operands: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    state: Tensor | None,
+    starts: Tensor | None,
+    final: bool,
+    normalises: bool,
 ) -> Any:
-    state = None if state is None else state.float()
+    (q, k, v, g, beta), state = operands, None if state is None else state.float()
+    if starts is not None:
+        fits = starts.dtype == torch.int32 and starts.ndim == 1 and 1 <= starts.shape[0] <= MOST_SEQUENCES + 1
+        if q.shape[0] != 1 or not fits or starts.device != q.device:
+            return None
     if not delta_rule_takes(q, k, v, g, beta, state):
         return None
     if normalises:
@@ -176,7 +201,7 @@ def _updated(
         if unit_q is None or unit_k is None:
             return None
         q, k = unit_q, unit_k
-    found = gated_delta_rule(q, k, v, g, beta, initial_state=state, output_final_state=final)
+    found = gated_delta_rule(q, k, v, g, beta, initial_state=state, output_final_state=final, cu_seqlens=starts)
     return found if isinstance(found, tuple) else (found, None)
 
 
@@ -192,9 +217,9 @@ def _delta_rule(theirs: Function) -> Function:
         use_qk_l2norm_in_kernel: bool = False,
         **kwargs: Any,
     ) -> Any:
-        found = None
-        if not _is_packed(kwargs):
-            found = _updated(query, key, value, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel)
+        operands = query, key, value, g, beta
+        packed = initial_state, kwargs.get("cu_seqlens")
+        found = _updated(operands, *packed, output_final_state, use_qk_l2norm_in_kernel)
         if found is not None:
             return found
         options = dict(initial_state=initial_state, output_final_state=output_final_state, **kwargs)

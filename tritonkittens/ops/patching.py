@@ -53,7 +53,7 @@ def patch(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Patch:
     Everything else stays. So do layers of other models, of the same class too. Parameters and names stay.
 
     Replaced layers run transformers' own code for what the kernels do not take: on a CPU, in float64, DTensors,
-    forward-mode differentiation, and packed sequences in mixers.
+    forward-mode differentiation.
 
     Args:
         model: a model, or a part of one.
