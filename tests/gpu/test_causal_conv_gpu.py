@@ -21,6 +21,11 @@ def randn(*shape, dtype=FP32):
     return torch.randn(shape, device=DEVICE, dtype=FP32).to(dtype)
 
 
+def bound(dtype, numbers):
+    """Rounding errors of a few numbers may all be the largest."""
+    return BOUNDS[dtype] * (1 if numbers.numel() > 64 else 1.5)
+
+
 def check(x, weight, bias=None, cu_seqlens=None, initial_states=None, gradients=False, **options):
     named = dict(x=x, weight=weight, bias=bias, initial_states=initial_states)
     leaves = {n: t.detach().requires_grad_(gradients) for n, t in named.items() if t is not None}
@@ -29,7 +34,7 @@ def check(x, weight, bias=None, cu_seqlens=None, initial_states=None, gradients=
     found, expected = causal_conv1d(**leaves, **options), causal_conv1d_torch(**exact, **options)
     rows = expected.shape[-1]
     assert found.dtype == x.dtype and (found.stride(1) == 1) == (x.stride(1) == 1)
-    near("y", found[..., :rows], expected, BOUNDS[x.dtype])
+    near("y", found[..., :rows], expected, bound(x.dtype, expected))
     if not gradients:
         return []
     direction = torch.randn_like(x.detach()).contiguous()
@@ -38,7 +43,7 @@ def check(x, weight, bias=None, cu_seqlens=None, initial_states=None, gradients=
     for (name, leaf), a, b in zip(leaves.items(), grads, theirs, strict=True):
         assert a.dtype == leaf.dtype and a.shape == leaf.shape
         # terms are about 1, and cancel where they are few
-        near(f"d{name}", a, b, max(BOUNDS[leaf.dtype], 2e-6), max(a.numel() ** 0.5, 1e-6))
+        near(f"d{name}", a, b, max(bound(leaf.dtype, b), 2e-6), max(a.numel() ** 0.5, 1e-6))
     return grads
 
 
