@@ -22,8 +22,8 @@ def randn(*shape, dtype=FP32):
 
 
 def bound(dtype, numbers):
-    """Rounding errors of a few numbers may all be the largest; gradients are rounded twice."""
-    return BOUNDS[dtype] * (1 if numbers.numel() > 64 else 3)
+    """Rounding errors of a few numbers may all be the largest."""
+    return BOUNDS[dtype] * (1 if numbers.numel() > 64 else 2)
 
 
 def check(x, weight, bias=None, cu_seqlens=None, initial_states=None, gradients=False, **options):
@@ -42,8 +42,8 @@ def check(x, weight, bias=None, cu_seqlens=None, initial_states=None, gradients=
     theirs = torch.autograd.grad(expected, list(exact.values()), direction[..., :rows].double())
     for (name, leaf), a, b in zip(leaves.items(), grads, theirs, strict=True):
         assert a.dtype == leaf.dtype and a.shape == leaf.shape
-        # terms are about 1, and cancel where they are few
-        near(f"d{name}", a, b, max(bound(leaf.dtype, b), 2e-6), max(a.numel() ** 0.5, 1e-6))
+        # rounded twice; terms are about 1, and cancel where they are few
+        near(f"d{name}", a, b, max(1.5 * bound(leaf.dtype, b), 2e-6), max(a.numel() ** 0.5, 1e-6))
     return grads
 
 
