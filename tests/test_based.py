@@ -82,13 +82,21 @@ def test_torch_compile_sees_the_operator():
 
 
 @pytest.mark.slow
-def test_a_second_derivative_is_refused():
-    *tensors, _ = operands(1, 10, 1, 64, state=False)
-    leaf = tensors[0].requires_grad_()
+def test_gradients_in_transforms_and_compiled():
+    leaves = [x.requires_grad_() for x in operands(1, 10, 1, 64)]
+
+    def loss(q, k, v, state):
+        o, after = based_attention(q, k, v, initial_state=state, output_final_state=True)
+        return o.float().sum() + (after * after).sum()
+
     with sim.device():
-        (dq,) = torch.autograd.grad(based_attention(leaf, *tensors[1:]).sum(), leaf, create_graph=True)
+        expected = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
         with refused("based_attention has no second derivative", NotImplementedError):
-            dq.sum().backward()
+            expected[0].sum().backward()
+        transformed = torch.func.grad(loss, (0, 1, 2, 3))(*(x.detach() for x in leaves))
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(*leaves)
+        found = torch.autograd.grad(compiled, leaves)
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(expected, transformed, found, strict=True))
 
 
 @explored(1, 12)

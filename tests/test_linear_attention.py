@@ -107,6 +107,8 @@ def test_torch_compile_sees_the_operator():
         for function in (linear_attention, torch.compile(linear_attention, fullgraph=True, backend="aot_eager")):
             o, state = function(*leaves, decay, output_final_state=True)
             results.append([o, state, *torch.autograd.grad(o.float().sum() + state.sum(), leaves)])
+        dq = torch.func.grad(lambda q: linear_attention(q, *leaves[1:], decay).float().sum())(q.detach())
+        assert torch.equal(dq, torch.autograd.grad(linear_attention(*leaves, decay).float().sum(), leaves[0])[0])
     for eager, compiled in zip(*results, strict=True):
         assert torch.equal(eager, compiled)
 

@@ -106,6 +106,14 @@ def _sum(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(parts).float().sum(0).to(parts[0].dtype)
 
 
+def _factors(scale: float, device: torch.device) -> Tensor:
+    """What the weights multiply rows of a state with."""
+    found = torch.full((STATE_ROWS, 1), scale * scale / 2, dtype=torch.float32, device=device)
+    found[: 1 + KEYS] = scale
+    found[:1] = 1
+    return found
+
+
 def _backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any, ...]:
     """dqᵢ = scale · Σ_{j ≤ i} (doᵢ·vⱼ) (1 + x) kⱼ, dkⱼ the same with time reversed, and dvⱼ = Σ_{i ≥ j} (1 + x + x²/2)
     doᵢ is Based, too. The gradient of the state after is the state before, whose rows have factors of their own."""
@@ -116,8 +124,7 @@ def _backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any,
     if do is None and d_final is None:
         return (None,) * 9
     do = torch.zeros_like(v) if do is None else do.to(v.dtype)
-    powers = torch.tensor([0] + [1] * KEYS + [2] * KEYS**2, dtype=torch.float32, device=q.device)[:, None]
-    factors = scale**powers / (1 + (powers == 2))
+    factors = None if d_final is None and not needs[3] else _factors(scale, q.device)
     parts = _parts(ctx, do, None if d_final is None else d_final / factors)
     dq = dk = dv = d_state = None
     if needs[0]:

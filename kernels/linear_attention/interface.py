@@ -58,5 +58,5 @@ def linear_attention(
     if is_plain(*operands) and have_memory(*operands) and not requires_grad(*operands):
         o, state = run(*operands, scale, output_final_state, False)
     else:
-        o, state = call(NAME, *operands, scale, output_final_state)
+        o, state = call(NAME, *operands, scale, output_final_state, False)
     return (o, state) if output_final_state else o
