@@ -25,21 +25,22 @@ def causal_conv1d(
     """Return the causal convolution of each channel with a short filter, as before the scan of Mamba.
 
     yₜ = activation(bias + Σ_w weight_w · x_{t-W+1+w}). Arguments are those of `causal_conv1d_fn` of the package
-    causal-conv1d, and `cu_seqlens`.
+    causal-conv1d without those of final states, and `cu_seqlens`; options are given by name.
 
     Args:
         x: (B, C, L) in bf16, fp16 or fp32, of any strides: give a tensor (B, L, C) as `x.mT`.
         weight: (C, W) in one of these dtypes, W from 1 to 4.
         bias: (C,) in one of these dtypes; None: 0.
-        initial_states: (B, C, W - 1) in the dtype of x, the rows before the first; None: zeros.
+        initial_states: (B, C, W - 1) in the dtype of x, the columns before the first; None: zeros. To go on, give the
+            last W - 1 columns of [initial_states, x].
         cu_seqlens: (N + 1,) int32 for N sequences, up to 1,024, packed along L, B = 1: sequence n has the rows from
             element n up to element n + 1. They begin with 0 and never decrease. States are then (N, C, W - 1).
-        seq_idx: (B, L) int32: a sequence begins where it changes. All batches have up to 1,024 sequences, and none has
-            states. `cu_seqlens` is faster.
+        seq_idx: (B, L) int32: a sequence begins where it changes. All batches together have up to 1,024 sequences,
+            which is not checked, and none has states. `cu_seqlens` is faster.
         activation: None, or "silu" (also called "swish").
 
-    Returns (B, C, L) in the dtype of x, in memory in the order of x. Rows after the last packed sequence are not
-    defined. Sums are in fp32. All operands have gradients, once, but not in forward mode.
+    Returns (B, C, L) in the dtype of x, in memory in the order of x. Columns after the last packed sequence are
+    not defined; their gradients are 0. Sums are in fp32. All operands have gradients, once, but not in forward mode.
 
     Raises TypeError or ValueError for what does not fit together.
 

@@ -15,13 +15,13 @@ from tritonkittens.kernels.fft_conv.config import transform_length
 def fft_conv(
     u: Tensor, k: Tensor, *, causal: bool = False, pre_gate: Tensor | None = None, post_gate: Tensor | None = None
 ) -> Tensor:
-    """Return post_gate · (k ∗ (pre_gate · u)): a convolution of each channel with a filter as long as the signal.
+    """Return post_gate · (k ∗ (pre_gate · u)): a convolution of each channel with a filter of up to thousands of taps.
 
-    The transforms are matrix products on the tensor cores, in one kernel. FlashFFTConv computes this function.
+    The transforms are matrix products on the tensor cores, in one kernel. Source: Fu et al., FlashFFTConv (2023).
 
     Args:
         u: (B, H, L) in bf16 or fp16.
-        k: (H, Lk) in fp32, bf16 or fp16, Lk from 1 to L, or to any length with `causal`; or its spectrum, from
+        k: (H, Lk) in fp32, bf16 or fp16, Lk from 1 to L, or with `causal` to 8,193 - L; or its spectrum, from
             `fft_conv_filter`, which has no gradient.
         causal: yᵢ = Σ_{j ≤ i} kⱼ u_{i-j}, where L is at most 4,096 and L + Lk - 1 at most 8,192. False: the convolution
             is circular, yᵢ = Σⱼ kⱼ u_{(i-j) mod L}, and L is 256, 512, 1,024, 2,048 or 4,096.
@@ -55,12 +55,13 @@ def fft_conv_filter(k: Tensor, length: int, *, causal: bool = False, dtype: torc
 
     Args:
         k: (H, Lk) in fp32, bf16 or fp16.
-        length: L of the signals.
+        length: L of the signals. The spectrum is for signals of this length alone, and for this `causal`: `fft_conv`
+            cannot tell that it gets others.
         causal: as in `fft_conv`.
         dtype: the dtype of the signals, bf16 or fp16.
 
-    Returns (2, H, N / 64, 64) in bf16, or fp32 for signals of fp16, where transforms have N numbers. It has no
-    gradient.
+    Returns (2, H, N / 64, 64) in bf16, or fp32 for signals of fp16. N is L, or with `causal` the power of two from 256
+    on that is at least L + Lk - 1. It has no gradient.
 
     Raises TypeError or ValueError for what `fft_conv` would refuse.
     """

@@ -24,12 +24,13 @@ def gated_delta_rule(
     """Return the gated delta rule, as of Gated DeltaNet and Qwen3-Next: at each step S ← exp(g) · S, then
     S ← S + beta · k (v - Sᵀk)ᵀ, and o = scale · Sᵀq.
 
-    Arguments are those of fla's `chunk_gated_delta_rule`.
+    Arguments are those of fla's `chunk_gated_delta_rule`, but q and k are not normalised, `cu_seqlens` is int32,
+    options are given by name, and o is returned alone unless the state is wanted. Source: Yang et al., Gated Delta
+    Networks (2024).
 
     Args:
-        q, k: (B, T, H, K) in bf16 or fp16, K from 1 to 128, of any strides. They are not normalised here; keys longer
-            than 1 let S grow.
-        v: (B, T, HV, V) in the dtype of q. Head h of v uses head ⌊h · H / HV⌋ of q and k.
+        q, k: (B, T, H, K) in bf16 or fp16, K from 1 to 128, of any strides; keys longer than 1 let S grow.
+        v: (B, T, HV, V) in the dtype of q, V at least 1. Head h of v uses head ⌊h · H / HV⌋ of q and k.
         g: (B, T, HV) in fp32, bf16 or fp16, at most 0: the logarithm of what is kept.
         beta: (B, T, HV), as g: from 0 to 1 usually.
         scale: None: K^-0.5.

@@ -34,16 +34,17 @@ def hedgehog_attention(
         alpha, beta: (H,) fp32.
         initial_state: (kv, z) of what precedes the first block: kv = Σ φ(k) vᵀ (B, H, 128, 128) and z = Σ φ(k)
             (B, H, 128), both fp32; None: zeros.
-        output_final_state: also return kv and z of all blocks but the last, which the next window needs. A next call
-            begins with the rows of that block, and with this state.
+        output_final_state: also return kv and z of all blocks but the last, which the next window needs. To go on, T
+            must be a multiple of 64: a next call takes this state and the last 64 rows again, then the new ones, and
+            its first 64 results are dropped. In between, keep the state, and take all rows since it again.
         cu_seqlens: (N + 1,) int32 for N sequences, up to 1,024, packed along T, B = 1: sequence n has the rows from
             element n up to element n + 1. They begin with 0 and never decrease. States are then of N sequences.
 
     Returns (B, T, H, 128) in bf16, and with output_final_state the state (kv, z). Rows after the last packed sequence
-    are not defined. States are carried in fp32 and multiplied in bf16. There is no gradient yet.
+    are not defined. States are carried in fp32 and multiplied in bf16. There is no gradient yet: `backward` raises
+    NotImplementedError, and `hedgehog_attention_torch` has one.
 
-    Raises TypeError or ValueError for what does not fit together; NotImplementedError where a gradient is wanted;
-    ArchitectureError on a GPU without TMA.
+    Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
 
     Example::
 

@@ -25,11 +25,12 @@ def linear_attention(
 
     As a recurrence, S ← exp(g) · S + k vᵀ and o = scale · Sᵀ q, where g is -decay, or differs from step to step. RetNet
     and lightning attention have decays, GLA with a gate a head and Mamba-2 have g. fla's `chunk_simple_gla` is this
-    function (with g_gamma = -decay), and `chunk_linear_attn` without gates.
+    function (with g_gamma = -decay), and `chunk_linear_attn(normalize=False)` without gates. Source: Sun et al.,
+    Retentive Network (2023).
 
     Args:
         q, k: (B, T, H, K) in bf16 or fp16, K from 1 to 128, of any strides.
-        v: (B, T, H, V) in the dtype of q.
+        v: (B, T, H, V) in the dtype of q, V at least 1.
         decay: (H,) fp32, at least 0, for each head; None: 0.
         g: (B, T, H) in fp32, bf16 or fp16, at most 0: the logarithm of what is kept, in place of a decay.
         scale: None: K^-0.5.
@@ -39,8 +40,9 @@ def linear_attention(
             element n up to element n + 1. They begin with 0 and never decrease. States are then (N, H, K, V).
 
     Returns (B, T, H, V) in the dtype of v, and with output_final_state the state (B, H, K, V) in fp32. Rows after the
-    last packed sequence are not defined. States are carried in fp32 and multiplied in the dtype of q. Differentiable
-    in q, k, v, the gates and the state, any number of times where gates require no gradient, but not in forward mode.
+    last packed sequence are not defined, nor are their gradients. States are carried in fp32 and multiplied in the
+    dtype of q. Differentiable in q, k, v, the gates and the state, any number of times where gates require no gradient,
+    but not in forward mode.
 
     Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
 

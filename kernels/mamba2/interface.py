@@ -31,8 +31,10 @@ def mamba_chunk_scan(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the scan of Mamba-2: at each step S ← exp(A · dt) · S + dt · x Bᵀ, and y = (S C + D · x) · silu(z).
 
-    Before, dt becomes clamp(softplus(dt + dt_bias)). Arguments are those of mamba_ssm's `mamba_chunk_scan_combined`,
-    without `chunk_size`.
+    Before, dt becomes dt + dt_bias, with `dt_softplus` softplus of that, and is then clamped to `dt_limit`: by default,
+    negative dt become 0. Arguments are those of mamba_ssm's `mamba_chunk_scan_combined`, without `chunk_size` and
+    `return_varlen_states`; options are given by name. `cu_seqlens` alone separates sequences, and excludes `seq_idx`.
+    Source: Dao and Gu, Transformers are SSMs (2024).
 
     Args:
         x: (B, L, H, P) in bf16 or fp16, of any strides, as are B, C and z.
@@ -45,15 +47,15 @@ def mamba_chunk_scan(
         initial_states: (B, H, P, N) fp32, S before the first step; None: zeros.
         cu_seqlens: (M + 1,) int32 for M sequences, up to 1,024, packed along L, B = 1: sequence m has the rows from
             element m up to element m + 1. They begin with 0 and never decrease. States are then (M, H, P, N).
-        seq_idx: (B, L) int32: a sequence begins where it changes. All batches have up to 1,024 sequences, and none has
-            states before or after. `cu_seqlens` is faster.
+        seq_idx: (B, L) int32: a sequence begins where it changes. All batches together have up to 1,024 of them, which
+            is not checked, and none has states before or after. `cu_seqlens` is faster.
         dt_softplus: apply softplus to dt.
-        dt_limit: the least, from 0 on, and the most that dt may be.
+        dt_limit: (least, most), to which dt is clamped, 0 ≤ least ≤ most.
         return_final_states: also return S after the last step.
 
     Returns (B, L, H, P) in the dtype of x, and with return_final_states the states (B, H, P, N) in fp32. Rows after the
-    last packed sequence are not defined. States are carried in fp32 and multiplied in the dtype of x. All
-    operands have gradients, once, but not in forward mode.
+    last packed sequence are not defined; their gradients are 0. States are carried in fp32 and multiplied in the dtype
+    of x. All operands have gradients, once, but not in forward mode.
 
     Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
 

@@ -46,7 +46,7 @@ class Mixer(Unscriptable, nn.Module):
     def forward(
         self, x: Tensor, state: MixerState | None = None, return_state: bool = False
     ) -> Tensor | tuple[Tensor, MixerState]:
-        """Return the mixer of x, (batch, length, hidden), in its shape.
+        """Apply the mixer to x, (batch, length, hidden); the result has its shape.
 
         Args:
             state: of the tokens before x. None: there are none.
@@ -106,14 +106,15 @@ def _conv1d(channels: int, taps: int, bias: bool, kind: dict[str, Any]) -> nn.Co
 
 
 class Mamba2(Mixer):
-    """The mixer of Mamba-2, with the arguments and the state_dict of mamba_ssm's `Mamba2`, which are those of
-    transformers' `Mamba2Mixer`.
+    """The mixer of Mamba-2, with the state_dict of transformers' `Mamba2Mixer`, and of mamba_ssm's `Mamba2` with its
+    defaults of d_ssm, D_has_hdim, rmsnorm and norm_before_gate. Arguments behind d_conv are in another order there.
 
-    x: (batch, length, d_model) gives the same shape. bf16 and fp16 run on `causal_conv1d`, `mamba_chunk_scan`,
-    `rms_norm` and `swiglu` on a Hopper or Blackwell GPU (or in the simulator), forward and backward. What the
-    kernels do not take runs in torch.
+    x: (batch, length, d_model) gives the same shape; `step` takes a token, (batch, d_model). bf16 and fp16 run on
+    `causal_conv1d`, `mamba_chunk_scan`, `rms_norm` and `swiglu` on a Hopper or Blackwell GPU (or in the simulator),
+    forward and backward. What the kernels do not take runs in torch.
 
     Args:
+        d_model: columns of x and of the result.
         d_state: columns of B and C, up to 128 on the kernels.
         d_conv: taps of the convolution, up to 4 on the kernels.
         expand: d_model times this are the columns of x in the scan.
@@ -213,9 +214,9 @@ def _scanned(given: Operands, limits: tuple[float, float], return_state: bool) -
 class GatedDeltaNet(Mixer):
     """The mixer of Gated DeltaNet, with the state_dict of transformers' `Qwen3NextGatedDeltaNet`.
 
-    x: (batch, length, hidden_size) gives the same shape. bf16 and fp16 run on `causal_conv1d`, `gated_delta_rule`,
-    `rms_norm` and `swiglu` on a Hopper or Blackwell GPU (or in the simulator), forward and backward. What the
-    kernels do not take runs in torch.
+    x: (batch, length, hidden_size) gives the same shape; `step` takes a token, (batch, hidden_size). bf16 and fp16 run
+    on `causal_conv1d`, `gated_delta_rule`, `rms_norm` and `swiglu` on a Hopper or Blackwell GPU (or in the simulator),
+    forward and backward. What the kernels do not take runs in torch.
 
     Args:
         num_k_heads: of queries and keys.
@@ -317,9 +318,10 @@ class LinearAttention(Mixer):
     Blackwell GPU (or in the simulator), forward and backward. What the kernels do not take runs in torch.
 
     Args:
-        head_dim: columns of a head, up to 128 on the kernels. None: hidden_size / num_heads.
-        decay: (num_heads,), how fast a head forgets: a token n steps ago counts exp(-decay · n). None: 2^(-8 i / H) for
-            head i of H, from 1 on. MiniMax multiplies it by 1 - layer / (layers - 1) + 1e-5.
+        head_dim: columns of a head, up to 128 on the kernels. None: ⌊hidden_size / num_heads⌋.
+        decay: (num_heads,), how fast a head forgets: a token n steps ago counts exp(-decay · n). It is not learned, but
+            the buffer `slope_rate`. None: 2^(-8 i / H) for head i of H, from 1 on. MiniMax multiplies it by
+            1 - layer / (layers - 1) + 1e-5.
         eps: of the norm.
 
     Example::
@@ -398,7 +400,7 @@ class Based(Mixer):
     Blackwell GPU (or in the simulator), forward and backward. What the kernels do not take runs in torch.
 
     Args:
-        feature_dim: columns of queries and keys.
+        feature_dim: columns of queries and keys of a head.
         num_heads: of hidden_size / num_heads columns of values, usually 64.
 
     Example::
