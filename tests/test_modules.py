@@ -76,7 +76,7 @@ def test_a_mixture_under_autocast():
     block, x = MixtureOfExperts(16, 24, 3, 3), torch.randn(2, 4, 16)  # all experts, whatever rounding does to scores
     with torch.no_grad(), sim.device() as device, torch.autocast("cpu", BF16):
         y = block(x)
-    assert y.dtype == BF16 and len(device.launches) == 5
+    assert y.dtype == BF16 and len(device.launches) == 4
     assert relative_error(y, block.double()(x.double())) < 1.5e-2
 
 
@@ -94,6 +94,6 @@ def test_experts_of_transformers_under_autocast():
         theirs = module(x, INDEX, WEIGHTS)
         with patch(module), sim.device() as device:
             ours = module(x, INDEX, WEIGHTS)
-    assert len(device.launches) == 5 and ours.dtype == theirs.dtype
+    assert len(device.launches) == 4 and ours.dtype == theirs.dtype
     expected = module.double()(x.double(), INDEX, WEIGHTS.double())
     assert relative_error(ours, expected) <= 1.5 * relative_error(theirs, expected)

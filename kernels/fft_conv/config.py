@@ -42,7 +42,7 @@ def roots(rows: Tensor, cols: Tensor, period: int) -> Tensor:
 def tables(n: int, padded: bool, dtype: torch.dtype, device: torch.device) -> Tables:
     """The factors of a transform of `n` numbers."""
     parts = parts_of(n)
-    rows, side = n // SIDE // parts, torch.arange(SIDE, dtype=torch.float64)
+    rows, side = n // SIDE // parts, torch.arange(SIDE, dtype=torch.float64, device="cpu")
     halves = math.log2(SIDE) // 2, math.log2(rows) // 2
     f = roots(side, side, SIDE) * 2.0 ** -halves[0]
     row, channel = side % rows, side // rows
@@ -50,7 +50,7 @@ def tables(n: int, padded: bool, dtype: torch.dtype, device: torch.device) -> Ta
     of_one = (channel[:, None] == channel) * 2.0 ** -halves[1]
     of_parts = [roots(parts * row + part, row, parts * rows) * of_one for part in range(parts)]
     matrices = [x for g in of_parts for x in (g.real, g.imag)]
-    w = roots(torch.arange(parts, dtype=torch.float64), row, parts * rows)
+    w = roots(torch.arange(parts, dtype=torch.float64, device="cpu"), row, parts * rows)
     if padded:
         g = of_parts[0][:, row < rows // 2]
         matrices = [

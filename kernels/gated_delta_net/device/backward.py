@@ -14,14 +14,21 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.gated_delta_net.device.delta import DeltaChunks, columns, correct, load_chunk, of_rows, write
+from tritonkittens.kernels.gated_delta_net.device.delta import (
+    GatedDeltaNet,
+    columns,
+    correct,
+    load_chunk,
+    of_rows,
+    write,
+)
 from tritonkittens.kernels.linear_attention.device.chunks import HEADS, ROWS, Chunks, causal, chunk, chunk_of_slot
 from tritonkittens.launch import plain_kernel
 
 PARTS: tl.constexpr = tl.constexpr(6)  # of the gradients of a chunk's gates, from each of two consumers
 
 
-class DeltaStates(DeltaChunks):
+class DeltaStates(GatedDeltaNet):
     """S: (slots, heads, value columns, key_dim), the states before all chunks."""
 
     @property
@@ -48,7 +55,7 @@ class DeltaStates(DeltaChunks):
         tk.store_async(ctx.globals.S, output.S, (ctx.first + chunk(ctx), ctx.head, ctx.col, 0))
 
 
-class DeltaStateGradients(DeltaChunks):
+class DeltaStateGradients(GatedDeltaNet):
     """dS: as S, the gradients of the states after all chunks; dU and dV: as V, in whose place dO is. States are
     gradients of states."""
 

@@ -63,7 +63,7 @@ def invert_chunks(
     Q, K, BETA, ENDS, G, T, P, B, sequences, group, slots, dim, q_row, q_head, k_row, k_head, b_row, b_head,
     DIM: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """T, P and B of `DeltaChunks`, of Q and K (rows, H, dim) and BETA (rows, HV) of these strides. Grid: slots, HV."""
+    """T, P and B of `GatedDeltaNet`, of Q, K (rows, H, dim) and BETA (rows, HV) of these strides. Grid: slots, HV."""
     slot, head = tl.program_id(0), tl.program_id(1)
     row, inside = chunk_of_slot(ENDS, slot, sequences, MOST)
     i, d, home = tl.arange(0, ROWS), tl.arange(0, DIM), head.to(tl.int64) * slots + slot
@@ -83,12 +83,12 @@ def invert_chunks(
         tl.store(T + of_chunk, tk.cast(t, T.dtype.element_ty))
 
 
-class DeltaChunks(LinearAttention):
-    """T, and P = (Q Kᵀ) ∘ e^{G_i - G_j} for j ≤ i: (heads, slots · 64, 64). B: (heads, slots, 256) fp32, β, e^G and
-    e^{G_last - G} of the rows of a chunk, one after another.
+class GatedDeltaNet(LinearAttention):
+    """The result, and the states after (`ends_wanted`).
 
-    All is transposed, so that what depends on the state stays in registers: it is the A operand of products with rows
-    of K and Q.
+    T, and P = (Q Kᵀ) ∘ e^{G_i - G_j} for j ≤ i: (heads, slots · 64, 64). B: (heads, slots, 256) fp32, β, e^G and
+    e^{G_last - G} of the rows of a chunk, one after another. All is transposed, so that what depends on the state stays
+    in registers: it is the A operand of products with rows of K and Q.
     """
 
     gated: bool = False  # B has what gates give
@@ -107,6 +107,19 @@ class DeltaChunks(LinearAttention):
         load_chunk(ctx, input)
         tk.load_async(input.Q, ctx.globals.Q, place_of_keys(ctx), input.full)
         tk.load_async(input.P, ctx.globals.P, (ctx.head, ctx.first + chunk(ctx), 0), input.full)
+
+    @triton.jit
+    def compute(ctx, state, input, output):
+        before = tk.cast(state.s, ctx.config.dtype)
+        corrected = correct(ctx, input, before)
+        o = tk.mm_ABt(before, input.Q, wait=False)
+        corrected = tk.mma_wait(corrected, leave=(o,))
+        s = write(ctx, input, state.s, corrected)
+        o = tk.mul_col(tk.mma_wait(o, leave=(s,)), of_rows(ctx, input, 1))
+        o = tk.mma_ABt(tk.cast(corrected, ctx.config.dtype), input.P, o, wait=False)
+        o, s = tk.mma_wait(o, s)
+        tk.store(columns(ctx, output.O), o * ctx.args.scale)
+        return state.replace(s=s)
 
 
 @triton.jit
@@ -145,20 +158,3 @@ def write(ctx, input, s, corrected):
     """The state after, which is being computed."""
     written = tk.cast(tk.mul_col(corrected, of_rows(ctx, input, 2)), ctx.config.dtype)
     return tk.mma_AB(written, input.K, s * tk.load_scalar(input.B, 127), wait=False)
-
-
-class GatedDeltaNet(DeltaChunks):
-    """The result, and the states after (`ends_wanted`)."""
-
-    @triton.jit
-    def compute(ctx, state, input, output):
-        before = tk.cast(state.s, ctx.config.dtype)
-        corrected = correct(ctx, input, before)
-        o = tk.mm_ABt(before, input.Q, wait=False)
-        corrected = tk.mma_wait(corrected, leave=(o,))
-        s = write(ctx, input, state.s, corrected)
-        o = tk.mul_col(tk.mma_wait(o, leave=(s,)), of_rows(ctx, input, 1))
-        o = tk.mma_ABt(tk.cast(corrected, ctx.config.dtype), input.P, o, wait=False)
-        o, s = tk.mma_wait(o, s)
-        tk.store(columns(ctx, output.O), o * ctx.args.scale)
-        return state.replace(s=s)
