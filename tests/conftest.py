@@ -51,7 +51,7 @@ def _no_gpu_reason():
     return None
 
 
-SIMULATED = 2  # cases of a parametrised test of tests/gpu behind which the simulator runs every eighth in `make test`
+SIMULATED = 1  # cases of a parametrised test of tests/gpu behind which the simulator runs every eighth in `make test`
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by -m
