@@ -13,6 +13,7 @@ from tritonkittens.inspect import _sass, _tools
 from tritonkittens.kernels.activation import backward_operator, gated_operator, gated_torch, geglu, swiglu
 from tritonkittens.kernels.activation.config import Shape, shape_of
 from tritonkittens.kernels.activation.inspection import inspectable
+from tritonkittens.kernels.gated_gemm import layers
 from tritonkittens.nn import SwiGLU
 
 A, B = torch.randn(4, 32), torch.randn(4, 32)
@@ -137,8 +138,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", [None, *CHANGES])
-def test_module_without_gradients(change):
+def test_module_without_gradients(change, monkeypatch):
     """The first product and the activation are one kernel, unless the layer does more than multiply."""
+    monkeypatch.setattr(layers, "LEAST_ROWS", 15)
     module, x = SwiGLU(40, 24, 16, bias=False, dtype=BF16), torch.randn(3, 5, 40, dtype=BF16)
     if change:
         CHANGES[change](module)

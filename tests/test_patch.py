@@ -21,6 +21,7 @@ from transformers.models.mamba2 import modeling_mamba2  # noqa: E402
 from tests.cases_patch import BF16, agree, model, replaced, several, tokens  # noqa: E402
 from tests.util import refused, relative_error, slow  # noqa: E402
 from tritonkittens import sim  # noqa: E402
+from tritonkittens.kernels.gated_gemm import layers as gated_layers  # noqa: E402
 from tritonkittens.ops import mixers as patch_mixers  # noqa: E402
 from tritonkittens.ops import patch, register_transformers  # noqa: E402
 
@@ -97,7 +98,8 @@ def layer_results(layer, arguments):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers(name, rng):
+def test_layers(name, rng, monkeypatch):
+    monkeypatch.setattr(gated_layers, "LEAST_ROWS", 10)
     made, launches = LAYERS[name]
     layer, arguments = made()
     theirs = layer_results(layer, arguments)

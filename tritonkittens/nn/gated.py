@@ -17,11 +17,11 @@ class SwiGLU(Unscriptable, nn.Module):
     """y = w3(silu(a) · b), where w12(x) = (a, b): the MLP of Llama with its two first weights as one product. Arguments
     and state_dict are those of xformers' SwiGLU.
 
-    x: (…, in_features) gives (…, out_features). The layers are `Linear`s. Without bias, and where no gradient is
-    wanted, the first product and the activation are one kernel, `tritonkittens.kernels.gated_gemm.gated_gemm`, where
-    `Linear` has kernels. Otherwise the activation in bf16, fp16 and fp32 runs on the kernels of
-    `tritonkittens.kernels.activation.swiglu` on a GPU from sm_80 on (or in the simulator), which round once. Everything
-    else (other dtypes, devices, tensor subclasses) runs as torch's operations.
+    x: (…, in_features) gives (…, out_features). The layers are `Linear`s. Without bias, from 2,048 rows on, and where
+    no gradient is wanted, the first product and the activation are one kernel,
+    `tritonkittens.kernels.gated_gemm.gated_gemm`, where `Linear` has kernels. Otherwise the activation in bf16, fp16
+    and fp32 runs on the kernels of `tritonkittens.kernels.activation.swiglu` on a GPU from sm_80 on (or in the
+    simulator), which round once. Everything else (other dtypes, devices, tensor subclasses) runs as torch's operations.
 
     Args:
         hidden_features: of a, and of b.

@@ -58,11 +58,11 @@ def patch(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Patch:
     Args:
         model: a model, or a part of one.
         kinds: what to replace. "norm": RMS norms, also those of heads and those with a gate, on `rms_norm`. "mlp": MLPs
-            with a gate, on `swiglu` and `geglu`, and without gradients on `gated_gemm`; hooks of the activation in them
-            do not run. "rotary": rotary embeddings in attention, on `rotary`. "mixer": causal convolutions, Mamba-2's
-            scan and the gated delta rule, with and without a cache, on `causal_conv1d`, `mamba_chunk_scan` and
-            `gated_delta_rule`. "experts": experts with a gate, on `experts`. "loss": the loss of causal language
-            models, on `cross_entropy`.
+            with a gate, on `swiglu` and `geglu`, and from 2,048 rows on, without gradients, on `gated_gemm`; hooks of
+            the activation in them do not run. "rotary": rotary embeddings in attention, on `rotary`. "mixer": causal
+            convolutions, Mamba-2's scan and the gated delta rule, with and without a cache, on `causal_conv1d`,
+            `mamba_chunk_scan` and `gated_delta_rule`. "experts": experts with a gate, on `experts`. "loss": the loss of
+            causal language models, on `cross_entropy`.
 
     Returns:
         A `Patch`, with counts of what was replaced. `undo()`, or the end of a `with` block, gives the model its own
