@@ -304,10 +304,10 @@ def op(fn: Callable[Concatenate[Trace, P], R]) -> Callable[P, R]:
     def device_function(*args: Any, _semantic: Any = None, _generator: Any = None, **kwargs: Any) -> Any:
         if _semantic is None and not _interpreting():
             raise TileError(f"{fn.__name__}: call it inside a kernel (@triton.jit)")
-        t = Trace(_semantic, _generator)
+        t, rule = Trace(_semantic, _generator), complex_rules.get(fn.__name__)
         try:
-            if any(map(is_complex, (*args, *kwargs.values()))) and fn.__name__ in complex_rules:
-                return complex_rules[fn.__name__](t, fn, *args, **kwargs)
+            if rule is not None and any(map(is_complex, (*args, *kwargs.values()))):
+                return rule(t, fn, *args, **kwargs)
             return fn(t, *args, **kwargs)
         except TypeError:
             _check_arguments(fn.__name__, marked.__signature__, args, kwargs)
