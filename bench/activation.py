@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from bench.gemm import OURS, randn
-from bench.harness import Case, Contender, Suite, Trial, deferred
-from bench.quantize import copies, copy_of, in_turn
+from bench.harness import Case, Suite, Trial, deferred
+from bench.quantize import beside_copy, copies, in_turn
 
 SHAPES = ((16384, 14336), (8192, 11008), (4096, 14336), (512, 14336), (131072, 1024))
 KINDS = ("swiglu", "swiglu packed", "swiglu interleaved", "geglu", "geglu erf")
@@ -121,13 +121,12 @@ def prepare(kind: str, rows: int, width: int, both_ways: bool) -> Trial:
             return functools.partial(backward, make, kind, given, grad)
         return functools.partial(forward, make, kind, given, size)
 
-    copied = Contender(functools.partial(copy_of, size), lambda found: 0.0)
     return Trial(
         {OURS: timed(ours)},
         {name: timed(make) for name, make in PEERS.items()},
         error(kind, given, grad),
         BOUND,
-        baselines={"copy of as many bytes": copied},
+        baselines=beside_copy(size),
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.gemm import DEVICE, OURS, randn
-from bench.harness import Case, Contender, Suite, Trial, deferred
-from bench.quantize import copy_of
+from bench.harness import Case, Suite, Trial, both_ways, call_of, deferred
+from bench.quantize import beside_copy
 
 CHECKED = 2  # channels
 BOUND = 1e-2  # tables, signals and spectra are rounded to bf16
@@ -84,9 +84,7 @@ def prepare(shape: Shape, backward: bool) -> Trial:
     grad = randn(batch, heads, length) if backward else None
 
     def differentiated(function: Callable[..., Any]) -> Callable[[], Any]:
-        leaves = [x.clone().requires_grad_() for x in given]
-        found = function(*leaves)
-        return lambda: torch.autograd.grad(found, leaves, grad, retain_graph=True)
+        return call_of(function, given, grad)
 
     def ours() -> Callable[[], Any]:
         from tritonkittens.kernels.fft_conv import fft_conv, fft_conv_filter
@@ -111,22 +109,13 @@ def prepare(shape: Shape, backward: bool) -> Trial:
             return differentiated(module)
         return functools.partial(module, *given)
 
-    copied = Contender(functools.partial(copy_of, shape.moved(backward)), lambda found: 0.0)
     peers = {"torch.fft": fft, "FlashFFTConv": flash}
-    return Trial({OURS: ours}, peers, error(shape, given, grad), BOUND, baselines={"copy of as many bytes": copied})
+    baselines = beside_copy(shape.moved(backward))
+    return Trial({OURS: ours}, peers, error(shape, given, grad), BOUND, baselines=baselines)
 
 
 def cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
-    return [
-        Case(
-            f"{'backward, ' * backward}{shape}",
-            shape.moved(backward),
-            shape._asdict() | {"backward": backward},
-            functools.partial(prepare, shape, backward),
-            kind="device" if backward else "graph",
-        )
-        for shape in (Shape(*extents) for extents in EXTENTS)
-    ]
+    return both_ways((Shape(*extents) for extents in EXTENTS), prepare, backward)
 
 
 SUITES = (

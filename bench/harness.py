@@ -20,7 +20,7 @@ import pathlib
 import random
 import statistics
 import subprocess
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
@@ -102,6 +102,31 @@ class Suite:
 
 P = ParamSpec("P")
 Name = TypeVar("Name", bound=Hashable)
+
+
+def both_ways(shapes: Iterable[Any], prepare: Callable[[Any, bool], Trial], backward: bool) -> list[Case]:
+    """A case of the forward, or of the `backward`, for each shape: a NamedTuple with the bytes that are `moved`."""
+    return [
+        Case(
+            f"{'backward, ' * backward}{shape}",
+            shape.moved(backward),
+            shape._asdict() | {"backward": backward},
+            functools.partial(prepare, shape, backward),
+            kind="device" if backward else "graph",
+        )
+        for shape in shapes
+    ]
+
+
+def call_of(
+    function: Callable[..., Any], given: Sequence[torch.Tensor], grad: torch.Tensor | None
+) -> Callable[[], Any]:
+    """A call of a function; with `grad`, that of its result, a call of the gradients of all operands."""
+    if grad is None:
+        return functools.partial(function, *given)
+    leaves = [x.clone().requires_grad_() for x in given]
+    found = function(*leaves)
+    return lambda: torch.autograd.grad(found, leaves, grad, retain_graph=True)
 
 
 def deferred(prepare: Callable[P, Callable[[Any], float]]) -> Callable[P, Callable[[Any], float]]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.gemm import DEVICE, OURS, randn
-from bench.harness import Case, Contender, Suite, Trial, deferred
-from bench.quantize import copy_of
+from bench.harness import Case, Suite, Trial, deferred
+from bench.quantize import beside_copy
 
 BOUND = 1e-2  # weights and states are rounded to bf16
 ROWS = 1024  # that are checked
@@ -71,8 +71,7 @@ def prepare(shape: Shape) -> Trial:
         return lambda: definition(*given)[0]
 
     peers = {"torch.compile": compiled} if shape.length <= MOST_WEIGHTS else {}
-    copied = Contender(functools.partial(copy_of, shape.moved), lambda found: 0.0)
-    return Trial({OURS: ours}, peers, error(given), BOUND, baselines={"copy of as many bytes": copied})
+    return Trial({OURS: ours}, peers, error(given), BOUND, baselines=beside_copy(shape.moved))
 
 
 def cases(options: argparse.Namespace) -> list[Case]:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.gemm import DEVICE, OURS, randn
-from bench.harness import Case, Contender, Suite, Trial, deferred
-from bench.quantize import copy_of
+from bench.harness import Case, Suite, Trial, both_ways, call_of, deferred
+from bench.quantize import beside_copy
 
 CHECKED = 2  # heads
 CHUNK = 256  # rows of the reference
@@ -111,34 +111,16 @@ def prepare(shape: Shape, backward: bool) -> Trial:
     grad, decay = randn(batch, length, heads, dim) if backward else None, rates(heads) if decayed else None
 
     def timed(make: Callable[..., Any]) -> Callable[[], Callable[[], Any]]:
-        def run() -> Callable[[], Any]:
-            function = make(decay)
-            if grad is None:
-                return functools.partial(function, *given)
-            leaves = [x.clone().requires_grad_() for x in given]
-            found = function(*leaves)
-            return lambda: torch.autograd.grad(found, leaves, grad, retain_graph=True)
+        return lambda: call_of(make(decay), given, grad)
 
-        return run
-
-    copied = Contender(functools.partial(copy_of, shape.moved(backward)), lambda found: 0.0)
-    baselines = {"copy of as many bytes": copied}
+    baselines = beside_copy(shape.moved(backward))
     return Trial({OURS: timed(ours)}, {"fla": timed(fla)}, error(shape, given, decay, grad), BOUND, baselines=baselines)
 
 
 def cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
     kinds = [(True, False), (False, False), (True, True)]
     shapes = [Shape(*extents, *kind) for kind in kinds for extents in EXTENTS]
-    return [
-        Case(
-            f"{'backward, ' * backward}{shape}",
-            shape.moved(backward),
-            shape._asdict() | {"backward": backward},
-            functools.partial(prepare, shape, backward),
-            kind="device" if backward else "graph",
-        )
-        for shape in shapes
-    ]
+    return both_ways(shapes, prepare, backward)
 
 
 class Delta(NamedTuple):
@@ -209,31 +191,14 @@ def prepare_delta(shape: Delta, backward: bool) -> Trial:
         return lambda *given: chunk_gated_delta_rule(*given)[0]
 
     def timed(function: Callable[[], Callable[..., Any]]) -> Callable[[], Callable[[], Any]]:
-        def run() -> Callable[[], Any]:
-            if grad is None:
-                return functools.partial(function(), *given)
-            leaves = [x.clone().requires_grad_() for x in given]
-            found = function()(*leaves)
-            return lambda: torch.autograd.grad(found, leaves, grad, retain_graph=True)
+        return lambda: call_of(function(), given, grad)
 
-        return run
-
-    copied = Contender(functools.partial(copy_of, shape.moved(backward)), lambda found: 0.0)
-    checked, baselines = delta_error(given, grad), {"copy of as many bytes": copied}
+    checked, baselines = delta_error(given, grad), beside_copy(shape.moved(backward))
     return Trial({OURS: timed(ours)}, {"fla": timed(fla)}, checked, BOUND, baselines=baselines)
 
 
 def delta_cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
-    return [
-        Case(
-            f"{'backward, ' * backward}{shape}",
-            shape.moved(backward),
-            shape._asdict() | {"backward": backward},
-            functools.partial(prepare_delta, shape, backward),
-            kind="device" if backward else "graph",
-        )
-        for shape in (Delta(*extents) for extents in DELTAS)
-    ]
+    return both_ways((Delta(*extents) for extents in DELTAS), prepare_delta, backward)
 
 
 class Taylor(NamedTuple):
@@ -285,43 +250,28 @@ def prepare_taylor(shape: Taylor, backward: bool = False) -> Trial:
     if grad is not None:
         grad[:, FIRST_ROWS:] = 0  # gradients of later rows have no part in those that are checked
 
-    def timed(function: Callable[..., Any]) -> Callable[[], Any]:
-        if grad is None:
-            return functools.partial(function, *given)
-        leaves = [x.clone().requires_grad_() for x in given]
-        found = function(*leaves)
-        return lambda: torch.autograd.grad(found, leaves, grad, retain_graph=True)
-
     def ours() -> Callable[[], Any]:
         from tritonkittens.kernels.based import based_attention
 
-        return timed(functools.partial(based_attention, normalize=normalized))
+        return call_of(functools.partial(based_attention, normalize=normalized), given, grad)
 
     def fla(name: str) -> Callable[[], Callable[[], Any]]:
         def run() -> Callable[[], Any]:
             from fla.ops import based
 
-            return timed(functools.partial(getattr(based, name), use_norm=normalized))
+            return call_of(functools.partial(getattr(based, name), use_norm=normalized), given, grad)
 
         return run
 
     peers = {f"fla {name}": fla(name) for name in ("parallel_based", "fused_chunk_based")}
-    copied = Contender(functools.partial(copy_of, shape.moved(backward)), lambda found: 0.0)
     error = taylor_error(given, grad, normalized)
-    return Trial({OURS: ours}, peers, error, BOUND, baselines={"copy of as many bytes": copied})
+    return Trial({OURS: ours}, peers, error, BOUND, baselines=beside_copy(shape.moved(backward)))
 
 
 def taylor_cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
-    return [
-        Case(
-            f"{'backward, ' * backward}{shape}",
-            shape.moved(backward),
-            shape._asdict() | {"backward": backward},
-            functools.partial(prepare_taylor, shape, backward),
-            kind="device" if backward else "graph",
-        )
-        for shape in (Taylor(*extents, normalized) for normalized in (False, True) for extents in TAYLORS)
-    ]
+    return both_ways(
+        (Taylor(*extents, normalized) for normalized in (False, True) for extents in TAYLORS), prepare_taylor, backward
+    )
 
 
 class Scan(NamedTuple):
@@ -395,11 +345,7 @@ def prepare_scan(shape: Scan, backward: bool = False) -> Trial:
     grad = randn(*x.shape) if backward else None
 
     def timed(function: Callable[..., Any], given: dict[str, torch.Tensor]) -> Callable[[], Any]:
-        if grad is None:
-            return functools.partial(function, **given)
-        leaves = {name: t.clone().requires_grad_() for name, t in given.items()}
-        y = function(**leaves)
-        return lambda: torch.autograd.grad(y, list(leaves.values()), grad, retain_graph=True)
+        return call_of(lambda *values: function(**dict(zip(given, values, strict=True))), [*given.values()], grad)
 
     def ours() -> Callable[[], Any]:
         from tritonkittens.kernels.mamba2 import mamba_chunk_scan
@@ -423,21 +369,11 @@ def prepare_scan(shape: Scan, backward: bool = False) -> Trial:
     peers: dict[str, Callable[[], Any]] = {"mamba_ssm": mamba_ssm}
     if heads == SCANS[0][2]:  # it tunes its kernels again for other heads
         peers["fla without dt, D and z"] = fla
-    copied = Contender(functools.partial(copy_of, shape.moved(backward)), lambda found: 0.0)
-    return Trial({OURS: ours}, peers, scan_error(given, grad), BOUND, baselines={"copy of as many bytes": copied})
+    return Trial({OURS: ours}, peers, scan_error(given, grad), BOUND, baselines=beside_copy(shape.moved(backward)))
 
 
 def scan_cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
-    return [
-        Case(
-            f"{'backward, ' * backward}{shape}",
-            shape.moved(backward),
-            shape._asdict() | {"backward": backward},
-            functools.partial(prepare_scan, shape, backward),
-            kind="device" if backward else "graph",
-        )
-        for shape in (Scan(*extents) for extents in SCANS)
-    ]
+    return both_ways((Scan(*extents) for extents in SCANS), prepare_scan, backward)
 
 
 class Conv(NamedTuple):
@@ -462,22 +398,15 @@ def prepare_conv(shape: Conv, backward: bool = False) -> Trial:
     given = [randn(*shape).mT, randn(shape.channels, 4), randn(shape.channels)]
     grad = randn(*shape).mT if backward else None
 
-    def timed(function: Callable[..., Any]) -> Callable[[], Any]:
-        if grad is None:
-            return functools.partial(function, *given, activation="silu")
-        leaves = [t.detach().requires_grad_() for t in given]
-        y = function(*leaves, activation="silu")
-        return lambda: torch.autograd.grad(y, leaves, grad, retain_graph=True)
-
     def ours() -> Callable[[], Any]:
         from tritonkittens.kernels.causal_conv import causal_conv1d
 
-        return timed(causal_conv1d)
+        return call_of(functools.partial(causal_conv1d, activation="silu"), given, grad)
 
     def package() -> Callable[[], Any]:
         from causal_conv1d import causal_conv1d_fn
 
-        return timed(causal_conv1d_fn)
+        return call_of(functools.partial(causal_conv1d_fn, activation="silu"), given, grad)
 
     def error(found: Any) -> float:
         """The error of the first rows, or of the gradient of those whose sums lie among them."""
@@ -491,21 +420,11 @@ def prepare_conv(shape: Conv, backward: bool = False) -> Trial:
         first, expected = (t[:1, :, : min(CHUNK, shape.length) - 3].double() for t in (found, expected))
         return float((first - expected).norm() / expected.norm())
 
-    copied = Contender(functools.partial(copy_of, shape.moved(backward)), lambda found: 0.0)
-    return Trial({OURS: ours}, {"causal-conv1d": package}, error, BOUND, baselines={"copy of as many bytes": copied})
+    return Trial({OURS: ours}, {"causal-conv1d": package}, error, BOUND, baselines=beside_copy(shape.moved(backward)))
 
 
 def conv_cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:
-    return [
-        Case(
-            f"{'backward, ' * backward}{shape}",
-            shape.moved(backward),
-            shape._asdict() | {"backward": backward},
-            functools.partial(prepare_conv, shape, backward),
-            kind="device" if backward else "graph",
-        )
-        for shape in (Conv(*extents) for extents in CONVS)
-    ]
+    return both_ways((Conv(*extents) for extents in CONVS), prepare_conv, backward)
 
 
 SUITES = (

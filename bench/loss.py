@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from bench.gemm import OURS, randn
-from bench.harness import Case, Contender, Suite, Trial, deferred
-from bench.quantize import copies, copy_of, in_turn
+from bench.harness import Case, Suite, Trial, deferred
+from bench.quantize import beside_copy, copies, in_turn
 
 SOFTMAX_SHAPES = tuple((16384, width) for width in (256, 1024, 4096, 8192, 16384, 32768)) + ((4096, 131072),)
 SHAPES = ((32768, 4096), (8192, 32000), (8192, 50257), (8192, 128256), (4096, 256000), (1024, 128256))
@@ -144,7 +144,7 @@ def prepare(kind: str, rows: int, width: int, both_ways: bool) -> Trial:
         {name: timed(make) for name, make in peers(kind, both_ways).items()},
         error(kind, given, gradient),
         BOUND,
-        baselines={"copy of as many bytes": Contender(functools.partial(copy_of, size), lambda found: 0.0)},
+        baselines=beside_copy(size),
     )
 
 

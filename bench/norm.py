@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from bench.gemm import OURS, randn
-from bench.harness import Case, Contender, Suite, Trial, deferred
-from bench.quantize import copies, copy_of, in_turn
+from bench.harness import Case, Suite, Trial, deferred
+from bench.quantize import beside_copy, copies, in_turn
 
 TOKENS = 16384
 SHAPES = (*((TOKENS, width) for width in (1024, 2048, 4096, 5120, 8192, 16384)), (131072, 256), (TOKENS * 32, 128))
@@ -138,13 +138,12 @@ def prepare(kind: str, rows: int, width: int, both_ways: bool) -> Trial:
             return functools.partial(backward, make, kind, given, grads)
         return functools.partial(forward, make, kind, given, size)
 
-    copied = Contender(functools.partial(copy_of, size), lambda found: 0.0)
     return Trial(
         {OURS: timed(ours)},
         {name: timed(make) for name, make in PEERS.items()},
         error(kind, given, grads),
         BOUND,
-        baselines={"copy of as many bytes": copied},
+        baselines=beside_copy(size),
     )
 
 

@@ -14,9 +14,9 @@ from typing import Any, cast
 import torch
 
 from bench.gemm import OURS, randn
-from bench.harness import Case, Contender, Suite, Trial
+from bench.harness import Case, Suite, Trial
 from bench.norm import BOUND, EPS, error, moved, operands
-from bench.quantize import copies, copy_of, in_turn
+from bench.quantize import beside_copy, copies, in_turn
 from tritonkittens.arch import chip_of
 from tritonkittens.kernels._tensors import power_of_two
 from tritonkittens.kernels.norm import call_plan
@@ -101,7 +101,7 @@ def prepare(kind: str, rows: int, width: int, both_ways: bool) -> Trial:
         {},
         error(kind, given, grads),
         BOUND,
-        baselines={"copy of as many bytes": Contender(functools.partial(copy_of, size), lambda found: 0.0)},
+        baselines=beside_copy(size),
     )
 
 

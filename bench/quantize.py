@@ -91,6 +91,11 @@ def copy_of(bytes_moved: float) -> Callable[[], Any]:
     return in_turn(lambda i: pairs[i][1].copy_(pairs[i][0]), count)
 
 
+def beside_copy(bytes_moved: float) -> dict[str, Contender]:
+    """A copy as a baseline."""
+    return {"copy of as many bytes": Contender(functools.partial(copy_of, bytes_moved), lambda found: 0.0)}
+
+
 def parts(found: Any) -> list[torch.Tensor]:
     return [found] if isinstance(found, torch.Tensor) else [x for part in found for x in parts(part)]
 
@@ -120,13 +125,12 @@ def cases(options: argparse.Namespace) -> list[Case]:
     def prepare(kind: str, axes: str, rows: int, cols: int) -> Trial:
         x, size = randn(rows, cols), moved(kind, rows, cols, axes)
         given = beside(kind, axes, x)
-        copied = Contender(functools.partial(copy_of, size), lambda found: 0.0)
         return Trial(
             {OURS: functools.partial(ours, kind, given, x, size)},
             {},
             share_wrong(kind, given, x),
             0.0,
-            baselines={"copy of as many bytes": copied},
+            baselines=beside_copy(size),
         )
 
     return [

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.gemm import OURS, randn
-from bench.harness import Case, Contender, Suite, Trial, deferred
-from bench.quantize import copies, copy_of, in_turn
+from bench.harness import Case, Suite, Trial, deferred
+from bench.quantize import beside_copy, copies, in_turn
 
 
 class Model(NamedTuple):
@@ -170,13 +170,12 @@ def prepare(kind: str, model: Model, batch: int, tokens: int, both_ways: bool) -
             return functools.partial(backward, make, kind, angles, given, grads)
         return functools.partial(forward, make, kind, angles, given, size)
 
-    copied = Contender(functools.partial(copy_of, size), lambda found: 0.0)
     return Trial(
         {OURS: timed(ours)},
         {name: timed(make) for name, make in PEERS.items()},
         error(kind, angles, given, grads),
         BOUND,
-        baselines={"copy of as many bytes": copied},
+        baselines=beside_copy(size),
     )
 
 
