@@ -24,37 +24,37 @@ from tritonkittens.kernels.linear_attention.device.chunks import (
 )
 from tritonkittens.launch import plain_kernel
 
-BLOCK: tl.constexpr = tl.constexpr(16)  # rows of blocks that are inverted row by row
+BLOCK: tl.constexpr = tl.constexpr(16)  # rows of blocks that are inverted on their own
+STEPS: tl.constexpr = tl.constexpr(6)  # of doubling a block until it has the rows of a chunk
 
 
 @triton.jit
 def _inverse(a):
     """(I + a)⁻¹ of a lower triangle without its diagonal, ROWS × ROWS.
 
-    The blocks on the diagonal are inverted by rows: row i is eᵢ - aᵢ · (the rows above). With them, D, and the blocks N
-    below, the inverse is (I + E)⁻¹ D, where E = D N, and E⁴ = 0. tf32 is enough: the result is rounded to 16 bits.
+    With the inverse t of the blocks of some rows on the diagonal, that of blocks of twice as many has -t a t below. The
+    first blocks, on the diagonal of a, are inverted one by one. tf32 is enough: the result is rounded to 16 bits.
     """
     BLOCKS: tl.constexpr = ROWS // BLOCK
-    b, i = tl.arange(0, BLOCKS), tl.arange(0, BLOCK)
+    b, i, one = tl.arange(0, BLOCKS), tl.arange(0, BLOCK), tl.arange(0, ROWS)
+    own = (b[:, None] == b[None, :])[:, :, None, None]
     blocks = tl.permute(tl.reshape(a, (BLOCKS, BLOCK, BLOCKS, BLOCK)), (0, 2, 1, 3))
-    own, below = (b[:, None] == b[None, :])[:, :, None, None], (b[:, None] > b[None, :])[:, :, None, None]
-    found = tl.where(i[:, None] == i[None, :], 1.0, 0.0)[None, :, :] + tl.zeros((BLOCKS, BLOCK, BLOCK), tl.float32)
-    diagonal = tl.sum(tl.where(own, blocks, 0.0), 1)
-    for row in range(1, BLOCK):
-        is_row = (i == row)[None, :, None]
-        of_row = tl.sum(tl.where(is_row, diagonal, 0.0), 1)
-        found = tl.where(is_row, found - tl.sum(of_row[:, :, None] * found, 1)[:, None, :], found)
-    d = _matrix(tl.where(own, found[:, None, :, :], 0.0))
-    e = tl.dot(d, _matrix(tl.where(below, blocks, 0.0)), input_precision="tf32")
-    square = tl.dot(e, e, input_precision="tf32")
-    rest = square - e - tl.dot(square, e, input_precision="tf32")  # (I + E)⁻¹ - I
-    return d + tl.dot(rest, d, input_precision="tf32")
+    t = tl.where(i[:, None] == i[None, :], 1.0, 0.0)[None, :, :] + tl.zeros((BLOCKS, BLOCK, BLOCK), tl.float32)
+    t = _doubled(t, tl.sum(tl.where(own, blocks, 0.0), 1), i, 1, BLOCK)
+    whole = tl.permute(tl.where(own, t[:, None, :, :], 0.0), (0, 2, 1, 3))
+    return _doubled(tl.reshape(whole, (ROWS, ROWS)), a, one, BLOCK, ROWS)
 
 
 @triton.jit
-def _matrix(blocks):
-    """The matrix of blocks (block row, block column, row, column)."""
-    return tl.reshape(tl.permute(blocks, (0, 2, 1, 3)), (ROWS, ROWS))
+def _doubled(t, a, row, FROM: tl.constexpr, TO: tl.constexpr):
+    """The inverse of blocks of `TO` rows of I + a, of that of blocks of `FROM` rows, both powers of two."""
+    for step in tl.static_range(STEPS):
+        if FROM <= 2**step and 2**step < TO:
+            block = row >> step
+            below = (block[:, None] != block[None, :]) & (block[:, None] >> 1 == block[None, :] >> 1)
+            product = tl.dot(tl.dot(t, a, input_precision="tf32"), t, input_precision="tf32")
+            t -= tl.where(below, product, 0.0)
+    return t
 
 
 @plain_kernel(num_warps=4)
