@@ -394,6 +394,13 @@ class Conv(NamedTuple):
 CONVS = ((8, 4096, 5376), (1, 16384, 4352), (32, 512, 5376), (4, 2048, 4352))
 
 
+def short_convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """A causal convolution as models of transformers write it."""
+    taps, channels = weight.shape[1], weight.shape[0]
+    y = torch.nn.functional.conv1d(x, weight[:, None], bias, padding=taps - 1, groups=channels)
+    return torch.nn.functional.silu(y[..., : x.shape[2]])
+
+
 def prepare_conv(shape: Conv, backward: bool = False) -> Trial:
     given = [randn(*shape).mT, randn(shape.channels, 4), randn(shape.channels)]
     grad = randn(*shape).mT if backward else None
@@ -408,6 +415,10 @@ def prepare_conv(shape: Conv, backward: bool = False) -> Trial:
 
         return call_of(functools.partial(causal_conv1d_fn, activation="silu"), given, grad)
 
+    def compiled() -> Callable[[], Any]:
+        torch.compiler.reset()
+        return call_of(torch.compile(short_convolution, dynamic=False), given, grad)
+
     def error(found: Any) -> float:
         """The error of the first rows, or of the gradient of those whose sums lie among them."""
         from tritonkittens.kernels.causal_conv import causal_conv1d_torch
@@ -420,7 +431,8 @@ def prepare_conv(shape: Conv, backward: bool = False) -> Trial:
         first, expected = (t[:1, :, : min(CHUNK, shape.length) - 3].double() for t in (found, expected))
         return float((first - expected).norm() / expected.norm())
 
-    return Trial({OURS: ours}, {"causal-conv1d": package}, error, BOUND, baselines=beside_copy(shape.moved(backward)))
+    peers = {"causal-conv1d": package, "torch.compile": compiled}
+    return Trial({OURS: ours}, peers, error, BOUND, baselines=beside_copy(shape.moved(backward)))
 
 
 def conv_cases(options: argparse.Namespace, backward: bool = False) -> list[Case]:

@@ -20,5 +20,5 @@ def _run(backward: bool = False) -> Any:
 
 inspectable: dict[str, Inspectable] = {
     **launches_of(_run, "causal_conv"),
-    **launches_of(functools.partial(_run, True), "causal_conv_gradients", "causal_conv_reverse"),
+    **launches_of(functools.partial(_run, True), "causal_conv_gradients"),
 }

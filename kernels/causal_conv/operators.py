@@ -10,9 +10,9 @@ from torch import Tensor
 from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, refusing, register, vmap_by_loop
 from tritonkittens.kernels._tensors import power_of_two
 from tritonkittens.kernels.causal_conv.checks import NAME, check, check_shapes
-from tritonkittens.kernels.causal_conv.device.conv import causal_conv, gradients_of_sums
+from tritonkittens.kernels.causal_conv.device.conv import causal_conv, causal_conv_gradients
 
-ROWS, CHANNELS, FEW_ROWS = 64, 64, 4  # of a program, the last of one that has rows of a state
+ROWS, CHANNELS, SPAN = 16, 512, 256  # rows and channels of a block, rows of which a program sums gradients
 
 
 class Operands(NamedTuple):
@@ -26,9 +26,8 @@ class Operands(NamedTuple):
 
 
 def _launch(
-    kernel: Any, given: Operands, silu: bool, read: list[Tensor], written: list[Tensor], grid: tuple[int, int, int],
-    *kinds: Any,
-) -> None:  # fmt: skip
+    kernel: Any, given: Operands, silu: bool, read: list[Tensor], written: list[Tensor], blocks: int, *numbers: int
+) -> None:
     """Launch a kernel on tensors that it reads before x and writes, whose first has strides."""
     x, weight, bias, states, starts = given
     (batches, channels, rows), home = x.shape, written[0]
@@ -37,10 +36,11 @@ def _launch(
     tensors = (*read, x, weight, x if bias is None else bias.contiguous(), x if states is None else states, ends)
     of_states = (0, 0, 0) if states is None else states.stride()
     strides = (t for pair in (*(t.stride() for t in read), x.stride(), home.stride()) for t in pair)
-    numbers = (rows, channels, sequences, *strides, *weight.stride(), *of_states)
     has = (weight.shape[1], bias is not None, states is not None, starts is not None, silu)
-    most = max(16, power_of_two(sequences))
-    kernel.bind(grid, *tensors, *written, *numbers, *has, most, *kinds)(*tensors, *written)
+    all_numbers = (rows, channels, sequences, *strides, *weight.stride(), *of_states, *numbers)
+    constants = (*has, max(16, power_of_two(sequences)), ROWS, CHANNELS)
+    grid = (blocks, -(-channels // CHANNELS), batches)
+    kernel.bind(grid, *tensors, *written, *all_numbers, *constants)(*tensors, *written)
 
 
 def run(
@@ -48,12 +48,9 @@ def run(
 ) -> Tensor:
     """`causal_conv1d` of plain tensors."""
     check(x, weight, bias, states, starts)
-    y, (batches, channels, rows) = torch.empty_like(x), x.shape
+    y = torch.empty_like(x)
     if x.numel():
-        grid = (-(-rows // ROWS), -(-channels // CHANNELS), batches)
-        _launch(
-            causal_conv, Operands(x, weight, bias, states, starts), silu, [], [y], grid, ROWS, CHANNELS, False, False
-        )
+        _launch(causal_conv, Operands(x, weight, bias, states, starts), silu, [], [y], -(-x.shape[2] // ROWS))
     return y
 
 
@@ -61,17 +58,12 @@ def run_backward(dy: Tensor, given: Operands, silu: bool) -> tuple[Tensor, Tenso
     """Gradients of x, weight, bias and initial_states."""
     x, weight, bias, states, _ = given
     (batches, channels, rows), width = x.shape, weight.shape[1]
-    dx, ds, blocks = torch.empty_like(x), torch.empty_like(x), -(-rows // ROWS)
-    parts = x.new_empty(batches, blocks, width + 1, channels, dtype=torch.float32)
-    d_states, across = None if states is None else states.new_zeros(states.shape), -(-channels // CHANNELS)
+    dx, spans = torch.empty_like(x), -(-rows // SPAN)
+    parts = x.new_empty(batches, spans, width + 1, channels, dtype=torch.float32)
+    d_states = None if states is None else states.new_zeros(states.shape)
     if x.numel():
-        grid = (blocks, across, batches)
-        _launch(gradients_of_sums, given, silu, [dy], [ds, parts], grid, ROWS, CHANNELS)
-        of_sums = given._replace(x=ds, bias=None, initial_states=None)
-        _launch(causal_conv, of_sums, False, [], [dx], grid, ROWS, CHANNELS, True, False)
-        if d_states is not None and d_states.numel():
-            grid = (d_states.shape[0], across, 1)
-            _launch(causal_conv, of_sums, False, [], [d_states], grid, FEW_ROWS, CHANNELS, True, True)
+        written = [dx, parts, dx if d_states is None else d_states]
+        _launch(causal_conv_gradients, given, silu, [dy], written, spans, SPAN)
     sums = parts.sum((0, 1))
     d_bias = None if bias is None else sums[-1].to(bias.dtype, copy=True)
     return dx, sums[:-1].T.to(weight.dtype).contiguous(), d_bias, d_states

@@ -32,6 +32,10 @@ def fast_kernel(X, Y, NUMBER: tl.constexpr, WHAT: tl.constexpr):
         y = tk.gelu(x, fast=tk.bf16)
     elif WHAT == "e4m3":
         y = tk.gelu(x, fast=tk.fp8e4m3)
+    elif WHAT == "sigmoid":
+        y = tk.sigmoid(x, fast=True)
+    elif WHAT == "short sigmoid":
+        y = tk.sigmoid(x, fast=tk.bf16)
     elif WHAT == "short silu":
         y = tk.silu(x, fast=tk.bf16)
     elif WHAT == "short tanh":
@@ -96,6 +100,16 @@ def test_error_of_short_sigmoids(what):
         x >= SHORT_SIGMOID[what], 4.9e-4 * exact.abs(), SIGMOID_ERROR * x.double().clamp(-20, 0).abs()
     )
     assert ((y.cpu().double() - exact).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("what, error", [("sigmoid", PHI_ERROR), ("short sigmoid", 2.5e-4)])
+def test_error_of_sigmoids(what, error):
+    special = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 50.0, -50.0, 1e4, -1e4, 3e38, -3e38, math.inf, -math.inf])
+    x = torch.cat([torch.linspace(-20, 20, NUMBERS - len(special) - 1), special, torch.tensor([math.nan])])
+    y = poison(torch.empty(NUMBERS, device=DEVICE))
+    fast_kernel[(1,)](x.to(DEVICE), y, NUMBERS, what)
+    found, exact = y.cpu().double(), torch.sigmoid(x.double())
+    assert ((found - exact).abs()[:-1] <= error).all() and found[-1].isnan()
 
 
 @pytest.mark.parametrize("what", ["none", "fp16", "bf16", "tanh", "silu", *SHORT_SIGMOID])

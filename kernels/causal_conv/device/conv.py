@@ -1,4 +1,7 @@
-"""A causal convolution of each channel and its gradients, a block of rows and channels a program."""
+"""A causal convolution of each channel and its gradients.
+
+A thread has a few channels of some rows. It reads a row once, for all taps.
+"""
 
 from __future__ import annotations
 
@@ -8,64 +11,75 @@ import triton.language as tl
 import tritonkittens.lang as tk
 from tritonkittens.launch import plain_kernel
 
+NEAREST = tl.constexpr(32)  # a power of two, at least the rows of a block and those around it
+
 
 @triton.jit
-def _sequences(ENDS, row, rows, sequences, batch, PACKED: tl.constexpr, MOST: tl.constexpr):
-    """(first row, end, number) of the sequence of each row; a row of none is at or after the end."""
-    begin, number = row * 0, batch + row * 0
-    end = begin + rows
+def _sequences(ENDS, first, sequences, batch, PACKED: tl.constexpr, MOST: tl.constexpr):
+    """(first row, number) of the sequence: if `PACKED`, of each of the NEAREST rows from `first` on."""
     if PACKED:
-        n = tl.arange(0, MOST)
+        row, n = first + tl.arange(0, NEAREST), tl.arange(0, MOST)
         ends = tl.load(ENDS + n, mask=n < sequences, other=0)[None, :]
-        exists = (n < sequences)[None, :]
-        before = (ends <= row[:, None]) & exists
-        begin, number = tl.max(tl.where(before, ends, 0), 1), tl.sum(before.to(tl.int64), 1)
-        end = tl.min(tl.where(before | ~exists, rows, ends), 1)
-        end = tl.where(number < sequences, end, 0)
-    return begin, end, number
+        before = (ends <= row[:, None]) & (n < sequences)[None, :]
+        return tl.max(tl.where(before, ends, 0), 1), tl.sum(before.to(tl.int64), 1)
+    else:
+        return first * 0, batch
 
 
 @triton.jit
-def _rows_of(
-    X, STATE, row, begin, end, number, batch, channel, exists, x_batch, x_channel, x_row, s_batch, s_channel, s_row,
-    WIDTH: tl.constexpr, BEGINS: tl.constexpr,
-):  # fmt: skip
-    """Rows of X in fp32, those of STATE (sequences, channels, WIDTH - 1) before a sequence begins, and else zeros."""
-    place = batch * x_batch + row.to(tl.int64)[:, None] * x_row + channel.to(tl.int64)[None, :] * x_channel
-    inside = (row >= begin) & (row < end)
-    x = tk.cast_pairs(tl.load(X + place, mask=inside[:, None] & exists[None, :], other=0), tk.fp32)
-    if BEGINS:
-        of_row = number * s_batch + (row - begin + (WIDTH - 1)) * s_row
-        earlier = (row < begin) & (row > begin - WIDTH) & (begin < end)
-        place = of_row[:, None] + channel.to(tl.int64)[None, :] * s_channel
-        x += tk.cast(tl.load(STATE + place, mask=earlier[:, None] & exists[None, :], other=0), tk.fp32)
-    return x
+def _of_row(of_rows, i: tl.constexpr, PACKED: tl.constexpr):
+    """What `_sequences` found for row number i."""
+    return tl.sum(tl.where(tl.arange(0, NEAREST) == i, of_rows, 0)) if PACKED else of_rows
 
 
 @triton.jit
-def _tap(WEIGHT, tap, channel, exists, w_channel, w_tap):
-    """The weights of a tap in fp32."""
-    return tk.cast(tl.load(WEIGHT + channel * w_channel + tap * w_tap, mask=exists, other=0), tk.fp32)[None, :]
+def _rows_of(X, first, rows, exists, row_step, COUNT: tl.constexpr):
+    """COUNT rows from `first` on, in their dtype; zeros before row 0 and from row `rows` on."""
+    found = ()
+    for i in tl.static_range(COUNT):
+        row = first + i
+        found += (tl.load(X + row.to(tl.int64) * row_step, mask=exists & (row >= 0) & (row < rows), other=0),)
+    return found
 
 
 @triton.jit
-def _convolved(
-    X, WEIGHT, BIAS, STATE, row, begin, end, number, batch, channel, exists,
-    x_batch, x_channel, x_row, w_channel, w_tap, s_batch, s_channel, s_row,
-    WIDTH: tl.constexpr, BIASED: tl.constexpr, BEGINS: tl.constexpr, REVERSE: tl.constexpr,
-    ROWS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
-    """Rows of X ∗ WEIGHT + BIAS in fp32. `REVERSE`: time runs from the last row to the first."""
-    sums = tl.zeros((ROWS, CHANNELS), tl.float32)
-    if BIASED:
-        sums += tk.cast(tl.load(BIAS + channel, mask=exists, other=0), tk.fp32)[None, :]
+def _taps_of(WEIGHT, w_tap, exists, WIDTH: tl.constexpr):
+    """The weights of all taps in fp32."""
+    found = ()
     for tap in tl.static_range(WIDTH):
-        x = _rows_of(
-            X, STATE, row + (WIDTH - 1 - tap) * (1 if REVERSE else -1), begin, end, number, batch, channel, exists,
-            x_batch, x_channel, x_row, s_batch, s_channel, s_row, WIDTH, BEGINS,
-        )  # fmt: skip
-        sums += x * _tap(WEIGHT, tap, channel, exists, w_channel, w_tap)
-    return sums
+        found += (tk.cast(tl.load(WEIGHT + tap * w_tap, mask=exists, other=0), tk.fp32),)
+    return found
+
+
+@triton.jit
+def _inputs(
+    x, STATE, first, begins, numbers, sequences, exists, s_batch, s_row, i: tl.constexpr,
+    WIDTH: tl.constexpr, BEGINS: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    """What the taps of row `first` + i multiply, in fp32: of x, whose first row is `first` - WIDTH + 1, the rows of the
+    same sequence, and of STATE those before it."""
+    found, begin = (), _of_row(begins, i, PACKED)
+    for tap in tl.static_range(WIDTH):
+        value = tk.cast(x[i + tap], tk.fp32)
+        row = first + (i + tap - (WIDTH - 1))
+        if PACKED:
+            value = tl.where(row >= begin, value, 0.0)
+        if BEGINS and tap < WIDTH - 1 and (PACKED or i + tap < WIDTH - 1):
+            number, column = _of_row(numbers, i, PACKED), row - begin + (WIDTH - 1)
+            is_state = exists & (row < begin) & (number < sequences)
+            earlier = tl.load(STATE + number * s_batch + column * s_row, mask=is_state, other=0)
+            value += tk.cast(earlier, tk.fp32)
+        found += (value,)
+    return found
+
+
+@triton.jit
+def _convolved(inputs, taps, bias, WIDTH: tl.constexpr):
+    """The sum of a row, in fp32."""
+    found = bias
+    for tap in tl.static_range(WIDTH):
+        found += inputs[tap] * taps[tap]
+    return found
 
 
 @plain_kernel(num_warps=4)
@@ -74,71 +88,103 @@ def causal_conv(
     X, WEIGHT, BIAS, STATE, ENDS, Y, rows, channels, sequences,
     x_batch, x_channel, x_row, y_batch, y_channel, y_row, w_channel, w_tap, s_batch, s_channel, s_row,
     WIDTH: tl.constexpr, BIASED: tl.constexpr, BEGINS: tl.constexpr, PACKED: tl.constexpr, SILU: tl.constexpr,
-    MOST: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr, REVERSE: tl.constexpr, OF_STATES: tl.constexpr,
+    MOST: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Y = X ∗ WEIGHT with these strides. Grid: blocks of rows, blocks of channels, batches.
+    """Y = X ∗ WEIGHT + BIAS with these strides. Grid: blocks of rows, blocks of channels, batches.
 
     STATE: (sequences, channels, WIDTH - 1), the rows before each sequence (`BEGINS`). ENDS: of packed sequences.
-    `REVERSE`: of X, the gradients of sums, Y has those of the convolved rows, or with `OF_STATES`, (sequences,
-    channels, WIDTH - 1), of the rows before each sequence, which is one program.
     """
-    i, channel = tl.arange(0, ROWS), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    block, batch, exists = tl.program_id(0), tl.program_id(2).to(tl.int64), channel < channels
-    if OF_STATES:
-        begin, number, of_batch = i * 0, block + i * 0, block.to(tl.int64)
-        end, of_row, written = begin + rows, i, i < WIDTH - 1
-        if PACKED:
-            begin += tl.load(ENDS + block - 1, mask=block > 0, other=0)
-            end = i * 0 + tl.load(ENDS + block)
-        else:
-            batch = of_batch
-        row = begin + i - (WIDTH - 1)
-    else:
-        row, of_batch = block * ROWS + i, batch
-        begin, end, number = _sequences(ENDS, row, rows, sequences, batch, PACKED, MOST)
-        of_row, written = row, row < (rows if REVERSE else end)
-    sums = _convolved(
-        X, WEIGHT, BIAS, STATE, row, begin, end, number, batch, channel, exists, x_batch, x_channel, x_row,
-        w_channel, w_tap, s_batch, s_channel, s_row, WIDTH, BIASED, BEGINS, REVERSE, ROWS, CHANNELS,
-    )  # fmt: skip
-    if SILU:
-        sums = tk.silu(sums, fast=Y.dtype.element_ty)
-    place = of_batch * y_batch + of_row.to(tl.int64)[:, None] * y_row + channel.to(tl.int64)[None, :] * y_channel
-    tl.store(Y + place, tk.cast(sums, Y.dtype.element_ty), mask=written[:, None] & exists[None, :])
+    first, batch = tl.program_id(0) * ROWS, tl.program_id(2).to(tl.int64)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    exists, home = channel < channels, channel.to(tl.int64)
+    x = _rows_of(X + batch * x_batch + home * x_channel, first - (WIDTH - 1), rows, exists, x_row, ROWS + WIDTH - 1)
+    taps = _taps_of(WEIGHT + home * w_channel, w_tap, exists, WIDTH)
+    bias = tl.zeros((CHANNELS,), tl.float32)
+    if BIASED:
+        bias += tk.cast(tl.load(BIAS + channel, mask=exists, other=0), tk.fp32)
+    begins, numbers = _sequences(ENDS, first, sequences, batch, PACKED, MOST)
+    Y += batch * y_batch + home * y_channel
+    for i in tl.static_range(ROWS):
+        inputs = _inputs(
+            x, STATE + home * s_channel, first, begins, numbers, sequences, exists, s_batch, s_row, i,
+            WIDTH, BEGINS, PACKED,
+        )  # fmt: skip
+        y = _convolved(inputs, taps, bias, WIDTH)
+        if SILU:
+            y = tk.silu(y, fast=Y.dtype.element_ty)
+        tl.store(Y + (first + i).to(tl.int64) * y_row, tk.cast(y, Y.dtype.element_ty), mask=exists & (first + i < rows))
 
 
 @plain_kernel(num_warps=4)
 @triton.jit
-def gradients_of_sums(
-    DY, X, WEIGHT, BIAS, STATE, ENDS, DS, PARTS, rows, channels, sequences, d_batch, d_channel, d_row,
-    x_batch, x_channel, x_row, y_batch, y_channel, y_row, w_channel, w_tap, s_batch, s_channel, s_row,
+def causal_conv_gradients(
+    DY, X, WEIGHT, BIAS, STATE, ENDS, DX, PARTS, DSTATE, rows, channels, sequences, d_batch, d_channel, d_row,
+    x_batch, x_channel, x_row, y_batch, y_channel, y_row, w_channel, w_tap, s_batch, s_channel, s_row, span,
     WIDTH: tl.constexpr, BIASED: tl.constexpr, BEGINS: tl.constexpr, PACKED: tl.constexpr, SILU: tl.constexpr,
     MOST: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """DS, the gradients of rows before the activation, whose sums are computed again, and PARTS (batches, blocks of
-    rows, WIDTH + 1, channels) of those of taps and, last, of the bias. Strides y are those of DS. Grid: blocks of rows,
-    blocks of channels, batches."""
-    row, channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    batch, exists = tl.program_id(2).to(tl.int64), channel < channels
-    begin, end, number = _sequences(ENDS, row, rows, sequences, batch, PACKED, MOST)
-    place = batch * d_batch + row.to(tl.int64)[:, None] * d_row + channel.to(tl.int64)[None, :] * d_channel
-    ds = tk.cast_pairs(
-        tl.load(DY + place, mask=((row >= begin) & (row < end))[:, None] & exists[None, :], other=0), tk.fp32
-    )
-    if SILU:
-        sums = _convolved(
-            X, WEIGHT, BIAS, STATE, row, begin, end, number, batch, channel, exists, x_batch, x_channel, x_row,
-            w_channel, w_tap, s_batch, s_channel, s_row, WIDTH, BIASED, BEGINS, False, ROWS, CHANNELS,
-        )  # fmt: skip
-        gate = 1.0 / (1.0 + tl.exp(-sums))
-        ds *= gate + gate * (1.0 - gate) * sums
-    place = batch * y_batch + row.to(tl.int64)[:, None] * y_row + channel.to(tl.int64)[None, :] * y_channel
-    tl.store(DS + place, tk.cast(ds, DS.dtype.element_ty), mask=(row < rows)[:, None] & exists[None, :])
+    """DX; PARTS (batches, spans, WIDTH + 1, channels), sums over a span of gradients of taps and, last, of the bias;
+    and with `BEGINS` DSTATE, contiguous, which is 0 where a sequence has no rows. Strides y are those of DX. Grid:
+    spans of so many rows, a multiple of ROWS; blocks of channels; batches."""
+    batch, channel = tl.program_id(2).to(tl.int64), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    exists, home, end = channel < channels, channel.to(tl.int64), rows
+    if PACKED:
+        end = tl.minimum(rows, tl.load(ENDS + sequences - 1))
+    X += batch * x_batch + home * x_channel
+    DY += batch * d_batch + home * d_channel
+    DX += batch * y_batch + home * y_channel
+    DSTATE += home * (WIDTH - 1)
+    taps = _taps_of(WEIGHT + home * w_channel, w_tap, exists, WIDTH)
+    zero = tl.zeros((CHANNELS,), tl.float32)
+    bias, of_taps, of_bias = zero, (), zero
+    for _ in tl.static_range(WIDTH):
+        of_taps += (zero,)
+    if BIASED:
+        bias += tk.cast(tl.load(BIAS + channel, mask=exists, other=0), tk.fp32)
+    begun = tl.program_id(0) * span
+    for first in range(begun, tl.minimum(begun + span, rows), ROWS):
+        x = _rows_of(X, first - (WIDTH - 1), rows, exists, x_row, ROWS + 2 * (WIDTH - 1))
+        dy = _rows_of(DY, first, end, exists, d_row, ROWS + WIDTH - 1)
+        begins, numbers = _sequences(ENDS, first, sequences, batch, PACKED, MOST)
+        ds = ()
+        for i in tl.static_range(ROWS + WIDTH - 1):
+            inputs = _inputs(
+                x, STATE + home * s_channel, first, begins, numbers, sequences, exists, s_batch, s_row, i,
+            WIDTH, BEGINS, PACKED,
+            )  # fmt: skip
+            d = tk.cast(dy[i], tk.fp32)
+            if SILU:
+                sums = _convolved(inputs, taps, bias, WIDTH)
+                gate = tk.sigmoid(sums, fast=DX.dtype.element_ty)
+                d *= gate + (sums - sums * gate) * gate
+            ds += (d,)
+            if i < ROWS:
+                of_bias += d
+                summed = ()
+                for tap in tl.static_range(WIDTH):
+                    summed += (of_taps[tap] + d * inputs[tap],)
+                of_taps = summed
+        for i in tl.static_range(ROWS):
+            dx = zero
+            for later in tl.static_range(WIDTH):
+                d = ds[i + later]
+                if PACKED and later > 0:
+                    d = tl.where(first + i >= _of_row(begins, i + later, PACKED), d, 0.0)
+                dx += d * taps[WIDTH - 1 - later]
+            home_of_row = DX + (first + i).to(tl.int64) * y_row
+            tl.store(home_of_row, tk.cast(dx, DX.dtype.element_ty), mask=exists & (first + i < rows))
+            if BEGINS and (PACKED or i == 0):
+                is_first = exists & (first + i == _of_row(begins, i, PACKED)) & (first + i < end)
+                of_state = DSTATE + _of_row(numbers, i, PACKED) * channels * (WIDTH - 1)
+                for column in tl.static_range(WIDTH - 1):
+                    dstate = zero
+                    for later in tl.static_range(column + 1):
+                        d = ds[i + later]
+                        if PACKED and later > 0:
+                            d = tl.where(first + i == _of_row(begins, i + later, PACKED), d, 0.0)
+                        dstate += d * taps[column - later]
+                    tl.store(of_state + column, tk.cast(dstate, DSTATE.dtype.element_ty), mask=is_first)
     part = PARTS + ((batch * tl.num_programs(0) + tl.program_id(0)) * (WIDTH + 1)) * channels + channel
-    tl.store(part + WIDTH * channels, tl.sum(ds, 0), mask=exists)
     for tap in tl.static_range(WIDTH):
-        x = _rows_of(
-            X, STATE, row + (tap - (WIDTH - 1)), begin, end, number, batch, channel, exists,
-            x_batch, x_channel, x_row, s_batch, s_channel, s_row, WIDTH, BEGINS,
-        )  # fmt: skip
-        tl.store(part + tap * channels, tl.sum(ds * x, 0), mask=exists)
+        tl.store(part + tap * channels, of_taps[tap], mask=exists)
+    tl.store(part + WIDTH * channels, of_bias, mask=exists)

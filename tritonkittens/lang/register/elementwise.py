@@ -75,8 +75,13 @@ def _gelu_tanh(x):
 
 
 @triton.jit
+def _fast_sigmoid(x):
+    return ptx_math.rcp(1.0 + ptx_math.ex2(x * -1.4426950408889634))
+
+
+@triton.jit
 def _fast_silu(x):
-    return x * ptx_math.rcp(1.0 + ptx_math.ex2(x * -1.4426950408889634))
+    return x * _fast_sigmoid(x)
 
 
 @triton.jit
@@ -100,6 +105,11 @@ def _fast_gelu(x):
 
 # For results with an 8-bit significand, as bf16, one instruction of the unit is enough: tanh (PTX promises 2⁻¹¹). The
 # sigmoid of 2u is (1 + tanh u) / 2. Measured: docs/notes/activations.md, `tests/gpu/test_fast_activations_gpu.py`.
+
+
+@triton.jit
+def _sigmoid_for_bf16(x):
+    return 0.5 * ptx_math.tanh(0.5 * x) + 0.5
 
 
 @triton.jit
@@ -212,8 +222,6 @@ sin = _unary("sin", "sin", "the sine (radians)")
 cos = _unary("cos", "cos", "the cosine (radians)")
 erf = _unary("erf", "erf", "the error function")
 tanh = _unary("tanh", _tanh, "the hyperbolic tangent")
-sigmoid = _unary("sigmoid", _sigmoid, "1 / (1 + e^−x)")
-
 reciprocal = _unary("reciprocal", _reciprocal, "1 / x")
 floor = _unary("floor", "floor", "the largest integer ≤ x")
 ceil = _unary("ceil", "ceil", "the smallest integer ≥ x")
@@ -261,6 +269,23 @@ def gelu(t: Trace, x: Traced, approximate: Traced = "none", fast: Traced = False
     return apply_pieces(t, lambda p: _in_fp32(t, forms[approximate], p), x)
 
 
+def _short_form(t: Trace, fast: Traced, exact: Traced, quick: Traced, for_bf16: Traced) -> Traced:
+    """Return the form that `fast` allows."""
+    fast = not t.interpreted and unwrap(fast)
+    return exact if not fast else quick if _rounded_to(fast) in (None, tl.float16) else for_bf16
+
+
+@op
+def sigmoid(t: Trace, x: Traced, fast: Traced = False) -> Traced:
+    """Compute 1 / (1 + e^−x), element by element.
+
+    `x` is a float tile, vector or scalar; the result has its shape and dtype. `fast` is as in `gelu`. The form for
+    bf16 and fp8 has an error of 2.5e-4, also where the result is small.
+    """
+    form = _short_form(t, fast, _sigmoid, _fast_sigmoid, _sigmoid_for_bf16)
+    return apply_pieces(t, lambda p: _in_fp32(t, form, p), x)
+
+
 @op
 def silu(t: Trace, x: Traced, fast: Traced = False) -> Traced:
     """Compute x · sigmoid(x), element by element.
@@ -268,8 +293,7 @@ def silu(t: Trace, x: Traced, fast: Traced = False) -> Traced:
     `x` is a float tile, vector or scalar; the result has its shape and dtype. `fast` is as in `gelu`. The form for
     bf16 and fp8 has a relative error of 4.9e-4 from x = −8 on.
     """
-    fast = not t.interpreted and unwrap(fast)
-    form = _silu if not fast else _fast_silu if _rounded_to(fast) in (None, tl.float16) else _silu_for_bf16
+    form = _short_form(t, fast, _silu, _fast_silu, _silu_for_bf16)
     return apply_pieces(t, lambda p: _in_fp32(t, form, p), x)
 
 
