@@ -3,7 +3,7 @@
 import torch
 
 from tests.util import DEVICE, poison
-from tritonkittens.kernels.fft_conv import call_plan, fft_conv, fft_conv_torch
+from tritonkittens.kernels.fft_conv import call_plan, config, fft_conv, fft_conv_torch
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # tables, signals, spectra and results are each rounded once or twice to a dtype whose steps are 2⁻⁸ and 2⁻¹¹
@@ -20,6 +20,13 @@ def poisoned(monkeypatch):
             return poison(super().empty(*shape, dtype=dtype))
 
     monkeypatch.setattr(call_plan, "Plan", Poisoned)
+
+
+def small_tiles(monkeypatch, numbers):
+    """Transforms of more than so many numbers have outer factors, and those of more than 64 times as many two."""
+    monkeypatch.setattr(config, "TILE", numbers)
+    monkeypatch.setattr(config, "tables", config.tables.__wrapped__)
+    monkeypatch.setattr(call_plan, "tables", config.tables)
 
 
 def operands(batch, heads, length, taps, dtype=BF16, gates=0):
@@ -58,3 +65,30 @@ def check(u, k, *gates, causal=False, gradients=False):
             assert a.dtype == leaf.dtype
             near(name, a, b, BOUNDS[u.dtype], *of)
     return found.detach()
+
+
+def rounded(x, dtype=BF16):
+    return torch.view_as_complex(torch.view_as_real(x).to(dtype).double())
+
+
+def roots(rows, cols, period):
+    return torch.polar(
+        torch.ones(len(rows), len(cols), dtype=torch.float64), -2 * torch.pi * torch.outer(rows, cols) / period
+    )
+
+
+def rounded_convolution(x, kf, shift, factors):
+    """The circular convolution of complex signals (B, n), whose spectra are at the frequencies k + `shift`, with the
+    spectrum `kf`: by the same steps, in float64, with factors and operands rounded."""
+    (rows, *others), n = factors, x.shape[1]
+    row, col = (torch.arange(m, dtype=torch.float64) for m in (rows, n // rows))
+    g, t = rounded(roots(row + shift, row, rows)), rounded(roots(row + shift, col, n), FP16)
+    z = rounded(g @ x.view(-1, rows, n // rows) * t)
+    kf = kf.view(n // rows, rows).T
+    if others:
+        parts = [rounded_convolution(z[:, j], kf[j].contiguous(), 0, others) for j in range(rows)]
+        z = rounded(torch.stack(parts, 1)).conj()
+    else:
+        f = rounded(roots(col, col, n // rows))
+        z = rounded((z @ f) * rounded(kf)).conj() @ f / (n // rows)
+    return (g.T @ rounded(z * t)).conj().flatten(1) / rows

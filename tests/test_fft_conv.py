@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bench import fft_conv as bench_fft
-from tests.cases_fft_conv import BF16, BOUNDS, FP16, FP32, near, operands
+from tests.cases_fft_conv import BF16, BOUNDS, FP16, FP32, near, operands, small_tiles
 from tests.util import explored, refused, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.inspect import inspect
@@ -33,19 +33,21 @@ ERRORS = [
     (
         dict(u=U[..., :200], k=K[:, :200]),
         ValueError,
-        "fft_conv: u has length 200; it must be a power of two from 256 to 4096",
+        "fft_conv: u has length 200; it must be a power of two from 64 to 4194304, or a multiple of 4096",
     ),
     (dict(k=K[:2]), ValueError, "fft_conv: k is (2, 256); it must be (3, Lk), Lk from 1 to 256"),
     (dict(k=K[:, :0]), ValueError, "fft_conv: k is (3, 0); it must be (3, Lk), Lk from 1 to 256"),
     (dict(k=K.double()), TypeError, "fft_conv: k has dtype torch.float64; it must be torch.float32 or"),
     (
-        dict(k=torch.zeros(3, 8000), causal=True),
+        dict(u=torch.zeros(1, 3, (1 << 22) + 1, dtype=BF16), causal=True),
         ValueError,
-        "u has length 256, and with the filter 16384 (up to a power of two); they must be at most 4096 and 8192",
+        "fft_conv: u has length 4194305; it must be at most 4194304",
     ),
     (dict(pre_gate=U[..., 1:]), ValueError, "fft_conv: pre_gate is (2, 3, 255); it must be (2, 3, 256), as u"),
     (dict(post_gate=U.half()), TypeError, "post_gate has dtype torch.float16, u torch.bfloat16; they must be equal"),
     (dict(k=fft_conv_filter(K, 512)), ValueError, "k is a spectrum of 512 numbers; u (2, 3, 256) must be just as long"),
+    (dict(k=fft_conv_filter(K, 256), causal=True), ValueError, "a spectrum made with causal=False; this call"),
+    (dict(k=fft_conv_filter(K, 256, causal=True)), ValueError, "a spectrum made with causal=True; this call"),
     (dict(k=fft_conv_filter(K, 256, dtype=FP16)), TypeError, "spectrum k has dtype torch.float32; for u of torch.bf"),
     (dict(k=fft_conv_filter(K[:2], 256)), ValueError, "the spectrum k is (2, 2, 4, 64); it must be (2, 3, N / 64, 64)"),
     (dict(k=K.to("meta")), ValueError, "fft_conv: k is on meta, u on cpu; all tensors must be on one device"),
@@ -75,9 +77,10 @@ def test_no_signals():
 
 
 @explored(2, 12)
-@pytest.mark.parametrize("causal", [True, slow(False)])
-def test_every_schedule_gives_these_results(causal, schedules):
-    (u, k), found = operands(5, 33 if causal else 17, 256 // (1 + causal), 129), []
+@pytest.mark.parametrize("causal, length", [(True, 256), slow(False, 256), (True, 640), slow(False, 640)])
+def test_every_schedule_gives_these_results(monkeypatch, causal, length, schedules):
+    small_tiles(monkeypatch, 256)
+    (u, k), found = operands(5, 17 if length == 256 else 5, length, 129), []
     sim.explore(lambda: found.append(fft_conv(u, k, causal=causal)), schedules=schedules, multiprocessors=2)
     for y in found:
         assert relative_error(y, fft_conv_torch(u, k, causal=causal)) < BOUNDS[BF16]

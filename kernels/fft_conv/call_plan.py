@@ -1,4 +1,4 @@
-"""What a call of an FFT convolution does: its spectra, its launch, and the memory of its results."""
+"""What a call of an FFT convolution does: its spectra, its launches, and the memory of its results."""
 
 from __future__ import annotations
 
@@ -11,102 +11,151 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import addressable, remember, signature
+from tritonkittens.kernels.fft_conv import config
 from tritonkittens.kernels.fft_conv.checks import check, is_spectrum, length_of
-from tritonkittens.kernels.fft_conv.config import SIDE, filter_dtype, parts_of, tables, transform_length
+from tritonkittens.kernels.fft_conv.config import SIDE, factors_of, filter_dtype, tables, transform_length, turns
 from tritonkittens.kernels.fft_conv.device.convolution import SpectralConvolution
+from tritonkittens.kernels.fft_conv.device.outer import OuterInverse, OuterTransform
 from tritonkittens.kernels.fft_conv.device.spectrum_gradient import SpectrumGradient
 from tritonkittens.launch import device_facts
 
 _plans: dict[Hashable, Plan] = {}  # by what is known of a call
 
 
-def spectrum_of(k: Tensor, n: int, padded: bool, dtype: torch.dtype) -> Tensor:
-    """The spectra (2, H, n / 64, 64) of filters (H, Lk), for signals of `dtype`, as the kernels read them."""
-    scale = tables(n, padded, dtype, k.device).scale
-    spectrum = torch.fft.fft(k.float(), n) / scale
-    # frequency k₂ + R k₁ at [k₂, k₁], even k₂ before odd ones where there are two parts
-    order = spectrum.view(-1, SIDE, n // SIDE // parts_of(n), parts_of(n)).permute(0, 3, 2, 1).flatten(1, 2)
-    return torch.view_as_real(order).movedim(-1, 0).to(filter_dtype(dtype)).contiguous()
+def spectrum_of(k: Tensor, n: int, causal: bool, dtype: torch.dtype) -> Tensor:
+    """The spectra of filters (H, Lk), for signals of `dtype`, as the kernels read them: (2, H, n / 64, 64), or with
+    `causal` in rows of `config.NARROW`. Numbers behind the first n do not matter."""
+    k = k[:, :n].float()
+    spectrum = torch.fft.fft(k * turns(n, k.device)[: k.shape[1]] if causal else k, n) / config.scale_of(n)
+    for rows in factors_of(n):  # frequency j + rows · i at [j, i], and so on for the frequencies i
+        spectrum = spectrum.view(-1, spectrum.shape[-1] // rows, rows).mT.flatten(0, 1)
+    shape = (2, k.shape[0], -1, config.NARROW if causal else SIDE)
+    return torch.view_as_real(spectrum).movedim(-1, 0).to(filter_dtype(dtype)).contiguous().view(shape)
 
 
-def is_padded(length: int, n: int) -> bool:
-    """Is at least half of a tile zeros behind the signals?"""
-    return length <= n // 2 and parts_of(n) == 1
+def by_number(spectrum: Tensor, n: int) -> Tensor:
+    """Spectra in the order of the kernels, of any shape, as (H, n) in the order of frequencies."""
+    cols = SIDE
+    for rows in reversed(factors_of(n)):
+        spectrum = spectrum.view(-1, rows, cols).mT
+        spectrum, cols = spectrum.flatten(1), rows * cols
+    return spectrum
 
 
-def consumers_of(batch: int, crowded: bool) -> int:
-    """The consumers of a CTA, each with two rows of the batch. crowded: tiles leave no room for two."""
-    return 1 if crowded or batch <= 2 else 2
+def consumers_of(batch: int, crowded: bool = False) -> int:
+    """The consumers of a CTA, each with a signal. crowded: tiles leave no room for two."""
+    return 1 if crowded or batch <= 1 else 2
 
 
 class Plan:
-    """The launch of calls of one kind: signals (B, H, L) and transforms of `n` numbers."""
+    """The launches of calls of one kind: signals (B, H, L) and transforms of `n` numbers."""
 
-    def __init__(self, u: Tensor, n: int):
+    def __init__(self, u: Tensor, n: int, causal: bool):
         self.batch, self.heads, self.length = u.shape
-        self.n, self.dtype, self.device = n, u.dtype, u.device
-        self.padded = is_padded(self.length, n)
-        self.stored = n // 2 if self.length <= n // 2 else n  # numbers of a signal in memory
+        self.n, self.causal, self.dtype, self.device = n, causal, u.dtype, u.device
 
-    def launched(self, template: type[Any], *operands: Tensor, by_tile: bool = False, **knobs: Any) -> None:
-        """Launch a template. `by_tile`: a CTA has whole tiles."""
-        consumers = knobs.get("consumers", 2)
-        pairs = -(-self.batch // (2 * consumers))
-        tiles, parts = -(-self.heads * self.n // (SIDE * SIDE)), parts_of(self.n)  # tiles of all parts
-        made = template(dtype=tk.from_torch(self.dtype), padded=self.padded, parts=parts, **knobs)
+    def tables(self, n: int, real: bool) -> config.Tables:
+        """The tables of transforms of `n` numbers."""
+        return tables(n, real, self.dtype, self.device)
+
+    def launched(
+        self, template: type[Any], *operands: Tensor, signals: int, tiles: int, columns: int = 1, whole: bool = False,
+        real: bool, consumers: int, **knobs: Any,
+    ) -> None:  # fmt: skip
+        """Launch a template for so many real or complex signals of the batch, tiles of channels, and columns of tiles.
+        `whole`: a CTA has whole tiles."""
+        made = template(dtype=tk.from_torch(self.dtype), real=real, consumers=consumers, **knobs)
         slots = device_facts(self.device).multiprocessors * made.blocks_per_sm
-        # iterations, and those that one CTA has together
-        total, together = tiles * pairs, pairs if by_tile else parts
-        share = -(-total // together // slots) * together
-        made(*operands, blocks=-(-total // share), share=share, total=total, pairs=pairs)
+        pairs = -(-signals // consumers)
+        # iterations of a column, and those that one task has together
+        total, together = tiles * pairs, pairs if whole else 1
+        share = -(-total // together // max(1, slots // columns)) * together
+        blocks = min(slots, columns * -(-total // share))
+        made(*operands, blocks=blocks, share=share, total=total, pairs=pairs)
 
-    def rows(self, x: Tensor) -> Tensor:
-        """Signals (B, H, L) as rows of 64 of a length that the kernel takes, (B, rows, 64)."""
-        if self.length != self.stored:
-            x = F.pad(x, (0, self.stored - self.length))
+    def flat(self, x: Tensor) -> Tensor:
+        """Signals (B, H, L) as (B, H · n), which the kernels take."""
+        if self.length != self.n:
+            x = F.pad(x, (0, self.n - self.length))
         elif not (x.stride()[1:] == (self.length, 1) and addressable(x)):
             x = x.contiguous()
-        return self.rows_of(x)
-
-    def rows_of(self, x: Tensor) -> Tensor:
-        """Signals in memory as the kernel takes them, as rows of 64."""
-        return x.view(self.batch, -1, SIDE)
+        return x.view(self.batch, -1)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Memory that kernels write."""
         return torch.empty(shape, dtype=dtype, device=self.device)
 
+    def outer(self, template: type[Any], x: Tensor, z: Tensor, gate: Tensor | None, n: int, real: bool) -> None:
+        """`OuterTransform` of x, or `OuterInverse` of z."""
+        (rows, *_), of, columns = factors_of(n), self.tables(n, real), config.inner_length(n)
+        height = config.height_of(rows)
+        channels = 0 if rows == height else SIDE // height
+        given, result = (x, z) if template is OuterTransform else (z, x)
+        shape = (-1, rows, columns) if channels else (1, -1, columns)
+        given, gate, result = (None if t is None else t.view(t.shape[0], *shape) for t in (given, gate, result))
+        self.launched(
+            template, *(t for t in (given, gate) if t is not None), of.g, of.t, result, gated=gate is not None,
+            channels=channels, signals=z.shape[0] // 2, tiles=-(-x.shape[1] // n * height // SIDE),
+            columns=columns // SIDE, real=real, consumers=consumers_of(z.shape[0] // 2),
+        )  # fmt: skip
+
+    def transformed(self, x: Tensor, gate: Tensor | None, n: int, real: bool) -> Tensor:
+        """The complex signals (2 · pairs, …) that `OuterTransform` makes."""
+        z = self.empty(2 * x.shape[0] if real else x.shape[0] + x.shape[0] % 2, x.shape[1], dtype=self.dtype)
+        self.outer(OuterTransform, x, z, gate, n, real)
+        return z
+
+    def _convolve(
+        self, x: Tensor, y: Tensor, spectrum: Tensor, gates: tuple[Tensor | None, Tensor | None], n: int, real: bool,
+        conjugated: bool,
+    ) -> None:  # fmt: skip
+        """Convolve the signals x, (batch, channels · n), into y, which may be x."""
+        if n > config.TILE:
+            z = self.transformed(x, gates[0], n, real)
+            self._convolve(z, z, spectrum, (None, None), n // factors_of(n)[0], False, conjugated)
+            self.outer(OuterInverse, y, z, gates[1], n, real)
+            return
+        of, given = self.tables(n, real), [t for t in (x, *gates) if t is not None]
+        signals = x.shape[0] if real else -(-x.shape[0] // 2)
+        self.launched(
+            SpectralConvolution, *(t.view(t.shape[0], -1, SIDE) for t in given), spectrum, of.g, of.f, of.t,
+            y.view(y.shape[0], -1, SIDE), signals=signals, tiles=-(-x.shape[1] // config.TILE), real=real,
+            # gates leave shared memory for two stages of one consumer only
+            consumers=consumers_of(signals, crowded=len(given) > 1), conjugated=conjugated,
+            filter_dtype=tk.from_torch(spectrum.dtype), pre_gated=gates[0] is not None, post_gated=gates[1] is not None,
+        )  # fmt: skip
+
     def convolve(
         self, u: Tensor, spectrum: Tensor, pre_gate: Tensor | None, post_gate: Tensor | None, conjugated: bool
     ) -> Tensor:
-        """Y of `SpectralConvolution`."""
-        y = self.empty(self.batch, self.heads, self.stored, dtype=self.dtype)
+        """`fft_conv` of a spectrum."""
+        y = self.empty(self.batch, self.heads, self.n, dtype=self.dtype)
         if u.numel():
-            of = tables(self.n, self.padded, self.dtype, self.device)
-            given = [self.rows(x) for x in (u, pre_gate, post_gate) if x is not None]
-            # what leaves shared memory for two stages of one consumer only
-            crowded = len(given) > 1 or (parts_of(self.n) > 1 and spectrum.dtype == torch.float32)
-            self.launched(
-                SpectralConvolution, *given, spectrum.flatten(1, 2), of.g, of.f, of.t, of.w, self.rows_of(y),
-                consumers=consumers_of(self.batch, crowded), conjugated=conjugated,
-                filter_dtype=tk.from_torch(spectrum.dtype),
-                pre_gated=pre_gate is not None, post_gated=post_gate is not None,
-            )  # fmt: skip
-        return y if self.stored == self.length else y[..., : self.length].contiguous()
+            pre, post = (None if t is None else self.flat(t) for t in (pre_gate, post_gate))
+            rows, result = spectrum.reshape(2, -1, SIDE), y.view(self.batch, -1)
+            self._convolve(self.flat(u), result, rows, (pre, post), self.n, self.causal, conjugated)
+        return y if self.n == self.length else y[..., : self.length].contiguous()
 
     def correlate(self, u: Tensor, v: Tensor, taps: int) -> Tensor:
         """Σ_batch Σₙ u[n] v[n + j] for j < `taps`, (H, taps) in fp32."""
         if not u.numel():
             return torch.zeros(self.heads, taps, dtype=torch.float32, device=self.device)
-        of = tables(self.n, self.padded, self.dtype, self.device)
-        consumers = consumers_of(self.batch, crowded=parts_of(self.n) > 1)
-        p = self.empty(consumers, 2, self.heads * self.n // SIDE, SIDE, dtype=torch.float32)
+        u, v, n, real = self.flat(u), self.flat(v), self.n, self.causal
+        while n > config.TILE:
+            u, v = (self.transformed(x, None, n, real) for x in (u, v))
+            n, real = n // factors_of(n)[0], False
+        of, signals = self.tables(n, real), u.shape[0] if real else -(-u.shape[0] // 2)
+        consumers = consumers_of(signals)
+        p = self.empty(consumers, 2, u.shape[1] // SIDE, SIDE, dtype=torch.float32)
         self.launched(
-            SpectrumGradient, self.rows(u), self.rows(v), of.f, of.t, of.g, p, by_tile=True, consumers=consumers
-        )
-        parts = parts_of(self.n)
-        real, imag = p.sum(0).view(2, self.heads, parts, -1, SIDE).permute(0, 1, 4, 3, 2).flatten(2)  # by frequency
-        return torch.fft.ifft(torch.complex(real, imag)).real[:, :taps] * (self.n / of.scale)
+            SpectrumGradient, *(x.view(x.shape[0], -1, SIDE) for x in (u, v)), of.f, of.t, of.g, p, signals=signals,
+            tiles=-(-u.shape[1] // config.TILE), whole=True, real=real, consumers=consumers,
+        )  # fmt: skip
+        real_part, imag_part = (by_number(x, self.n) for x in p.sum(0))
+        found = torch.fft.ifft(torch.complex(real_part, imag_part))
+        if self.causal:
+            found = found * turns(self.n, self.device).conj()
+        return F.pad(found.real[:, :taps] * (self.n / config.scale_of(self.n)), (0, max(0, taps - self.n)))
 
 
 def run(
@@ -117,8 +166,8 @@ def run(
     plan = _plans.get(key)
     if plan is None:
         check(u, k, pre_gate, post_gate, causal)
-        plan = remember(_plans, key, Plan(u, length_of(u, k, causal)))
-    spectrum = k if is_spectrum(k) else spectrum_of(k, plan.n, plan.padded, u.dtype)
+        plan = remember(_plans, key, Plan(u, length_of(u, k, causal), causal))
+    spectrum = k if is_spectrum(k) else spectrum_of(k, plan.n, causal, u.dtype)
     return plan.convolve(u, spectrum, pre_gate, post_gate, conjugated)
 
 
@@ -127,5 +176,5 @@ def run_correlation(u: Tensor, v: Tensor, taps: int, causal: bool) -> Tensor:
     key = (signature(u, v), taps, causal)
     plan = _plans.get(key)
     if plan is None:
-        plan = remember(_plans, key, Plan(u, transform_length(u.shape[-1], taps, causal)))
+        plan = remember(_plans, key, Plan(u, transform_length(u.shape[-1], causal), causal))
     return plan.correlate(u, v, taps)

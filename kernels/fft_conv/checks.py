@@ -8,7 +8,16 @@ from torch import Tensor
 from tritonkittens.kernels._dispatch import check_tensors
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
-from tritonkittens.kernels.fft_conv.config import LONGEST, SHORTEST, SIDE, filter_dtype, is_length, transform_length
+from tritonkittens.kernels.fft_conv.config import (
+    LONGEST,
+    NARROW,
+    SHORTEST,
+    SIDE,
+    TILE,
+    filter_dtype,
+    is_length,
+    transform_length,
+)
 
 NAME = "fft_conv"
 FILTERS = (torch.float32, torch.bfloat16, torch.float16)
@@ -30,16 +39,15 @@ def check_kinds(u: Tensor, k: Tensor, pre_gate: Tensor | None, post_gate: Tensor
 
 def length_of(u: Tensor, k: Tensor, causal: bool) -> int:
     """The numbers of a transform for such operands."""
-    return SIDE * k.shape[2] if is_spectrum(k) else transform_length(u.shape[-1], k.shape[-1], causal)
+    return k.shape[2] * k.shape[3] if is_spectrum(k) else transform_length(u.shape[-1], causal)
 
 
-def check_length(length: int, n: int, causal: bool) -> None:
-    """Raise ValueError for signals and a transform of other lengths than the kernels have."""
-    if not is_length(n, length):
-        if not causal:
-            raise ValueError(f"{NAME}: u has length {length}; it must be a power of two from {SHORTEST} to {LONGEST}")
-        what = f"u has length {length}, and with the filter {n} (up to a power of two)"
-        raise ValueError(f"{NAME}: {what}; they must be at most {LONGEST} and {2 * LONGEST}")
+def check_length(length: int, causal: bool) -> None:
+    """Raise ValueError for signals of a length that the kernels do not have."""
+    if not is_length(transform_length(length, causal)):
+        others = f"a power of two from {SHORTEST} to {LONGEST}, or a multiple of {TILE} up to {SIDE * TILE}"
+        wanted = f"at most {LONGEST}" if causal else others
+        raise ValueError(f"{NAME}: u has length {length}; it must be {wanted}")
 
 
 def check_shapes(u: Tensor, k: Tensor, pre_gate: Tensor | None, post_gate: Tensor | None, causal: bool) -> None:
@@ -64,10 +72,15 @@ def check_shapes(u: Tensor, k: Tensor, pre_gate: Tensor | None, post_gate: Tenso
 
 def _check_spectrum(u: Tensor, k: Tensor, causal: bool) -> None:
     _, heads, length = u.shape
-    n = SIDE * k.shape[2]
-    if tuple(k.shape) != (2, heads, n // SIDE, SIDE):
-        raise ValueError(f"{NAME}: the spectrum k is {tuple(k.shape)}; it must be (2, {heads}, N / {SIDE}, {SIDE})")
-    if length > n or (length < n and not causal):
+    *_, count, width = k.shape
+    needed, n = NARROW if causal else SIDE, count * width
+    if not causal and width == NARROW or causal and width == SIDE:
+        made = f"k is a spectrum made with causal={not causal}"
+        raise ValueError(f"{NAME}: {made}; this call has causal={causal}")
+    if tuple(k.shape) != (2, heads, count, needed):
+        shape = f"(2, {heads}, N / {needed}, {needed})"
+        raise ValueError(f"{NAME}: the spectrum k is {tuple(k.shape)}; it must be {shape}")
+    if length > n or (length < n and not causal) or not is_length(n):
         what = "at most" if causal else "just as"
         raise ValueError(f"{NAME}: k is a spectrum of {n} numbers; u {tuple(u.shape)} must be {what} long")
     if k.dtype != filter_dtype(u.dtype):
@@ -79,7 +92,7 @@ def check(u: Tensor, k: Tensor, pre_gate: Tensor | None, post_gate: Tensor | Non
     """Raise TypeError or ValueError for operands that the kernels do not take."""
     check_tensor(NAME, "u", u, HALF_TYPES, "u", u)
     check_shapes(u, k, pre_gate, post_gate, causal)
-    check_length(u.shape[-1], length_of(u, k, causal), causal)
+    check_length(u.shape[-1], causal)
     for name, x in (("k", k), ("pre_gate", pre_gate), ("post_gate", post_gate)):
         if x is not None and x.device != u.device:
             raise ValueError(f"{NAME}: {name} is on {x.device}, u on {u.device}; all tensors must be on one device")

@@ -1,4 +1,4 @@
-"""The factors of the transforms of FFT convolution, and which template a call takes."""
+"""The factors of the transforms of FFT convolution, and which lengths have one."""
 
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ import torch
 from torch import Tensor
 
 SIDE = 64  # rows and columns of a tile
-SHORTEST, LONGEST = 256, SIDE * SIDE  # numbers of a transform of one part
+NARROW = 32  # columns of a spectrum for `causal`, which tell it from others
+TILE = SIDE * SIDE  # numbers of the longest transform in one kernel
+SHORTEST, LONGEST = SIDE, 1 << 22  # numbers of a transform
 
 
 class Tables(NamedTuple):
-    """The factors of a transform of n numbers. Each is scaled by a power of two, so that spectra are about as large as
-    signals; `scale` is the product of those of a transform and of its inverse, and of n.
+    """The factors of a transform of n numbers, or the outer factors of one that has more than a tile. Each is scaled by
+    a power of two, so that spectra are about as large as signals.
 
-    f, t: (2 · SIDE, SIDE), t for each part of the spectrum, real over imaginary part, in the dtype of signals and in
-    fp16: F and T of `device.fourier`.
-    g: (matrices · SIDE, SIDE), in the dtype of signals. Two matrices of a signal as long as the transform, real and
-    imaginary part. Padded, four matrices A, B, C and D: A x + i B x for x = [real; imaginary], then
-    [real; imaginary] = C z.real + D z.imag. Two matrices of each part where there are several.
-    w: (2 · parts, SIDE), in fp32. The inverse of a part has the matrices of part 0, and w as factors of its rows.
+    f: (2 · SIDE, SIDE), in the dtype of signals, real over imaginary part: F of `device.fourier`.
+    t: (2 · SIDE, columns), in fp16, real over imaginary part: T.
+    g: (matrices · SIDE, SIDE), in the dtype of signals: G. Two matrices of complex signals, real and imaginary part.
+    Four of real ones, A, B, C and D: A x + i B x, and back C z.real + D z.imag.
     """
 
     f: Tensor
     t: Tensor
     g: Tensor
-    w: Tensor
-    scale: float
 
 
 def roots(rows: Tensor, cols: Tensor, period: int) -> Tensor:
@@ -38,34 +36,60 @@ def roots(rows: Tensor, cols: Tensor, period: int) -> Tensor:
     return torch.polar(torch.ones_like(turns), -2 * math.pi * turns)
 
 
+def numbers(n: int) -> Tensor:
+    """0 to n - 1, in float64."""
+    return torch.arange(n, dtype=torch.float64, device="cpu")
+
+
 @functools.lru_cache(maxsize=64)
-def tables(n: int, padded: bool, dtype: torch.dtype, device: torch.device) -> Tables:
+def tables(n: int, real: bool, dtype: torch.dtype, device: torch.device) -> Tables:
     """The factors of a transform of `n` numbers."""
-    parts = parts_of(n)
-    rows, side = n // SIDE // parts, torch.arange(SIDE, dtype=torch.float64, device="cpu")
-    halves = math.log2(SIDE) // 2, math.log2(rows) // 2
-    f = roots(side, side, SIDE) * 2.0 ** -halves[0]
-    row, channel = side % rows, side // rows
-    t = [roots(parts * row + part, side, n) for part in range(parts)]
-    of_one = (channel[:, None] == channel) * 2.0 ** -halves[1]
-    of_parts = [roots(parts * row + part, row, parts * rows) * of_one for part in range(parts)]
-    matrices = [x for g in of_parts for x in (g.real, g.imag)]
-    w = roots(torch.arange(parts, dtype=torch.float64, device="cpu"), row, parts * rows)
-    if padded:
-        g = of_parts[0][:, row < rows // 2]
-        matrices = [
-            torch.cat([g.real, -g.imag], 1),
-            torch.cat([g.imag, g.real], 1),
-            torch.cat([g.real, -g.imag], 1).mT,
-            torch.cat([-g.imag, -g.real], 1).mT,
-        ]
+    side, rows = numbers(SIDE), factors_of(n)[0]
+    row, channel = side % height_of(rows), side // height_of(rows)
+    frequency, exists = row + 0.25 * real, row < rows
+    f = roots(side, side, SIDE) / _root(SIDE)
+    t = roots(frequency, numbers(n // rows), n)
+    g = roots(frequency, row, rows) * (channel[:, None] == channel) * torch.outer(exists, exists) / _root(rows)
+    matrices = [g.real, g.imag, g.real.mT, -g.imag.mT] if real else [g.real, g.imag]
     return Tables(
         torch.cat([f.real, f.imag]).to(device, dtype),
-        torch.cat([x for part in t for x in (part.real, part.imag)]).to(device, torch.float16),
+        torch.cat([t.real, t.imag]).to(device, torch.float16),
         torch.cat(matrices).to(device, dtype),
-        torch.stack([w.real, w.imag], 1).flatten(0, 1).to(device, torch.float32),
-        n * 4.0 ** -sum(halves),
     )
+
+
+@functools.lru_cache(maxsize=64)
+def turns(n: int, device: torch.device) -> Tensor:
+    """The factors of a filter whose spectrum has the frequencies k + 1/4, (n) in complex64."""
+    quarter = torch.full((1,), 0.25, dtype=torch.float64, device="cpu")
+    return roots(numbers(n), quarter, n)[:, 0].to(device, torch.complex64)
+
+
+def _root(rows: int) -> int:
+    """The scale of a table of `rows` numbers: about √rows, and a power of two."""
+    return 1 << (rows.bit_length() - 1) // 2
+
+
+def height_of(rows: int) -> int:
+    """The rows of a tile that a channel takes."""
+    return 1 << (rows - 1).bit_length()
+
+
+def inner_length(n: int) -> int:
+    """The numbers of a row of signals of about `n` numbers, more than a tile."""
+    return min(TILE, height_of(n) // 16) if n <= SIDE * TILE else -(-n // SIDE)
+
+
+def factors_of(n: int) -> list[int]:
+    """The rows of the factors of a transform of `n` numbers, the outermost first. The last have 64 columns each."""
+    if n <= TILE:
+        return [n // SIDE]
+    return [n // inner_length(n), *factors_of(inner_length(n))]
+
+
+def scale_of(n: int) -> float:
+    """The product of n and of the scales of a transform of `n` numbers and of its inverse."""
+    return math.prod(rows / _root(rows) ** 2 for rows in factors_of(n))
 
 
 def filter_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -73,23 +97,21 @@ def filter_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float16 else torch.bfloat16
 
 
-def parts_of(n: int) -> int:
-    """The tiles of a spectrum of `n` numbers that has several."""
-    return max(1, n // LONGEST)
-
-
-def is_length(n: int, length: int) -> bool:
-    """Do the kernels have a transform of `n` numbers, for signals of this length?"""
-    return not n & (n - 1) and SHORTEST <= n <= (2 if length <= n // 2 else 1) * LONGEST
+def is_length(n: int) -> bool:
+    """Do the kernels have a transform of `n` numbers?"""
+    return SHORTEST <= n <= LONGEST and n == transform_length(n, True)
 
 
 def has_kernel(length: int, taps: int, causal: bool) -> bool:
     """Is there a kernel for signals and filters of these lengths?"""
-    n = transform_length(length, taps, causal) if min(length, taps) else 0
-    return is_length(n, length) and taps <= n
+    return min(length, taps) > 0 and is_length(transform_length(length, causal)) and (causal or taps <= length)
 
 
-def transform_length(length: int, taps: int, causal: bool) -> int:
-    """The numbers of a transform for signals and filters of these lengths: without `causal`, those of the signal."""
-    n = length + taps - 1 if causal else length
-    return max(SHORTEST, 1 << (n - 1).bit_length()) if causal else n
+def transform_length(length: int, causal: bool) -> int:
+    """The numbers of a transform for signals of this length: for `causal`, up to the next one."""
+    if not causal:
+        return length
+    if length <= TILE:
+        return max(SHORTEST, height_of(length))
+    row = inner_length(length)
+    return SIDE * transform_length(row, True) if length > SIDE * TILE else -(-length // row) * row

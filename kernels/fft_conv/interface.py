@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, check_tensors, has_tangent, have_memory, is_plain, requires_grad
 from tritonkittens.kernels._tensors import HALF_TYPES
-from tritonkittens.kernels.fft_conv.call_plan import is_padded, run, spectrum_of
+from tritonkittens.kernels.fft_conv.call_plan import run, spectrum_of
 from tritonkittens.kernels.fft_conv.checks import NAME, check_kinds, check_length, check_shapes
 from tritonkittens.kernels.fft_conv.config import transform_length
 
@@ -15,23 +15,25 @@ from tritonkittens.kernels.fft_conv.config import transform_length
 def fft_conv(
     u: Tensor, k: Tensor, *, causal: bool = False, pre_gate: Tensor | None = None, post_gate: Tensor | None = None
 ) -> Tensor:
-    """Return post_gate · (k ∗ (pre_gate · u)): a convolution of each channel with a filter of up to thousands of taps.
+    """Return post_gate · (k ∗ (pre_gate · u)): a convolution of each channel with a filter of up to millions of taps.
 
-    The transforms are matrix products on the tensor cores, in one kernel. Source: Fu et al., FlashFFTConv (2023).
+    The transforms are matrix products on tensor cores: one kernel up to L = 4,096, three up to 262,144, five beyond.
+    Source: Fu et al., FlashFFTConv (2023).
 
     Args:
         u: (B, H, L) in bf16 or fp16.
-        k: (H, Lk) in fp32, bf16 or fp16, Lk from 1 to L, or with `causal` to 8,193 - L; or its spectrum, from
+        k: (H, Lk) in fp32, bf16 or fp16, Lk from 1 to L, or with `causal` of any length; or its spectrum, from
             `fft_conv_filter`, which has no gradient.
-        causal: yᵢ = Σ_{j ≤ i} kⱼ u_{i-j}, where L is at most 4,096 and L + Lk - 1 at most 8,192. False: the convolution
-            is circular, yᵢ = Σⱼ kⱼ u_{(i-j) mod L}, and L is 256, 512, 1,024, 2,048 or 4,096.
+        causal: yᵢ = Σ_{j ≤ i} kⱼ u_{i-j}, where L is at most 4,194,304. False: the convolution is circular, yᵢ =
+            Σⱼ kⱼ u_{(i-j) mod L}, and L is a power of two from 64 to 4,194,304, or a multiple of 4,096 up to
+            262,144.
         pre_gate: (B, H, L) in the dtype of u; None: 1.
         post_gate: as pre_gate.
 
     Returns (B, H, L) in the dtype of u. Signals, spectra and tables are rounded to the dtype of u to be multiplied, the
     spectra of filters to bf16 (for u of fp16 they stay in fp32); sums are in fp32. Differentiable any number of times
-    in u, k and the gates, but not in forward mode. It is fastest where `causal` pads L = 128, 256, … 4,096 to twice
-    the length, and where a circular L needs no padding; other lengths are copied.
+    in u, k and the gates, but not in forward mode. With `causal`, signals of a length that is none of
+    a circular convolution are copied, with zeros up to the next one.
 
     Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
 
@@ -55,13 +57,12 @@ def fft_conv_filter(k: Tensor, length: int, *, causal: bool = False, dtype: torc
 
     Args:
         k: (H, Lk) in fp32, bf16 or fp16.
-        length: L of the signals. The spectrum is for signals of this length alone, and for this `causal`: `fft_conv`
-            cannot tell that it gets others.
+        length: L of the signals. With `causal`, the spectrum also serves shorter signals.
         causal: as in `fft_conv`.
         dtype: the dtype of the signals, bf16 or fp16.
 
-    Returns (2, H, N / 64, 64) in bf16, or fp32 for signals of fp16. N is L, or with `causal` the power of two from 256
-    on that is at least L + Lk - 1. It has no gradient.
+    Returns (2, H, N / 64, 64) in bf16, or fp32 for signals of fp16, where N is L; or with `causal` (2, H, N / 32, 32),
+    where N is the least length of at least L that a circular convolution may have. It has no gradient.
 
     Raises TypeError or ValueError for what `fft_conv` would refuse.
     """
@@ -70,9 +71,8 @@ def fft_conv_filter(k: Tensor, length: int, *, causal: bool = False, dtype: torc
         raise TypeError(f"{NAME}_filter: dtype is {dtype}; it must be {' or '.join(map(str, HALF_TYPES))}")
     if k.ndim != 2 or not k.shape[1]:
         raise ValueError(f"{NAME}_filter: k is {tuple(k.shape)}; it must be (H, Lk)")
-    n = transform_length(length, k.shape[1], causal)
-    check_length(length, n, causal)
-    if k.shape[1] > n:  # circular
+    check_length(length, causal)
+    if not causal and k.shape[1] > length:
         raise ValueError(f"{NAME}_filter: k is {tuple(k.shape)}; without causal Lk is at most {length}")
     with torch.no_grad():
-        return spectrum_of(k, n, is_padded(length, n), dtype)
+        return spectrum_of(k, transform_length(length, causal), causal, dtype)

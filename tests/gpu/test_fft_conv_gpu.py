@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from tests.cases_fft_conv import BF16, BOUNDS, FP16, check, near, operands, poisoned
-from tests.util import DEVICE, crossed, slow
-from tritonkittens.kernels.fft_conv import fft_conv, fft_conv_filter, fft_conv_torch
+from tests.cases_fft_conv import BF16, BOUNDS, FP16, check, near, operands, poisoned, rounded_convolution, small_tiles
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, slow
+from tritonkittens.kernels.fft_conv import config, fft_conv, fft_conv_filter, fft_conv_torch
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -17,9 +17,19 @@ def poison_where_no_kernel_writes(monkeypatch):
     poisoned(monkeypatch)
 
 
+TILE = on_gpu_or_simulated(4096, 256)
+
+
+@pytest.fixture
+def tiles_of_the_device(monkeypatch):
+    """What is simulated has small tiles."""
+    if TILE != config.TILE:
+        small_tiles(monkeypatch, TILE)
+
+
 @pytest.mark.parametrize(
     "length, batch, heads, dtype",
-    crossed([1024, 4096, 256, 512, 2048], [5, 2, 0, 1, 4], [2, 1, 17], [BF16, FP16]),
+    crossed([1024, 4096, 256, 64, 512, 2048], [5, 2, 0, 1, 4], [2, 1, 17], [BF16, FP16]),
     ids=str,
 )
 def test_circular(length, batch, heads, dtype):
@@ -33,7 +43,7 @@ def test_circular(length, batch, heads, dtype):
     ids=str,
 )
 def test_causal(length, taps, batch, dtype):
-    """Signals as long as half of a transform, shorter ones, and longer ones; spectra of two parts."""
+    """Signals as long as a transform, and shorter ones; filters that are longer."""
     check(*operands(batch, 3, length, taps, dtype), causal=True)
 
 
@@ -50,6 +60,27 @@ def test_gradients(length, batch):
     check(*operands(batch, 9, length, 200, FP16), gradients=True)
 
 
+@pytest.mark.usefixtures("tiles_of_the_device")
+@pytest.mark.parametrize(
+    "length, taps, batch, heads, gates, causal, dtype",
+    [
+        (4 * TILE, 4 * TILE, 3, 2, 0, True, BF16),
+        slow(4 * TILE, 99, 3, 5, 0, False, FP16),
+        (11 * TILE - 5, 20 * TILE, 2, 1, 2, True, BF16),  # tiles of channels whose rows are no power of two
+        slow(3 * TILE, 3 * TILE, 5, 17, 2, False, BF16),
+        slow(40 * TILE, 3 * TILE, 1, 2, 1, True, FP16),
+        slow(33 * TILE + 1, 33 * TILE, 3, 1, 1, True, BF16),
+        slow(256 * TILE, 256 * TILE, 1, 1, 0, True, BF16),  # two outer factors
+        slow(200 * TILE + 7, 128 * TILE, 2, 1, 2, True, BF16),
+        slow(256 * TILE, 256 * TILE, 1, 1, 0, False, FP16),
+        slow(4 * TILE, 4 * TILE, 0, 2, 0, True, BF16),
+    ],
+    ids=str,
+)
+def test_long(length, taps, batch, heads, gates, causal, dtype):
+    check(*operands(batch, heads, length, taps, dtype, gates), causal=causal, gradients=True)
+
+
 def test_strides_and_spectra():
     u, k = operands(3, 4, 256, 256)
     expected = fft_conv_torch(u, k)
@@ -58,34 +89,38 @@ def test_strides_and_spectra():
     found = fft_conv(u, spectrum)
     assert torch.equal(found, fft_conv(strided, spectrum)) and torch.equal(found, fft_conv(u, k))
     near("y", found, expected, BOUNDS[BF16])
+    shorter, causal = u[..., :99], fft_conv_filter(k, 256, causal=True)
+    near("shorter", fft_conv(shorter, causal, causal=True), fft_conv_torch(shorter, k, causal=True), BOUNDS[BF16])
     few = torch.cat([u, u], 1)[:, 2:6]  # channels of more
     near("channels", fft_conv(few, k), fft_conv_torch(few, k), BOUNDS[BF16])
 
 
-def test_errors_are_those_of_rounding():
-    """The error is that of the same transforms of pairs, whose factors, signals and spectra are rounded to bf16."""
-    u, k = operands(4, 1, 4096, 4096)
-    expected = fft_conv_torch(u, k)
-    error = float((fft_conv(u, k).double() - expected).norm() / expected.norm())
-
-    def rounded(x):
-        return torch.view_as_complex(torch.view_as_real(x).bfloat16().double())
-
-    n = torch.arange(64, device=DEVICE, dtype=torch.float64)
-    f = torch.polar(torch.ones(64, 64, device=DEVICE).double(), -2 * torch.pi * torch.outer(n, n) / 64)
-    t = torch.polar(torch.ones(64, 64, device=DEVICE).double(), -2 * torch.pi * torch.outer(n, n) / 4096)
-    f, kf = rounded(f), rounded(torch.fft.fft(k.double()).view(64, 64).T)
-    x = torch.complex(u[::2].double(), u[1::2].double()).view(2, 64, 64)
-    z = rounded(rounded(rounded((f @ x) * t) @ f * kf) @ f.conj() * t.conj())
-    y = torch.view_as_real(f.conj() @ z / 4096).permute(0, 3, 1, 2).reshape(4, 1, 4096).bfloat16().double()
-    assert error < 1.02 * float((y - expected).norm() / expected.norm())
+@pytest.mark.usefixtures("tiles_of_the_device")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tiles", [1, 16, slow(256)])
+def test_errors_are_those_of_rounding(tiles, causal):
+    """The error is that of the same transforms whose factors, signals and spectra are rounded to bf16."""
+    length = tiles * TILE
+    u, k = operands(2, 1, length, length)
+    expected = fft_conv_torch(u, k, causal=causal)
+    found = fft_conv(u, k, causal=causal)
+    x, k = u[:, 0].double().cpu(), k[0].double().cpu()
+    if causal:
+        quarter = torch.polar(torch.ones_like(k), -torch.pi / 2 * torch.arange(length).double() / length)
+        y = rounded_convolution(x + 0j, torch.fft.fft(k * quarter), 0.25, config.factors_of(length)).real
+    else:
+        y = rounded_convolution(torch.complex(*x)[None], torch.fft.fft(k), 0, config.factors_of(length))
+        y = torch.view_as_real(y[0]).T
+    error, of_rounding = (float((t.double().cpu() - expected[:, 0].cpu()).norm()) for t in (found[:, 0], y.bfloat16()))
+    assert error < 1.03 * of_rounding, (error, of_rounding, float(expected.norm()))
 
 
 @pytest.mark.parametrize("seed", [slow(n) for n in range(10)])
 def test_random(seed):
     rng = random.Random(seed)
     causal = rng.random() < 0.6
-    length = rng.randint(1, 4096) if causal else 1 << rng.randint(8, 12)
-    taps = rng.randint(1, 8193 - length if causal else length)
-    given = operands(rng.randint(1, 9), rng.randint(1, 20), length, taps, rng.choice([BF16, FP16]), rng.randint(0, 2))
+    length = int(2 ** rng.uniform(0, on_gpu_or_simulated(19, 12))) if causal else 1 << rng.randint(6, 12)
+    taps = rng.randint(1, 2 * length if causal else length)
+    heads = rng.randint(1, 20 if length <= 4096 else 3)
+    given = operands(rng.randint(1, 9), heads, length, taps, rng.choice([BF16, FP16]), rng.randint(0, 2))
     check(*given, causal=causal, gradients=True)

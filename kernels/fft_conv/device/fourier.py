@@ -5,12 +5,18 @@ X[k₂, k₁] = Σ_n₁ (T ∘ G x)[k₂, n₁] F[n₁, k₁], where G = (W_R^{n
 e^{-2πi/N}. A tile of 64 rows holds the R rows of 64 / R neighbouring channels, for which G is block diagonal. Two
 rows of the batch are one complex signal u₁ + i u₂, since the filter is real.
 
-The spectrum times that of the filter, conjugated, runs through the same steps in reverse order: F, T, and G. This gives
-the conjugate of the result.
+The spectrum times that of the filter, conjugated, runs through the same steps in reverse order: F, T, and the transpose
+of G. This gives the conjugate of the result.
 
-Zeros at the end of signals (`padded`) are in no memory: then a signal is R / 2 rows, a tile of its two parts is 64
-rows, and the products by G are products by a real matrix. A longer signal of 64 rows and as many zeros has a spectrum
-of two tiles (`parts`), of even and of odd k₂, each with tables T and G of its own.
+Convolutions that are not circular (`real`) take the spectrum at the frequencies k + 1/4 (right-angle convolution:
+Crandall and Pomerance, Prime Numbers, 9.5). Then an index that passes N comes back times i. A real signal and a real
+filter of up to N numbers have their linear convolution in the result: numbers 0 to N - 1 in its real part, the others
+in its imaginary part. So a signal needs no zeros behind it and no partner, and the products with G on both sides are
+products with real tiles. In G and T, k₂ is k₂ + 1/4.
+
+Longer transforms have further factors. The signal is M rows of P = N / M numbers, n = p + P m. G of size M and T
+(`device.outer`) turn it into M complex rows, whose transforms of P numbers are its spectrum: that of row j has the
+frequencies j + M k. M need not be a power of two.
 """
 
 from __future__ import annotations
@@ -27,45 +33,45 @@ SIDE: tl.constexpr = tl.constexpr(config.SIDE)
 
 
 class Fourier:
-    """What the templates share: a CTA has one task, `share` iterations, each of a tile of channels, a part of its
-    spectrum, and two rows of the batch a consumer.
+    """What the templates share: an iteration has a tile of channels, and two rows of the batch a consumer, or one where
+    signals are `real`.
 
-    Tensors of signals: (batch, rows, 64), whose rows are those of all channels. F: (128, 64) and T: (128 · parts, 64)
-    fp16, real parts over imaginary parts. G: (64 · matrices, 64), those of `config.tables`.
+    Tensors of signals: (batch, rows, columns), whose rows are those of all channels. G: (64 · matrices, 64), F: (128,
+    64) and T: (128, columns) fp16, those of `config.tables`, real parts over imaginary parts.
     """
 
     dtype: tl.dtype = tk.bf16
     consumers: int = 2
-    padded: bool = False
-    parts: int = 1
-    parts_first: bool = True  # the number of an iteration counts parts first, then places in the batch; or reversed
-
-    @property
-    def rows(self) -> int:
-        """Rows of a tile of one row of the batch."""
-        return SIDE.value // (1 + self.padded)
+    real: bool = False
 
     @property
     def box(self) -> tk.st:
         """A tile of one row of the batch."""
-        return tk.st(self.dtype, self.rows, SIDE.value)
+        return tk.st(self.dtype, SIDE.value, SIDE.value)
 
     @property
     def signals(self) -> tk.st:
         """The tiles of the batch rows of all consumers, one over the other."""
-        return tk.st(self.dtype, 2 * self.rows * self.consumers, SIDE.value)
+        return self.spectra if not self.real else tk.st(self.dtype, SIDE.value * self.consumers, SIDE.value)
+
+    @property
+    def spectra(self) -> tk.st:
+        """Real and imaginary parts of all consumers."""
+        return tk.st(self.dtype, 2 * SIDE.value * self.consumers, SIDE.value)
+
+    @property
+    def factors(self) -> tk.st:
+        """A tile of T."""
+        return tk.st(tk.fp16, 2 * SIDE.value, SIDE.value)
+
+
+class Inner(Fourier):
+    """A CTA has one task, `share` iterations, and the tables of a transform in shared memory."""
 
     @property
     def tables(self) -> dict[str, Any]:
         """Tables in shared memory."""
-        side = SIDE.value
-        found = dict(F=tk.st(self.dtype, 2 * side, side), T=tk.st(tk.fp16, 2 * side * self.parts, side))
-        return found | (dict(G=tk.st(self.dtype, 2 * side * self.parts, side)) if self.shares_g else {})
-
-    @property
-    def shares_g(self) -> bool:
-        """Does G lie in shared memory? Else consumers have it in registers."""
-        return self.parts > 1
+        return dict(F=tk.st(self.dtype, 2 * SIDE.value, SIDE.value), T=self.factors)
 
     @triton.jit
     def setup(ctx):
@@ -77,30 +83,27 @@ class Fourier:
     def load_task(ctx, task):
         tk.load_async(task.F, ctx.globals.F, (0, 0), task.full)
         tk.load_async(task.T, ctx.globals.T, (0, 0), task.full)
-        if ctx.config.shares_g:
-            tk.load_async(task.G, ctx.globals.G, (0, 0), task.full)
 
 
 @triton.jit
 def place(ctx):
-    """(tile of channels, part of its spectrum, place in the batch) of this iteration."""
-    number, pairs = ctx.first + ctx.iter, ctx.args.pairs
-    PARTS: tl.constexpr = ctx.config.parts
-    if PARTS == 1:
-        return number // pairs, 0, number % pairs
-    elif ctx.config.parts_first:
-        return number // PARTS // pairs, number % PARTS, number // PARTS % pairs
-    else:
-        return number // pairs // PARTS, number // pairs % PARTS, number % pairs
+    """(tile of channels, place in the batch) of this iteration."""
+    number = ctx.first + ctx.iter
+    return number // ctx.args.pairs, number % ctx.args.pairs
 
 
 @triton.jit
-def load_signals(ctx, X, tile, full):
-    """Load a tile of each row of the batch of an iteration."""
-    BOXES: tl.constexpr = 2 * ctx.config.consumers
-    row, _, pair = place(ctx)
+def load_boxes(ctx, X, tile, full, BOXES: tl.constexpr):
+    """Load a tile of each of `BOXES` rows of the batch."""
+    row, pair = place(ctx)
     for i in tl.static_range(BOXES):
-        tk.load_async(tk.subtile(tile, ctx.config.rows, SIDE, i), X, (pair * BOXES + i, row, 0), full)
+        tk.load_async(tk.subtile(tile, SIDE, SIDE, i), X, (pair * BOXES + i, row, 0), full)
+
+
+@triton.jit
+def boxes_of(ctx):
+    """The rows of the batch of an iteration."""
+    return (2 - ctx.config.real) * ctx.config.consumers
 
 
 @triton.jit
@@ -111,8 +114,8 @@ def complex_part(tile, i):
 
 @triton.jit
 def signals_of(ctx, tile):
-    """A consumer's two rows of the batch: a complex tile, or a real one of both parts."""
-    if ctx.config.padded:
+    """A consumer's rows of the batch: a real tile, or a complex one of two."""
+    if ctx.config.real:
         return tk.subtile(tile, SIDE, SIDE, ctx.consumer)
     else:
         return complex_part(tile, ctx.consumer)
@@ -133,7 +136,39 @@ def times(ctx, z, factors):
 
 @triton.jit
 def spectrum(ctx, g, x):
-    """A part of the transform of signals in shared memory."""
-    _, part, _ = place(ctx)
-    z = times(ctx, tk.mm_AB(g, x), complex_part(ctx.task.T, part))
+    """The transform of signals in shared memory."""
+    z = times(ctx, tk.mm_AB(g, x), complex_part(ctx.task.T, 0))
     return tk.mm_AB(z, complex_part(ctx.task.F, 0))
+
+
+@triton.jit
+def inverse(ctx, h, z):
+    """The last step: the signals whose conjugates G has turned into `z`, in shared memory."""
+    if ctx.config.real:
+        y = tk.mm_AB(h.real, z.real, wait=False)
+        return tk.mma_wait(tk.mma_AB(h.imag, z.imag, y, wait=False))
+    else:
+        return tk.conj(tk.mm_AB(h, z))
+
+
+@triton.jit
+def times_real(x, gate):
+    return tk.mul(x, tk.cast(tk.load(gate), tk.fp32))
+
+
+@triton.jit
+def gated(ctx, x, gate):
+    """Signals times a gate in shared memory: the two parts of a complex signal have gates of their own."""
+    if ctx.config.real:
+        return times_real(x, gate)
+    else:
+        return tk.complex(times_real(x.real, gate.real), times_real(x.imag, gate.imag))
+
+
+@triton.jit
+def gated_signals(ctx, x, gate, home):
+    """Signals times a gate, all in shared memory, in `home`."""
+    home = home.real if ctx.config.real else home
+    tk.store(home, tk.cast(gated(ctx, tk.cast(tk.load(x), tk.fp32), gate), ctx.config.dtype))
+    tk.fence_async()
+    return home

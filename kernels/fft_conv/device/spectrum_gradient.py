@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels.fft_conv.device.fourier import (
     SIDE,
-    Fourier,
+    Inner,
+    boxes_of,
     complex_part,
-    load_signals,
+    load_boxes,
     place,
     signals_of,
     spectrum,
 )
 
 
-class SpectrumGradient(Fourier, tk.lcf):
+class SpectrumGradient(Inner, tk.lcf):
     """P = Σ_batch conj(spectrum of U) · (spectrum of V). The real part of the inverse transform of P is the sum of the
     correlations of the real and of the imaginary parts of the signals.
 
-    P: (consumers, 2, rows, 64) fp32, a sum for each consumer. A CTA has all iterations of a tile and part.
+    P: (consumers, 2, rows, 64) fp32, a sum for each consumer. A CTA has all iterations of a tile.
     """
 
-    parts_first: bool = False
-
     @property
-    def shares_g(self) -> bool:
-        return True
+    def tables(self) -> dict[str, Any]:
+        return super().tables | dict(G=tk.st(self.dtype, 2 * SIDE.value, SIDE.value))
 
     def layout(self) -> tk.layout:
         return tk.layout(
@@ -36,14 +37,20 @@ class SpectrumGradient(Fourier, tk.lcf):
             input=dict(U=self.signals, V=self.signals),
             task=self.tables,
             per="block",
-            scratch=dict.fromkeys(("real", "imag"), tk.st(self.dtype, SIDE.value, SIDE.value)),
+            scratch=dict.fromkeys(("real", "imag"), self.box),
             args=("share", "total", "pairs"),
         )
 
     @triton.jit
+    def load_task(ctx, task):
+        tk.load_async(task.F, ctx.globals.F, (0, 0), task.full)
+        tk.load_async(task.T, ctx.globals.T, (0, 0), task.full)
+        tk.load_async(task.G, ctx.globals.G, (0, 0), task.full)
+
+    @triton.jit
     def load(ctx, input):
-        load_signals(ctx, ctx.globals.U, input.U, input.full)
-        load_signals(ctx, ctx.globals.V, input.V, input.full)
+        load_boxes(ctx, ctx.globals.U, input.U, input.full, boxes_of(ctx))
+        load_boxes(ctx, ctx.globals.V, input.V, input.full, boxes_of(ctx))
 
     @triton.jit
     def start(ctx):
@@ -51,17 +58,16 @@ class SpectrumGradient(Fourier, tk.lcf):
 
     @triton.jit
     def compute(ctx, state, input):
-        row, part, pair = place(ctx)
-        g = complex_part(ctx.task.G, part)
+        row, pair = place(ctx)
+        g = complex_part(ctx.task.G, 0)
         home = tk.complex(ctx.scratch.real, ctx.scratch.imag)  # registers hold three complex tiles already
         tk.store(home, tk.cast(spectrum(ctx, g, signals_of(ctx, input.U)), ctx.config.dtype))
         v = spectrum(ctx, g, signals_of(ctx, input.V))
         added = tk.mul(tk.conj(tk.cast(tk.load(home), tk.fp32)), v)
         p = tk.add(tk.mul(state.p, tl.where(pair == 0, 0.0, 1.0)), added)
         if pair == ctx.args.pairs - 1:
-            tile = row * ctx.config.parts + part
-            tk.store(ctx.globals.P, p.real, (ctx.consumer, 0, tile, 0))
-            tk.store(ctx.globals.P, p.imag, (ctx.consumer, 1, tile, 0))
+            tk.store(ctx.globals.P, p.real, (ctx.consumer, 0, row, 0))
+            tk.store(ctx.globals.P, p.imag, (ctx.consumer, 1, row, 0))
         return state.replace(p=p)
 
     @triton.jit
