@@ -40,12 +40,15 @@ class Shape(NamedTuple):
         return 2.0 * self.batch * self.heads * self.length * tensors
 
 
-# ThunderKittens' and FlashFFTConv's shapes, and small batches
+# ThunderKittens' and FlashFFTConv's shapes, small batches, and lengths with outer factors
 EXTENTS = (
     (16, 1024, 1024, False, False), (16, 1024, 4096, False, False), (64, 768, 1024, False, False),
     (64, 768, 256, False, False), (64, 768, 512, False, False), (16, 768, 2048, False, False),
     (16, 1024, 2048, True, False), (16, 1024, 4096, True, False), (64, 768, 512, True, False),
     (1, 4096, 4096, False, False), (16, 1024, 4096, False, True), (16, 1024, 2048, True, True),
+    (8, 1024, 8192, False, False), (8, 768, 8192, True, False), (8, 256, 32768, True, False),
+    (8, 256, 32768, True, True), (2, 256, 131072, True, False), (1, 256, 163840, True, False),
+    (1, 64, 1 << 20, True, False),
 )  # fmt: skip
 
 

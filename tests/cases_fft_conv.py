@@ -27,6 +27,7 @@ def small_tiles(monkeypatch, numbers):
     monkeypatch.setattr(config, "TILE", numbers)
     monkeypatch.setattr(config, "tables", config.tables.__wrapped__)
     monkeypatch.setattr(call_plan, "tables", config.tables)
+    monkeypatch.setattr(call_plan, "_plans", {})
 
 
 def operands(batch, heads, length, taps, dtype=BF16, gates=0):

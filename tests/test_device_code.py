@@ -97,15 +97,21 @@ def subclasses(cls):
     return {cls, *(deeper for found in cls.__subclasses__() for deeper in subclasses(found))}
 
 
+def is_whole(cls):
+    """Has a template class every hook that it needs? Others are bases of several."""
+    optional = {"finish"} if cls._stores else set()
+    return all(
+        hasattr(cls, hook.name)
+        for hook in hooks_of(cls._stores).values()
+        if hook.required and hook.name not in optional
+    )
+
+
 def shipped():
     """(module, name) of every template class and plain kernel."""
     names = [m.name for m in pkgutil.walk_packages(kernels.__path__, kernels.__name__ + ".") if m.name.count(".") > 2]
     modules = [import_module(name) for name in names]
-    templates = {
-        cls
-        for cls in subclasses(tk.lcf)
-        if cls.__module__ in names and all(hasattr(cls, h.name) for h in hooks_of(cls._stores).values() if h.required)
-    }
+    templates = {cls for cls in subclasses(tk.lcf) if cls.__module__ in names and is_whole(cls)}
     plain = {
         (x.fn.fn.__module__, x.fn.__name__)
         for m in modules

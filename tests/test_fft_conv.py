@@ -155,7 +155,7 @@ def test_module():
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", slow("sm_100a")])
-@pytest.mark.parametrize("name", [n if n == "fft_conv" else slow(n) for n in inspectable])
+@pytest.mark.parametrize("name", [n if n in ("fft_conv", "fft_conv_outer_inverse") else slow(n) for n in inspectable])
 def test_contract(name, arch):
     report = inspect(inspectable[name](arch))
     assert report.wgmma_serialized is not True

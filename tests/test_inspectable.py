@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tritonkittens.lang as tk
+from tests.test_device_code import is_whole, subclasses
 from tritonkittens import kernels
 from tritonkittens.inspect.cli import registry
 from tritonkittens.kernels._inspection import Inspectable, h200, launches_of
@@ -17,7 +18,6 @@ from tritonkittens.kernels.gemm.checks import OPERANDS as GEMM_TYPES
 from tritonkittens.kernels.gemm.config import ORDERS, SCHEDULES
 from tritonkittens.kernels.gemm.device.epilogue import ACTIVATIONS
 from tritonkittens.kernels.gemm.epilogue import PREFIX
-from tritonkittens.lang.template.hook_table import hooks_of
 from tritonkittens.launch import PlainKernel, simulator
 from tritonkittens.launch.arguments import argument_types
 
@@ -44,15 +44,6 @@ def products(templates):
 def modules():
     names = [m.name for m in pkgutil.walk_packages(kernels.__path__, kernels.__name__ + ".")]
     return [importlib.import_module(name) for name in names]
-
-
-def subclasses(cls):
-    return {cls, *(deeper for found in cls.__subclasses__() for deeper in subclasses(found))}
-
-
-def is_whole(cls):
-    """Has a template class every hook that it needs? Others are bases of several."""
-    return all(hasattr(cls, hook.name) for hook in hooks_of(cls._stores).values() if hook.required)
 
 
 def test_every_kernel_is_one_that_an_operator_launches():

@@ -25,21 +25,20 @@ _plans: dict[Hashable, Plan] = {}  # by what is known of a call
 def spectrum_of(k: Tensor, n: int, causal: bool, dtype: torch.dtype) -> Tensor:
     """The spectra of filters (H, Lk), for signals of `dtype`, as the kernels read them: (2, H, n / 64, 64), or with
     `causal` in rows of `config.NARROW`. Numbers behind the first n do not matter."""
-    k = k[:, :n].float()
-    spectrum = torch.fft.fft(k * turns(n, k.device)[: k.shape[1]] if causal else k, n) / config.scale_of(n)
-    for rows in factors_of(n):  # frequency j + rows · i at [j, i], and so on for the frequencies i
-        spectrum = spectrum.view(-1, spectrum.shape[-1] // rows, rows).mT.flatten(0, 1)
-    shape = (2, k.shape[0], -1, config.NARROW if causal else SIDE)
-    return torch.view_as_real(spectrum).movedim(-1, 0).to(filter_dtype(dtype)).contiguous().view(shape)
+    k = k[:, :n].float() / config.scale_of(n)
+    spectrum = torch.fft.fft(k * turns(n, k.device)[: k.shape[1]] if causal else k, n)
+    # frequency j + rows · i at [j, i], and so on for the frequencies i
+    factors = factors_of(n)
+    order = spectrum.view(-1, SIDE, *reversed(factors)).permute(0, *range(len(factors) + 1, 0, -1))
+    parts = torch.view_as_real(order).movedim(-1, 0)
+    parts = parts.to(filter_dtype(dtype), memory_format=torch.contiguous_format, copy=True)
+    return parts.view(2, k.shape[0], -1, config.NARROW if causal else SIDE)
 
 
 def by_number(spectrum: Tensor, n: int) -> Tensor:
     """Spectra in the order of the kernels, of any shape, as (H, n) in the order of frequencies."""
-    cols = SIDE
-    for rows in reversed(factors_of(n)):
-        spectrum = spectrum.view(-1, rows, cols).mT
-        spectrum, cols = spectrum.flatten(1), rows * cols
-    return spectrum
+    factors = factors_of(n)
+    return spectrum.view(-1, *factors, SIDE).permute(0, *range(len(factors) + 1, 0, -1)).reshape(-1, n)
 
 
 def consumers_of(batch: int, crowded: bool = False) -> int:

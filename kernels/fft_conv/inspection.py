@@ -32,12 +32,11 @@ inspectable: dict[str, Inspectable] = {
     **launches_of(functools.partial(_run, 4096, False, gated=True), "fft_conv_gated"),
     **launches_of(functools.partial(_run, 4096, True, gated=True), "fft_conv_causal_gated"),
     **launches_of(
-        functools.partial(_run, 32768, True, gated=True, heads=64),
-        "fft_conv_long_outer", "fft_conv_long_middle", "fft_conv_long_inverse",
+        functools.partial(_run, 32768, True, gated=True, heads=64), "fft_conv_outer", None, "fft_conv_outer_inverse"
     ),
     **launches_of(
-        functools.partial(_run, 32768, False, heads=64),
-        "fft_conv_circular_outer", "fft_conv_circular_middle", "fft_conv_circular_inverse",
+        functools.partial(_run, 40960, False, heads=64),
+        "fft_conv_outer_circular", None, "fft_conv_outer_inverse_circular",
     ),
     **launches_of(functools.partial(_correlate, 4096, False), "fft_conv_filter_gradient"),
     **launches_of(functools.partial(_correlate, 4096, True), "fft_conv_filter_gradient_causal"),
