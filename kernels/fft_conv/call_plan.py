@@ -41,11 +41,6 @@ def by_number(spectrum: Tensor, n: int) -> Tensor:
     return spectrum.view(-1, *factors, SIDE).permute(0, *range(len(factors) + 1, 0, -1)).reshape(-1, n)
 
 
-def consumers_of(batch: int, crowded: bool = False) -> int:
-    """The consumers of a CTA, each with a signal. crowded: tiles leave no room for two."""
-    return 1 if crowded or batch <= 1 else 2
-
-
 class Plan:
     """The launches of calls of one kind: signals (B, H, L) and transforms of `n` numbers."""
 
@@ -57,17 +52,22 @@ class Plan:
         """The tables of transforms of `n` numbers."""
         return tables(n, real, self.dtype, self.device)
 
+    def team(self, signals: int, tiles: int, crowded: bool = False, columns: int = 1) -> dict[str, Any]:
+        """Knobs for so many signals of the batch, tiles of channels, and columns of tiles. Two consumers take a signal
+        each, or a tile each of one signal. crowded: shared memory has no place for two."""
+        across = signals <= 1 and 1 < tiles and tiles * columns > device_facts(self.device).multiprocessors
+        return dict(consumers=1 if crowded or signals <= 1 and not across else 2, across=across and not crowded)
+
     def launched(
         self, template: type[Any], *operands: Tensor, signals: int, tiles: int, columns: int = 1, whole: bool = False,
-        real: bool, consumers: int, **knobs: Any,
+        consumers: int, across: bool, **knobs: Any,
     ) -> None:  # fmt: skip
-        """Launch a template for so many real or complex signals of the batch, tiles of channels, and columns of tiles.
-        `whole`: a CTA has whole tiles."""
-        made = template(dtype=tk.from_torch(self.dtype), real=real, consumers=consumers, **knobs)
+        """Launch a template for a `team`'s work. `whole`: a CTA has whole tiles."""
+        made = template(dtype=tk.from_torch(self.dtype), consumers=consumers, across=across, **knobs)
         slots = device_facts(self.device).multiprocessors * made.blocks_per_sm
-        pairs = -(-signals // consumers)
+        pairs, steps = -(-signals // consumers), -(-tiles // consumers) if across else tiles
         # iterations of a column, and those that one task has together
-        total, together = tiles * pairs, pairs if whole else 1
+        total, together = steps * pairs, pairs if whole else 1
         share = -(-total // together // max(1, slots // columns)) * together
         blocks = min(slots, columns * -(-total // share))
         made(*operands, blocks=blocks, share=share, total=total, pairs=pairs)
@@ -92,10 +92,11 @@ class Plan:
         given, result = (x, z) if template is OuterTransform else (z, x)
         shape = (-1, rows, columns) if channels else (1, -1, columns)
         given, gate, result = (None if t is None else t.view(t.shape[0], *shape) for t in (given, gate, result))
+        signals, tiles = z.shape[0] // 2, -(-x.shape[1] // n * height // SIDE)
         self.launched(
             template, *(t for t in (given, gate) if t is not None), of.g, of.t, result, gated=gate is not None,
-            channels=channels, signals=z.shape[0] // 2, tiles=-(-x.shape[1] // n * height // SIDE),
-            columns=columns // SIDE, real=real, consumers=consumers_of(z.shape[0] // 2),
+            channels=channels, signals=signals, tiles=tiles, columns=columns // SIDE, real=real,
+            **self.team(signals, tiles, columns=columns // SIDE),
         )  # fmt: skip
 
     def transformed(self, x: Tensor, gate: Tensor | None, n: int, real: bool) -> Tensor:
@@ -115,13 +116,13 @@ class Plan:
             self.outer(OuterInverse, y, z, gates[1], n, real)
             return
         of, given = self.tables(n, real), [t for t in (x, *gates) if t is not None]
-        signals = x.shape[0] if real else -(-x.shape[0] // 2)
+        signals, tiles = -(-x.shape[0] // (2 - real)), -(-x.shape[1] // SIDE**2)
         self.launched(
             SpectralConvolution, *(t.view(t.shape[0], -1, SIDE) for t in given), spectrum, of.g, of.f, of.t,
-            y.view(y.shape[0], -1, SIDE), signals=signals, tiles=-(-x.shape[1] // config.TILE), real=real,
-            # gates leave shared memory for two stages of one consumer only
-            consumers=consumers_of(signals, crowded=len(given) > 1), conjugated=conjugated,
+            y.view(y.shape[0], -1, SIDE), signals=signals, tiles=tiles, real=real, conjugated=conjugated,
             filter_dtype=tk.from_torch(spectrum.dtype), pre_gated=gates[0] is not None, post_gated=gates[1] is not None,
+            # gates leave shared memory for two stages of one consumer only
+            **self.team(signals, tiles, crowded=len(given) > 1),
         )  # fmt: skip
 
     def convolve(
@@ -143,12 +144,12 @@ class Plan:
         while n > config.TILE:
             u, v = (self.transformed(x, None, n, real) for x in (u, v))
             n, real = n // factors_of(n)[0], False
-        of, signals = self.tables(n, real), u.shape[0] if real else -(-u.shape[0] // 2)
-        consumers = consumers_of(signals)
-        p = self.empty(consumers, 2, u.shape[1] // SIDE, SIDE, dtype=torch.float32)
+        of, signals, tiles = self.tables(n, real), -(-u.shape[0] // (2 - real)), -(-u.shape[1] // SIDE**2)
+        team = self.team(signals, tiles)
+        p = self.empty(1 if team["across"] else team["consumers"], 2, u.shape[1] // SIDE, SIDE, dtype=torch.float32)
         self.launched(
             SpectrumGradient, *(x.view(x.shape[0], -1, SIDE) for x in (u, v)), of.f, of.t, of.g, p, signals=signals,
-            tiles=-(-u.shape[1] // config.TILE), whole=True, real=real, consumers=consumers,
+            tiles=tiles, whole=True, real=real, **team,
         )  # fmt: skip
         real_part, imag_part = (by_number(x, self.n) for x in p.sum(0))
         found = torch.fft.ifft(torch.complex(real_part, imag_part))

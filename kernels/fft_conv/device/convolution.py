@@ -9,16 +9,16 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels.fft_conv.device.fourier import (
     SIDE,
     Inner,
-    boxes_of,
     complex_part,
     gated,
     gated_signals,
     inverse,
-    load_boxes,
-    place,
+    load_signals,
+    place_of,
     signals_of,
     spectrum,
     table,
+    tile_of,
     times,
 )
 
@@ -36,13 +36,18 @@ class SpectralConvolution(Inner, tk.lcsf):
     pre_gated: bool = False
     post_gated: bool = False
 
+    @property
+    def filters(self) -> int:
+        """Tiles of spectra of filters that an iteration has."""
+        return self.consumers if self.across else 1
+
     def layout(self) -> tk.layout:
         gates = [name for name, given in (("PRE", self.pre_gated), ("POST", self.post_gated)) if given]
         tensors = dict.fromkeys(("U", *gates), self.box)
-        part, spectra = (tk.st(self.filter_dtype, n * SIDE.value, SIDE.value) for n in (1, 2))
+        part, filters = (tk.st(self.filter_dtype, n * SIDE.value, SIDE.value) for n in (1, 2 * self.filters))
         return tk.layout(
             globals={**tensors, "K": part, "G": None, **self.tables, "Y": self.box},
-            input={**dict.fromkeys(tensors, self.signals), "K": spectra},
+            input={**dict.fromkeys(tensors, self.signals), "K": filters},
             task=self.tables,
             per="block",
             scratch=dict.fromkeys(("real", "imag"), self.box),
@@ -52,14 +57,14 @@ class SpectralConvolution(Inner, tk.lcsf):
 
     @triton.jit
     def load(ctx, input):
-        row, _ = place(ctx)
-        load_boxes(ctx, ctx.globals.U, input.U, input.full, boxes_of(ctx))
-        for i in tl.static_range(2):
-            tk.load_async(tk.subtile(input.K, SIDE, SIDE, i), ctx.globals.K, (i, row, 0), input.full)
+        load_signals(ctx, ctx.globals.U, input.U, input.full)
+        for i in tl.static_range(2 * ctx.config.filters):
+            place = i % 2, tile_of(ctx, i // 2), 0
+            tk.load_async(tk.subtile(input.K, SIDE, SIDE, i), ctx.globals.K, place, input.full)
         if ctx.config.pre_gated:
-            load_boxes(ctx, ctx.globals.PRE, input.PRE, input.full, boxes_of(ctx))
+            load_signals(ctx, ctx.globals.PRE, input.PRE, input.full)
         if ctx.config.post_gated:
-            load_boxes(ctx, ctx.globals.POST, input.POST, input.full, boxes_of(ctx))
+            load_signals(ctx, ctx.globals.POST, input.POST, input.full)
 
     @triton.jit
     def start(ctx):
@@ -72,7 +77,7 @@ class SpectralConvolution(Inner, tk.lcsf):
         if ctx.config.pre_gated:
             x = gated_signals(ctx, x, signals_of(ctx, input.PRE), home)
         z = spectrum(ctx, state.g, x)
-        k = tk.cast(tk.load(complex_part(input.K, 0)), tk.fp32)
+        k = tk.cast(tk.load(complex_part(input.K, ctx.consumer if ctx.config.across else 0)), tk.fp32)
         # the conjugate of the product, whose transform is the conjugate of the signals
         z = tk.mul(tk.conj(z), k) if ctx.config.conjugated else tk.conj(tk.mul(z, k))
         z = tk.mm_AB(tk.cast(z, ctx.config.dtype), complex_part(ctx.task.F, 0))
@@ -86,7 +91,7 @@ class SpectralConvolution(Inner, tk.lcsf):
 
     @triton.jit
     def store(ctx, output):
-        BOXES: tl.constexpr = boxes_of(ctx)
-        row, pair = place(ctx)
-        for i in tl.static_range(BOXES):
-            tk.store_async(ctx.globals.Y, tk.subtile(output.Y, SIDE, SIDE, i), (pair * BOXES + i, row, 0))
+        ROWS: tl.constexpr = ctx.config.rows
+        for i in tl.static_range(ROWS * ctx.config.consumers):
+            batch, row = place_of(ctx, i, ROWS)
+            tk.store_async(ctx.globals.Y, tk.subtile(output.Y, SIDE, SIDE, i), (batch, row, 0))

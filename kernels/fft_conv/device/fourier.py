@@ -33,8 +33,8 @@ SIDE: tl.constexpr = tl.constexpr(config.SIDE)
 
 
 class Fourier:
-    """What the templates share: an iteration has a tile of channels, and two rows of the batch a consumer, or one where
-    signals are `real`.
+    """What the templates share: an iteration has a tile of channels, and a signal of the batch for each consumer. That
+    is two rows, or one where signals are `real`. `across`: consumers have the same rows, and neighbouring tiles.
 
     Tensors of signals: (batch, rows, columns), whose rows are those of all channels. G: (64 · matrices, 64), F: (128,
     64) and T: (128, columns) fp16, those of `config.tables`, real parts over imaginary parts.
@@ -43,6 +43,12 @@ class Fourier:
     dtype: tl.dtype = tk.bf16
     consumers: int = 2
     real: bool = False
+    across: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch of a signal."""
+        return 2 - self.real
 
     @property
     def box(self) -> tk.st:
@@ -87,23 +93,35 @@ class Inner(Fourier):
 
 @triton.jit
 def place(ctx):
-    """(tile of channels, place in the batch) of this iteration."""
+    """(number of the tiles of channels, place in the batch) of this iteration."""
     number = ctx.first + ctx.iter
     return number // ctx.args.pairs, number % ctx.args.pairs
 
 
 @triton.jit
-def load_boxes(ctx, X, tile, full, BOXES: tl.constexpr):
-    """Load a tile of each of `BOXES` rows of the batch."""
-    row, pair = place(ctx)
-    for i in tl.static_range(BOXES):
-        tk.load_async(tk.subtile(tile, SIDE, SIDE, i), X, (pair * BOXES + i, row, 0), full)
+def tile_of(ctx, consumer):
+    """The tile of channels of a consumer."""
+    tile, _ = place(ctx)
+    return tile * ctx.config.consumers + consumer if ctx.config.across else tile
 
 
 @triton.jit
-def boxes_of(ctx):
-    """The rows of the batch of an iteration."""
-    return (2 - ctx.config.real) * ctx.config.consumers
+def place_of(ctx, i: tl.constexpr, ROWS: tl.constexpr):
+    """(row of the batch, tile of channels) of tile `i` of an iteration, which has `ROWS` of each consumer."""
+    _, pair = place(ctx)
+    if ctx.config.across:
+        return pair * ROWS + i % ROWS, tile_of(ctx, i // ROWS)
+    else:
+        return pair * (ROWS * ctx.config.consumers) + i, tile_of(ctx, 0)
+
+
+@triton.jit
+def load_signals(ctx, X, tile, full):
+    """Load the signals of all consumers."""
+    ROWS: tl.constexpr = ctx.config.rows
+    for i in tl.static_range(ROWS * ctx.config.consumers):
+        batch, row = place_of(ctx, i, ROWS)
+        tk.load_async(tk.subtile(tile, SIDE, SIDE, i), X, (batch, row, 0), full)
 
 
 @triton.jit

@@ -13,12 +13,11 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels.fft_conv.device.fourier import (
     SIDE,
     Fourier,
-    boxes_of,
     complex_part,
     gated,
     gated_signals,
     inverse,
-    place,
+    place_of,
     signals_of,
     table,
     times,
@@ -54,30 +53,31 @@ class Outer(Fourier):
 
 
 @triton.jit
-def box_at(ctx, i: tl.constexpr, BOXES: tl.constexpr):
-    """The coordinates of box `i` of an iteration, which has tiles of `BOXES` rows of the batch."""
+def box_at(ctx, i: tl.constexpr, ROWS: tl.constexpr):
+    """The coordinates of box `i` of an iteration, which has `ROWS` rows of the batch of each consumer."""
     CHANNELS: tl.constexpr = ctx.config.channels
-    row, pair = place(ctx)
     if CHANNELS:
-        return pair * BOXES + i // CHANNELS, row * CHANNELS + i % CHANNELS, 0, ctx.col
+        batch, tile = place_of(ctx, i // CHANNELS, ROWS)
+        return batch, tile * CHANNELS + i % CHANNELS, 0, ctx.col
     else:
-        return pair * BOXES + i, 0, row, ctx.col
+        batch, tile = place_of(ctx, i, ROWS)
+        return batch, 0, tile, ctx.col
 
 
 @triton.jit
-def load_boxes(ctx, X, tile, full, BOXES: tl.constexpr):
-    """Load a tile of each of `BOXES` rows of the batch."""
+def load_boxes(ctx, X, tile, full, ROWS: tl.constexpr):
+    """Load tiles of `ROWS` rows of the batch for each consumer."""
     CHANNELS: tl.constexpr = max(1, ctx.config.channels)
-    for i in tl.static_range(BOXES * CHANNELS):
-        tk.load_async(tk.subtile(tile, SIDE // CHANNELS, SIDE, i), X, box_at(ctx, i, BOXES), full)
+    for i in tl.static_range(ROWS * ctx.config.consumers * CHANNELS):
+        tk.load_async(tk.subtile(tile, SIDE // CHANNELS, SIDE, i), X, box_at(ctx, i, ROWS), full)
 
 
 @triton.jit
-def store_boxes(ctx, X, tile, BOXES: tl.constexpr):
-    """Store a tile of each of `BOXES` rows of the batch. TMA skips rows that a channel does not have."""
+def store_boxes(ctx, X, tile, ROWS: tl.constexpr):
+    """Store tiles of `ROWS` rows of the batch of each consumer. TMA skips rows that a channel does not have."""
     CHANNELS: tl.constexpr = max(1, ctx.config.channels)
-    for i in tl.static_range(BOXES * CHANNELS):
-        tk.store_async(X, tk.subtile(tile, SIDE // CHANNELS, SIDE, i), box_at(ctx, i, BOXES))
+    for i in tl.static_range(ROWS * ctx.config.consumers * CHANNELS):
+        tk.store_async(X, tk.subtile(tile, SIDE // CHANNELS, SIDE, i), box_at(ctx, i, ROWS))
 
 
 class OuterTransform(Outer, tk.lcsf):
@@ -96,9 +96,9 @@ class OuterTransform(Outer, tk.lcsf):
 
     @triton.jit
     def load(ctx, input):
-        load_boxes(ctx, ctx.globals.X, input.X, input.full, boxes_of(ctx))
+        load_boxes(ctx, ctx.globals.X, input.X, input.full, ctx.config.rows)
         if ctx.config.gated:
-            load_boxes(ctx, ctx.globals.GATE, input.GATE, input.full, boxes_of(ctx))
+            load_boxes(ctx, ctx.globals.GATE, input.GATE, input.full, ctx.config.rows)
 
     @triton.jit
     def start(ctx):
@@ -114,7 +114,7 @@ class OuterTransform(Outer, tk.lcsf):
 
     @triton.jit
     def store(ctx, output):
-        store_boxes(ctx, ctx.globals.Z, output.Z, 2 * ctx.config.consumers)
+        store_boxes(ctx, ctx.globals.Z, output.Z, 2)
 
 
 class OuterInverse(Outer, tk.lcsf):
@@ -135,9 +135,9 @@ class OuterInverse(Outer, tk.lcsf):
 
     @triton.jit
     def load(ctx, input):
-        load_boxes(ctx, ctx.globals.Z, input.Z, input.full, 2 * ctx.config.consumers)
+        load_boxes(ctx, ctx.globals.Z, input.Z, input.full, 2)
         if ctx.config.gated:
-            load_boxes(ctx, ctx.globals.GATE, input.GATE, input.full, boxes_of(ctx))
+            load_boxes(ctx, ctx.globals.GATE, input.GATE, input.full, ctx.config.rows)
 
     @triton.jit
     def start(ctx):
@@ -157,4 +157,4 @@ class OuterInverse(Outer, tk.lcsf):
 
     @triton.jit
     def store(ctx, output):
-        store_boxes(ctx, ctx.globals.X, output.X, boxes_of(ctx))
+        store_boxes(ctx, ctx.globals.X, output.X, ctx.config.rows)

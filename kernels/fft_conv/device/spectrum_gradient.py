@@ -11,12 +11,12 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels.fft_conv.device.fourier import (
     SIDE,
     Inner,
-    boxes_of,
     complex_part,
-    load_boxes,
+    load_signals,
     place,
     signals_of,
     spectrum,
+    tile_of,
 )
 
 
@@ -24,7 +24,7 @@ class SpectrumGradient(Inner, tk.lcf):
     """P = Σ_batch conj(spectrum of U) · (spectrum of V). The real part of the inverse transform of P is the sum of the
     correlations of the real and of the imaginary parts of the signals.
 
-    P: (consumers, 2, rows, 64) fp32, a sum for each consumer. A CTA has all iterations of a tile.
+    P: (consumers, 2, rows, 64) fp32, a sum for each consumer, or one `across`. A CTA has all iterations of a tile.
     """
 
     @property
@@ -49,8 +49,8 @@ class SpectrumGradient(Inner, tk.lcf):
 
     @triton.jit
     def load(ctx, input):
-        load_boxes(ctx, ctx.globals.U, input.U, input.full, boxes_of(ctx))
-        load_boxes(ctx, ctx.globals.V, input.V, input.full, boxes_of(ctx))
+        load_signals(ctx, ctx.globals.U, input.U, input.full)
+        load_signals(ctx, ctx.globals.V, input.V, input.full)
 
     @triton.jit
     def start(ctx):
@@ -58,7 +58,7 @@ class SpectrumGradient(Inner, tk.lcf):
 
     @triton.jit
     def compute(ctx, state, input):
-        row, pair = place(ctx)
+        _, pair = place(ctx)
         g = complex_part(ctx.task.G, 0)
         home = tk.complex(ctx.scratch.real, ctx.scratch.imag)  # registers hold three complex tiles already
         tk.store(home, tk.cast(spectrum(ctx, g, signals_of(ctx, input.U)), ctx.config.dtype))
@@ -66,8 +66,9 @@ class SpectrumGradient(Inner, tk.lcf):
         added = tk.mul(tk.conj(tk.cast(tk.load(home), tk.fp32)), v)
         p = tk.add(tk.mul(state.p, tl.where(pair == 0, 0.0, 1.0)), added)
         if pair == ctx.args.pairs - 1:
-            tk.store(ctx.globals.P, p.real, (ctx.consumer, 0, row, 0))
-            tk.store(ctx.globals.P, p.imag, (ctx.consumer, 1, row, 0))
+            sum = 0 if ctx.config.across else ctx.consumer
+            tk.store(ctx.globals.P, p.real, (sum, 0, tile_of(ctx, ctx.consumer), 0))
+            tk.store(ctx.globals.P, p.imag, (sum, 1, tile_of(ctx, ctx.consumer), 0))
         return state.replace(p=p)
 
     @triton.jit
