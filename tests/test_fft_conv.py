@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bench import fft_conv as bench_fft
-from tests.cases_fft_conv import BF16, BOUNDS, FP16, FP32, near, operands, small_tiles
+from tests.cases_fft_conv import BF16, BOUNDS, FP16, FP32, check, near, operands, small_tiles
 from tests.util import explored, refused, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.inspect import inspect
@@ -84,6 +84,14 @@ def test_every_schedule_gives_these_results(monkeypatch, causal, length, schedul
     sim.explore(lambda: found.append(fft_conv(u, k, causal=causal)), schedules=schedules, multiprocessors=2)
     for y in found:
         assert relative_error(y, fft_conv_torch(u, k, causal=causal)) < BOUNDS[BF16]
+
+
+@pytest.mark.parametrize("length, causal", [(640, True), slow(1024, False), slow(64, True), slow(4096, False)])
+def test_consumers_share_one_signal(monkeypatch, length, causal):
+    """A batch of one, with more tiles of channels than multiprocessors, and an odd number of them."""
+    small_tiles(monkeypatch, 256)
+    with sim.device(multiprocessors=2):
+        check(*operands(1, 19 if length < 4096 else 3, length, 300, gates=1), causal=causal, gradients=length > 640)
 
 
 # ---------------------------------------------------------------- as torch sees it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from typing import Any
 
@@ -41,6 +42,20 @@ def by_number(spectrum: Tensor, n: int) -> Tensor:
     return spectrum.view(-1, *factors, SIDE).permute(0, *range(len(factors) + 1, 0, -1)).reshape(-1, n)
 
 
+@functools.lru_cache(maxsize=256)
+def made_for(template: Any, alone: bool, across: bool, **knobs: Any) -> Any:
+    """A template with one consumer (`alone`), or with two that take a signal each, or a tile each of one signal, unless
+    shared memory leaves them a single stage."""
+    if not alone:
+        try:
+            made = template(consumers=2, across=across, **knobs)
+            if made.placement(90).stages > 1:
+                return made
+        except tk.TileError:  # not even one
+            pass
+    return template(consumers=1, **knobs)
+
+
 class Plan:
     """The launches of calls of one kind: signals (B, H, L) and transforms of `n` numbers."""
 
@@ -52,20 +67,18 @@ class Plan:
         """The tables of transforms of `n` numbers."""
         return tables(n, real, self.dtype, self.device)
 
-    def team(self, signals: int, tiles: int, crowded: bool = False, columns: int = 1) -> dict[str, Any]:
-        """Knobs for so many signals of the batch, tiles of channels, and columns of tiles. Two consumers take a signal
-        each, or a tile each of one signal. crowded: shared memory has no place for two."""
-        across = signals <= 1 and 1 < tiles and tiles * columns > device_facts(self.device).multiprocessors
-        return dict(consumers=1 if crowded or signals <= 1 and not across else 2, across=across and not crowded)
+    def team(self, template: Any, signals: int, tiles: int, columns: int = 1, **knobs: Any) -> Any:
+        """The template for so many signals of the batch, tiles of channels, and columns of tiles."""
+        across = signals <= 1
+        few = tiles <= 1 or tiles * columns <= device_facts(self.device).multiprocessors
+        return made_for(template, across and few, across, dtype=tk.from_torch(self.dtype), **knobs)
 
     def launched(
-        self, template: type[Any], *operands: Tensor, signals: int, tiles: int, columns: int = 1, whole: bool = False,
-        consumers: int, across: bool, **knobs: Any,
-    ) -> None:  # fmt: skip
-        """Launch a template for a `team`'s work. `whole`: a CTA has whole tiles."""
-        made = template(dtype=tk.from_torch(self.dtype), consumers=consumers, across=across, **knobs)
+        self, made: Any, *operands: Tensor, signals: int, tiles: int, columns: int = 1, whole: bool = False
+    ) -> None:
+        """Launch a template of `team`. `whole`: a CTA has whole tiles."""
         slots = device_facts(self.device).multiprocessors * made.blocks_per_sm
-        pairs, steps = -(-signals // consumers), -(-tiles // consumers) if across else tiles
+        pairs, steps = -(-signals // made.consumers), -(-tiles // made.consumers) if made.across else tiles
         # iterations of a column, and those that one task has together
         total, together = steps * pairs, pairs if whole else 1
         share = -(-total // together // max(1, slots // columns)) * together
@@ -92,12 +105,9 @@ class Plan:
         given, result = (x, z) if template is OuterTransform else (z, x)
         shape = (-1, rows, columns) if channels else (1, -1, columns)
         given, gate, result = (None if t is None else t.view(t.shape[0], *shape) for t in (given, gate, result))
-        signals, tiles = z.shape[0] // 2, -(-x.shape[1] // n * height // SIDE)
-        self.launched(
-            template, *(t for t in (given, gate) if t is not None), of.g, of.t, result, gated=gate is not None,
-            channels=channels, signals=signals, tiles=tiles, columns=columns // SIDE, real=real,
-            **self.team(signals, tiles, columns=columns // SIDE),
-        )  # fmt: skip
+        work = dict(signals=z.shape[0] // 2, tiles=-(-x.shape[1] // n * height // SIDE), columns=columns // SIDE)
+        made = self.team(template, **work, real=real, gated=gate is not None, channels=channels)
+        self.launched(made, *(t for t in (given, gate) if t is not None), of.g, of.t, result, **work)
 
     def transformed(self, x: Tensor, gate: Tensor | None, n: int, real: bool) -> Tensor:
         """The complex signals (2 · pairs, …) that `OuterTransform` makes."""
@@ -116,14 +126,13 @@ class Plan:
             self.outer(OuterInverse, y, z, gates[1], n, real)
             return
         of, given = self.tables(n, real), [t for t in (x, *gates) if t is not None]
-        signals, tiles = -(-x.shape[0] // (2 - real)), -(-x.shape[1] // SIDE**2)
-        self.launched(
-            SpectralConvolution, *(t.view(t.shape[0], -1, SIDE) for t in given), spectrum, of.g, of.f, of.t,
-            y.view(y.shape[0], -1, SIDE), signals=signals, tiles=tiles, real=real, conjugated=conjugated,
-            filter_dtype=tk.from_torch(spectrum.dtype), pre_gated=gates[0] is not None, post_gated=gates[1] is not None,
-            # gates leave shared memory for two stages of one consumer only
-            **self.team(signals, tiles, crowded=len(given) > 1),
+        work = dict(signals=-(-x.shape[0] // (2 - real)), tiles=-(-x.shape[1] // SIDE**2))
+        made = self.team(
+            SpectralConvolution, **work, real=real, conjugated=conjugated, filter_dtype=tk.from_torch(spectrum.dtype),
+            pre_gated=gates[0] is not None, post_gated=gates[1] is not None,
         )  # fmt: skip
+        y = y.view(y.shape[0], -1, SIDE)
+        self.launched(made, *(t.view(t.shape[0], -1, SIDE) for t in given), spectrum, of.g, of.f, of.t, y, **work)
 
     def convolve(
         self, u: Tensor, spectrum: Tensor, pre_gate: Tensor | None, post_gate: Tensor | None, conjugated: bool
@@ -144,13 +153,11 @@ class Plan:
         while n > config.TILE:
             u, v = (self.transformed(x, None, n, real) for x in (u, v))
             n, real = n // factors_of(n)[0], False
-        of, signals, tiles = self.tables(n, real), -(-u.shape[0] // (2 - real)), -(-u.shape[1] // SIDE**2)
-        team = self.team(signals, tiles)
-        p = self.empty(1 if team["across"] else team["consumers"], 2, u.shape[1] // SIDE, SIDE, dtype=torch.float32)
-        self.launched(
-            SpectrumGradient, *(x.view(x.shape[0], -1, SIDE) for x in (u, v)), of.f, of.t, of.g, p, signals=signals,
-            tiles=tiles, whole=True, real=real, **team,
-        )  # fmt: skip
+        of, work = self.tables(n, real), dict(signals=-(-u.shape[0] // (2 - real)), tiles=-(-u.shape[1] // SIDE**2))
+        made = self.team(SpectrumGradient, **work, real=real)
+        p = self.empty(1 if made.across else made.consumers, 2, u.shape[1] // SIDE, SIDE, dtype=torch.float32)
+        signals = (x.view(x.shape[0], -1, SIDE) for x in (u, v))
+        self.launched(made, *signals, of.f, of.t, of.g, p, **work, whole=True)
         real_part, imag_part = (by_number(x, self.n) for x in p.sum(0))
         found = torch.fft.ifft(torch.complex(real_part, imag_part))
         if self.causal:

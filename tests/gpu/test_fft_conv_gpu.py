@@ -74,6 +74,7 @@ def test_gradients(length, batch):
         slow(200 * TILE + 7, 128 * TILE, 2, 1, 2, True, BF16),
         slow(256 * TILE, 256 * TILE, 1, 1, 0, False, FP16),
         slow(4 * TILE, 4 * TILE, 0, 2, 0, True, BF16),
+        slow(4 * TILE, 4 * TILE, 1, 81, 1, True, BF16),  # more tiles than multiprocessors
     ],
     ids=str,
 )
