@@ -50,6 +50,7 @@ ERRORS = [
     (dict(k=fft_conv_filter(K, 256, causal=True)), ValueError, "a spectrum made with causal=True; this call"),
     (dict(k=fft_conv_filter(K, 256, dtype=FP16)), TypeError, "spectrum k has dtype torch.float32; for u of torch.bf"),
     (dict(k=fft_conv_filter(K[:2], 256)), ValueError, "the spectrum k is (2, 2, 4, 64); it must be (2, 3, N / 64, 64)"),
+    (dict(k=torch.zeros(2, 3, 9, 32, dtype=BF16), causal=True), ValueError, "k is a spectrum of 288 numbers, which no"),
     (dict(k=K.to("meta")), ValueError, "fft_conv: k is on meta, u on cpu; all tensors must be on one device"),
 ]
 

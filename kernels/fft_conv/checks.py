@@ -80,7 +80,7 @@ def _check_spectrum(u: Tensor, k: Tensor, causal: bool) -> None:
     if tuple(k.shape) != (2, heads, count, needed):
         shape = f"(2, {heads}, N / {needed}, {needed})"
         raise ValueError(f"{NAME}: the spectrum k is {tuple(k.shape)}; it must be {shape}")
-    if length > n or (length < n and not causal) or not is_length(n):
+    if length > n or (length < n and not causal):
         what = "at most" if causal else "just as"
         raise ValueError(f"{NAME}: k is a spectrum of {n} numbers; u {tuple(u.shape)} must be {what} long")
     if k.dtype != filter_dtype(u.dtype):
@@ -93,6 +93,8 @@ def check(u: Tensor, k: Tensor, pre_gate: Tensor | None, post_gate: Tensor | Non
     check_tensor(NAME, "u", u, HALF_TYPES, "u", u)
     check_shapes(u, k, pre_gate, post_gate, causal)
     check_length(u.shape[-1], causal)
+    if not is_length(n := length_of(u, k, causal)):
+        raise ValueError(f"{NAME}: k is a spectrum of {n} numbers, which no call of {NAME}_filter makes")
     for name, x in (("k", k), ("pre_gate", pre_gate), ("post_gate", post_gate)):
         if x is not None and x.device != u.device:
             raise ValueError(f"{NAME}: {name} is on {x.device}, u on {u.device}; all tensors must be on one device")
