@@ -84,7 +84,9 @@ class Plan:
         pairs, steps = -(-signals // made.consumers), -(-tiles // made.consumers) if made.across else tiles
         # iterations of a column, and those that one task has together
         total, together = steps * pairs, pairs if whole else 1
-        share = -(-total // together // max(1, slots // columns)) * together
+        # a wave of tasks, or at least four where columns leave much of one empty
+        splits = slots // columns if 2 * columns <= slots else -(-4 * slots // columns)
+        share = -(-total // together // splits) * together
         blocks = min(slots, columns * -(-total // share))
         made(*operands, blocks=blocks, share=share, total=total, pairs=pairs)
 
