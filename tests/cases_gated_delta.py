@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.cases_linear_attention import BF16, BOUNDS, FP32, STATE_BOUND, near
+from tests.cases_linear_attention import BF16, BOUNDS, FP32, STATE_BOUND, near, poisoned_rows
 from tests.util import DEVICE, poison
 from tritonkittens.kernels.gated_delta_net import backward_plan, call_plan, gated_delta_rule, gated_delta_rule_torch
 
@@ -11,6 +11,7 @@ GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "dstate")
 
 def poisoned(monkeypatch):
     """Results and what kernels pass on have poison where none writes."""
+    poisoned_rows(monkeypatch)
     for module, name in ((call_plan, "Plan"), (backward_plan, "GradientPlan")):
         monkeypatch.setattr(module, "_plans", {})
         monkeypatch.setattr(module, "padded_empty", _poisoned(module.padded_empty))

@@ -4,10 +4,18 @@ import torch
 
 from tests.util import DEVICE, poison
 from tritonkittens.kernels.linear_attention import backward_plan, call_plan, linear_attention, linear_attention_torch
+from tritonkittens.kernels.recurrent_step import call_plan as rows_plan
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 BOUNDS = {BF16: 6e-3, FP16: 1e-3}  # states and weights are rounded once to be multiplied, results once more
 STATE_BOUND = {BF16: 4e-3, FP16: 6e-4}
+
+
+def poisoned_rows(monkeypatch):
+    """Results of a few rows, and states after them."""
+    allocator = rows_plan.allocator
+    monkeypatch.setattr(rows_plan, "_plans", {})
+    monkeypatch.setattr(rows_plan, "allocator", lambda *kind: lambda: poison(allocator(*kind)()))
 
 
 def poisoned_gradients(monkeypatch):
@@ -27,6 +35,7 @@ def poisoned(monkeypatch):
     """Results, and states of segments, have poison where no kernel writes."""
     padded_empty, plan = call_plan.padded_empty, call_plan.Plan
     poisoned_gradients(monkeypatch)
+    poisoned_rows(monkeypatch)
     monkeypatch.setattr(call_plan, "_plans", {})
     monkeypatch.setattr(call_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.cases_linear_attention import BF16, BOUNDS, FP32, STATE_BOUND, near, poisoned_gradients
+from tests.cases_linear_attention import BF16, BOUNDS, FP32, STATE_BOUND, near, poisoned_gradients, poisoned_rows
 from tests.util import DEVICE, poison
 from tritonkittens.kernels.linear_attention import call_plan as linear_plan
 from tritonkittens.kernels.mamba2 import call_plan, mamba_chunk_scan, mamba_chunk_scan_torch
@@ -19,6 +19,7 @@ def poisoned(monkeypatch):
     """Results and what kernels pass on have poison where none writes."""
     padded_empty, plan = linear_plan.padded_empty, call_plan.Plan
     poisoned_gradients(monkeypatch)
+    poisoned_rows(monkeypatch)
     monkeypatch.setattr(call_plan, "_plans", {})
     monkeypatch.setattr(linear_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from typing import Any
 
@@ -16,6 +17,8 @@ from tritonkittens.kernels.gated_delta_net.config import shape_of
 from tritonkittens.kernels.gated_delta_net.device.delta import GatedDeltaNet, invert_chunks
 from tritonkittens.kernels.linear_attention.call_plan import sums_of
 from tritonkittens.kernels.linear_attention.config import ROWS
+from tritonkittens.kernels.recurrent_step.call_plan import Rule, Step, run_steps
+from tritonkittens.kernels.recurrent_step.config import is_short
 from tritonkittens.launch import device_facts
 
 _plans: dict[Hashable, Plan] = {}  # by what is known of a call
@@ -85,6 +88,11 @@ def run(
     ends_wanted: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """`gated_delta_rule` of plain tensors."""
+    if is_short(q, starts):
+        step = Step(q, k, v, gates=g, beta=beta, state=None if state is None else state.mT)
+        verify = functools.partial(check, q, k, v, g, beta, state, starts)
+        o, after = run_steps(step, Rule(scale), ends_wanted, verify)
+        return o, None if after is None else after.mT
     key = (signature(q, k, v, g, beta, state, starts), ends_wanted)
     plan = _plans.get(key)
     if plan is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from typing import Any
 
@@ -14,6 +15,8 @@ from tritonkittens.kernels._tensors import padded_empty, power_of_two, remember,
 from tritonkittens.kernels.linear_attention.checks import check
 from tritonkittens.kernels.linear_attention.config import HEADS, ROWS, STATE_BLOCK, shape_of, span_of
 from tritonkittens.kernels.linear_attention.device.chunks import LinearAttention, SegmentStates, carry_states, sum_gates
+from tritonkittens.kernels.recurrent_step.call_plan import Rule, Step, run_steps
+from tritonkittens.kernels.recurrent_step.config import is_short
 from tritonkittens.launch import device_facts
 
 _plans: dict[Hashable, Plan] = {}  # by what is known of a call
@@ -158,6 +161,12 @@ def run(
     reverse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """`linear_attention` of plain tensors, without its gradient. `reverse`: time runs backwards."""
+    if is_short(q, starts) and not reverse:
+        sign = 1.0 if g is not None else 0.0 if decay is None else -1.0
+        step = Step(q, k, v, gates=g, decay=decay, state=None if state is None else state.mT)
+        verify = functools.partial(check, q, k, v, decay, g, state, starts)
+        o, after = run_steps(step, Rule(scale, sign), ends_wanted, verify)
+        return o, None if after is None else after.mT
     key = (signature(q, k, v, decay, g, state, starts), ends_wanted, reverse)
     plan = _plans.get(key)
     if plan is None:

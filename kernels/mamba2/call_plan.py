@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from typing import Any
 
@@ -14,6 +15,8 @@ from tritonkittens.kernels.linear_attention import call_plan as linear
 from tritonkittens.kernels.linear_attention.config import HEADS, ROWS
 from tritonkittens.kernels.mamba2.checks import Operands, check
 from tritonkittens.kernels.mamba2.device.scan import MambaScan, sum_steps
+from tritonkittens.kernels.recurrent_step.call_plan import Rule, Step, run_steps
+from tritonkittens.kernels.recurrent_step.config import is_short
 
 _plans: dict[Hashable, Plan] = {}  # by what is known of a call
 
@@ -53,7 +56,11 @@ def run(
     given: Operands, softplus: bool, limits: tuple[float, float], ends_wanted: bool
 ) -> tuple[Tensor, Tensor | None]:
     """`mamba_chunk_scan` of plain tensors."""
-    x, _, _, B, C, D, z, _, state, starts = given
+    x, dt, A, B, C, D, z, bias, state, starts = given
+    if is_short(x, starts):
+        step = Step(C, B, x, gates=dt, decay=A, bias=bias, skip=D, z=z, state=state)
+        rule = Rule(1.0, 1.0, True, softplus, *limits)
+        return run_steps(step, rule, ends_wanted, functools.partial(check, given, limits))
     key = (signature(*given), softplus, limits, ends_wanted)
     plan = _plans.get(key)
     if plan is None:

@@ -24,15 +24,8 @@ from tritonkittens.kernels.linear_attention.device.chunks import (
     state_before,
 )
 from tritonkittens.kernels.linear_attention.device.gradients import gates_of_chunk, sums_of_chunk
+from tritonkittens.kernels.recurrent_step.device.step import softplus
 from tritonkittens.launch import plain_kernel
-
-
-@triton.jit
-def _softplus(x):
-    """log(1 + eˣ) in fp32. Where 1 + eˣ is rounded, so is the logarithm: their quotient is exact again."""
-    e = tl.exp(tl.minimum(x, 20.0))
-    u = 1.0 + e
-    return tl.where(x > 20.0, x, tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0))))
 
 
 @triton.jit
@@ -41,7 +34,7 @@ def _steps(DT, BIAS, row, head, inside, exists, row_step, head_step, SOFTPLUS: t
     dt = tk.cast(tl.load(DT + row[:, None] * row_step + head[None, :] * head_step, mask=inside, other=0), tk.fp32)
     if BIASED:
         dt += tk.cast(tl.load(BIAS + head, mask=exists, other=0), tk.fp32)[None, :]
-    return dt, _softplus(dt) if SOFTPLUS else dt
+    return dt, softplus(dt) if SOFTPLUS else dt
 
 
 @plain_kernel(num_warps=4)

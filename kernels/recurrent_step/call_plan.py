@@ -1,0 +1,109 @@
+"""What a call for a few rows does: its launch, and the memory of its results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tritonkittens.kernels._tensors import allocator, remember, signature
+from tritonkittens.kernels.recurrent_step.config import Parts, shape_of
+from tritonkittens.kernels.recurrent_step.device.step import recurrent_step
+from tritonkittens.launch import device_facts
+
+MULTIPLE = 16  # of elements that strides are known to be multiples of, at most
+
+_plans: dict[Hashable, Plan] = {}  # by what is known of a call
+
+
+class Step(NamedTuple):
+    """Operands: q, k (B, T, H, K), v, z (B, T, HV, V), gates, beta (B, T, HV), decay, bias (HV,), skip (HV,) or
+    (HV, V), and the state before, (B, HV, V, K) fp32."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gates: Tensor | None = None
+    beta: Tensor | None = None
+    decay: Tensor | None = None
+    bias: Tensor | None = None
+    skip: Tensor | None = None
+    z: Tensor | None = None
+    state: Tensor | None = None
+
+
+class Rule(NamedTuple):
+    """How S fades: log a = sign · decay · gate, of which an operand may be absent, and gates may be steps: those become
+    softplus(gate + bias) and stay within limits."""
+
+    scale: float = 1.0
+    sign: float = 1.0
+    steps: bool = False
+    softplus: bool = False
+    least: float = 0.0
+    most: float = math.inf
+
+
+def _strides(x: Tensor | None, count: int) -> tuple[int, ...]:
+    return (0,) * count if x is None else x.stride()[:count]
+
+
+class Plan:
+    """The launch of a call of one kind."""
+
+    def __init__(self, given: Step, rule: Rule, ends_wanted: bool):
+        self.rule, self.device = rule, given.q.device
+        batches, self.rows, key_heads, self.keys = given.q.shape
+        heads, self.values = given.v.shape[2:]
+        self.group = heads // max(key_heads, 1)
+        facts = device_facts(self.device)
+        self.shape = shape_of(self.keys, self.values, batches * heads, facts.multiprocessors)
+        self.grid = (-(-self.values // self.shape.cols), heads, batches)
+        has = (x is not None for x in given[3:])
+        self.parts = Parts._make((*has, ends_wanted, rule.steps, rule.softplus))
+        after = (batches, heads, self.values, self.keys)
+        self.output = allocator(tuple(given.v.shape), given.v.dtype, self.device)
+        self.after = allocator(after, torch.float32, self.device)
+        self.bound: Callable[..., None] | None = None
+
+    def __call__(self, given: Step) -> tuple[Tensor, Tensor | None]:
+        o, after = self.output(), self.after() if self.parts.ends else None
+        if math.prod(self.grid):
+            q, k, v, z = (x if x is None or x.stride(-1) == 1 else x.contiguous() for x in (*given[:3], given.z))
+            given = given._replace(q=q, k=k, v=v, z=z)
+            tensors = [q if x is None else x for x in (*given, o, after)]
+            if self.bound is None:
+                self.bound = self._bind(given, tensors)
+            self.bound(*tensors)
+        return o, after
+
+    def _bind(self, given: Step, tensors: list[Tensor]) -> Callable[..., None]:
+        of_rows = [_strides(x, 3) for x in (given.q, given.k, given.v, given.z)]
+        unit = math.gcd(MULTIPLE, *(n for strides in of_rows for n in strides))
+        at = (
+            *(tuple(n // unit for n in strides) for strides in of_rows),
+            *(_strides(x, 3) for x in (given.gates, given.beta)),
+        )
+        skip = (*_strides(given.skip, 2), 0)[:2]
+        steps = (*_strides(given.decay, 1), *_strides(given.bias, 1), *skip)
+        rule, (key_dim, cols, warps) = self.rule, self.shape
+        return recurrent_step.with_options(num_warps=warps).bind(
+            self.grid, *tensors, self.rows, self.keys, self.values, self.group, at, steps, *_strides(given.state, 4),
+            rule.scale, (rule.sign, rule.least, rule.most), self.parts, unit, key_dim, cols,
+        )  # fmt: skip
+
+
+def run_steps(given: Step, rule: Rule, ends_wanted: bool, check: Callable[[], None]) -> tuple[Tensor, Tensor | None]:
+    """The results of a few rows, (B, T, HV, V), and the states after, (B, HV, V, K), where they are wanted.
+
+    check: raises TypeError or ValueError for operands that the kernel does not take.
+    """
+    key = (signature(*given), rule, ends_wanted)
+    plan = _plans.get(key)
+    if plan is None:
+        check()
+        plan = remember(_plans, key, Plan(given, rule, ends_wanted))
+    return plan(given)

@@ -1,0 +1,57 @@
+"""What the kernel of a few rows is compiled for, and how many rows are few."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from tritonkittens.kernels._tensors import power_of_two
+
+# A row takes four FMA for each number of a state: 700 of the 6,000 cycles in which a multiprocessor reads and writes
+# 128 × 128 numbers. So eight rows hide behind the state's bytes.
+MOST_ROWS = 8
+LANE_KEYS = 32  # neighbouring numbers of a column, which eight lanes have
+STATE_TILE = 4096  # numbers of a state that a program has, at most
+FEWEST_COLUMNS = 8  # of a program
+THREADS = 32  # of a warp
+FEWEST_WARPS = 4
+
+
+class Parts(NamedTuple):
+    """Which operands a call has, is the state after wanted, and what gates are. weights: they are steps within limits,
+    which multiply u, too."""
+
+    gates: bool
+    beta: bool
+    decay: bool
+    bias: bool
+    skip: bool
+    silu: bool
+    begins: bool
+    ends: bool
+    weights: bool
+    softplus: bool
+
+
+class Shape(NamedTuple):
+    """Keys, padded, columns of V, and warps of a program."""
+
+    key_dim: int
+    cols: int
+    warps: int
+
+
+def is_short(q: Tensor, starts: Tensor | None) -> bool:
+    """Are rows few enough for the kernel? Packed sequences are not for it."""
+    return starts is None and 1 <= q.shape[1] <= MOST_ROWS
+
+
+def shape_of(keys: int, values: int, heads: int, multiprocessors: int) -> Shape:
+    """Return the shape for so many heads of all sequences. Fewer columns fill a GPU where heads are few."""
+    key_dim = max(power_of_two(keys), LANE_KEYS)
+    cols = min(STATE_TILE // key_dim, power_of_two(values))
+    while cols > FEWEST_COLUMNS and heads * -(-values // cols) < multiprocessors:
+        cols //= 2
+    # with fewer threads than twice the keys, the compiler takes the layout of q and k for that of the state
+    return Shape(key_dim, cols, max(FEWEST_WARPS, 2 * key_dim // THREADS))

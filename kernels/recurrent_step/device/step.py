@@ -1,0 +1,106 @@
+"""Rows of recurrences, one after another: S ← a S + k uᵀ and o = scale · Sᵀq, with a, u of linear attention, the gated
+delta rule, or Mamba-2.
+
+A program has some columns of V of a head, whose part of S stays in fp32 registers from the first row to the last. Tiles
+are (KEY_DIM / 32, COLS, 32), the keys in two dimensions: a warp reads 128 bytes of each of four columns at once, and
+sums over keys take three shuffles.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+import tritonkittens.lang as tk
+from tritonkittens.kernels.recurrent_step import config
+from tritonkittens.launch import plain_kernel
+
+LANE_KEYS: tl.constexpr = tl.constexpr(config.LANE_KEYS)
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + eˣ) in fp32. Where 1 + eˣ is rounded, so is the logarithm: their quotient is exact again."""
+    e = tl.exp(tl.minimum(x, 20.0))
+    u = 1.0 + e
+    return tl.where(x > 20.0, x, tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0))))
+
+
+@triton.jit
+def _of_row(P, at, batch, row, head, place, mask, UNIT: tl.constexpr):
+    """Numbers of a row of a head in fp32. `at`: strides of batches, rows and heads in units of UNIT elements."""
+    first = (batch * at[0] + tl.cast(row, tl.int64) * at[1] + head * at[2]) * UNIT
+    return tk.cast(tl.load(P + first + place, mask=mask, other=0), tk.fp32)
+
+
+@triton.jit
+def _of_head(P, step, head):
+    return tk.cast(tl.load(P + head * step), tk.fp32)
+
+
+@triton.jit
+def _fading(GATES, DECAY, BIAS, at, steps, batch, row, head, limits, HAS: tl.constexpr):
+    """(log a, the weight of k uᵀ). limits: a factor of log a, the least and the most step."""
+    log_a, weight = limits[0], 1.0
+    if HAS.decay:
+        log_a *= _of_head(DECAY, steps[0], head)
+    if HAS.gates:
+        gate = _of_row(GATES, at, batch, row, head, 0, True, 1)
+        if HAS.bias:
+            gate += _of_head(BIAS, steps[1], head)
+        if HAS.softplus:
+            gate = softplus(gate)
+        if HAS.weights:
+            gate = tl.minimum(tl.maximum(gate, limits[1]), limits[2])
+            weight = gate
+        log_a *= gate
+    return log_a, weight
+
+
+@triton.jit
+def _sum_of_keys(x):
+    return tl.sum(tl.sum(x, 0), 1)
+
+
+@plain_kernel
+@triton.jit
+def recurrent_step(
+    Q, K, V, GATES, BETA, DECAY, BIAS, SKIP, Z, BEFORE, OUT, AFTER, rows, keys, values, group, at, steps,
+    s_batch, s_head, s_col, s_key, scale, limits,
+    HAS: tl.constexpr, UNIT: tl.constexpr, KEY_DIM: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """OUT (batches, rows, heads, values) and AFTER (batches, heads, values, keys), contiguous.
+
+    `at`: strides of Q, K, V, Z, as of `_of_row`, of GATES and BETA. `steps`: from head to head of DECAY, BIAS and SKIP,
+    and from column to column of SKIP. `s_…`: strides of BEFORE. `limits`: of `_fading`. HAS: `config.Parts`.
+    Grid: blocks of columns, heads, batches.
+    """
+    col, lane = tl.program_id(0) * COLS + tl.arange(0, COLS), tl.arange(0, LANE_KEYS)
+    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    key = (tl.arange(0, KEY_DIM // LANE_KEYS) * LANE_KEYS)[:, None, None] + lane[None, None, :]
+    is_key, is_col, of_keys = key < keys, col < values, head // group
+    inside, cols = is_key & is_col[None, :, None], col[None, :, None].to(tl.int64)
+    if HAS.begins:
+        s = tl.load(BEFORE + (batch * s_batch + head * s_head) + cols * s_col + key * s_key, mask=inside, other=0)
+    else:
+        s = tl.zeros((KEY_DIM // LANE_KEYS, COLS, LANE_KEYS), tl.float32)
+    for row in range(rows):
+        q = _of_row(Q, at[0], batch, row, of_keys, key, is_key, UNIT) * scale
+        k = _of_row(K, at[1], batch, row, of_keys, key, is_key, UNIT)
+        v = _of_row(V, at[2], batch, row, head, col, is_col, UNIT)
+        log_a, weight = _fading(GATES, DECAY, BIAS, at[4], steps, batch, row, head, limits, HAS)
+        s *= tl.exp(log_a)
+        u = v * weight
+        if HAS.beta:
+            u = (v - _sum_of_keys(s * k)) * _of_row(BETA, at[5], batch, row, head, 0, True, 1)
+        s += k * u[None, :, None]
+        o = _sum_of_keys(s * q)
+        if HAS.skip:
+            of_cols = SKIP + head * steps[2] + col * steps[3]
+            o += v * tk.cast(tl.load(of_cols, mask=is_col, other=0), tk.fp32)
+        if HAS.silu:
+            o *= tk.silu(_of_row(Z, at[3], batch, row, head, col, is_col, UNIT), fast=OUT.dtype.element_ty)
+        home = OUT + ((batch * rows + row) * tl.num_programs(1) + head) * values + col
+        tl.store(home, tk.cast(o, OUT.dtype.element_ty), mask=is_col)
+    if HAS.ends:
+        tl.store(AFTER + ((batch * tl.num_programs(1) + head) * values + cols) * keys + key, s, mask=inside)

@@ -1,0 +1,87 @@
+"""A few rows of recurrences: which calls are such, as torch sees them, and the machine code."""
+
+import pytest
+import torch
+
+from tests.cases_linear_attention import poisoned_rows
+from tests.cases_recurrent_step import FUNCTIONS, check, operands, random_call, run
+from tests.util import slow
+from tritonkittens import sim
+from tritonkittens.inspect import inspect
+from tritonkittens.kernels.recurrent_step.call_plan import Rule, Step, run_steps
+from tritonkittens.kernels.recurrent_step.config import is_short, shape_of
+from tritonkittens.kernels.recurrent_step.inspection import inspectable
+
+
+@pytest.fixture(autouse=True)
+def inputs_of_the_simulator(monkeypatch):
+    """These tests simulate, also where there is a GPU. Results have poison where no kernel writes."""
+    poisoned_rows(monkeypatch)
+    for module in ("gated_delta", "linear_attention", "mamba", "recurrent_step"):
+        monkeypatch.setattr(f"tests.cases_{module}.DEVICE", "cpu")
+
+
+def test_shapes():
+    assert shape_of(128, 128, 4096, 132) == (128, 32, 8), "4,096 numbers of a state"
+    assert shape_of(128, 128, 16, 132) == (128, 8, 8) and shape_of(128, 64, 80, 132) == (128, 32, 8)
+    assert shape_of(1, 200, 4096, 132) == (32, 128, 4) and shape_of(200, 16, 4096, 132) == (256, 16, 16)
+
+
+def test_which_calls_are_short():
+    """Up to eight rows that are not packed take one launch, no rows or no sequences none."""
+    q, starts = torch.zeros(1, 9, 1, 16), torch.tensor([0, 1], dtype=torch.int32)
+    assert [is_short(q[:, :n], None) for n in (0, 1, 8, 9)] == [False, True, True, False]
+    assert not is_short(q[:, :1], starts)
+    with sim.device() as device:
+        for batch in (0, 1):
+            run("mamba", operands("mamba", batch, 2, 1, 16, 16))
+            assert len(device.launches) == batch
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random(seed):
+    with sim.device():
+        check(*random_call(seed, 3, 2))
+
+
+def test_the_same_plan_serves_other_states():
+    """The launch is bound at the first call: no tensor of that call stays in it."""
+    with sim.device():
+        for _ in range(2):
+            given = operands("delta", 1, 1, 1, 16, 16)
+            o = run("delta", given)[0]
+            assert (o.double() - FUNCTIONS["delta"][1](**given)[0]).norm() < 3e-3 * o.double().norm()
+
+
+def test_wide_keys():
+    q, k = torch.randn(2, 1, 2, 2, 200).to(torch.bfloat16)
+    v, state = torch.randn(1, 2, 2, 20).to(torch.bfloat16), torch.randn(1, 2, 20, 200)
+    with sim.device():
+        o, after = run_steps(Step(q, k, v, state=state), Rule(0.5, 0.0), True, lambda: None)
+    expected, last = FUNCTIONS["no gates"][1](q, k, v, initial_state=state.mT, scale=0.5)
+    assert (o - expected).norm() < 3e-3 * expected.norm() and (after.mT - last).norm() < 1e-6 * last.norm()
+
+
+@pytest.mark.parametrize("name", ["decays", "delta", "mamba"])
+def test_torch_compile_sees_the_operator(name):
+    given = operands(name, 2, 1, 1, 16, 24)
+    with sim.device(), torch.no_grad():
+        eager, compiled = (
+            function(given) for function in (lambda given: run(name, given), torch.compile(
+                lambda given: run(name, given), fullgraph=True, backend="aot_eager"
+            ))
+        )  # fmt: skip
+    for a, b in zip(eager, compiled, strict=True):
+        assert torch.equal(a, b) and a.stride() == b.stride()
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", slow("sm_100a")])
+@pytest.mark.parametrize("name", inspectable)
+def test_contract(name, arch):
+    """States are read and written 16 bytes a thread, and a sum over keys is three shuffles: q and k have their
+    layout."""
+    report = inspect(inspectable[name](arch))
+    sums = 2 if "delta" in name else 1
+    assert report.spill_instructions == 0 and report.registers <= 64
+    assert report.counts["SHFL"] == 3 * sums and report.counts.get("BAR", 0) <= 2
+    assert report.counts["STG"] == 5, "a state of 32 columns, and the result"
