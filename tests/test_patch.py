@@ -144,7 +144,7 @@ def test_states(name, ends, rng):
         theirs = several(m, lambda: in_pieces(m))
         with patch(m, kinds=("mixer",)) as patched, sim.device() as device:
             ours = in_pieces(m)
-        assert len(device.launches) == len(ends) * (2 if name == "mamba2" else 4) * patched.replaced["mixer"]
+        assert len(device.launches) == len(ends) * 2 * patched.replaced["mixer"]
         whole = exact(ids, attention_mask=mask).logits[:, [end - 1 for end in ends]].transpose(0, 1)
         agree({"logits": whole}, theirs, ours)
         assert torch.equal(in_pieces(m)["logits"], theirs[0]["logits"])

@@ -59,7 +59,7 @@ def run(
     x, dt, A, B, C, D, z, bias, state, starts = given
     if is_short(x, starts):
         step = Step(C, B, x, gates=dt, decay=A, bias=bias, skip=D, z=z, state=state)
-        rule = Rule(1.0, 1.0, True, softplus, *limits)
+        rule = Rule(1.0, 1.0, *limits, weights=True, softplus=softplus)
         return run_steps(step, rule, ends_wanted, functools.partial(check, given, limits))
     key = (signature(*given), softplus, limits, ends_wanted)
     plan = _plans.get(key)

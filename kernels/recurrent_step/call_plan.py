@@ -36,15 +36,22 @@ class Step(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How S fades: log a = sign · decay · gate, of which an operand may be absent, and gates may be steps: those become
-    softplus(gate + bias) and stay within limits."""
+    """What S keeps: log a = sign · decay · gate, of which an operand may be absent; and how operands are given.
+
+    softplus: gates become softplus(gate + bias). weights: they are steps, from `least` to `most`, and multiply u, too.
+    log_decay: decays are given as logarithms. logits: beta is sigmoid of what is given. unit: q and k become vectors of
+    length 1.
+    """
 
     scale: float = 1.0
     sign: float = 1.0
-    steps: bool = False
-    softplus: bool = False
     least: float = 0.0
     most: float = math.inf
+    weights: bool = False
+    softplus: bool = False
+    log_decay: bool = False
+    logits: bool = False
+    unit: bool = False
 
 
 def _strides(x: Tensor | None, count: int) -> tuple[int, ...]:
@@ -52,25 +59,26 @@ def _strides(x: Tensor | None, count: int) -> tuple[int, ...]:
 
 
 class Plan:
-    """The launch of a call of one kind."""
+    """The launch of a call of one kind. inplace: the state after is written over that before."""
 
-    def __init__(self, given: Step, rule: Rule, ends_wanted: bool):
-        self.rule, self.device = rule, given.q.device
+    def __init__(self, given: Step, rule: Rule, ends_wanted: bool, inplace: bool):
+        self.rule, self.inplace, device = rule, inplace, given.q.device
         batches, self.rows, key_heads, self.keys = given.q.shape
         heads, self.values = given.v.shape[2:]
         self.group = heads // max(key_heads, 1)
-        facts = device_facts(self.device)
-        self.shape = shape_of(self.keys, self.values, batches * heads, facts.multiprocessors)
+        self.shape = shape_of(self.keys, self.values, batches * heads, device_facts(device).multiprocessors)
         self.grid = (-(-self.values // self.shape.cols), heads, batches)
         has = (x is not None for x in given[3:])
-        self.parts = Parts._make((*has, ends_wanted, rule.steps, rule.softplus))
+        self.parts = Parts._make((*has, ends_wanted, *rule[4:]))
         after = (batches, heads, self.values, self.keys)
-        self.output = allocator(tuple(given.v.shape), given.v.dtype, self.device)
-        self.after = allocator(after, torch.float32, self.device)
+        self.output = allocator(tuple(given.v.shape), given.v.dtype, device)
+        self.after = allocator(after, torch.float32, device)
         self.bound: Callable[..., None] | None = None
 
     def __call__(self, given: Step) -> tuple[Tensor, Tensor | None]:
-        o, after = self.output(), self.after() if self.parts.ends else None
+        o, after = self.output(), None
+        if self.parts.ends:
+            after = given.state if self.inplace else self.after()
         if math.prod(self.grid):
             q, k, v, z = (x if x is None or x.stride(-1) == 1 else x.contiguous() for x in (*given[:3], given.z))
             given = given._replace(q=q, k=k, v=v, z=z)
@@ -96,14 +104,17 @@ class Plan:
         )  # fmt: skip
 
 
-def run_steps(given: Step, rule: Rule, ends_wanted: bool, check: Callable[[], None]) -> tuple[Tensor, Tensor | None]:
+def run_steps(
+    given: Step, rule: Rule, ends_wanted: bool, check: Callable[[], None], inplace: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """The results of a few rows, (B, T, HV, V), and the states after, (B, HV, V, K), where they are wanted.
 
-    check: raises TypeError or ValueError for operands that the kernel does not take.
+    check: raises TypeError or ValueError for operands that the kernel does not take. inplace: the states after replace
+    those before, which are contiguous.
     """
-    key = (signature(*given), rule, ends_wanted)
+    key = (signature(*given), rule, ends_wanted, inplace)
     plan = _plans.get(key)
     if plan is None:
         check()
-        plan = remember(_plans, key, Plan(given, rule, ends_wanted))
+        plan = remember(_plans, key, Plan(given, rule, ends_wanted, inplace))
     return plan(given)

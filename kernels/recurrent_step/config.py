@@ -14,13 +14,13 @@ MOST_ROWS = 8
 LANE_KEYS = 32  # neighbouring numbers of a column, which eight lanes have
 STATE_TILE = 4096  # numbers of a state that a program has, at most
 FEWEST_COLUMNS = 8  # of a program
+MOST_KEYS = 256
 THREADS = 32  # of a warp
 FEWEST_WARPS = 4
 
 
 class Parts(NamedTuple):
-    """Which operands a call has, is the state after wanted, and what gates are. weights: they are steps within limits,
-    which multiply u, too."""
+    """Which operands a call has, is the state after wanted, and how the operands are given: as `Rule` says."""
 
     gates: bool
     beta: bool
@@ -32,6 +32,9 @@ class Parts(NamedTuple):
     ends: bool
     weights: bool
     softplus: bool
+    log_decay: bool
+    logits: bool
+    unit: bool
 
 
 class Shape(NamedTuple):

@@ -26,10 +26,15 @@ def _run(rule: Rule, rows: int, values: int, shared: bool, *given: str) -> Any:
     return run_steps(Step(k, k, v, **{name: kinds[name] for name in given}, state=state), rule, True, lambda: None)
 
 
-MAMBA = functools.partial(_run, Rule(steps=True, softplus=True), 1, 64, True, "gates", "decay", "bias", "skip", "z")
+MAMBA = functools.partial(_run, Rule(weights=True, softplus=True), 1, 64, True, "gates", "decay", "bias", "skip", "z")
+LAYER = functools.partial(
+    _run, Rule(1.0, -1.0, softplus=True, log_decay=True, logits=True, unit=True), 1, 128, False, "gates", "beta",
+    "decay", "bias",
+)  # fmt: skip
 inspectable: dict[str, Inspectable] = {
     **launches_of(functools.partial(_run, Rule(sign=-1.0), 1, 128, False, "decay"), "linear_attention_step"),
     **launches_of(functools.partial(_run, Rule(), 1, 128, False, "gates", "beta"), "gated_delta_step"),
     **launches_of(functools.partial(_run, Rule(), 4, 128, False, "gates", "beta"), "gated_delta_steps"),
+    **launches_of(LAYER, "gated_delta_layer_step"),
     **launches_of(MAMBA, "mamba_step"),
 }

@@ -21,6 +21,7 @@ from tritonkittens.kernels.mamba2 import mamba_chunk_scan
 from tritonkittens.kernels.mamba2.checks import Operands
 from tritonkittens.kernels.mamba2.checks import are_taken as scan_takes
 from tritonkittens.kernels.norm.composed import l2_norm
+from tritonkittens.kernels.recurrent_step import Rule, Step, run_layer_steps
 from tritonkittens.nn._recurrences import convolution, recurrence, taylor_features, wide
 from tritonkittens.nn._unscriptable import Unscriptable
 from tritonkittens.nn.linear import Linear
@@ -93,8 +94,8 @@ def _convolved(x: Tensor, conv: nn.Conv1d, before: Tensor | None) -> tuple[Tenso
         y = causal_conv1d(rows, weight, conv.bias, initial_states=before, activation="silu")
     else:
         y = convolution(rows, weight, conv.bias, before)
-    after = torch.cat([before, rows[..., max(rows.shape[-1] - taps + 1, 0) :]], -1)
-    return y.mT, after[..., after.shape[-1] - taps + 1 :].contiguous()
+    fresh = min(rows.shape[-1], taps - 1)
+    return y.mT, torch.cat([before[..., fresh:], rows[..., rows.shape[-1] - fresh :]], -1)
 
 
 def _conv1d(channels: int, taps: int, bias: bool, kind: dict[str, Any]) -> nn.Conv1d:
@@ -156,6 +157,7 @@ class Mamba2(Mixer):
         kind: dict[str, Any] = dict(device=device, dtype=dtype)
         self.hidden_size, self.d_state, self.headdim, self.ngroups = d_model, d_state, headdim, ngroups
         self.d_inner, self.dt_limit = expand * d_model, dt_limit
+        self._rule = Rule(1.0, -1.0, *dt_limit, weights=True, softplus=True, log_decay=True)
         self.nheads, rest = divmod(self.d_inner, headdim)
         if rest or self.nheads % ngroups:
             raise ValueError(
@@ -187,9 +189,14 @@ class Mamba2(Mixer):
         values, B, C = xBC.split([self.d_inner, of_group, of_group], -1)
         B, C = (t.unflatten(-1, (self.ngroups, self.d_state)) for t in (B, C))
         values = values.unflatten(-1, (self.nheads, self.headdim))
-        A = -self.A_log.to(wide(values)).exp()
-        given = Operands(values, dt, A, B, C, self.D, None, self.dt_bias, _recurrent(state, values), None)
-        y, after = _scanned(given, self.dt_limit, return_state)
+        before = _recurrent(state, values)
+        step = Step(C, B, values, dt, None, self.A_log, self.dt_bias, self.D, state=before)
+        found: Any = run_layer_steps(step, self._rule, return_state)
+        if found is None:
+            A = -self.A_log.to(wide(values)).exp()
+            given = Operands(values, dt, A, B, C, self.D, None, self.dt_bias, before, None)
+            found = _scanned(given, self.dt_limit, return_state)
+        y, after = found
         return self.out_proj(self.norm(y.flatten(2), z)), MixerState(rows, after)
 
 
@@ -280,11 +287,24 @@ class GatedDeltaNet(Mixer):
         )
         keys = heads * self.head_k_dim
         qk, v = mixed.split([2 * keys, heads * values], -1)
-        q, k = _unit(qk.unflatten(-1, (2 * heads, self.head_k_dim))).split(heads, 2)
-        v, dtype = v.unflatten(-1, (self.num_v_heads, self.head_v_dim)), wide(v)
-        g = -self.A_log.to(dtype).exp() * nn.functional.softplus(a.to(dtype) + self.dt_bias.to(dtype))
-        o, after = _updated(q, k, v, g, b.to(dtype).sigmoid(), _recurrent(state, v), return_state)
+        qk, v = qk.unflatten(-1, (2 * heads, self.head_k_dim)), v.unflatten(-1, (self.num_v_heads, self.head_v_dim))
+        o, after = self._updated(qk, v, a, b, _recurrent(state, v), return_state)
         return self.out_proj(self.norm(o, z.reshape(o.shape)).flatten(2)), MixerState(rows, after)
+
+    def _updated(
+        self, qk: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor | None, return_state: bool
+    ) -> tuple[Tensor, Any]:
+        """The rule of queries and keys of any length, gates a and logits b of beta, which a few rows need not compute
+        before."""
+        (q, k), before = qk.split(self.num_k_heads, 2), None if state is None else state.mT
+        step = Step(q, k, v, a, b, self.A_log, self.dt_bias, state=before)
+        rule = Rule(self.head_k_dim**-0.5, -1.0, softplus=True, log_decay=True, logits=True, unit=True)
+        found = run_layer_steps(step, rule, return_state)
+        if found is not None:
+            return found[0], None if found[1] is None else found[1].mT
+        (q, k), dtype = _unit(qk).split(self.num_k_heads, 2), wide(v)
+        g = -self.A_log.to(dtype).exp() * nn.functional.softplus(a.to(dtype) + self.dt_bias.to(dtype))
+        return _updated(q, k, v, g, b.to(dtype).sigmoid(), state, return_state)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from tritonkittens.kernels.mamba2 import mamba_chunk_scan
 from tritonkittens.kernels.mamba2.checks import Operands
 from tritonkittens.kernels.mamba2.checks import are_taken as scan_takes
 from tritonkittens.kernels.norm.composed import l2_norm
+from tritonkittens.kernels.recurrent_step import Rule, Step, run_layer_steps
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -166,6 +167,11 @@ def _scan_step(theirs: Function) -> Function:
         steps, decay, bias, found = _first(dt, 1), _first(A, 2), _first(dt_bias, 1), None
         if steps is not None and decay is not None and (bias is None) == (dt_bias is None) and z is None:
             x, B_1, C_1, steps = (t[:, None] for t in (hidden_states, B, C, steps))
+            step = Step(C_1, B_1, x, steps, None, decay, bias, D, state=state)
+            rule = Rule(1.0, 1.0, 0.0, math.inf, weights=True, softplus=dt_softplus)
+            in_place = run_layer_steps(step, rule, True, inplace=True)
+            if in_place is not None:
+                return in_place[0][:, 0]
             given = Operands(x, steps, decay, B_1, C_1, D, None, bias, state.float(), None)
             found = _scanned(given, dt_softplus, (0.0, math.inf), True)
         if found is None:
@@ -197,6 +203,10 @@ def _updated(
     if not delta_rule_takes(q, k, v, g, beta, state):
         return None
     if normalises:
+        step = Step(q, k, v, g, beta, state=None if state is None else state.mT)
+        rows = None if starts is not None else run_layer_steps(step, Rule(q.shape[-1] ** -0.5, unit=True), final)
+        if rows is not None:
+            return rows[0], None if rows[1] is None else rows[1].mT
         unit_q, unit_k = l2_norm(q), l2_norm(k)
         if unit_q is None or unit_k is None:
             return None

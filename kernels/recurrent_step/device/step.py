@@ -43,7 +43,8 @@ def _fading(GATES, DECAY, BIAS, at, steps, batch, row, head, limits, HAS: tl.con
     """(log a, the weight of k uᵀ). limits: a factor of log a, the least and the most step."""
     log_a, weight = limits[0], 1.0
     if HAS.decay:
-        log_a *= _of_head(DECAY, steps[0], head)
+        decay = _of_head(DECAY, steps[0], head)
+        log_a *= tl.exp(decay) if HAS.log_decay else decay
     if HAS.gates:
         gate = _of_row(GATES, at, batch, row, head, 0, True, 1)
         if HAS.bias:
@@ -62,6 +63,12 @@ def _sum_of_keys(x):
     return tl.sum(tl.sum(x, 0), 1)
 
 
+@triton.jit
+def _to_unit(x, like):
+    """What makes x, of keys, a vector of length 1: for each column, so that no thread waits for another."""
+    return tk.rsqrt(_sum_of_keys(tl.broadcast_to(x * x, like.shape)) + 1e-6)
+
+
 @plain_kernel
 @triton.jit
 def recurrent_step(
@@ -78,23 +85,25 @@ def recurrent_step(
     col, lane = tl.program_id(0) * COLS + tl.arange(0, COLS), tl.arange(0, LANE_KEYS)
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     key = (tl.arange(0, KEY_DIM // LANE_KEYS) * LANE_KEYS)[:, None, None] + lane[None, None, :]
-    is_key, is_col, of_keys = key < keys, col < values, head // group
+    is_key, is_col = key < keys, col < values
     inside, cols = is_key & is_col[None, :, None], col[None, :, None].to(tl.int64)
     if HAS.begins:
         s = tl.load(BEFORE + (batch * s_batch + head * s_head) + cols * s_col + key * s_key, mask=inside, other=0)
     else:
         s = tl.zeros((KEY_DIM // LANE_KEYS, COLS, LANE_KEYS), tl.float32)
     for row in range(rows):
-        q = _of_row(Q, at[0], batch, row, of_keys, key, is_key, UNIT) * scale
-        k = _of_row(K, at[1], batch, row, of_keys, key, is_key, UNIT)
+        q = _of_row(Q, at[0], batch, row, head // group, key, is_key, UNIT)
+        k = _of_row(K, at[1], batch, row, head // group, key, is_key, UNIT)
+        of_q, of_k = (_to_unit(q, s), _to_unit(k, s)) if HAS.unit else (1.0, 1.0)
         v = _of_row(V, at[2], batch, row, head, col, is_col, UNIT)
         log_a, weight = _fading(GATES, DECAY, BIAS, at[4], steps, batch, row, head, limits, HAS)
         s *= tl.exp(log_a)
         u = v * weight
         if HAS.beta:
-            u = (v - _sum_of_keys(s * k)) * _of_row(BETA, at[5], batch, row, head, 0, True, 1)
-        s += k * u[None, :, None]
-        o = _sum_of_keys(s * q)
+            beta = _of_row(BETA, at[5], batch, row, head, 0, True, 1)
+            u = (v - _sum_of_keys(s * k) * of_k) * (tl.sigmoid(beta) if HAS.logits else beta)
+        s += k * (u * of_k)[None, :, None]
+        o = _sum_of_keys(s * q) * (of_q * scale)
         if HAS.skip:
             of_cols = SKIP + head * steps[2] + col * steps[3]
             o += v * tk.cast(tl.load(of_cols, mask=is_col, other=0), tk.fp32)
