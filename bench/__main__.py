@@ -41,6 +41,7 @@ MODULES = (
     "rotary",
     "activation",
     "linear_attention",
+    "recurrent_step",
     "hedgehog",
     "fft_conv",
     "loss",

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from bench import recurrent_step as bench
 from tests.cases_linear_attention import near, poisoned_rows
 from tests.cases_recurrent_step import BOUNDS, FUNCTIONS, STATE_BOUND, check, operands, random_call, run
 from tests.util import slow, some_slow
@@ -133,3 +134,19 @@ def test_contract(name, arch):
     assert report.spill_instructions == 0 and report.registers <= 64
     assert report.counts["SHFL"] == 3 * sums and report.counts.get("BAR", 0) <= barriers
     assert report.counts["STG"] == 5, "a state of 32 columns, and the result"
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [bench.MODELS[1], *(slow(*model) for model in bench.MODELS[::2])], ids=str)
+def test_the_benchmark(kind, sizes, monkeypatch):
+    """Ours are right, and a wrong result is found out."""
+    for module in ("gemm", "recurrent_step"):
+        monkeypatch.setattr(f"bench.{module}.DEVICE", "cpu")
+    monkeypatch.setattr(bench, "copies", lambda moved: 2)
+    monkeypatch.setattr(bench, "beside_copy", lambda moved: {})
+    key_heads, heads, *_ = sizes
+    with sim.device():
+        trial = bench.prepare(bench.Shape(kind, 1, 2, 1, 1 if heads == key_heads else 2, 16, 24))
+        for made in (trial.ours[bench.OURS], trial.baselines["kernels of chunks"].factory):
+            o, state = made()()
+            assert trial.error((o, state)) < trial.bound < trial.error((1.1 * o, state))
+            assert trial.error((o, 1.1 * state)) > trial.bound

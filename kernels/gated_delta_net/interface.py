@@ -40,8 +40,8 @@ def gated_delta_rule(
             element n up to element n + 1. They begin with 0 and never decrease. States are then (N, HV, K, V).
 
     Returns (B, T, HV, V) in the dtype of v, and with output_final_state the state (B, HV, K, V) in fp32. Rows after the
-    last packed sequence are not defined, nor are their gradients. States are carried in fp32 and multiplied in the
-    dtype of q. Differentiable once, in q, k, v, g, beta and the state, but not in forward mode.
+    last packed sequence are not defined, nor are their gradients. States are carried in fp32 and multiplied in it
+    or in the dtype of q. Differentiable once, in q, k, v, g, beta and the state, but not in forward mode.
 
     Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
 

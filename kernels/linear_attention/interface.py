@@ -40,9 +40,9 @@ def linear_attention(
             element n up to element n + 1. They begin with 0 and never decrease. States are then (N, H, K, V).
 
     Returns (B, T, H, V) in the dtype of v, and with output_final_state the state (B, H, K, V) in fp32. Rows after the
-    last packed sequence are not defined, nor are their gradients. States are carried in fp32 and multiplied in the
-    dtype of q. Differentiable in q, k, v, the gates and the state, any number of times where gates require no gradient,
-    but not in forward mode.
+    last packed sequence are not defined, nor are their gradients. States are carried in fp32 and multiplied in it
+    or in the dtype of q. Differentiable in q, k, v, the gates and the state, any number of times where gates require no
+    gradient, but not in forward mode.
 
     Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
 

@@ -54,8 +54,8 @@ def mamba_chunk_scan(
         return_final_states: also return S after the last step.
 
     Returns (B, L, H, P) in the dtype of x, and with return_final_states the states (B, H, P, N) in fp32. Rows after the
-    last packed sequence are not defined; their gradients are 0. States are carried in fp32 and multiplied in the dtype
-    of x. All operands have gradients, once, but not in forward mode.
+    last packed sequence are not defined; their gradients are 0. States are carried in fp32 and multiplied in it or in
+    the dtype of x. All operands have gradients, once, but not in forward mode.
 
     Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
 

@@ -28,8 +28,17 @@ def _fits() -> None:
 def run_layer_steps(
     given: Step, rule: Rule, ends_wanted: bool, inplace: bool = False
 ) -> tuple[Tensor, Tensor | None] | None:
-    """`run_steps` of operands that fit together; None where an operator of torch.library is needed, as for gradients
-    and torch.compile, or where the kernel does not take the operands."""
+    """A few rows of a recurrence, or None where the kernel does not take them: more than eight rows, other dtypes, and
+    where an operator of torch.library is needed, as for gradients and torch.compile.
+
+    Args:
+        given: operands, which fit together.
+        rule: what the state keeps, and how operands are given.
+        ends_wanted: also return the state after.
+        inplace: write it over the state before, which must be contiguous.
+
+    Returns the results (B, T, HV, V), and the state (B, HV, V, K) fp32 or None.
+    """
     if not is_plain(*given) or requires_grad(*given) or not have_memory(*given):
         return None
     q, k, v, *others, z, state = given
