@@ -84,15 +84,20 @@ def test_operands_of_layers(rows):
 
 def test_in_place():
     """The state is written over; what was saved for a backward before then is known to have changed."""
-    q, v, state = torch.randn(2, 1, 2, 16).half(), torch.randn(2, 1, 2, 24).half(), torch.randn(2, 2, 24, 16)
-    before, version = state.clone(), state._version
-    with sim.device():
-        o, after = run_layer_steps(Step(q, q, v, state=state), Rule(1.0, 0.0), True, inplace=True)
-        assert run_layer_steps(Step(q, q, v, state=before.mT.contiguous().mT), Rule(), True, inplace=True) is None
+    q, v, state = torch.randn(2, 1, 1, 16).half(), torch.randn(2, 1, 1, 24).half(), torch.randn(2, 1, 24, 16)
+    before = state.clone()
     expected, last = FUNCTIONS["no gates"][1](q, q, v, initial_state=before.mT, scale=1.0)
-    assert after is state and state._version > version
-    near("result", o, expected, BOUNDS[v.dtype])
-    near("state", state.mT, last, STATE_BOUND)
+
+    def run():
+        version = state.copy_(before)._version
+        o, after = run_layer_steps(Step(q, q, v, state=state), Rule(1.0, 0.0), True, inplace=True)
+        assert after is state and state._version > version
+        near("result", o, expected, BOUNDS[v.dtype])
+        near("state", state.mT, last, STATE_BOUND)
+
+    sim.explore(run, schedules=3, multiprocessors=2)
+    with sim.device():
+        assert run_layer_steps(Step(q, q, v, state=before.mT.contiguous().mT), Rule(), True, inplace=True) is None
 
 
 def test_what_needs_an_operator():

@@ -25,13 +25,13 @@ def l2_norm(x: Tensor, eps: float = 1e-6) -> Tensor | None:
 
 @unseen_by_function_modes
 def gated_rms_norm(
-    x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, norm_before_gate: bool, group_size: int | None = None
+    x: Tensor, gate: Tensor | None, weight: Tensor, eps: float, *, norm_before_gate: bool, group_size: int | None = None
 ) -> Tensor | None:
     """Return rms_norm(x) · weight · silu(gate), or rms_norm(x · silu(gate)) · weight, or None where the kernels do not
     take the tensors.
 
     Args:
-        x, gate: (…, N). gate is cast to the dtype of x.
+        x, gate: (…, N). gate is cast to the dtype of x. None: x is gated already.
         weight: (N,).
         norm_before_gate: which of both.
         group_size: how many neighbouring columns are normalised together, a divisor of N. None: N.
@@ -40,13 +40,13 @@ def gated_rms_norm(
     """
     columns = x.shape[-1]
     group = columns if group_size is None else group_size
-    if not (takes(INPUTS, x, gate, weight) and x.shape == gate.shape and 1 <= group <= WIDEST):
+    if not (takes(INPUTS, x, gate, weight) and (gate is None or x.shape == gate.shape) and 1 <= group <= WIDEST):
         return None
-    gate = gate.to(x.dtype)
-    y = x if norm_before_gate else swiglu(gate, x)
+    gate = None if gate is None else gate.to(x.dtype)
+    y = x if gate is None or norm_before_gate else swiglu(gate, x)
     if group == columns:
         y = rms_norm(y, weight, eps=eps, out_dtype=x.dtype)
     else:
         grouped: Tensor = rms_norm(y.unflatten(-1, (-1, group)), eps=eps, out_dtype=torch.float32)
         y = (grouped.flatten(-2) * weight).to(x.dtype)
-    return swiglu(gate, y) if norm_before_gate else y
+    return swiglu(gate, y) if gate is not None and norm_before_gate else y

@@ -15,6 +15,7 @@ LANE_KEYS = 32  # neighbouring numbers of a column, which eight lanes have
 STATE_TILE = 4096  # numbers of a state that a program has, at most
 FEWEST_COLUMNS = 8  # of a program
 MOST_KEYS = 256
+MOST_BATCHES = 65535  # the third extent of a grid
 THREADS = 32  # of a warp
 FEWEST_WARPS = 4
 

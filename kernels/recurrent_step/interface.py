@@ -15,7 +15,7 @@ from tritonkittens.kernels._dispatch import (
 )
 from tritonkittens.kernels._tensors import HALF_TYPES
 from tritonkittens.kernels.recurrent_step.call_plan import Rule, Step, run_steps
-from tritonkittens.kernels.recurrent_step.config import MOST_KEYS, is_short
+from tritonkittens.kernels.recurrent_step.config import MOST_BATCHES, MOST_KEYS, is_short
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -42,7 +42,12 @@ def run_layer_steps(
     if not is_plain(*given) or requires_grad(*given) or not have_memory(*given):
         return None
     q, k, v, *others, z, state = given
-    if not is_short(q, None) or q.shape[-1] > MOST_KEYS or not q.dtype == k.dtype == v.dtype:
+    if (
+        not is_short(q, None)
+        or q.shape[0] > MOST_BATCHES
+        or q.shape[-1] > MOST_KEYS
+        or not q.dtype == k.dtype == v.dtype
+    ):
         return None
     if not takes(HALF_TYPES, q, k, v, z) or not takes(FLOATS, q, *others, state):
         return None

@@ -157,7 +157,6 @@ class Mamba2(Mixer):
         kind: dict[str, Any] = dict(device=device, dtype=dtype)
         self.hidden_size, self.d_state, self.headdim, self.ngroups = d_model, d_state, headdim, ngroups
         self.d_inner, self.dt_limit = expand * d_model, dt_limit
-        self._rule = Rule(1.0, -1.0, *dt_limit, weights=True, softplus=True, log_decay=True)
         self.nheads, rest = divmod(self.d_inner, headdim)
         if rest or self.nheads % ngroups:
             raise ValueError(
@@ -189,15 +188,18 @@ class Mamba2(Mixer):
         values, B, C = xBC.split([self.d_inner, of_group, of_group], -1)
         B, C = (t.unflatten(-1, (self.ngroups, self.d_state)) for t in (B, C))
         values = values.unflatten(-1, (self.nheads, self.headdim))
-        before = _recurrent(state, values)
-        step = Step(C, B, values, dt, None, self.A_log, self.dt_bias, self.D, state=before)
-        found: Any = run_layer_steps(step, self._rule, return_state)
-        if found is None:
+        before, least, most = _recurrent(state, values), *map(float, self.dt_limit)
+        gate = z.unflatten(-1, (self.nheads, self.headdim))
+        step = Step(C, B, values, dt, None, self.A_log, self.dt_bias, self.D, gate, before)
+        rule = Rule(1.0, -1.0, least, most, weights=True, softplus=True, log_decay=True)
+        found: Any = run_layer_steps(step, rule, return_state)
+        is_gated = found is not None
+        if not is_gated:
             A = -self.A_log.to(wide(values)).exp()
             given = Operands(values, dt, A, B, C, self.D, None, self.dt_bias, before, None)
             found = _scanned(given, self.dt_limit, return_state)
         y, after = found
-        return self.out_proj(self.norm(y.flatten(2), z)), MixerState(rows, after)
+        return self.out_proj(self.norm(y.flatten(2), None if is_gated else z)), MixerState(rows, after)
 
 
 @unseen_by_function_modes

@@ -79,7 +79,8 @@ class LayerNorm(_Norm, nn.LayerNorm):
 
 class GatedRMSNorm(Unscriptable, nn.Module):
     """y = rms_norm(x) · weight · silu(gate), or rms_norm(x · silu(gate)) · weight: the norms of mixers, which
-    transformers calls RMSNormGated. x and gate: (…, N). group_size: columns that are normalised together."""
+    transformers calls RMSNormGated. x and gate: (…, N), a gate of None where x is gated already. group_size: columns
+    that are normalised together."""
 
     def __init__(
         self,
@@ -96,13 +97,13 @@ class GatedRMSNorm(Unscriptable, nn.Module):
         self.eps, self.norm_before_gate = eps, norm_before_gate
         self.group_size = hidden_size if group_size is None else group_size
 
-    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+    def forward(self, x: Tensor, gate: Tensor | None) -> Tensor:
         kind: dict[str, Any] = dict(norm_before_gate=self.norm_before_gate, group_size=self.group_size)
         y = gated_rms_norm(x, gate, self.weight, self.eps, **kind)
         if y is not None:
             return y
         y = x.to(torch.promote_types(x.dtype, torch.float32))
-        opening = nn.functional.silu(gate.to(y.dtype))
+        opening = 1.0 if gate is None else nn.functional.silu(gate.to(y.dtype))
         y = (y if self.norm_before_gate else y * opening).unflatten(-1, (-1, self.group_size))
         y = nn.functional.rms_norm(y, y.shape[-1:], eps=self.eps).flatten(-2) * self.weight
         return (y * opening if self.norm_before_gate else y).to(x.dtype)
