@@ -24,9 +24,10 @@ def inputs_of_the_simulator(monkeypatch):
 
 
 def test_shapes():
-    assert shape_of(128, 128, 4096, 132) == (128, 32, 8), "4,096 numbers of a state"
-    assert shape_of(128, 128, 16, 132) == (128, 8, 8) and shape_of(128, 64, 80, 132) == (128, 32, 8)
-    assert shape_of(1, 200, 4096, 132) == (32, 128, 4) and shape_of(200, 16, 4096, 132) == (256, 16, 16)
+    assert shape_of(128, 128, 4096, 132) == (4, 32, 8), "4,096 numbers of a state"
+    assert shape_of(128, 128, 16, 132) == (4, 8, 2) and shape_of(128, 64, 80, 132) == (4, 32, 8)
+    assert shape_of(1, 200, 4096, 132) == (1, 128, 8) and shape_of(200, 16, 4096, 132) == (7, 16, 4)
+    assert shape_of(72, 2, 4096, 132) == (3, 2, 1)
 
 
 def test_which_calls_are_short():

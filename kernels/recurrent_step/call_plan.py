@@ -97,10 +97,10 @@ class Plan:
         )
         skip = (*_strides(given.skip, 2), 0)[:2]
         steps = (*_strides(given.decay, 1), *_strides(given.bias, 1), *skip)
-        rule, (key_dim, cols, warps) = self.rule, self.shape
+        rule, (parts, cols, warps) = self.rule, self.shape
         return recurrent_step.with_options(num_warps=warps).bind(
             self.grid, *tensors, self.rows, self.keys, self.values, self.group, at, steps, *_strides(given.state, 4),
-            rule.scale, (rule.sign, rule.least, rule.most), self.parts, unit, key_dim, cols,
+            rule.scale, (rule.sign, rule.least, rule.most), self.parts, unit, parts, cols,
         )  # fmt: skip
 
 

@@ -14,10 +14,10 @@ MOST_ROWS = 8
 LANE_KEYS = 32  # neighbouring numbers of a column, which eight lanes have
 STATE_TILE = 4096  # numbers of a state that a program has, at most
 FEWEST_COLUMNS = 8  # of a program
+WARP_COLUMNS = 4  # that a warp reads at once
+MOST_WARPS = 8
 MOST_KEYS = 256
 MOST_BATCHES = 65535  # the third extent of a grid
-THREADS = 32  # of a warp
-FEWEST_WARPS = 4
 
 
 class Parts(NamedTuple):
@@ -39,9 +39,9 @@ class Parts(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Keys, padded, columns of V, and warps of a program."""
+    """Parts of `LANE_KEYS` keys, columns of V, and warps of a program."""
 
-    key_dim: int
+    parts: int
     cols: int
     warps: int
 
@@ -53,9 +53,8 @@ def is_short(q: Tensor, starts: Tensor | None) -> bool:
 
 def shape_of(keys: int, values: int, heads: int, multiprocessors: int) -> Shape:
     """Return the shape for so many heads of all sequences. Fewer columns fill a GPU where heads are few."""
-    key_dim = max(power_of_two(keys), LANE_KEYS)
-    cols = min(STATE_TILE // key_dim, power_of_two(values))
+    parts = -(-keys // LANE_KEYS)
+    cols = min(STATE_TILE // (LANE_KEYS * power_of_two(parts)), power_of_two(values))
     while cols > FEWEST_COLUMNS and heads * -(-values // cols) < multiprocessors:
         cols //= 2
-    # with fewer threads than twice the keys, the compiler takes the layout of q and k for that of the state
-    return Shape(key_dim, cols, max(FEWEST_WARPS, 2 * key_dim // THREADS))
+    return Shape(parts, cols, min(MOST_WARPS, max(1, cols // WARP_COLUMNS)))

@@ -1,9 +1,9 @@
 """Rows of recurrences, one after another: S ← a S + k uᵀ and o = scale · Sᵀq, with a, u of linear attention, the gated
 delta rule, or Mamba-2.
 
-A program has some columns of V of a head, whose part of S stays in fp32 registers from the first row to the last. Tiles
-are (KEY_DIM / 32, COLS, 32), the keys in two dimensions: a warp reads 128 bytes of each of four columns at once, and
-sums over keys take three shuffles.
+A program has some columns of V of a head, whose part of S stays in fp32 registers from the first row to the last: a
+tuple of tiles of 32 keys, (COLS, 32). So a warp reads 128 bytes of each of four columns at once, a sum over all keys is
+one of 32, which takes three shuffles, and loads of q and k are too small to have a layout of their own.
 """
 
 from __future__ import annotations
@@ -59,14 +59,31 @@ def _fading(GATES, DECAY, BIAS, at, steps, batch, row, head, limits, HAS: tl.con
 
 
 @triton.jit
-def _sum_of_keys(x):
-    return tl.sum(tl.sum(x, 0), 1)
+def _keys_of_row(P, at, batch, row, head, keys, UNIT: tl.constexpr, PARTS: tl.constexpr):
+    """A row of Q or K, in parts of (1, 32)."""
+    parts = ()
+    for j in tl.static_range(PARTS):
+        key = (j * LANE_KEYS + tl.arange(0, LANE_KEYS))[None, :]
+        parts += (_of_row(P, at, batch, row, head, key, key < keys, UNIT),)
+    return parts
 
 
 @triton.jit
-def _to_unit(x, like):
+def _times(s, x, PARTS: tl.constexpr):
+    """Sums over keys of s · x."""
+    total = s[0] * x[0]
+    for j in tl.static_range(1, PARTS):
+        total += s[j] * x[j]
+    return tl.sum(total, 1)
+
+
+@triton.jit
+def _to_unit(x, s, PARTS: tl.constexpr):
     """What makes x, of keys, a vector of length 1: for each column, so that no thread waits for another."""
-    return tk.rsqrt(_sum_of_keys(tl.broadcast_to(x * x, like.shape)) + 1e-6)
+    square = x[0] * x[0]
+    for j in tl.static_range(1, PARTS):
+        square += x[j] * x[j]
+    return tk.rsqrt(tl.sum(tl.broadcast_to(square, s[0].shape), 1) + 1e-6)
 
 
 @plain_kernel
@@ -74,7 +91,7 @@ def _to_unit(x, like):
 def recurrent_step(
     Q, K, V, GATES, BETA, DECAY, BIAS, SKIP, Z, BEFORE, OUT, AFTER, rows, keys, values, group, at, steps,
     s_batch, s_head, s_col, s_key, scale, limits,
-    HAS: tl.constexpr, UNIT: tl.constexpr, KEY_DIM: tl.constexpr, COLS: tl.constexpr,
+    HAS: tl.constexpr, UNIT: tl.constexpr, PARTS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """OUT (batches, rows, heads, values) and AFTER (batches, heads, values, keys), contiguous.
 
@@ -82,28 +99,32 @@ def recurrent_step(
     and from column to column of SKIP. `s_…`: strides of BEFORE. `limits`: of `_fading`. HAS: `config.Parts`.
     Grid: blocks of columns, heads, batches.
     """
-    col, lane = tl.program_id(0) * COLS + tl.arange(0, COLS), tl.arange(0, LANE_KEYS)
+    col, lane = tl.program_id(0) * COLS + tl.arange(0, COLS), tl.arange(0, LANE_KEYS)[None, :]
     head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    key = (tl.arange(0, KEY_DIM // LANE_KEYS) * LANE_KEYS)[:, None, None] + lane[None, None, :]
-    is_key, is_col = key < keys, col < values
-    inside, cols = is_key & is_col[None, :, None], col[None, :, None].to(tl.int64)
-    if HAS.begins:
-        s = tl.load(BEFORE + (batch * s_batch + head * s_head) + cols * s_col + key * s_key, mask=inside, other=0)
-    else:
-        s = tl.zeros((KEY_DIM // LANE_KEYS, COLS, LANE_KEYS), tl.float32)
+    of_head, is_col, cols = batch * tl.num_programs(1) + head, col < values, col[:, None].to(tl.int64)
+    s = ()
+    for j in tl.static_range(PARTS):
+        if HAS.begins:
+            key = j * LANE_KEYS + lane
+            before = BEFORE + (batch * s_batch + head * s_head) + cols * s_col + key * s_key
+            s += (tl.load(before, mask=is_col[:, None] & (key < keys), other=0),)
+        else:
+            s += (tl.zeros((COLS, LANE_KEYS), tl.float32),)
     for row in range(rows):
-        q = _of_row(Q, at[0], batch, row, head // group, key, is_key, UNIT)
-        k = _of_row(K, at[1], batch, row, head // group, key, is_key, UNIT)
-        of_q, of_k = (_to_unit(q, s), _to_unit(k, s)) if HAS.unit else (1.0, 1.0)
+        q = _keys_of_row(Q, at[0], batch, row, head // group, keys, UNIT, PARTS)
+        k = _keys_of_row(K, at[1], batch, row, head // group, keys, UNIT, PARTS)
         v = _of_row(V, at[2], batch, row, head, col, is_col, UNIT)
+        of_q, of_k = (_to_unit(q, s, PARTS), _to_unit(k, s, PARTS)) if HAS.unit else (1.0, 1.0)
         log_a, weight = _fading(GATES, DECAY, BIAS, at[4], steps, batch, row, head, limits, HAS)
-        s *= tl.exp(log_a)
-        u = v * weight
+        a, u = tl.exp(log_a), v * weight
         if HAS.beta:
             beta = _of_row(BETA, at[5], batch, row, head, 0, True, 1)
-            u = (v - _sum_of_keys(s * k) * of_k) * (tl.sigmoid(beta) if HAS.logits else beta)
-        s += k * (u * of_k)[None, :, None]
-        o = _sum_of_keys(s * q) * (of_q * scale)
+            u = (v - _times(s, k, PARTS) * (a * of_k)) * (tl.sigmoid(beta) if HAS.logits else beta)
+        after = ()
+        for j in tl.static_range(PARTS):
+            after += (s[j] * a + k[j] * (u * of_k)[:, None],)
+        s = after
+        o = _times(s, q, PARTS) * (of_q * scale)
         if HAS.skip:
             of_cols = SKIP + head * steps[2] + col * steps[3]
             o += v * tk.cast(tl.load(of_cols, mask=is_col, other=0), tk.fp32)
@@ -112,4 +133,6 @@ def recurrent_step(
         home = OUT + ((batch * rows + row) * tl.num_programs(1) + head) * values + col
         tl.store(home, tk.cast(o, OUT.dtype.element_ty), mask=is_col)
     if HAS.ends:
-        tl.store(AFTER + ((batch * tl.num_programs(1) + head) * values + cols) * keys + key, s, mask=inside)
+        for j in tl.static_range(PARTS):
+            key = j * LANE_KEYS + lane
+            tl.store(AFTER + (of_head * values + cols) * keys + key, s[j], mask=is_col[:, None] & (key < keys))
