@@ -3,8 +3,18 @@
 import pytest
 import torch
 
-from tests.cases_linear_attention import FP16, near, poisoned_rows
-from tests.cases_recurrent_step import FUNCTIONS, STATE_BOUND, check, operands, random_call, run, some_rows, state_of
+from tests.cases_linear_attention import BF16, FP16, near, poisoned_rows
+from tests.cases_recurrent_step import (
+    BOUNDS,
+    FUNCTIONS,
+    STATE_BOUND,
+    check,
+    operands,
+    random_call,
+    run,
+    some_rows,
+    state_of,
+)
 from tests.util import DEVICE, on_gpu_or_simulated, slow
 from tritonkittens.kernels.recurrent_step import config
 
@@ -91,4 +101,4 @@ def test_steps_in_a_cuda_graph(name):
             x.copy_(torch.randn_like(x))
     graph.replay()
     for ours, expected in zip(found, FUNCTIONS[name][1](**given), strict=True):
-        near("replayed", ours, expected, 3e-3)
+        near("replayed", ours, expected, BOUNDS[BF16])
