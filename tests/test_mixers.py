@@ -185,6 +185,12 @@ def test_gradients_on_kernels(name, rng):
     agree((o, *found), (expected_o, *expected), 2 * BOUND)
 
 
+def test_a_norm_of_what_is_gated_already(rng):
+    norm = Mamba2(16, 16, headdim=16, ngroups=2, dtype=FP64).norm
+    x, gate = torch.randn(2, 3, 32, dtype=FP64).unbind()
+    assert relative_error(norm(x * torch.nn.functional.silu(gate), None), norm(x, gate)) < 1e-12
+
+
 @pytest.mark.parametrize("name", MIXERS)
 def test_dtypes_and_copies(name, rng):
     """Without kernels: fp32, autocast, and a trained copy."""
