@@ -295,11 +295,12 @@ class Scan(NamedTuple):
         return 2.0 * self.batch * self.length * (of_x + (4 if backward else 2) * self.groups * self.states)
 
 
-# of 16,384 tokens as ThunderKittens' Mamba-2 was measured, of Mamba-2 with 2.7 B parameters, and of Nemotron-H
+# of 16,384 tokens as ThunderKittens' Mamba-2 was measured, of Mamba-2 with 2.7 B parameters, of Nemotron-H, and of as
+# many states as Falcon-H1 has
 SCANS = (
     (16, 1024, 32, 64, 1, 64), (4, 4096, 32, 64, 1, 64), (1, 16384, 32, 64, 1, 64), (16, 1024, 32, 64, 1, 128),
     (4, 4096, 32, 64, 1, 128), (1, 65536, 32, 64, 1, 128), (8, 4096, 80, 64, 1, 128), (8, 4096, 80, 64, 1, 128, True),
-    (2, 8192, 128, 64, 8, 128),
+    (2, 8192, 128, 64, 8, 128), (4, 4096, 32, 64, 1, 256), (1, 65536, 32, 64, 1, 256),
 )  # fmt: skip
 
 

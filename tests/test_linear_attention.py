@@ -30,7 +30,7 @@ def inputs_of_the_simulator(monkeypatch):
 Q, V = torch.zeros(2, 5, 3, 16, dtype=BF16), torch.zeros(2, 5, 3, 24, dtype=BF16)
 ERRORS = [
     (dict(q=[1.0]), TypeError, "linear_attention: q is list; it must be a torch tensor"),
-    (dict(q=Q[0]), ValueError, "linear_attention: q is (5, 3, 16); it must be (B, T, H, K), K from 1 to 128"),
+    (dict(q=Q[0]), ValueError, "linear_attention: q is (5, 3, 16); it must be (B, T, H, K), K from 1 to 256"),
     (dict(k=Q.half()), TypeError, "linear_attention: k has dtype torch.float16, q torch.bfloat16; they must be equal"),
     (dict(q=Q.float(), k=Q.float(), v=V.float()), TypeError, "q has dtype torch.float32; it must be torch.bfloat16"),
     (dict(k=Q[:, 1:]), ValueError, "linear_attention: k is (2, 4, 3, 16); it must be (2, 5, 3, 16), as q"),
@@ -68,6 +68,7 @@ def test_spans():
     assert span_of(65536, 65536, 1, 1, 132) == 8 * ROWS and span_of(100, 100, 1, 1, 132) == 2 * ROWS
     assert span_of(0, 0, 1, 1, 132) == ROWS
     assert shape_of(128, 200, 100, 132) == (128, 128, 2, 1) and shape_of(1, 64, 64, 132) == (64, 64, 1, 2)
+    assert shape_of(129, 64, 100, 132) == shape_of(256, 256, 10, 132) == (256, 64, 1, 1), "two stages fit"
     assert [shape_of(128, 128, heads, 132).value_dim for heads in (16, 49, 50, 98, 99)] == [128, 128, 64, 64, 128]
 
 
@@ -148,7 +149,8 @@ def test_contract(name, arch):
     report = inspect(recorded(entry.call, gpu)[entry.number].compile(arch))
     assert report.wgmma_serialized is not True
     assert report.spill_instructions <= (300 if gradients else 100), "outside of the loops"
-    most = {"LDL": 60, "STL": 2} if gradients else {"LDL": 0, "STL": 0}  # descriptors of tiles are read again
+    # descriptors of tiles are read again
+    most = {"LDL": 60 if gradients else 2 if name == "linear_attention_256" else 0, "STL": 2 if gradients else 0}
     assert all(loop.counts.get(i, 0) <= n for loop in report.loops for i, n in most.items())
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import functools
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -128,38 +129,49 @@ def gradients(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, sums: list[Tensor], before: Any, d_after: Any, starts: Any,
     scale: float, skip: Tensor | None = None, paired: bool = False,
 ) -> Found:  # fmt: skip
-    """Gradients for any number of columns of v, whose blocks are computed one by one."""
-    values = v.shape[-1]
-    found = []
-    for i in range(0, values, WIDEST):
-        at = slice(i, i + WIDEST)
-        of_block = (v, do, before, d_after, skip)
-        if values > WIDEST:
-            of_block = (*(x[..., at] for x in (v, do)), *(x if x is None else x[..., at, :] for x in (before, d_after)),
-                        skip if skip is None or skip.ndim == 1 else skip[:, at])  # fmt: skip
-        v_i, do_i, s0, ds1, skip_i = of_block
-        key = (signature(q, k, *of_block, starts), len(sums), paired)
-        plan = _plans.get(key)
-        if plan is None:
-            around = (s0 is not None, ds1 is not None)
-            plan = BackwardPlan(q, v_i, around, starts, paired, skip_i, weighted=len(sums) > 1)
-            remember(_plans, key, plan)
-        ends = plan.ends if starts is None else starts[1:].contiguous()
-        found.append(plan(q, k, v_i, do_i, sums, (s0, ds1), ends, scale, skip_i))
-    return found[0] if len(found) == 1 else _joined(found)
+    """Gradients for any number of columns of keys and of v, whose blocks are computed one by one."""
+    of_keys = q.shape[-1] > WIDEST
+    columns = q.shape[-1] if of_keys else v.shape[-1]
+    if columns > WIDEST:
+        found = []
+        for i in range(0, columns, WIDEST):
+            at = slice(i, i + WIDEST)
+            s0, ds1 = (x if x is None else x[..., at] if of_keys else x[..., at, :] for x in (before, d_after))
+            if of_keys:
+                others = (s0, ds1, starts, scale, None if i else skip)  # D has no columns of keys
+                part = gradients(q[..., at], k[..., at], v, do, sums, *others, paired)
+            else:
+                others = (s0, ds1, starts, scale, skip[:, at] if skip is not None and skip.ndim == 2 else skip)
+                part = gradients(q, k, v[..., at], do[..., at], sums, *others, paired)
+            found.append(part)
+        return _joined(found, of_keys)
+    key = (signature(q, k, v, do, before, d_after, skip, starts), len(sums), paired)
+    plan = _plans.get(key)
+    if plan is None:
+        kind = (before is not None, d_after is not None)
+        plan = remember(_plans, key, BackwardPlan(q, v, kind, starts, paired, skip, weighted=len(sums) > 1))
+    ends = plan.ends if starts is None else starts[1:].contiguous()
+    return plan(q, k, v, do, sums, (before, d_after), ends, scale, skip)
 
 
-def _joined(found: list[Found]) -> Found:
-    """Gradients of all columns of v."""
-    dq, dk = (torch.stack([getattr(f, name) for f in found]).float().sum(0) for name in ("dq", "dk"))
-    first, dv = found[0], torch.cat([f.dv for f in found], -1)
-    dskip = first.dskip
-    if dskip is not None:
-        parts = [f.dskip for f in found]
-        dskip = torch.stack(parts).sum(0) if dskip.ndim == 1 else torch.cat(parts, -1)
-    dstate = None if first.dstate is None else torch.cat([f.dstate for f in found], -2)
-    sums = torch.stack([f.sums for f in found]).sum(0)
-    return Found(dq.to(dv.dtype), dk.to(dv.dtype), dv, dskip, dstate, sums)
+def summed(parts: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors of one dtype, rounded once."""
+    if len(parts) == 2:
+        return parts[0] + parts[1]
+    return torch.stack([*parts]).float().sum(0).to(parts[0].dtype)
+
+
+def _joined(found: list[Found], of_keys: bool) -> Found:
+    """Gradients of all columns, of those of blocks of columns of keys, or of v."""
+    dq, dk, dv, dskip, dstate, sums = zip(*found, strict=True)
+    cat = functools.partial(torch.cat, dim=-1)
+    of_q, of_v = (cat, summed) if of_keys else (summed, cat)
+    if of_keys or dskip[0] is None:
+        of_skip = dskip[0]
+    else:
+        of_skip = (summed if dskip[0].ndim == 1 else cat)(dskip)
+    state = None if dstate[0] is None else torch.cat(dstate, -1 if of_keys else -2)
+    return Found(of_q(dq), of_q(dk), of_v(dv), of_skip, state, summed(sums))
 
 
 def run_backward(

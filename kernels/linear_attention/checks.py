@@ -9,8 +9,8 @@ from tritonkittens.kernels._dispatch import check_tensors, takes
 from tritonkittens.kernels._sequences import MOST_SEQUENCES, check_beside, check_sequences
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
+from tritonkittens.kernels.linear_attention.config import MOST_KEYS
 
-MOST_KEYS = 128  # columns of q and k
 NAME = "linear_attention"
 GATES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from tritonkittens.kernels._tensors import power_of_two
 
 NARROWEST, WIDEST = 64, 128  # columns of a tile
+MOST_KEYS = 256  # columns of Q and K
 ROWS = 64  # of a chunk
 HEADS = 32  # whose gates a program sums
 STATE_BLOCK = 1024  # numbers of a state that a program carries from segment to segment
@@ -25,10 +26,10 @@ class Shape(NamedTuple):
 
 def shape_of(keys: int, values: int, heads: int, multiprocessors: int) -> Shape:
     """Return the shape for so many heads of all sequences. Two blocks share the columns of V of a head where that
-    fills the GPU."""
-    key_dim, value_dim = (min(max(power_of_two(n), NARROWEST), WIDEST) for n in (keys, values))
+    fills the GPU, and where two stages with more than `WIDEST` columns of K would not fit a multiprocessor."""
+    key_dim, value_dim = (max(power_of_two(n), NARROWEST) for n in (keys, min(values, WIDEST)))
     tasks = heads * -(-values // value_dim)
-    if tasks < MOST_IDLE * multiprocessors <= 2 * tasks:
+    if key_dim > WIDEST or tasks < MOST_IDLE * multiprocessors <= 2 * tasks:
         value_dim = NARROWEST
     return Shape(key_dim, value_dim, value_dim // NARROWEST, 2 if key_dim + value_dim == 2 * NARROWEST else 1)
 

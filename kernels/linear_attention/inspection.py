@@ -31,6 +31,7 @@ inspectable: dict[str, Inspectable] = {
     **launches_of(functools.partial(_run, 256, 128, False), "linear_attention_128_without_decay"),
     **launches_of(functools.partial(_run, 256, 128, True, True), None, "linear_attention_128_reverse"),
     **launches_of(functools.partial(_run, 512, 64, True), None, "linear_attention_64"),
+    **launches_of(functools.partial(_run, 256, 256, True), None, "linear_attention_256"),
     **launches_of(
         functools.partial(_run_backward, 256, 128),
         None,

@@ -29,7 +29,7 @@ def linear_attention(
     Retentive Network (2023).
 
     Args:
-        q, k: (B, T, H, K) in bf16 or fp16, K from 1 to 128, of any strides.
+        q, k: (B, T, H, K) in bf16 or fp16, K from 1 to 256, of any strides.
         v: (B, T, H, V) in the dtype of q, V at least 1.
         decay: (H,) fp32, at least 0, for each head; None: 0.
         g: (B, T, H) in fp32, bf16 or fp16, at most 0: the logarithm of what is kept, in place of a decay.

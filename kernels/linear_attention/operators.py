@@ -12,9 +12,10 @@ from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, refusing, register, vmap_by_loop
 from tritonkittens.kernels._sequences import sequences_of
-from tritonkittens.kernels.linear_attention.backward_plan import run_backward
+from tritonkittens.kernels.linear_attention.backward_plan import run_backward, summed
 from tritonkittens.kernels.linear_attention.call_plan import run
-from tritonkittens.kernels.linear_attention.checks import MOST_KEYS, NAME, check_shapes
+from tritonkittens.kernels.linear_attention.checks import NAME, check_shapes
+from tritonkittens.kernels.linear_attention.config import MOST_KEYS
 
 
 @torch.library.custom_op("tritonkittens::linear_attention", mutates_args=())
@@ -108,7 +109,7 @@ def _of_keys(do: Tensor, v: Tensor, k: Tensor, gates: tuple[Any, ...], state: Te
         call(NAME, do[..., at], v[..., at], k, *gates, None if state is None else state[..., at, :], *others)[0]
         for at in blocks
     ]
-    return torch.stack(parts).float().sum(0).to(k.dtype)
+    return summed(parts)
 
 
 def _backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from tritonkittens.kernels._sequences import sequences_of
 from tritonkittens.kernels.activation.call_plan import Options
 from tritonkittens.kernels.activation.call_plan import run_backward as gate_backward
 from tritonkittens.kernels.linear_attention.backward_plan import gradients
-from tritonkittens.kernels.linear_attention.config import ROWS
+from tritonkittens.kernels.linear_attention.config import ROWS, WIDEST
 from tritonkittens.kernels.mamba2.call_plan import are_paired, launch_steps, run
 from tritonkittens.kernels.mamba2.checks import Operands
 from tritonkittens.kernels.mamba2.device.scan import step_gradients, sum_steps
@@ -60,7 +60,7 @@ def run_backward(
     sums = [A.new_empty(heads, slots, ROWS) for _ in range(3)]
     if x.numel():
         launch_steps(sum_steps, [], sums, given, softplus, limits, ends, True)
-    found = gradients(C, B, x, dy, sums, state, d_states, starts, 1.0, D, are_paired(x, B))
+    found = gradients(C, B, x, dy, sums, state, d_states, starts, 1.0, D, are_paired(x, B[..., :WIDEST]))
     ddt, (dA, dbias) = dt.new_zeros(dt.shape), A.new_zeros(2, slots, heads)
     if x.numel():
         launch_steps(step_gradients, [found.sums], [ddt, dA, dbias], given, softplus, limits, ends)

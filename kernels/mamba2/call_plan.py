@@ -12,7 +12,7 @@ import tritonkittens.lang as tk
 from tritonkittens.kernels._sequences import packed
 from tritonkittens.kernels._tensors import power_of_two, remember, signature
 from tritonkittens.kernels.linear_attention import call_plan as linear
-from tritonkittens.kernels.linear_attention.config import HEADS, ROWS
+from tritonkittens.kernels.linear_attention.config import HEADS, ROWS, WIDEST
 from tritonkittens.kernels.mamba2.checks import Operands, check
 from tritonkittens.kernels.mamba2.device.scan import MambaScan, sum_steps
 from tritonkittens.kernels.recurrent_step.call_plan import Rule, Step, run_steps
@@ -49,7 +49,7 @@ def launch_steps(
 def are_paired(x: Tensor, B: Tensor) -> bool:
     """Does a block compute two neighbouring heads, a consumer each? They share the tiles of B and C."""
     (_, _, heads, columns), (_, _, groups, states) = x.shape, B.shape
-    return columns == ROWS and states > ROWS and heads // groups % 2 == 0 and x.stride()[2:] == (columns, 1)
+    return columns == ROWS < states <= WIDEST and heads // groups % 2 == 0 and x.stride()[2:] == (columns, 1)
 
 
 def run(

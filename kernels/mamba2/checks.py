@@ -11,9 +11,9 @@ from tritonkittens.kernels._dispatch import check_tensors, takes
 from tritonkittens.kernels._sequences import MOST_SEQUENCES, check_beside, check_sequences
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
+from tritonkittens.kernels.linear_attention.config import MOST_KEYS
 
 NAME = "mamba_chunk_scan"
-MOST_STATES = 128  # columns of B and C
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -55,8 +55,8 @@ def check_shapes(given: Operands, dt_limit: tuple[float, float]) -> None:
         raise ValueError(
             f"{NAME}: B is {tuple(B.shape)}; it must be ({x.shape[0]}, {x.shape[1]}, G, N), G a divisor of {heads}"
         )
-    if not 1 <= B.shape[-1] <= MOST_STATES:
-        raise ValueError(f"{NAME}: B is {tuple(B.shape)}; N must be 1 to {MOST_STATES}")
+    if not 1 <= B.shape[-1] <= MOST_KEYS:
+        raise ValueError(f"{NAME}: B is {tuple(B.shape)}; N must be 1 to {MOST_KEYS}")
     _check_shape("dt", given.dt, tuple(x.shape[:3]))
     _check_shape("A", given.A, (heads,))
     _check_shape("C", given.C, tuple(B.shape))
@@ -88,7 +88,7 @@ def check(given: Operands, dt_limit: tuple[float, float]) -> None:
 def are_taken(given: Operands) -> bool:
     """Do the kernels take these operands, which fit together?"""
     x, dt, A, B, C, D, z, dt_bias, states, _ = given
-    fits = 1 <= B.shape[-1] <= MOST_STATES and x.shape[0] <= MOST_SEQUENCES and A.dtype == torch.float32
+    fits = 1 <= B.shape[-1] <= MOST_KEYS and x.shape[0] <= MOST_SEQUENCES and A.dtype == torch.float32
     alike = x.dtype == B.dtype == C.dtype and (z is None or z.dtype == x.dtype)
     half = alike and takes(HALF_TYPES, x, B, C, z, needs_tma=True)
     return fits and half and takes(FLOATS, x, dt, A, D, dt_bias, states)

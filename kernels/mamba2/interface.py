@@ -40,7 +40,7 @@ def mamba_chunk_scan(
         x: (B, L, H, P) in bf16 or fp16, of any strides, as are B, C and z.
         dt: (B, L, H) in fp32, bf16 or fp16.
         A: (H,) fp32, negative.
-        B, C: (B, L, G, N) in the dtype of x, N from 1 to 128. Head h of x uses head ⌊h · G / H⌋ of them.
+        B, C: (B, L, G, N) in the dtype of x, N from 1 to 256. Head h of x uses head ⌊h · G / H⌋ of them.
         D: (H,) or (H, P) in fp32, bf16 or fp16; None: 0.
         z: as x; None: y is not gated.
         dt_bias: (H,) in fp32, bf16 or fp16; None: 0.

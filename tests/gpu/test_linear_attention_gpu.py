@@ -27,7 +27,11 @@ def short_segments(monkeypatch):
 @pytest.mark.parametrize(
     "length, dims, dtype, decays, state",
     crossed(
-        LENGTHS, [(128, 128), (64, 64), (40, 72), (128, 200), (1, 1)], [BF16, FP16], [(0.02, 1.5), None], [True, False]
+        LENGTHS,
+        [(128, 128), (64, 64), (40, 72), (128, 200), (256, 136), (1, 1)],
+        [BF16, FP16],
+        [(0.02, 1.5), None],
+        [True, False],
     ),
     ids=str,
 )
@@ -36,7 +40,7 @@ def test_lengths(length, dims, dtype, decays, state):
 
 
 @pytest.mark.parametrize("length", [300, *(slow(n) for n in (65, 128, 129))])
-@pytest.mark.parametrize("dims", [(64, 64), slow((128, 136))], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), slow((128, 136)), slow((256, 64))], ids=str)
 def test_segments(short_segments, length, dims):
     """A sequence in parts that run at once."""
     check(operands(1, length, 2, *dims))
@@ -51,7 +55,9 @@ def test_packed_sequences(lengths, cut, monkeypatch):
 
 
 @pytest.mark.parametrize("cut", [slow(False), True])
-@pytest.mark.parametrize("dims", [(64, 64), slow((40, 72)), slow((128, 128)), slow((64, 200))], ids=str)
+@pytest.mark.parametrize(
+    "dims", [(64, 64), *(slow(dims) for dims in ((40, 72), (128, 128), (64, 200), (256, 200)))], ids=str
+)
 def test_gradients(dims, cut, monkeypatch):
     """The last with columns of V in several blocks."""
     monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
@@ -80,7 +86,7 @@ def test_gates_that_differ_from_step_to_step(dtype, cut, monkeypatch):
     "length, dims, kind",
     some_of_each(
         [130, 1, 63, 64, 65, 5, 2],
-        [(64, 64), (40, 72), (128, 128), (64, 200)],
+        [(64, 64), (40, 72), (128, 128), (64, 200), (256, 64), (136, 136)],
         [(BF16, True, True), (FP16, False, False), (BF16, False, True)],
     ),
     ids=str,
@@ -145,7 +151,7 @@ def test_the_same_bits_in_every_run(short_segments):
 def test_random(seed, monkeypatch):
     draw = random.Random(seed)
     monkeypatch.setattr(config, "SHORTEST", draw.choice([1, 2, 8]))
-    heads, keys, values = draw.randint(1, 4), draw.randint(1, 128), draw.randint(1, 160)
+    heads, keys, values = draw.randint(1, 4), draw.randint(1, 256), draw.randint(1, 160)
     dtype, decays = draw.choice([BF16, FP16]), draw.choice([None, tuple(draw.uniform(0, 0.5) for _ in range(4))])
     if draw.random() < 0.4:
         lengths = [draw.randint(0, 150) for _ in range(draw.randint(1, 5))]

@@ -23,7 +23,7 @@ def poison_where_no_kernel_writes(monkeypatch):
     "length, dims, options, kind",
     crossed(
         [130, 1, 63, 64, 65, 0, 2],  # rings of 0, 1, 2 iterations, and edges of chunks
-        [(64, 128), (64, 64), (40, 72), (136, 128), (1, 1)],
+        [(64, 128), (64, 64), (40, 72), (136, 128), (64, 256), (1, 1), (40, 200)],
         list(OPTIONS),
         [(2, 1, BF16, True), (2, 2, FP16, False), (3, 1, BF16, False)],
     ),
@@ -36,11 +36,11 @@ def test_lengths(length, dims, options, kind):
 
 
 @pytest.mark.parametrize("lengths", [[70, 0, 1, 65], slow([5] * 40), slow([0, 0]), slow([200])], ids=str)
-@pytest.mark.parametrize("cut", [False, True])
-def test_packed_sequences(lengths, cut, monkeypatch):
+@pytest.mark.parametrize("cut, states", [(False, 72), (True, 72), slow(False, 256), (True, 256)])
+def test_packed_sequences(lengths, cut, states, monkeypatch):
     """Cut: sequences of more than a chunk are segments that run at once."""
     monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
-    check(operands(1, sum(lengths) + 9, 2, (64, 72), sequences=len(lengths)), starts_of(lengths))
+    check(operands(1, sum(lengths) + 9, 2, (64, states), sequences=len(lengths)), starts_of(lengths))
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,7 @@ def test_packed_sequences(lengths, cut, monkeypatch):
     [
         ([66, 0, 3], (16, 16), "D of columns"),
         *(slow(n, (64, 72), "all") for n in ([70, 0, 1, 65], [5] * 40, [0, 0], [200])),
+        *(slow(n, (64, 256), "all") for n in ([70, 0, 1, 65], [0, 0])),
     ],
     ids=str,
 )
@@ -66,7 +67,7 @@ def test_gradients_of_packed_sequences(lengths, dims, options, cut, monkeypatch)
     "length, dims, options, kind",
     some_of_each(
         [130, 1, 63, 64, 65, 5, 2],
-        [(64, 128), (64, 64), (40, 72), (136, 128)],
+        [(64, 128), (64, 64), (40, 72), (136, 128), (64, 256), (40, 136), (136, 200)],
         list(OPTIONS),
         [(2, 1, BF16, True), (6, 2, FP16, False), (3, 1, BF16, False)],
     ),
@@ -84,6 +85,12 @@ def test_gradients_where_states_fade(steps):
     """Nearly all of what a sum over a chunk has cancels in gradients of A."""
     given = operands(1, 130, 2, (64, 64), steps=steps, fading=100.0, options="D of columns")
     check(given | dict(dt_softplus=False), gradients=True)
+
+
+@pytest.mark.parametrize("dims, options", [((16, 136), "D of columns"), slow((16, 136), "all")], ids=str)
+def test_gradients_of_many_states(dims, options):
+    """Those of B and C are computed in blocks of columns, those of x are sums over these."""
+    check(operands(1, 5, 2, dims, options=options), gradients=True)
 
 
 @pytest.mark.slow
@@ -164,7 +171,7 @@ def test_the_same_bits_in_every_run(monkeypatch):
 def test_random(seed, monkeypatch):
     draw = random.Random(seed)
     monkeypatch.setattr(config, "SHORTEST", draw.choice([1, 2, 8]))
-    groups, dims = draw.randint(1, 3), (draw.choice([64, draw.randint(1, 160)]), draw.randint(1, 128))
+    groups, dims = draw.randint(1, 3), (draw.choice([64, draw.randint(1, 160)]), draw.randint(1, 256))
     kind = dict(
         heads=groups * draw.randint(1, 3), dims=dims, groups=groups, dtype=draw.choice([BF16, FP16]),
         steps=draw.choice([FP32, BF16]), options=draw.choice(list(OPTIONS)), state=draw.random() < 0.5,

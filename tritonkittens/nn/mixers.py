@@ -116,7 +116,7 @@ class Mamba2(Mixer):
 
     Args:
         d_model: columns of x and of the result.
-        d_state: columns of B and C, up to 128 on the kernels.
+        d_state: columns of B and C, up to 256 on the kernels.
         d_conv: taps of the convolution, up to 4 on the kernels.
         expand: d_model times this are the columns of x in the scan.
         headdim: columns of a head.
