@@ -21,6 +21,13 @@ def sequences_of(x: Tensor, starts: Tensor | None) -> int:
     return x.shape[0] if starts is None else starts.shape[0] - 1
 
 
+def ends_of(x: Tensor, starts: Tensor | None) -> Tensor:
+    """(sequences,) int32: how many rows of all sequences come before the end of each."""
+    if starts is not None:
+        return starts[1:].contiguous()
+    return torch.arange(1, x.shape[0] + 1, dtype=torch.int32, device=x.device) * x.shape[1]
+
+
 def starts_of(name: str, seq_idx: Tensor, rows: tuple[int, int]) -> Tensor:
     """The rows where sequences begin, and the number of all rows in the places after the last, as `cu_seqlens` of
     `MOST_SEQUENCES`. The host does not read them.

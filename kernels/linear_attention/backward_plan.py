@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._sequences import packed, sequences_of
+from tritonkittens.kernels._sequences import ends_of, packed, sequences_of
 from tritonkittens.kernels._tensors import padded_empty, power_of_two, remember, signature
 from tritonkittens.kernels.linear_attention.call_plan import Plan, pairs, sums_of
 from tritonkittens.kernels.linear_attention.config import HEADS, ROWS, WIDEST, shape_of
@@ -67,7 +67,6 @@ class BackwardPlan:
         self.heads, self.values = v.shape[2:]
         self.total, self.sequences, self.paired = batches * length, sequences_of(q, starts), paired
         self.packs, self.slots = starts is not None, self.total // ROWS + self.sequences
-        self.ends = torch.arange(1, batches + 1, dtype=torch.int32, device=q.device) * length
         of_pairs: Any = pairs(v, 2) if paired else v
         kinds = dict(gated=True, paired=paired)
         self.before = StatesPlan(q, of_pairs, begins, False, starts, kinds | kind)
@@ -126,32 +125,33 @@ class BackwardPlan:
 
 
 def gradients(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, sums: list[Tensor], before: Any, d_after: Any, starts: Any,
-    scale: float, skip: Tensor | None = None, paired: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, sums: list[Tensor], around: tuple[Any, Any], starts: Any,
+    ends: Tensor, scale: float, skip: Tensor | None = None, paired: bool = False,
 ) -> Found:  # fmt: skip
-    """Gradients for any number of columns of keys and of v, whose blocks are computed one by one."""
+    """Gradients for any number of columns of keys and of v, whose blocks are computed one by one. Arguments are those
+    of `BackwardPlan`; ends: of the sequences."""
     of_keys = q.shape[-1] > WIDEST
     columns = q.shape[-1] if of_keys else v.shape[-1]
     if columns > WIDEST:
         found = []
         for i in range(0, columns, WIDEST):
             at = slice(i, i + WIDEST)
-            s0, ds1 = (x if x is None else x[..., at] if of_keys else x[..., at, :] for x in (before, d_after))
+            s0, ds1 = (x if x is None else x[..., at] if of_keys else x[..., at, :] for x in around)
             if of_keys:
-                others = (s0, ds1, starts, scale, None if i else skip)  # D has no columns of keys
-                part = gradients(q[..., at], k[..., at], v, do, sums, *others, paired)
+                of_block = q[..., at], k[..., at], v, do
+                of_skip = None if i else skip  # it has no columns of keys
             else:
-                others = (s0, ds1, starts, scale, skip[:, at] if skip is not None and skip.ndim == 2 else skip)
-                part = gradients(q, k, v[..., at], do[..., at], sums, *others, paired)
-            found.append(part)
+                of_block = q, k, v[..., at], do[..., at]
+                of_skip = skip[:, at] if skip is not None and skip.ndim == 2 else skip
+            found.append(gradients(*of_block, sums, (s0, ds1), starts, ends, scale, of_skip, paired))
         return _joined(found, of_keys)
-    key = (signature(q, k, v, do, before, d_after, skip, starts), len(sums), paired)
+    key = (signature(q, k, v, do, *around, skip, starts), len(sums), paired)
     plan = _plans.get(key)
     if plan is None:
-        kind = (before is not None, d_after is not None)
-        plan = remember(_plans, key, BackwardPlan(q, v, kind, starts, paired, skip, weighted=len(sums) > 1))
-    ends = plan.ends if starts is None else starts[1:].contiguous()
-    return plan(q, k, v, do, sums, (before, d_after), ends, scale, skip)
+        before, d_after = (x is not None for x in around)
+        plan = BackwardPlan(q, v, (before, d_after), starts, paired, skip, weighted=len(sums) > 1)
+        remember(_plans, key, plan)
+    return plan(q, k, v, do, sums, around, ends, scale, skip)
 
 
 def summed(parts: Sequence[Tensor]) -> Tensor:
@@ -190,14 +190,13 @@ def run_backward(
     (batches, length, heads, _), sequences = q.shape, sequences_of(q, starts)
     total, slots, most = batches * length, batches * length // ROWS + sequences, max(16, power_of_two(sequences))
     gates = (-decay).expand(total, -1) if g is None else g.flatten(0, 1)  # type: ignore[operator]
-    ends = torch.arange(1, batches + 1, dtype=torch.int32, device=q.device) * length
-    ends = ends if starts is None else starts[1:].contiguous()
+    ends = ends_of(q, starts)
     dg = q.new_zeros(total, heads, dtype=torch.float32 if g is None else g.dtype)
     before, d_after = (None if x is None else x.mT for x in (state, d_final))
     sums = [q.new_empty(heads, slots, ROWS, dtype=torch.float32)]
     if total and heads:
         sums_of(gates, ends, sums[0])
-    found = gradients(q, k, v, do, sums, before, d_after, starts, scale)
+    found = gradients(q, k, v, do, sums, (before, d_after), starts, ends, scale)
     if total and heads:
         tensors, numbers = (found.sums, ends, dg), (sequences, heads, slots, *dg.stride(), scale, most)
         gate_gradients.bind((slots, -(-heads // HEADS), 1), *tensors, *numbers)(*tensors)

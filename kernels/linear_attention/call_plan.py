@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._sequences import packed, sequences_of
+from tritonkittens.kernels._sequences import ends_of, packed, sequences_of
 from tritonkittens.kernels._tensors import padded_empty, power_of_two, remember, signature
 from tritonkittens.kernels.linear_attention.checks import check
 from tritonkittens.kernels.linear_attention.config import HEADS, ROWS, STATE_BLOCK, shape_of, span_of
@@ -60,8 +60,7 @@ class Plan:
         self.segments = self.total // span + self.sequences
         self.slots = self.total // ROWS + self.sequences
         self.numbers = dict(span=span, total=self.total, group=self.heads // max(key_heads, 1))
-        # of sequences of one length
-        self.ends = torch.arange(1, batches + 1, dtype=torch.int32, device=q.device) * length
+        self.ends = ends_of(q, None)  # of sequences of one length
         self.knobs: dict[str, Any] = dict(
             dtype=tk.from_torch(q.dtype), consumers=shape.consumers, key_dim=shape.key_dim, value_dim=shape.value_dim,
             blocks_per_sm=shape.blocks, most=max(16, power_of_two(self.sequences)), **kind,

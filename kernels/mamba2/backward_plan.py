@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._sequences import sequences_of
+from tritonkittens.kernels._sequences import ends_of, sequences_of
 from tritonkittens.kernels.activation.call_plan import Options
 from tritonkittens.kernels.activation.call_plan import run_backward as gate_backward
 from tritonkittens.kernels.linear_attention.backward_plan import gradients
@@ -54,13 +54,13 @@ def run_backward(
     dD: Tensor | None = None
     (batches, length, heads, _), sequences = x.shape, sequences_of(x, starts)
     dy, dz = _through_gate(dy, given, softplus, limits)
-    ends = torch.arange(1, batches + 1, dtype=torch.int32, device=x.device) * length
-    ends = ends if starts is None else starts[1:].contiguous()
+    ends = ends_of(x, starts)
     slots = batches * length // ROWS + sequences
     sums = [A.new_empty(heads, slots, ROWS) for _ in range(3)]
     if x.numel():
         launch_steps(sum_steps, [], sums, given, softplus, limits, ends, True)
-    found = gradients(C, B, x, dy, sums, state, d_states, starts, 1.0, D, are_paired(x, B[..., :WIDEST]))
+    paired = are_paired(x, B[..., :WIDEST])
+    found = gradients(C, B, x, dy, sums, (state, d_states), starts, ends, 1.0, D, paired)
     ddt, (dA, dbias) = dt.new_zeros(dt.shape), A.new_zeros(2, slots, heads)
     if x.numel():
         launch_steps(step_gradients, [found.sums], [ddt, dA, dbias], given, softplus, limits, ends)

@@ -340,7 +340,7 @@ class LinearAttention(Mixer):
     Blackwell GPU (or in the simulator), forward and backward. What the kernels do not take runs in torch.
 
     Args:
-        head_dim: columns of a head, up to 128 on the kernels. None: ⌊hidden_size / num_heads⌋.
+        head_dim: columns of a head, up to 256 on the kernels. None: ⌊hidden_size / num_heads⌋.
         decay: (num_heads,), how fast a head forgets: a token n steps ago counts exp(-decay · n). It is not learned, but
             the buffer `slope_rate`. None: 2^(-8 i / H) for head i of H, from 1 on. MiniMax multiplies it by
             1 - layer / (layers - 1) + 1e-5.
