@@ -2,7 +2,16 @@
 
 import torch
 
-from tests.cases_linear_attention import BF16, BOUNDS, FP32, STATE_BOUND, near, poisoned_gradients, poisoned_rows
+from tests.cases_linear_attention import (
+    BF16,
+    BOUNDS,
+    FP32,
+    STATE_BOUND,
+    near,
+    poisoned_gradients,
+    poisoned_rows,
+    typical,
+)
 from tests.util import DEVICE, poison
 from tritonkittens.kernels.linear_attention import call_plan as linear_plan
 from tritonkittens.kernels.mamba2 import call_plan, mamba_chunk_scan, mamba_chunk_scan_torch
@@ -55,17 +64,6 @@ def operands(
 
 def _is_float(t):
     return isinstance(t, torch.Tensor) and t.is_floating_point()
-
-
-def typical(results, leaf):
-    """The size of gradients of random directions. The terms of a few numbers may cancel in one of these."""
-    found = [
-        torch.autograd.grad(
-            results, leaf, [torch.randn_like(t) for t in results], retain_graph=True, materialize_grads=True
-        )[0]
-        for _ in range(4)
-    ]
-    return float(torch.stack(found).norm()) / 2
 
 
 def check(given, cu_seqlens=None, size=0.5, gradients=False):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bench import linear_attention as bench_linear
-from tests.cases_linear_attention import BF16, BOUNDS, near
-from tests.cases_mamba import operands, typical
+from tests.cases_linear_attention import BF16, BOUNDS, near, typical
+from tests.cases_mamba import operands
 from tests.util import explored, refused, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.arch import GPUS
