@@ -16,6 +16,7 @@ from tests.util import DEVICE, poison
 from tritonkittens.kernels.linear_attention import call_plan as linear_plan
 from tritonkittens.kernels.mamba2 import call_plan, mamba_chunk_scan, mamba_chunk_scan_torch
 
+FEW = 64  # numbers that may all be small because terms cancel
 OPTIONS = {
     "plain": {},
     "all": dict(D=True, z=True, dt_bias=True, dt_softplus=True, dt_limit=(0.01, 1.0)),
@@ -88,7 +89,7 @@ def check(given, cu_seqlens=None, size=0.5, gradients=False):
         for (name, leaf), a, b in zip(leaves.items(), grads, theirs, strict=True):
             assert a.dtype == leaf.dtype and a.isfinite().all()
             of_heads = name in ("A", "dt_bias", "D") and leaf.ndim == 1  # sums of all rows
-            size_of_terms = typical(expected, exact[name]) if of_heads else 0.0
+            size_of_terms = typical(expected, exact[name]) if leaf.numel() < FEW else 0.0
             near(f"d{name}", a, b, BOUNDS[x.dtype] * (2 if of_heads else 1), size_of_terms)
         return [*found, *grads]
     return found

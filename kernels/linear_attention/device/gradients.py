@@ -191,20 +191,20 @@ def of_rows(ctx, dq, input):
     begun, kept = tk.exp2(tk.load(input.G, OF_ROWS)), tl.exp2(tk.load_scalar(input.G, 63))
     left, skipped = tk.zero(OF_ROWS), tk.zero(OF_ROWS)
     for i in tl.static_range(ctx.config.value_dim // 64):  # columns of V
+        before, do = tk.subtile(input.H, 64, KEYS, i, 0), tk.cast(tk.load(tk.subtile(input.dO, 64, 64, 0, i)), tk.fp32)
+        of_before, faded = tk.mm_ABt(ctx.task.Q, before), tk.mul_row(do, begun)
+        dq = tk.mma_AB(tk.cast(faded, DTYPE), before, dq, wait=False)
+        sums += tk.row_sum(of_before * faded)
         for j in tl.static_range(KEYS // 64):
             h, dh = tk.load(tk.subtile(input.H, 64, 64, i, j)), tk.load(tk.subtile(input.dH, 64, 64, i, j))
             left += tk.row_sum(tk.cast(h, tk.fp32) * tk.cast(dh, tk.fp32))
-        do = tk.cast(tk.load(tk.subtile(input.dO, 64, 64, 0, i)), tk.fp32)
         if ctx.config.skip is not None:
             v = tk.cast(tk.load(tk.subtile(input.V, 64, 64, 0, i)), tk.fp32)
             if ctx.config.skips_columns:
                 tk.store(ctx.globals.dD, tk.col_sum(do * v), (head_of(ctx), ctx.chunk, i))
             else:
                 skipped += tk.row_sum(do * v)
-        do = tk.mul_row(do, begun)
-        before = tk.subtile(input.H, 64, KEYS, i, 0)
-        sums += tk.row_sum(tk.mm_ABt(ctx.task.Q, before) * do)
-        dq = tk.mma_AB(tk.cast(do, DTYPE), before, dq)
+        dq = tk.mma_wait(dq)
     store_sums(ctx, sums, 0)
     store_sums(ctx, left * kept, 3)
     if ctx.config.skip is not None and not ctx.config.skips_columns:
