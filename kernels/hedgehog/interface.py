@@ -41,8 +41,8 @@ def hedgehog_attention(
             element n up to element n + 1. They begin with 0 and never decrease. States are then of N sequences.
 
     Returns (B, T, H, 128) in bf16, and with output_final_state the state (kv, z). Rows after the last packed sequence
-    are not defined. States are carried in fp32 and multiplied in bf16. There is no gradient yet: `backward` raises
-    NotImplementedError, and `hedgehog_attention_torch` has one.
+    are not defined, nor are their gradients. States are carried in fp32 and multiplied in bf16. Differentiable once in
+    all operands; not in forward mode. The gradient of m goes to the key of the largest s, of equal ones to one.
 
     Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
 
@@ -59,7 +59,7 @@ def hedgehog_attention(
         raise ValueError(f"{NAME}: it has no forward-mode derivative; use {NAME}_torch")
     check_shapes(given)
     if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
-        o, state = run(given, output_final_state)
+        o, state, _ = run(given, output_final_state)
     else:
         o, *found = call(NAME, *given, output_final_state)
         state = found[0], found[1]

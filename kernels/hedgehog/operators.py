@@ -1,15 +1,19 @@
-"""`hedgehog_attention` as torch sees it: an operator of torch.library."""
+"""`hedgehog_attention` as torch sees it: an operator of torch.library, and one of its gradient."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import describes, refusing, register, vmap_by_loop
+from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, refusing, register, vmap_by_loop
 from tritonkittens.kernels._sequences import sequences_of
-from tritonkittens.kernels.hedgehog.call_plan import run
+from tritonkittens.kernels.hedgehog.backward_plan import GivenGradients, run_backward
+from tritonkittens.kernels.hedgehog.call_plan import run, slots_of
 from tritonkittens.kernels.hedgehog.checks import DIM, NAME, Operands, check_shapes
-
+from tritonkittens.kernels.hedgehog.device.window import STATISTICS
+from tritonkittens.kernels.linear_attention.config import ROWS
 
 @torch.library.custom_op("tritonkittens::hedgehog_attention", mutates_args=())
 def hedgehog_attention_operator(
@@ -24,10 +28,13 @@ def hedgehog_attention_operator(
     z: Tensor | None,
     cu_seqlens: Tensor | None,
     final_state: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The operator behind `hedgehog_attention`. The states are empty where they are not wanted."""
-    o, state = run(Operands(q, k, v, map_q, map_k, alpha, beta, kv, z, cu_seqlens), final_state)
-    return (o, *state) if state else (o, *(q.new_empty(0, dtype=torch.float32) for _ in range(2)))
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The operator behind `hedgehog_attention`, and statistics of rows for its gradient. The states are empty where
+    they are not wanted."""
+    o, state, statistics = run(Operands(q, k, v, map_q, map_k, alpha, beta, kv, z, cu_seqlens), final_state, True)
+    assert statistics is not None
+    kv_after, z_after = state or (q.new_empty(0, dtype=torch.float32) for _ in range(2))
+    return o, kv_after, z_after, statistics
 
 
 @describes(hedgehog_attention_operator)
@@ -43,16 +50,88 @@ def _(
     z: Tensor | None,
     cu_seqlens: Tensor | None,
     final_state: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     check_shapes(Operands(q, k, v, map_q, map_k, alpha, beta, kv, z, cu_seqlens))
     shape = (sequences_of(q, cu_seqlens), q.shape[2], DIM)
     z_after = q.new_empty(shape if final_state else 0, dtype=torch.float32)
     kv_after = q.new_empty((*shape, DIM), dtype=torch.float32).mT if final_state else z_after.clone()
-    return v.new_empty(v.shape), kv_after, z_after
+    statistics = q.new_empty(q.shape[2], slots_of(q, cu_seqlens), STATISTICS.value * ROWS, dtype=torch.float32)
+    return v.new_empty(v.shape), kv_after, z_after, statistics
 
 
+@torch.library.custom_op("tritonkittens::hedgehog_attention_backward", mutates_args=())
+def hedgehog_attention_backward_operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    map_q: Tensor,
+    map_k: Tensor,
+    alpha: Tensor,
+    beta: Tensor,
+    kv: Tensor | None,
+    z: Tensor | None,
+    cu_seqlens: Tensor | None,
+    o: Tensor,
+    statistics: Tensor,
+    do: Tensor,
+    d_kv: Tensor | None,
+    d_z: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, the maps, alpha, beta, kv and z; the last two are empty where there is no state."""
+    given = Operands(q, k, v, map_q, map_k, alpha, beta, kv, z, cu_seqlens)
+    return run_backward(given, GivenGradients(o, statistics, do, d_kv, d_z))
+
+
+@describes(hedgehog_attention_backward_operator)
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    map_q: Tensor,
+    map_k: Tensor,
+    alpha: Tensor,
+    beta: Tensor,
+    kv: Tensor | None,
+    z: Tensor | None,
+    cu_seqlens: Tensor | None,
+    o: Tensor,
+    statistics: Tensor,
+    do: Tensor,
+    d_kv: Tensor | None,
+    d_z: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    dq, dk, dv, d_map_q, d_map_k, d_alpha, d_beta = (x.new_empty(x.shape) for x in (q, k, v, map_q, map_k, alpha, beta))
+    states = (q.new_empty(0 if x is None else x.shape, dtype=torch.float32) for x in (kv, z))
+    return dq, dk, dv, d_map_q, d_map_k, d_alpha, d_beta, *states
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.final_state = inputs
+    ctx.save_for_backward(*tensors, output[0], output[3])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(
+    ctx: Any, do: Tensor | None, d_kv: Tensor | None, d_z: Tensor | None, d_statistics: Tensor | None
+) -> tuple[Any, ...]:
+    check_no_tangent(NAME)
+    given, (o, statistics) = Operands(*ctx.saved_tensors[:10]), ctx.saved_tensors[10:]
+    if not ctx.final_state:
+        d_kv = d_z = None
+    if do is None and d_kv is None and d_z is None:
+        return (None,) * 11
+    if (d_kv is None) != (d_z is None):
+        shape = (sequences_of(o, given.cu_seqlens), o.shape[2], DIM, DIM)
+        d_kv, d_z = (
+            o.new_zeros(n, dtype=torch.float32) if x is None else x for x, n in ((d_kv, shape), (d_z, shape[:3]))
+        )
+    do = torch.zeros_like(o) if do is None else do.to(o.dtype)
+    found = call(f"{NAME}_backward", *given, o, statistics, do, d_kv, d_z)
+    wanted = zip(found, ctx.needs_input_grad, strict=False)
+    return (*(x if needed else None for x, needed in wanted), None, None)
+
+
+register(hedgehog_attention_operator, vmap_by_loop, _backward, _save)
 register(
-    hedgehog_attention_operator,
-    vmap_by_loop,
-    refusing(f"{NAME} has no gradient yet; use {NAME}_torch, or torch.no_grad()"),
+    hedgehog_attention_backward_operator, vmap_by_loop, refusing(f"{NAME} has no second derivative; use {NAME}_torch")
 )
