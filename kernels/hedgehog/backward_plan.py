@@ -29,7 +29,7 @@ class GivenGradients(NamedTuple):
     """What a forward left, and the gradients of its results."""
 
     o: Tensor
-    statistics: Tensor
+    totals: Tensor
     do: Tensor
     d_kv: Tensor | None
     d_z: Tensor | None
@@ -86,7 +86,7 @@ class GradientPlan(call_plan.Plan):
         """The numbers of rows, of which `FeatureGradients` adds the last."""
         numbers = self.empty(self.heads, self.slots, NUMBERS.value * ROWS)
         o = more.o.flatten(0, 1)
-        tensors = (o, do, more.statistics, numbers, ends)
+        tensors = (o, do, more.totals, numbers, ends)
         strides = (*o.stride()[:2], *do.stride()[:2])
         grid = (self.slots, self.heads, 1)
         prepare_rows.bind(grid, *tensors, self.sequences, self.slots, *strides, self.template.most)(*tensors)

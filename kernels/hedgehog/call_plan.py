@@ -13,18 +13,18 @@ from tritonkittens.kernels._copies import as_addressable
 from tritonkittens.kernels._sequences import packed, sequences_of
 from tritonkittens.kernels._tensors import padded_empty, power_of_two, remember, signature
 from tritonkittens.kernels.hedgehog.checks import DIM, Operands, check
-from tritonkittens.kernels.hedgehog.device.window import STATISTICS, Hedgehog
+from tritonkittens.kernels.hedgehog.device.window import Hedgehog
 from tritonkittens.kernels.linear_attention.config import ROWS
 
 _plans: dict[Hashable, Plan] = {}  # by what is known of a call
 
 
 class Results(NamedTuple):
-    """The result, kv and z after where they are wanted, and statistics of rows where gradients need them."""
+    """The result, kv and z after where they are wanted, and the sums of weights where gradients need them."""
 
     o: Tensor
     state: tuple[Tensor, Tensor] | None
-    statistics: Tensor | None
+    totals: Tensor | None
 
 
 def slots_of(q: Tensor, starts: Tensor | None) -> int:
@@ -35,11 +35,11 @@ def slots_of(q: Tensor, starts: Tensor | None) -> int:
 class Plan:
     """The launch of a call of one kind."""
 
-    def __init__(self, given: Operands, ends_wanted: bool, statistics: bool):
+    def __init__(self, given: Operands, ends_wanted: bool, totals_wanted: bool):
         q = given.q
         batches, length, self.heads = q.shape[:3]
         self.total, self.sequences, self.device = batches * length, sequences_of(q, given.cu_seqlens), q.device
-        self.ends_wanted, self.statistics = ends_wanted, statistics
+        self.ends_wanted, self.totals_wanted = ends_wanted, totals_wanted
         self.slots = slots_of(q, given.cu_seqlens)
         self.ends = torch.arange(1, batches + 1, dtype=torch.int32, device=q.device) * length
         self.span = -(-max(length, 1) // ROWS) * ROWS  # sequences stay whole
@@ -47,7 +47,7 @@ class Plan:
             dtype=tk.from_torch(q.dtype),
             begins=given.kv is not None,
             ends_wanted=ends_wanted,
-            statistics=statistics,
+            totals_wanted=totals_wanted,
             most=max(16, power_of_two(self.sequences)),
         )
 
@@ -63,7 +63,7 @@ class Plan:
         home = padded_empty((self.total, self.heads, DIM), given.v)
         before = [] if given.kv is None or given.z is None else [given.kv.mT, given.z]
         after = self.states() if self.ends_wanted else []
-        kept = [self.empty(self.heads, self.slots, STATISTICS.value * ROWS)] if self.statistics else []
+        kept = [self.empty(self.heads, self.slots, ROWS)] if self.totals_wanted else []
         for i, x in enumerate(after):  # sequences without rows have no task
             x.copy_(before[i]) if before else x.zero_()
         if self.total and self.heads:
@@ -77,11 +77,11 @@ class Plan:
         return Results(o.view(given.q.shape), (after[0].mT, after[1]) if after else None, kept[0] if kept else None)
 
 
-def run(given: Operands, ends_wanted: bool, statistics: bool = False) -> Results:
+def run(given: Operands, ends_wanted: bool, totals_wanted: bool = False) -> Results:
     """`hedgehog_attention` of plain tensors."""
-    key = (signature(*given), ends_wanted, statistics)
+    key = (signature(*given), ends_wanted, totals_wanted)
     plan = _plans.get(key)
     if plan is None:
         check(given)
-        plan = remember(_plans, key, Plan(given, ends_wanted, statistics))
+        plan = remember(_plans, key, Plan(given, ends_wanted, totals_wanted))
     return plan(given)

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from tritonkittens.kernels._inspection import Inspectable, launches_of
+from tritonkittens.kernels.hedgehog.backward_plan import GivenGradients, run_backward
 from tritonkittens.kernels.hedgehog.call_plan import run
 from tritonkittens.kernels.hedgehog.checks import Operands
 
 
-def _run() -> Any:
+def _operands(state: bool) -> Operands:
     x = torch.empty(16, 4096, 16, 128, dtype=torch.bfloat16, device="meta")
     map_ = torch.empty(16, 128, 64, dtype=torch.bfloat16, device="meta")
     factor = torch.empty(16, dtype=torch.float32, device="meta")
-    return run(Operands(x, x, x, map_, map_, factor, factor, None, None, None), True)
+    kv, z = (torch.empty(16, 16, *n, dtype=torch.float32, device="meta") for n in ((128, 128), (128,)))
+    return Operands(x, x, x, map_, map_, factor, factor, *((kv, z) if state else (None, None)), None)
 
 
-inspectable: dict[str, Inspectable] = launches_of(_run, "hedgehog_attention")
+def _run(totals: bool) -> Any:
+    return run(_operands(False), True, totals)
+
+
+def _gradient() -> Any:
+    given = _operands(True)
+    o, _, totals = run(given, False, True)
+    assert totals is not None
+    return run_backward(given, GivenGradients(o, totals, o, given.kv, given.z))
+
+
+inspectable: dict[str, Inspectable] = {
+    **launches_of(functools.partial(_run, False), "hedgehog_attention"),
+    **launches_of(
+        _gradient,
+        "hedgehog_attention_totals",
+        "hedgehog_rows",
+        "hedgehog_feature_gradients",
+        "hedgehog_feature_gradients_reverse",
+        "hedgehog_window_gradients",
+        "hedgehog_window_gradients_reverse",
+    ),
+}

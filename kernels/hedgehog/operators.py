@@ -12,7 +12,6 @@ from tritonkittens.kernels._sequences import sequences_of
 from tritonkittens.kernels.hedgehog.backward_plan import GivenGradients, run_backward
 from tritonkittens.kernels.hedgehog.call_plan import run, slots_of
 from tritonkittens.kernels.hedgehog.checks import DIM, NAME, Operands, check_shapes
-from tritonkittens.kernels.hedgehog.device.window import STATISTICS
 from tritonkittens.kernels.linear_attention.config import ROWS
 
 @torch.library.custom_op("tritonkittens::hedgehog_attention", mutates_args=())
@@ -29,12 +28,12 @@ def hedgehog_attention_operator(
     cu_seqlens: Tensor | None,
     final_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The operator behind `hedgehog_attention`, and statistics of rows for its gradient. The states are empty where
+    """The operator behind `hedgehog_attention`, and the sums of weights for its gradient. The states are empty where
     they are not wanted."""
-    o, state, statistics = run(Operands(q, k, v, map_q, map_k, alpha, beta, kv, z, cu_seqlens), final_state, True)
-    assert statistics is not None
+    o, state, totals = run(Operands(q, k, v, map_q, map_k, alpha, beta, kv, z, cu_seqlens), final_state, True)
+    assert totals is not None
     kv_after, z_after = state or (q.new_empty(0, dtype=torch.float32) for _ in range(2))
-    return o, kv_after, z_after, statistics
+    return o, kv_after, z_after, totals
 
 
 @describes(hedgehog_attention_operator)
@@ -55,8 +54,8 @@ def _(
     shape = (sequences_of(q, cu_seqlens), q.shape[2], DIM)
     z_after = q.new_empty(shape if final_state else 0, dtype=torch.float32)
     kv_after = q.new_empty((*shape, DIM), dtype=torch.float32).mT if final_state else z_after.clone()
-    statistics = q.new_empty(q.shape[2], slots_of(q, cu_seqlens), STATISTICS.value * ROWS, dtype=torch.float32)
-    return v.new_empty(v.shape), kv_after, z_after, statistics
+    totals = q.new_empty(q.shape[2], slots_of(q, cu_seqlens), ROWS, dtype=torch.float32)
+    return v.new_empty(v.shape), kv_after, z_after, totals
 
 
 @torch.library.custom_op("tritonkittens::hedgehog_attention_backward", mutates_args=())
@@ -72,14 +71,14 @@ def hedgehog_attention_backward_operator(
     z: Tensor | None,
     cu_seqlens: Tensor | None,
     o: Tensor,
-    statistics: Tensor,
+    totals: Tensor,
     do: Tensor,
     d_kv: Tensor | None,
     d_z: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, the maps, alpha, beta, kv and z; the last two are empty where there is no state."""
     given = Operands(q, k, v, map_q, map_k, alpha, beta, kv, z, cu_seqlens)
-    return run_backward(given, GivenGradients(o, statistics, do, d_kv, d_z))
+    return run_backward(given, GivenGradients(o, totals, do, d_kv, d_z))
 
 
 @describes(hedgehog_attention_backward_operator)
@@ -95,7 +94,7 @@ def _(
     z: Tensor | None,
     cu_seqlens: Tensor | None,
     o: Tensor,
-    statistics: Tensor,
+    totals: Tensor,
     do: Tensor,
     d_kv: Tensor | None,
     d_z: Tensor | None,
@@ -112,10 +111,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(
-    ctx: Any, do: Tensor | None, d_kv: Tensor | None, d_z: Tensor | None, d_statistics: Tensor | None
+    ctx: Any, do: Tensor | None, d_kv: Tensor | None, d_z: Tensor | None, d_totals: Tensor | None
 ) -> tuple[Any, ...]:
     check_no_tangent(NAME)
-    given, (o, statistics) = Operands(*ctx.saved_tensors[:10]), ctx.saved_tensors[10:]
+    given, (o, totals) = Operands(*ctx.saved_tensors[:10]), ctx.saved_tensors[10:]
     if not ctx.final_state:
         d_kv = d_z = None
     if do is None and d_kv is None and d_z is None:
@@ -126,7 +125,7 @@ def _backward(
             o.new_zeros(n, dtype=torch.float32) if x is None else x for x, n in ((d_kv, shape), (d_z, shape[:3]))
         )
     do = torch.zeros_like(o) if do is None else do.to(o.dtype)
-    found = call(f"{NAME}_backward", *given, o, statistics, do, d_kv, d_z)
+    found = call(f"{NAME}_backward", *given, o, totals, do, d_kv, d_z)
     wanted = zip(found, ctx.needs_input_grad, strict=False)
     return (*(x if needed else None for x, needed in wanted), None, None)
 

@@ -16,16 +16,15 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels.hedgehog.device.window import OF_FEATURES, STATISTICS, TO_BASE_2, features, half
+from tritonkittens.kernels.hedgehog.device.window import OF_FEATURES, TO_BASE_2, features, half
 from tritonkittens.kernels.linear_attention.device.chunks import ROWS, Chunks, chunk_of_slot
 from tritonkittens.launch import plain_kernel
 
 DIM: tl.constexpr = tl.constexpr(128)
-NUMBERS: tl.constexpr = tl.constexpr(6)  # of a row: m in base 2, 1 / t, do·o, the key of m, two parts of m's gradient
-OF_T: tl.constexpr = tl.constexpr(64)  # where those of a block begin
-OF_O: tl.constexpr = tl.constexpr(128)
-OF_KEY: tl.constexpr = tl.constexpr(192)
-OF_MOST: tl.constexpr = tl.constexpr(4)  # the numbers before
+NUMBERS: tl.constexpr = tl.constexpr(6)  # of a query: 1 / t, do·o, two parts of the gradient of m, m in base 2, its key
+OF_O: tl.constexpr = tl.constexpr(64)  # where those of a block begin
+OF_MOST: tl.constexpr = tl.constexpr(128)
+OF_KEY: tl.constexpr = tl.constexpr(64)  # in the second tile
 SCALE: tl.constexpr = tl.constexpr(128**-0.5)
 SQUARE: tl.constexpr = tk.rt(tk.fp32, 64, 64)
 OF_ROWS: tl.constexpr = tk.col_vec(SQUARE)
@@ -34,20 +33,17 @@ OF_ROWS: tl.constexpr = tk.col_vec(SQUARE)
 @plain_kernel(num_warps=4)
 @triton.jit
 def prepare_rows(O, DO, L, B, ENDS, sequences, slots, o_row, o_head, do_head, do_row, MOST: tl.constexpr):
-    """The first four of NUMBERS in B (heads, slots, NUMBERS · 64), of the statistics L of `Hedgehog`, and of O and DO
+    """The first two of NUMBERS in B (heads, slots, NUMBERS · 64), of the totals L (heads, slots, 64), and of O and DO
     with these strides. Grid: slots, heads."""
     slot, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row, inside = chunk_of_slot(ENDS, slot, sequences, MOST)
     if tl.sum(inside.to(tl.int32)) > 0:
-        i, d = tl.arange(0, ROWS), tl.arange(0, DIM)
+        i, d, home = tl.arange(0, ROWS), tl.arange(0, DIM), (head * slots + slot) * ROWS
         o = tl.load(O + (row * o_row + head * o_head)[:, None] + d[None, :], mask=inside[:, None], other=0)
         do = tl.load(DO + (row * do_row + head * do_head)[:, None] + d[None, :], mask=inside[:, None], other=0)
-        of_l, of_b = L + (head * slots + slot) * STATISTICS * ROWS + i, B + (head * slots + slot) * NUMBERS * ROWS + i
-        tl.store(of_b, tl.load(of_l, mask=inside, other=0))
-        total = tl.load(of_l + ROWS, mask=inside, other=1)
-        tl.store(of_b + OF_T, tl.where(inside, 1 / total, 0))
-        tl.store(of_b + OF_O, tl.sum(tk.cast(o, tk.fp32) * tk.cast(do, tk.fp32), 1))
-        tl.store(of_b + OF_KEY, tl.load(of_l + 2 * ROWS, mask=inside, other=0))
+        total = tl.load(L + home + i, mask=inside, other=1)
+        tl.store(B + home * NUMBERS + i, tl.where(inside, 1 / total, 0))
+        tl.store(B + home * NUMBERS + OF_O + i, tl.sum(tk.cast(o, tk.fp32) * tk.cast(do, tk.fp32), 1))
 
 
 @triton.jit
@@ -127,7 +123,7 @@ class Gradients(Chunks):
 
 class FeatureGradients(Gradients, tk.lcf):
     """MQ, MK: the maps of Q and K, (heads, 128, 64). dM: (sequences, heads, 128, 64) fp32, the gradient of MQ. Without
-    `reverse`, dALPHA: (2, sequences, heads, 64) fp32, parts of that of alpha, and the last of NUMBERS.
+    `reverse`, dALPHA: (2, sequences, heads, 64) fp32, parts of that of alpha, and those of m in B.
 
     S0, Z0: (sequences, heads, 128, 128) and (sequences, heads, 128) fp32, the state, or its gradient, before the first
     iteration (`begins`). S1, Z1: that after the last (`ends_wanted`).
@@ -140,7 +136,7 @@ class FeatureGradients(Gradients, tk.lcf):
     consumer_registers: int | None = 240
 
     def layout(self) -> tk.layout:
-        numbers, map = dict(B=tk.sv(tk.fp32, 256)), tk.st(self.dtype, 128, 64)
+        numbers, map = dict(B=tk.sv(tk.fp32, 128)), tk.st(self.dtype, 128, 64)
         maps = dict(MQ=map, MK=map)
         others = ["dM", *(["S1", "Z1"] if self.ends_wanted else []), *(["Z0"] if self.begins else [])]
         others = others if self.reverse else ["dALPHA", *others]
@@ -195,9 +191,9 @@ class FeatureGradients(Gradients, tk.lcf):
             both = (mine, other) if me == 0 else (other, mine)
         else:
             h -= tk.mul_row(tk.broadcast_col(h, z), tk.load(input.B, OF_ROWS, OF_O))
-            total, of_t = tk.row_sum(f * h), tk.load(input.B, OF_ROWS, OF_T)
+            total, of_t = tk.row_sum(f * h), tk.load(input.B, OF_ROWS, 0)
             dy = tk.mul_row(f * tk.sub_row(h, total), of_t * ctx.params.alpha)
-            place = ctx.head, ctx.first + own_block(ctx), OF_MOST + me
+            place = ctx.head, ctx.first + own_block(ctx), OF_MOST // 64 + me
             tk.store(ctx.globals.B, total * of_t, place)
             both, alpha = (), state.alpha + total * of_t
         return tk.neg(dy) if me == 1 else dy, both, alpha
@@ -209,7 +205,7 @@ class FeatureGradients(Gradients, tk.lcf):
         _, exists = other_block(ctx)
         exists, z, f = tl.where(exists, 1.0, 0.0), tk.load(ctx.scratch.Z, OF_FEATURES), half(ctx.exchange.S[me], 0)
         if ctx.config.reverse:
-            weights = features(x, me, tk.load(input.B, OF_ROWS, OF_T) * (ctx.params.alpha * exists))
+            weights = features(x, me, tk.load(input.B, OF_ROWS, 0) * (ctx.params.alpha * exists))
             of_z = tk.neg(tk.mul_row(weights, tk.load(input.B, OF_ROWS, OF_O)))
         else:
             weights = features(x, me, exists)
@@ -233,19 +229,19 @@ class FeatureGradients(Gradients, tk.lcf):
         tk.fence_async()
         tk.sync_consumers(ctx)
         q, map = tk.subtile(input.Q, 64, 64, 0, me), tk.subtile(task.MQ, 64, 64, me, 0)
-        x = tk.mm_AB(input.K, task.MK, wait=False)
         dq = tk.mma_ABt(dY[1], map, tk.mm_ABt(dY[0], map, wait=False), wait=False)
         dm = tk.mma_AtB(q, dY[1], tk.mma_AtB(q, dY[0], state.dm, wait=False), wait=False)
         if ctx.config.reverse:
             dv = tk.mm_AB(both[0], half(S[0], me), wait=False)
-            x, dq, dm, dv = tk.mma_wait(x, dq, dm, tk.mma_AB(both[1], half(S[1], me), dv, wait=False))
+            dq, dm, dv = tk.mma_wait(dq, dm, tk.mma_AB(both[1], half(S[1], me), dv, wait=False))
         else:
-            x, dq, dm = tk.mma_wait(x, dq, dm)
+            dq, dm = tk.mma_wait(dq, dm)
+        x = tk.mm_AB(input.K, task.MK, wait=False)
         tk.sync_consumers(ctx)  # now the tiles are free
         tk.store(dY[me], dq)
         if ctx.config.reverse:
             tk.store(half(S[me], 1), dv)
-        s = ctx.config._with_block(ctx, state.s, input, x)
+        s = ctx.config._with_block(ctx, state.s, input, tk.mma_wait(x))
         own = own_block(ctx)
         if own >= 0:
             home = ctx.sequence, ctx.head, own, me
@@ -266,7 +262,8 @@ class FeatureGradients(Gradients, tk.lcf):
 
 
 class WindowGradients(Gradients, tk.lcf):
-    """Added to dQ and dV. Without `reverse`, dBETA: (segments, heads, 64) fp32, parts of the gradient of beta.
+    """Added to dQ and dV. Without `reverse`, dBETA: (segments, heads, 64) fp32, parts of the gradient of beta, and the
+    last two of NUMBERS, which keys need.
 
     Each consumer has 64 columns of the gradients.
     """
@@ -274,14 +271,18 @@ class WindowGradients(Gradients, tk.lcf):
     cut: bool = True
 
     def layout(self) -> tk.layout:
-        rows, numbers, most = tk.st(self.dtype, 64, 128), tk.sv(tk.fp32, 256), tk.sv(tk.fp32, 128)
-        others = dict(K_other=rows, V_other=rows, **(dict(B_other=numbers, MOST_other=most) if self.reverse else {}))
-        parts = {} if self.reverse else {"dBETA": None}
+        rows, numbers, keys = tk.st(self.dtype, 64, 128), tk.sv(tk.fp32, 256), tk.sv(tk.fp32, 128)
+        others = dict(K_other=rows, V_other=rows)
+        if self.reverse:
+            others |= dict(KEYS=keys, B_other=numbers, KEYS_other=keys)
         return self.chunked(
-            {**self.tiles, "B": (numbers, most), "ALPHA": None, "BETA": None, **self.found, **parts},
-            input={**self.tiles, "B": numbers, "MOST": most, **others},
+            {
+                **self.tiles, "B": (numbers, keys), "ALPHA": None, "BETA": None, **self.found,
+                **({} if self.reverse else {"dBETA": None}),
+            },
+            input={**self.tiles, "B": numbers, **others},
             scratch=dict(O=tk.st(self.dtype, 64, 64)),
-        )
+        )  # fmt: skip
 
     @triton.jit
     def load(ctx, input):
@@ -291,72 +292,87 @@ class WindowGradients(Gradients, tk.lcf):
         tk.load_async(input.K, ctx.globals.K, place(ctx, own), input.full)
         tk.load_async(input.V, ctx.globals.V, place(ctx, own), input.full)
         tk.load_async(input.B, ctx.globals.B, place_of_numbers(ctx, own), input.full)
-        tk.load_async(input.MOST, ctx.globals.B, place_of_numbers(ctx, own, OF_MOST // 2), input.full)
         tk.load_async(input.K_other, ctx.globals.K, place(ctx, other), input.full)
         tk.load_async(input.V_other, ctx.globals.V, place(ctx, other), input.full)
         if ctx.config.reverse:
+            tk.load_async(input.KEYS, ctx.globals.B, place_of_numbers(ctx, own, 2), input.full)
             tk.load_async(input.B_other, ctx.globals.B, place_of_numbers(ctx, other), input.full)
-            tk.load_async(input.MOST_other, ctx.globals.B, place_of_numbers(ctx, other, OF_MOST // 2), input.full)
+            tk.load_async(input.KEYS_other, ctx.globals.B, place_of_numbers(ctx, other, 2), input.full)
 
     @triton.jit
     def start(ctx):
         return tk.struct(beta=tk.zero(OF_ROWS))
 
     @triton.jit
-    def _of_scores(ctx, input, number: tl.constexpr):
-        """(w, do·v - do·o weighted by w without its factor of rows, these factors, the numbers of the keys of maxima,
-        the gradients of maxima): of the scores with the own block (number 0), or the other one (1)."""
-        k, v = (input.K, input.V) if number == 0 else (input.K_other, input.V_other)
-        s = tk.mm_ABt(input.Q, k, wait=False)
-        s, p = tk.mma_wait(s, tk.mm_ABt(input.Y, v, wait=False))
-        if ctx.config.reverse:
-            b, most = (input.B, input.MOST) if number == 0 else (input.B_other, input.MOST_other)
-            VECTOR: tl.constexpr = OF_FEATURES
-            s = tk.sub_col(s * TO_BASE_2, tk.load(b, VECTOR, 0))
-            p = tk.sub_col(p, tk.load(b, VECTOR, OF_O))
-        else:
-            b, most = input.B, input.MOST
-            VECTOR: tl.constexpr = OF_ROWS
-            s = tk.sub_row(s * TO_BASE_2, tk.load(b, VECTOR, 0))
-            p = tk.sub_row(p, tk.load(b, VECTOR, OF_O))
-        exists = 1.0
-        if number == 0:
-            s = tk.make_causal_t(s) if ctx.config.reverse else tk.make_causal(s)
-        else:
-            exists = tl.where(other_block(ctx)[1], 1.0, 0.0)
-            s += tl.where(exists > 0, 0.0, float("-inf"))
-        w, key = tk.exp2(s), tk.cast(tk.load(b, VECTOR, OF_KEY), tk.int32)
-        of_most = tk.load(most, VECTOR, 0) + tk.load(most, VECTOR, 64)
-        return w, w * p, tk.load(b, VECTOR, OF_T), key, of_most * (ctx.params.alpha * SCALE * exists)
+    def _weights(ctx, input):
+        """The weights of queries without their factors, those of the own block and of the one before, and the numbers
+        of the keys of maxima."""
+        own = tk.mm_ABt(input.Q, input.K, wait=False)
+        own, other = tk.mma_wait(own, tk.mm_ABt(input.Q, input.K_other, wait=False))
+        own, other = tk.make_causal(own), other + tl.where(other_block(ctx)[1], 0.0, float("-inf"))
+        most_other = tk.row_max(other)
+        most = tk.row_max(own, accumulate=most_other)
+        key = tl.where(most > most_other, tk.row_argmax(own) + 64, tk.row_argmax(other))
+        most *= TO_BASE_2
+        number = most if ctx.consumer == 0 else tk.cast(key, tk.fp32)
+        tk.store(ctx.globals.B, number, (ctx.head, ctx.first + own_block(ctx), 4 + ctx.consumer))
+        return (tk.exp2_row(own, TO_BASE_2, most), tk.exp2_row(other, TO_BASE_2, most)), key
+
+    @triton.jit
+    def _of_queries(ctx, state, input):
+        """(this consumer's columns of the gradient of Q, the parts of beta)."""
+        weights, key = ctx.config._weights(ctx, input)
+        of_t, of_o = tk.load(input.B, OF_ROWS, 0), tk.load(input.B, OF_ROWS, OF_O)
+        most = tk.load(input.B, OF_ROWS, OF_MOST) + tk.load(input.B, OF_ROWS, OF_MOST + 64)
+        most, factor = most * (ctx.params.alpha * SCALE), of_t * (ctx.params.beta * SCALE)
+        dq, beta = tk.zero(SQUARE), state.beta
+        for i in tl.static_range(2):
+            k, v = (input.K, input.V) if i == 0 else (input.K_other, input.V_other)
+            ds = weights[i] * tk.sub_row(tk.mm_ABt(input.Y, v), of_o)
+            beta += tk.row_sum(ds) * of_t
+            ds = tk.mul_row(ds, factor)
+            is_most = tk.eq_row(tk.iota(SQUARE, 1, 64 - 64 * i), key)
+            ds = tk.cast(ds + tk.where(is_most, tk.broadcast_row(ds, most), 0.0), ctx.config.dtype)
+            dq = tk.mma_AB(ds, tk.subtile(k, 64, 64, 0, ctx.consumer), dq)
+        return dq, beta
+
+    @triton.jit
+    def _of_keys(ctx, input):
+        """This consumer's columns of the gradients of Q and Y, which are keys and values."""
+        me: tl.constexpr = ctx.consumer
+        DTYPE: tl.constexpr = ctx.config.dtype
+        dq, dv = tk.zero(SQUARE), tk.zero(SQUARE)
+        for i in tl.static_range(2):
+            k, v = (input.K, input.V) if i == 0 else (input.K_other, input.V_other)
+            numbers, keys = (input.B, input.KEYS) if i == 0 else (input.B_other, input.KEYS_other)
+            s = tk.mm_ABt(input.Q, k, wait=False)
+            s, p = tk.mma_wait(s, tk.mm_ABt(input.Y, v, wait=False))
+            exists = 1.0 if i == 0 else tl.where(other_block(ctx)[1], 1.0, 0.0)
+            s = tk.make_causal_t(s) if i == 0 else s + tl.where(exists > 0, 0.0, float("-inf"))
+            factor = tk.load(numbers, OF_FEATURES, 0) * ctx.params.beta
+            w = tk.mul_col(tk.exp2_col(s, TO_BASE_2, tk.load(keys, OF_FEATURES, 0)), factor)
+            dv = tk.mma_AB(tk.cast(w, DTYPE), tk.subtile(v, 64, 64, 0, me), dv, wait=False)
+            ds = w * tk.sub_col(p, tk.load(numbers, OF_FEATURES, OF_O)) * SCALE
+            most = tk.load(numbers, OF_FEATURES, OF_MOST) + tk.load(numbers, OF_FEATURES, OF_MOST + 64)
+            key = tk.cast(tk.load(keys, OF_FEATURES, OF_KEY), tk.int32)
+            is_most = tk.eq_col(tk.iota(SQUARE, 0, 64 - 64 * i), key)
+            ds += tk.where(is_most, tk.broadcast_col(ds, most * (ctx.params.alpha * SCALE * exists)), 0.0)
+            dq = tk.mma_AB(tk.cast(ds, DTYPE), tk.subtile(k, 64, 64, 0, me), dq, wait=False)
+            dq, dv = tk.mma_wait(dq, dv)
+        return dq, dv
 
     @triton.jit
     def compute(ctx, state, input):
-        me: tl.constexpr = ctx.consumer
-        DTYPE: tl.constexpr = ctx.config.dtype
-        dq, dv, beta = tk.zero(SQUARE), tk.zero(SQUARE), state.beta
-        for i in tl.static_range(2):
-            k, v = (input.K, input.V) if i == 0 else (input.K_other, input.V_other)
-            w, u, of_t, key, most = ctx.config._of_scores(ctx, input, i)
-            number = tk.iota(SQUARE, 0 if ctx.config.reverse else 1, 64 - 64 * i)
-            factor = of_t * ctx.params.beta
-            if ctx.config.reverse:
-                ds = tk.mul_col(u, factor * SCALE)
-                ds += tk.where(tk.eq_col(number, key), tk.broadcast_col(ds, most), 0.0)
-                p = tk.cast(tk.mul_col(w, factor), DTYPE)
-                dv = tk.mma_AB(p, tk.subtile(v, 64, 64, 0, me), dv, wait=False)
-                ds = tk.cast(ds, DTYPE)
-                dq, dv = tk.mma_wait(tk.mma_AB(ds, tk.subtile(k, 64, 64, 0, me), dq, wait=False), dv)
-            else:
-                beta += tk.row_sum(u) * of_t
-                ds = tk.mul_row(u, factor * SCALE)
-                ds += tk.where(tk.eq_row(number, key), tk.broadcast_row(ds, most), 0.0)
-                dq = tk.mma_AB(tk.cast(ds, DTYPE), tk.subtile(k, 64, 64, 0, me), dq)
-        home, O = (ctx.sequence, ctx.head, own_block(ctx), me), ctx.scratch.O
+        home, O = (ctx.sequence, ctx.head, own_block(ctx), ctx.consumer), ctx.scratch.O
+        beta = state.beta
         if ctx.config.reverse:
+            dq, dv = ctx.config._of_keys(ctx, input)
             tk.store_read_wait(0)
             tk.store(O, dv)
             tk.fence_async()
             tk.store_add_async(ctx.globals.dV, O, home)
+        else:
+            dq, beta = ctx.config._of_queries(ctx, state, input)
         tk.store_read_wait(0)
         tk.store(O, dq)
         tk.fence_async()

@@ -24,7 +24,6 @@ from tritonkittens.kernels.linear_attention.device.chunks import (
 )
 
 OF_FEATURES: tl.constexpr = tk.row_vec(tk.rt(tk.fp32, 64, 64))  # sums of 64 features
-STATISTICS: tl.constexpr = tl.constexpr(3)  # of a row: m in base 2, the sum of weights, and the key of m in the window
 TO_BASE_2: tl.constexpr = tl.constexpr(LOG2_E.value * 128**-0.5)
 
 
@@ -52,18 +51,18 @@ def values(ctx, block):
 class Hedgehog(Chunks, tk.lcf):
     """MQ, MK: (heads, 128, 64). ALPHA, BETA: (heads,) fp32. Z0 and Z1: (sequences, heads, 128) fp32, beside S0 and S1.
 
-    S1, Z1: the states after (`ends_wanted`), without the last block of each sequence. L (`statistics`): (heads, slots,
-    STATISTICS · 64) fp32, what gradients need.
+    S1, Z1: the states after (`ends_wanted`), without the last block of each sequence. L (`totals_wanted`): (heads, slots, 64)
+    fp32, the sums of weights.
     """
 
     gated: bool = False
     ends_wanted: bool = False
-    statistics: bool = False
+    totals_wanted: bool = False
 
     def layout(self) -> tk.layout:
         q, part, map = tk.st(self.dtype, 64, 128), tk.st(self.dtype, 64, self.cols), tk.st(self.dtype, 128, 64)
         states = (*(("S1", "Z1") if self.ends_wanted else ()), *(("Z0",) if self.begins else ()))
-        states = ("L", *states) if self.statistics else states
+        states = ("L", *states) if self.totals_wanted else states
         loaded, maps = dict(Q=q, **self.operands), dict(MQ=map, MK=map)
         return self.chunked(
             dict(**loaded, **maps, ALPHA=None, BETA=None, O=part, **dict.fromkeys(states)),
@@ -112,12 +111,6 @@ class Hedgehog(Chunks, tk.lcf):
         return tk.mma_ABt(tk.cast(f, ctx.config.dtype), half(S, 1), o), total
 
     @triton.jit
-    def _keep(ctx, numbers, part: tl.constexpr):
-        """Store a number of each row."""
-        if ctx.consumer == 0:
-            tk.store(ctx.globals.L, numbers, (ctx.head, ctx.first + ctx.iter, part))
-
-    @triton.jit
     def _with_window(ctx, o, total, input, previous):
         """o and the sum of weights, with those of the block before and of the own one."""
         before = tk.mm_ABt(input.Q, previous.K, wait=False)
@@ -125,19 +118,11 @@ class Hedgehog(Chunks, tk.lcf):
         before, own = tk.mma_wait(before, own)
         before += tl.where(ctx.iter > 0, 0.0, float("-inf"))
         own = tk.make_causal(own)
-        most_before = tk.row_max(before)
-        most = tk.row_max(own, accumulate=most_before)
-        if ctx.config.statistics:
-            key = tl.where(most > most_before, 64 + tk.row_argmax(own), tk.row_argmax(before))
-            ctx.config._keep(ctx, tk.cast(key, tk.fp32), 2)
-        most *= TO_BASE_2
+        most = tk.row_max(own, accumulate=tk.row_max(before)) * TO_BASE_2
         before = tk.exp2_row(before, TO_BASE_2, most) * ctx.params.beta
         o = tk.mma_AB(tk.cast(before, ctx.config.dtype), values(ctx, previous), o, wait=False)
         own = tk.exp2_row(own, TO_BASE_2, most) * ctx.params.beta
         total += tk.row_sum(before) + tk.row_sum(own)
-        if ctx.config.statistics:
-            ctx.config._keep(ctx, most, 0)
-            ctx.config._keep(ctx, total, 1)
         return tk.mma_AB(tk.cast(own, ctx.config.dtype), values(ctx, input), o), total
 
     @triton.jit
@@ -156,6 +141,9 @@ class Hedgehog(Chunks, tk.lcf):
     def compute(ctx, state, input, previous):
         o, total = ctx.config._of_earlier_blocks(ctx, state, input)
         o, total = ctx.config._with_window(ctx, o, total, input, previous)
+        if ctx.config.totals_wanted:
+            if ctx.consumer == 0:
+                tk.store(ctx.globals.L, total, (ctx.head, ctx.first + ctx.iter, 0))
         tk.store_read_wait(0)
         tk.store(ctx.scratch.O, tk.div_row(o, total))
         tk.fence_async()
