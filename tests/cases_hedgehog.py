@@ -4,22 +4,25 @@ import torch
 
 from tests.cases_linear_attention import BF16, FP32, near
 from tests.util import DEVICE, poison
-from tritonkittens.kernels.hedgehog import call_plan, hedgehog_attention, hedgehog_attention_torch
+from tritonkittens.kernels.hedgehog import backward_plan, call_plan, hedgehog_attention, hedgehog_attention_torch
 
 BOUND, STATE_BOUND = 6e-3, 4e-3  # features, states and weights are rounded once to be multiplied, results once more
+GRADIENT_BOUND = 8e-3  # of results that are rounded, and in two parts
+NAMES = ("q", "k", "v", "map_q", "map_k", "alpha", "beta", "kv", "z")
 
 
 def poisoned(monkeypatch):
-    """Results, and states, have poison where no kernel writes."""
-    padded_empty, plan = call_plan.padded_empty, call_plan.Plan
-    monkeypatch.setattr(call_plan, "_plans", {})
-    monkeypatch.setattr(call_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
+    """Results, states, and what gradients are made of have poison where no kernel writes."""
+    for module, name in ((call_plan, "Plan"), (backward_plan, "GradientPlan")):
+        padded_empty, plan = module.padded_empty, getattr(module, name)
+        monkeypatch.setattr(module, "_plans", {})
+        monkeypatch.setattr(module, "padded_empty", lambda *kind, make=padded_empty: poison(make(*kind)))
 
-    class Poisoned(plan):
-        def states(self):
-            return [poison(x) for x in super().states()]
+        class Poisoned(plan):
+            def empty(self, *shape):
+                return poison(super().empty(*shape))
 
-    monkeypatch.setattr(call_plan, "Plan", Poisoned)
+        monkeypatch.setattr(module, name, Poisoned)
 
 
 def operands(batch, length, heads, state=True, sequences=None, size=0.3):
@@ -34,15 +37,44 @@ def operands(batch, length, heads, state=True, sequences=None, size=0.3):
     return q, k, v, *maps, alpha, beta, before
 
 
-def check(given, cu_seqlens=None):
-    """The result and the state after, against the definition in float64."""
+def attend(function, leaves, **options):
+    """(o, kv, z) of a function and its operands, which may have a state."""
+    tensors, state = leaves[:7], tuple(leaves[7:]) or None
+    o, after = function(*tensors, initial_state=state, **options)
+    return o, *after
+
+
+def check(given, cu_seqlens=None, gradients=False):
+    """The result and the state after, and gradients of random directions, against the definition in float64."""
     *tensors, state = given
-    options = dict(initial_state=state, cu_seqlens=cu_seqlens)
-    o, after = hedgehog_attention(*tensors, output_final_state=True, **options)
-    expected, last = hedgehog_attention_torch(*tensors, **options)
+    leaves = [x.detach().requires_grad_(gradients) for x in (*tensors, *(state or ()))]
+    exact = [x.detach().double().requires_grad_(gradients) for x in leaves]
+    o, *after = found = attend(hedgehog_attention, leaves, cu_seqlens=cu_seqlens, output_final_state=True)
+    expected = attend(hedgehog_attention_torch, exact, cu_seqlens=cu_seqlens)
     rows = o.shape[1] if cu_seqlens is None else int(cu_seqlens[-1])
     assert o.dtype == BF16 and {x.dtype for x in after} == {FP32}
-    near("o", o[:, :rows], expected[:, :rows], BOUND)
-    near("kv", after[0], last[0], STATE_BOUND)
-    near("z", after[1], last[1], STATE_BOUND)
-    return o, after
+    near("o", o[:, :rows], expected[0][:, :rows], BOUND)
+    near("kv", after[0], expected[1], STATE_BOUND)
+    near("z", after[1], expected[2], STATE_BOUND)
+    if gradients:
+        directions = [torch.randn_like(x) for x in found]
+        directions[0][:, rows:] = 0
+        ours = torch.autograd.grad(found, leaves, directions)
+        wanted = torch.autograd.grad(
+            expected, exact, [d.double() for d in directions], allow_unused=True, materialize_grads=True
+        )
+        sizes = sizes_of_terms(exact, expected[0], directions[0], rows)
+        for name, leaf, a, b in zip(NAMES, leaves, ours, wanted, strict=False):
+            assert a.dtype == leaf.dtype
+            a, b = (a[:, :rows], b[:, :rows]) if name in "qkv" else (a, b)
+            near(f"d{name}", a, b, GRADIENT_BOUND, sizes.get(name, 0.0))
+    return o.detach(), tuple(x.detach() for x in after)
+
+
+def sizes_of_terms(exact, o, do, rows):
+    """The sizes of terms that cancel in gradients of scores and factors: those of a row sum to 0."""
+    size = float((do.double() * o)[:, :rows].detach().norm())
+    q, k, alpha, beta = (x.detach() for x in (*exact[:2], *exact[5:7]))
+    of_scores = {name: size * float(x.norm()) / max(x.numel(), 1) ** 0.5 for name, x in (("q", k), ("k", q))}
+    of_factors = {name: size / max(float(x.abs().min()), 0.1) for name, x in (("alpha", alpha), ("beta", beta))}
+    return of_scores | of_factors

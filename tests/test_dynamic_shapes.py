@@ -92,12 +92,14 @@ MODULES = {
     "GatedDeltaNet": lambda: a_sequence(nn.GatedDeltaNet(64, 1, 2, 32, 32, dtype=BF16)),
     "LinearAttention": lambda: a_sequence(nn.LinearAttention(64, 2, dtype=BF16)),
     "Based": lambda: a_sequence(nn.Based(64, num_heads=2, dtype=BF16)),
+    "Hedgehog": lambda: a_sequence(nn.Hedgehog(64, 1, head_dim=128, inv_freq=torch.ones(64), dtype=BF16)),
 }
 OPERATORS = {  # of modules that have several, besides those of layers
     "Mamba2": ("causal_conv1d", "mamba_chunk_scan", "norm", "gated"),
     "GatedDeltaNet": ("causal_conv1d", "gated_delta_rule", "norm", "gated"),
     "LinearAttention": ("linear_attention", "norm"),
     "Based": ("based_attention",),
+    "Hedgehog": ("rotary", "hedgehog_attention"),
 }
 WITH_MORE = {
     "GroupedLinear": (lambda: nn.GroupedLinear(4, 64, 32, dtype=BF16), lambda x: (ENDS,)),
@@ -139,7 +141,7 @@ def test_one_graph_for_all_numbers_of_rows(name):
 
 def test_every_module_is_tried():
     """But for FFTConv, whose kernels are for some lengths."""
-    assert {*MODULES, *WITH_MORE} == set(nn.__all__) - {"replace_linears", "MixerState", "FFTConv"}
+    assert {*MODULES, *WITH_MORE} == set(nn.__all__) - {"replace_linears", "MixerState", "HedgehogState", "FFTConv"}
 
 
 def test_export_of_a_norm():

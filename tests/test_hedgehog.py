@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bench import hedgehog as bench_hedgehog
-from tests.cases_hedgehog import BOUND, operands
+from tests.cases_hedgehog import BOUND, GRADIENT_BOUND, attend, operands
 from tests.cases_linear_attention import BF16
 from tests.util import explored, refused, relative_error, slow
 from tritonkittens import sim
@@ -12,6 +12,7 @@ from tritonkittens.arch import GPUS
 from tritonkittens.inspect import inspect
 from tritonkittens.kernels.hedgehog import hedgehog_attention, hedgehog_attention_operator, hedgehog_attention_torch
 from tritonkittens.kernels.hedgehog.inspection import inspectable
+from tritonkittens.kernels.hedgehog.operators import hedgehog_attention_backward_operator
 from tritonkittens.launch import Device
 from tritonkittens.launch.recorder import recorded
 
@@ -62,11 +63,41 @@ def test_every_schedule_gives_these_results(schedules):
         assert relative_error(o, expected) < BOUND
 
 
+@explored(1, 12)
+def test_every_schedule_gives_these_gradients(schedules):
+    *tensors, state = operands(1, 70, 1)
+    leaves = [x.requires_grad_() for x in (*tensors, *state)]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    expected, directions, found = attend(hedgehog_attention_torch, exact), [], []
+
+    def backward():
+        results = attend(hedgehog_attention, leaves, output_final_state=True)
+        directions[:] = directions or [torch.randn_like(x) for x in results]
+        found.append(torch.autograd.grad(results, leaves, directions))
+
+    sim.explore(backward, schedules=schedules, multiprocessors=2)
+    wanted = torch.autograd.grad(expected, exact, [d.double() for d in directions])
+    for ours in found:
+        assert all(relative_error(a, b) < GRADIENT_BOUND for a, b in zip(ours[:5], wanted, strict=False))
+
+
 def test_opcheck():
     *tensors, state = operands(1, 40, 1)
     with sim.device():
         torch.library.opcheck(
             hedgehog_attention_operator, (*tensors, *state, None, True), test_utils=("test_schema", "test_faketensor")
+        )
+
+
+@pytest.mark.slow
+def test_opcheck_of_gradients():
+    *tensors, state = operands(1, 40, 1)
+    with sim.device():
+        o, kv, z, totals = hedgehog_attention_operator(*tensors, *state, None, True)
+        torch.library.opcheck(
+            hedgehog_attention_backward_operator,
+            (*tensors, *state, None, o, totals, o, kv, z),
+            test_utils=("test_schema", "test_faketensor"),
         )
 
 
@@ -79,10 +110,26 @@ def test_torch_compile_and_vmap_see_the_operator():
         mapped, _ = torch.vmap(lambda q: hedgehog_attention(q, *tensors[1:], **given))(tensors[0][None])
         with refused("hedgehog_attention: it has no forward-mode derivative", ValueError):
             torch.func.jvp(lambda q: hedgehog_attention(q, *tensors[1:]), (tensors[0],), (tensors[0],))
-        o, _ = hedgehog_attention(tensors[0].requires_grad_(), *tensors[1:], **given)
-        with refused("hedgehog_attention has no gradient yet", NotImplementedError):
-            o.sum().backward()
     assert torch.equal(eager, compiled) and torch.equal(eager, mapped[0])
+
+
+@pytest.mark.slow
+def test_gradients_in_transforms_and_compiled():
+    *tensors, state = operands(1, 10, 1)
+    leaves = [x.requires_grad_() for x in (*tensors, *state)]
+
+    def loss(*leaves):
+        o, kv, z = attend(hedgehog_attention, leaves, output_final_state=True)
+        return o.float().sum() + (kv * kv).sum() + z.sum()
+
+    with sim.device():
+        expected = torch.autograd.grad(loss(*leaves), leaves, create_graph=True)
+        with refused("hedgehog_attention has no second derivative", NotImplementedError):
+            expected[0].sum().backward()
+        transformed = torch.func.grad(loss, tuple(range(9)))(*(x.detach() for x in leaves))
+        compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(*leaves)
+        found = torch.autograd.grad(compiled, leaves)
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(expected, transformed, found, strict=True))
 
 
 def test_the_reference_row_by_row():
@@ -106,23 +153,28 @@ def test_the_reference_row_by_row():
         torch.testing.assert_close(found[0, row, 0], o / total)
 
 
-@pytest.mark.parametrize("arch", [slow("sm_90a"), slow("sm_100a")])
-def test_contract(arch):
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("name", inspectable)
+@pytest.mark.slow
+def test_contract(name, arch):
     gpu = Device.of_gpu(GPUS["H200" if arch == "sm_90a" else "B200"])
-    report = inspect(recorded(inspectable["hedgehog_attention"].call, gpu)[0].compile(arch))
+    shown = inspectable[name]
+    report = inspect(recorded(shown.call, gpu)[shown.number].compile(arch))
     assert report.wgmma_serialized is not True
-    assert report.spill_instructions <= 400, "outside of the loops"
+    assert report.spill_instructions <= 600, "outside of the loops"
     # a phase is kept in memory; coordinates and places of shared tiles, which do not change, are read again
-    most = {"STL": 1, "LDL": 20}
+    most = {"STL": 5, "LDL": 30}
     found = {i: max((loop.counts.get(i, 0) for loop in report.loops), default=0) for i in most}
     assert all(found[i] <= most[i] for i in most), found
 
 
-def test_the_benchmark(monkeypatch):
+@pytest.mark.parametrize("backward", [False, slow(True)])
+def test_the_benchmark(backward, monkeypatch):
     """Ours is right, and a wrong result is found out."""
     for module in ("gemm", "hedgehog"):
         monkeypatch.setattr(f"bench.{module}.DEVICE", "cpu")
     with sim.device():
-        trial = bench_hedgehog.prepare(bench_hedgehog.Shape(1, 150, 1))
+        trial = bench_hedgehog.prepare(bench_hedgehog.Shape(1, 150, 1), backward)
         found = trial.ours[bench_hedgehog.OURS]()()
-    assert trial.error(found) < trial.bound < trial.error(1.1 * found)
+    wrong = [1.1 * x for x in found] if backward else 1.1 * found
+    assert trial.error(found) < trial.bound < trial.error(wrong)

@@ -12,7 +12,7 @@ from tritonkittens.kernels.based import based_attention_torch
 from tritonkittens.kernels.gated_delta_net import gated_delta_rule_torch
 from tritonkittens.kernels.linear_attention import linear_attention_torch
 from tritonkittens.kernels.mamba2.checks import Operands
-from tritonkittens.nn import GatedDeltaNet, LinearAttention, Mamba2, MixerState, mixers
+from tritonkittens.nn import GatedDeltaNet, Hedgehog, LinearAttention, Mamba2, MixerState, mixers
 from tritonkittens.nn._recurrences import recurrence
 
 
@@ -231,3 +231,101 @@ def test_what_does_not_fit(is_simulated):
         GatedDeltaNet(16, 2, 3)
     with refused("LinearAttention: decay is (3,); it must be (4,)", ValueError):
         LinearAttention(16, 4, decay=torch.ones(3))
+
+
+# ---------------------------------------------------------------- Hedgehog, whose states have another form
+
+
+def small_hedgehog(**options):
+    """Two heads that share keys, with rotations, and factors of windows that differ."""
+    mixer = Hedgehog(12, 2, 1, 8, 6, inv_freq=torch.tensor([1.0, 0.4, 0.1, 0.02]), dtype=FP64, **options)
+    torch.nn.init.normal_(mixer.window_factors)
+    return mixer
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_hedgehog(affine, rng):
+    """LoLCATs' layer, by its definition: masks of terraces, and factors of both kinds of weights."""
+    mixer = small_hedgehog(affine_attention_factors=affine)
+    assert {name: tuple(w.shape) for name, w in mixer.state_dict().items()} == {
+        "window_factors": (1, 2, 1, 1),
+        **{f"{n}_proj.weight": shape for n, shape in dict(q=(16, 12), k=(8, 12), v=(8, 12), o=(12, 16)).items()},
+        **{f"feature_map_{n}.mlp.layer": (2, 8, 6) for n in "qk"},
+    }
+    x = torch.randn(2, 210, 12, dtype=FP64)
+    q, k, v = (
+        (x @ getattr(mixer, f"{n}_proj").weight.T).unflatten(-1, (-1, 8)).transpose(1, 2).expand(-1, 2, -1, -1)
+        for n in "qkv"
+    )
+    angles = (torch.arange(210)[:, None] * mixer.inv_freq.double()).repeat(1, 2)
+    q, k = (t * angles.cos() + torch.cat([-t[..., 4:], t[..., :4]], -1) * angles.sin() for t in (q, k))
+    f_q, f_k = (
+        torch.cat([(t @ m.mlp.layer).softmax(-1), (-t @ m.mlp.layer).softmax(-1)], -1)
+        for t, m in ((q, mixer.feature_map_q), (k, mixer.feature_map_k))
+    )
+    window = torch.block_diag(*[torch.ones(64, 64)] * 4)
+    window = (window + window.roll(-64, -1))[:210, :210].bool().tril()
+    scores = (q @ k.mT * 8**-0.5).masked_fill(~window, -torch.inf)
+    beta = mixer.window_factors.sigmoid()
+    near = beta * (scores - scores.amax(-1, keepdim=True)).exp()
+    far = (1 - beta if affine else 1) * (f_q @ f_k.mT).masked_fill(window | ~window.new_ones(210, 210).tril(), 0)
+    o = ((near + far) @ v) / (near + far).sum(-1, keepdim=True)
+    assert relative_error(mixer(x), o.transpose(1, 2).flatten(2) @ mixer.o_proj.weight.T) < 1e-6  # inv_freq is fp32
+
+
+def test_hedgehog_cut_anywhere(rng):
+    mixer, x = small_hedgehog(), torch.randn(2, 200, 12, dtype=FP64)
+    with torch.no_grad():
+        expected, (*state, length) = mixer(x, return_state=True)
+        assert length == 200 and state[0].shape[1] == 72
+        for cut in (0, 1, 64, 100, 128, 192, 200):
+            first, middle = mixer(x[:, :cut], return_state=True)
+            second, (*after, _) = mixer(x[:, cut:], middle, return_state=True)
+            agree((torch.cat([first, second], 1), *after), (expected, *state), 1e-10)
+        y, middle = mixer(x[:, :126], return_state=True)
+        for t in range(126, 130):
+            y, middle = mixer.step(x[:, t], middle)
+            agree((y,), (expected[:, t],), 1e-10)
+    with refused("Hedgehog: keys of the state is (2, 66, 1, 8); it must be (1, 66, 1, 8)", ValueError):
+        mixer(x[:1], middle)
+    with refused("Hedgehog: num_heads is 3; it must be a multiple of num_key_value_heads, 2", ValueError):
+        Hedgehog(12, 3, 2)
+    with refused("Hedgehog: inv_freq is (3,); it must be (4,)", ValueError):
+        Hedgehog(12, 2, head_dim=8, inv_freq=torch.ones(3))
+
+
+@pytest.mark.parametrize("gradients", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_hedgehog_on_kernels(gradients, rng, monkeypatch):
+    monkeypatch.setattr("tritonkittens.nn.linear._has_kernels", lambda device: False)
+    options = dict(head_dim=128, inv_freq=torch.rand(64))
+    mixer, exact = (Hedgehog(16, 2, 1, dtype=dtype, **options) for dtype in (BF16, FP64))
+    exact.load_state_dict(mixer.state_dict())
+    x = torch.randn(1, 5, 16).to(BF16).requires_grad_(gradients)
+    x64 = x.detach().double().requires_grad_(gradients)
+    with sim.device() as device:
+        y, state = mixer(x[:, :3], return_state=True)
+        z, (*after, _) = mixer(x[:, 3:], state, return_state=True)
+        assert len(device.launches) == 4
+        if gradients:
+            found = torch.autograd.grad((y, z), [x, *mixer.parameters()], (torch.ones_like(y), torch.ones_like(z)))
+    expected, (*last, _) = exact(x64, return_state=True)
+    agree((torch.cat([y, z], 1), *after), (expected, *last), BOUND)
+    if gradients:
+        wanted = torch.autograd.grad(expected.sum(), [x64, *exact.parameters()], allow_unused=True)
+        pairs = zip(["x", *dict(mixer.named_parameters())], found, wanted, strict=True)
+        for name, ours, theirs in pairs:
+            if theirs is None or name == "window_factors":  # a factor of all weights, and maps without earlier blocks
+                assert not ours.any() or name == "window_factors"
+            else:
+                assert relative_error(ours, theirs) < 2 * BOUND, name
+
+
+def test_hedgehog_with_autocast(rng):
+    mixer = Hedgehog(16, 2, head_dim=8)
+    x = torch.randn(2, 70, 16)
+    y, state = copy.deepcopy(mixer)(x, return_state=True)
+    with torch.autocast("cpu", BF16):
+        found, after = mixer(x, return_state=True)
+    assert found.dtype == BF16 and after.kv.dtype == FP32 and relative_error(found, y) < 2 * BOUND
+    found.float().square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in mixer.parameters())

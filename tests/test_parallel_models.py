@@ -52,6 +52,7 @@ REFUSING = {  # operators that take no DTensor
     "fft_conv_filter_gradient",
     "gather_tokens",
     "hedgehog_attention",
+    "hedgehog_attention_backward",
     "grouped_gemm",
     "linear_attention",
     "linear_attention_backward",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from tritonkittens.kernels._copies import as_addressable
@@ -13,12 +12,7 @@ from tritonkittens.kernels._sequences import packed
 from tritonkittens.kernels._tensors import padded_empty, remember, signature
 from tritonkittens.kernels.hedgehog import call_plan
 from tritonkittens.kernels.hedgehog.checks import DIM, MAPPED, Operands
-from tritonkittens.kernels.hedgehog.device.backward import (
-    NUMBERS,
-    FeatureGradients,
-    WindowGradients,
-    prepare_rows,
-)
+from tritonkittens.kernels.hedgehog.device.backward import NUMBERS, FeatureGradients, WindowGradients, prepare_rows
 from tritonkittens.kernels.linear_attention.config import ROWS, span_of
 from tritonkittens.launch import device_facts
 
@@ -61,7 +55,9 @@ class GradientPlan(call_plan.Plan):
         alphas, betas = self.zeros(2, self.sequences, self.heads, ROWS), self.zeros(self.segments, self.heads, ROWS)
         before = [] if given.kv is None or given.z is None else [given.kv, given.z]
         after = [] if more.d_kv is None or more.d_z is None else [more.d_kv, more.d_z]
-        d_before = [self.zeros(*x.shape) if not after else after[i].clone() for i, x in enumerate(before)]
+        d_before = [self.empty(*x.shape) for x in before]
+        for i, x in enumerate(d_before):
+            x.copy_(after[i]) if after else x.zero_()
         if self.total and self.heads:
             ends = self.ends if given.cu_seqlens is None else given.cu_seqlens[1:].contiguous()
             q, k, v, do = (packed(x) for x in (given.q, given.k, given.v, more.do))

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import check_tensors
-from tritonkittens.kernels._sequences import check_beside, check_sequences
+from tritonkittens.kernels._dispatch import check_tensors, takes
+from tritonkittens.kernels._sequences import MOST_SEQUENCES, check_beside, check_sequences
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import check_tensor
 
@@ -64,3 +64,11 @@ def check(given: Operands) -> None:
         check_tensor(NAME, name, getattr(given, name), (torch.bfloat16,), "q", given.q)
     check_shapes(given)
     check_beside(NAME, given.q, **given._asdict())
+
+
+def are_taken(*tensors: Tensor) -> bool:
+    """Do the kernels take these rows (B, T, H, 128) and maps (H, 128, 64), which fit together?"""
+    rows, maps = ([x for x in tensors if x.ndim == n] for n in (4, 3))
+    fits = all(x.shape[-1] == DIM and x.shape[0] <= MOST_SEQUENCES for x in rows)
+    fits = fits and all(x.shape[-1] == MAPPED for x in maps)
+    return fits and takes((torch.bfloat16,), *tensors, needs_tma=True)

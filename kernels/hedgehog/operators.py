@@ -14,6 +14,7 @@ from tritonkittens.kernels.hedgehog.call_plan import run, slots_of
 from tritonkittens.kernels.hedgehog.checks import DIM, NAME, Operands, check_shapes
 from tritonkittens.kernels.linear_attention.config import ROWS
 
+
 @torch.library.custom_op("tritonkittens::hedgehog_attention", mutates_args=())
 def hedgehog_attention_operator(
     q: Tensor,
@@ -100,7 +101,7 @@ def _(
     d_z: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     dq, dk, dv, d_map_q, d_map_k, d_alpha, d_beta = (x.new_empty(x.shape) for x in (q, k, v, map_q, map_k, alpha, beta))
-    states = (q.new_empty(0 if x is None else x.shape, dtype=torch.float32) for x in (kv, z))
+    states = (q.new_empty(0, dtype=torch.float32) if x is None else x.new_empty(x.shape) for x in (kv, z))
     return dq, dk, dv, d_map_q, d_map_k, d_alpha, d_beta, *states
 
 

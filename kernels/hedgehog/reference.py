@@ -50,10 +50,10 @@ def hedgehog_attention_torch(
         starts = cu_seqlens.tolist()
         bounds = [(slice(1), *pair) for pair in zip(starts, starts[1:], strict=False)]
     count = batches if cu_seqlens is None else len(bounds)
-    kv, z = (q.new_zeros(count, heads, dim, *n) for n in ((dim,), ()))
+    kv, z = (q.new_zeros(count, heads, 2 * map_k.shape[-1], *n) for n in ((dim,), ()))
     if initial_state is not None:
         kv, z = (x.to(dtype) for x in initial_state)
-    found: list[Tensor] = [q.new_zeros(batches, 0, heads, dim)]
+    found: list[Tensor] = [v[:, :0]]
     after: list[tuple[Tensor, Tensor]] = []
     for n, (batch, begin, end) in enumerate(bounds):
         q_n, k_n, v_n = (x[batch, begin:end].transpose(1, 2) for x in (q, k, v))

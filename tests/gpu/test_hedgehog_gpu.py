@@ -5,9 +5,11 @@ import random
 import pytest
 import torch
 
-from tests.cases_hedgehog import BOUND, check, operands, poisoned
-from tests.cases_linear_attention import starts_of
+from tests.cases_hedgehog import BOUND, GRADIENT_BOUND, NAMES, attend, check, operands, poisoned
+from tests.cases_linear_attention import near, starts_of
 from tests.util import on_gpu_or_simulated, slow
+from tritonkittens.kernels.hedgehog import hedgehog_attention, hedgehog_attention_torch
+from tritonkittens.kernels.linear_attention import config
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -56,36 +58,101 @@ def test_heads_batches_and_strides():
 def test_large_scores(size):
     """Exponentials of hundreds: the largest score is taken off. With size 0, all features are equal."""
     q, k, *others = operands(1, 150, 1, size=size)
-    check((8 * q, 8 * k, *others))
+    check((8 * q, 8 * k, *others), gradients=True)
 
 
 @pytest.mark.parametrize("factors", [(0.0, 1.0), slow((1.0, 0.0)), slow((-0.01, 1.0))], ids=str)
-def test_factors(factors):
+@pytest.mark.parametrize("gradients", [False, slow(True)])
+def test_factors(factors, gradients):
     """The window alone, or earlier blocks alone: then rows of the first two see nothing without a state."""
     *tensors, _, _, state = operands(1, 150, 1)
     alpha, beta = (torch.full((1,), x, dtype=torch.float32, device=tensors[0].device) for x in factors)
-    check((*tensors, alpha, beta, state))
+    check((*tensors, alpha, beta, state), gradients=gradients)
+
+
+@pytest.mark.parametrize("length", [66, *map(slow, (0, 1, 2, 63, 64, 65, 128, 129, 200, 330))])
+@pytest.mark.parametrize("state", [True, slow(False)])
+def test_gradients(length, state):
+    check(operands(2 if length < 64 else 1, length, 1, state), gradients=True)
+
+
+@pytest.mark.parametrize("lengths", [slow(x) for x in ([66, 0, 1, 70], [130, 0, 64], [5] * 8, [0, 0])], ids=str)
+@pytest.mark.parametrize("state", [slow(True), slow(False)])
+def test_gradients_of_packed_sequences(lengths, state):
+    check(operands(1, sum(lengths) + 9, 1, state, len(lengths)), starts_of(lengths), gradients=True)
+
+
+@pytest.mark.slow
+def test_gradients_with_segments_of_windows(monkeypatch):
+    """Windows of a sequence in parts that run at once, of heads and batches, with strides."""
+    monkeypatch.setattr(config, "SHORTEST", 1)
+    q, k, v, map_q, *others = operands(2, 200, 2)
+    q, k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k))
+    v, map_q = torch.cat([v, v], -1)[..., 128:], map_q.mT.contiguous().mT
+    check((q, k, v, map_q, *others), gradients=True)
+
+
+@pytest.mark.parametrize("wanted", [slow((0,)), slow((1,)), slow((2,)), slow((0, 2))], ids=str)
+def test_gradients_of_some_results(wanted):
+    *tensors, state = operands(1, 140, 1)
+    leaves = [x.requires_grad_() for x in (*tensors, *state)]
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    found = attend(hedgehog_attention, leaves, output_final_state=True)
+    expected = attend(hedgehog_attention_torch, exact)
+    found, expected = ([x[i] for i in wanted] for x in (found, expected))
+    directions, options = [torch.randn_like(x) for x in found], dict(allow_unused=True, materialize_grads=True)
+    ours = torch.autograd.grad(found, leaves, directions, **options)
+    theirs = torch.autograd.grad(expected, exact, [d.double() for d in directions], **options)
+    for name, a, b in zip(NAMES, ours, theirs, strict=True):
+        near(name, a, b, GRADIENT_BOUND)
+
+
+@pytest.mark.parametrize("at", [slow(64), slow(128)])
+def test_gradients_of_a_sequence_in_two_parts(at):
+    """As of the whole one."""
+    *tensors, state = operands(1, 200, 1)
+    leaves = [x.requires_grad_() for x in (*tensors, *state)]
+    rows, of_heads = leaves[:3], leaves[3:7]
+    whole = attend(hedgehog_attention, leaves, output_final_state=True)
+    first, *between = attend(
+        hedgehog_attention, [*(x[:, :at] for x in rows), *of_heads, *leaves[7:]], output_final_state=True
+    )
+    second, *after = attend(
+        hedgehog_attention, [*(x[:, at - 64 :] for x in rows), *of_heads, *between], output_final_state=True
+    )
+    parts = torch.cat([first, second[:, 64:]], 1), *after
+    directions = [torch.randn_like(x) for x in whole]
+    pairs = zip(*(torch.autograd.grad(x, leaves, directions) for x in (parts, whole)), strict=True)
+    for name, (a, b) in zip(NAMES, pairs, strict=True):
+        near(name, a, b, 2 * GRADIENT_BOUND)
 
 
 @pytest.mark.slow
 def test_the_same_bits_in_every_run():
-    given = operands(1, 200, 1)
-    assert torch.equal(check(given)[0], check(given)[0])
+    leaves = [x.requires_grad_() for x in operands(1, 200, 1, False)[:7]]
+    runs = []
+    for _ in range(2):
+        o = hedgehog_attention(*leaves)
+        runs.append((o, *torch.autograd.grad(o, leaves, torch.ones_like(o))))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 @pytest.mark.slow
 def test_many_tasks():
     """More than blocks of threads: the ring and the tiles of maps are used again."""
-    check(operands(3, 100, 100, state=False) if on_gpu_or_simulated(True, False) else operands(1, 70, 3))
+    given = operands(3, 100, 100, state=False) if on_gpu_or_simulated(True, False) else operands(1, 70, 3)
+    check(given, gradients=True)
 
 
-@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(100), [slow(n) for n in range(10)]))
-def test_random(seed):
+@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(500), [slow(n) for n in range(10)]))
+def test_random(seed, monkeypatch):
     draw = random.Random(seed)
-    heads, state = draw.randint(1, 3), draw.random() < 0.5
+    monkeypatch.setattr(config, "SHORTEST", draw.choice([1, 2, 8]))
+    heads, state, gradients = draw.randint(1, 3), draw.random() < 0.5, draw.random() < 0.7
     if draw.random() < 0.4:
-        lengths = [draw.randint(0, 200) for _ in range(draw.randint(1, 5))]
-        check(operands(1, sum(lengths), heads, state, len(lengths)), starts_of(lengths))
+        lengths = [draw.randint(0, on_gpu_or_simulated(200, 150)) for _ in range(draw.randint(1, 5))]
+        check(operands(1, sum(lengths), heads, state, len(lengths)), starts_of(lengths), gradients)
     else:
         length = round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 8)))
-        check(operands(draw.randint(1, 2), length, heads, state, size=draw.choice([0.01, 0.1, 1.0])))
+        given = operands(draw.randint(1, 2), length, heads, state, size=draw.choice([0.01, 0.1, 1.0]))
+        check(given, gradients=gradients)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -39,14 +39,17 @@ class MixerState(NamedTuple):
     recurrent: Tensor
 
 
-class Mixer(Unscriptable, nn.Module):
+State = TypeVar("State")
+
+
+class Mixer(Unscriptable, nn.Module, Generic[State]):
     """The interface of all mixers: sequences, or a step of one token, with states."""
 
     hidden_size: int
 
     def forward(
-        self, x: Tensor, state: MixerState | None = None, return_state: bool = False
-    ) -> Tensor | tuple[Tensor, MixerState]:
+        self, x: Tensor, state: State | None = None, return_state: bool = False
+    ) -> Tensor | tuple[Tensor, State]:
         """Apply the mixer to x, (batch, length, hidden); the result has its shape.
 
         Args:
@@ -59,24 +62,29 @@ class Mixer(Unscriptable, nn.Module):
         if x.ndim != 3 or x.shape[-1] != self.hidden_size:
             raise ValueError(f"{name}: x is {tuple(x.shape)}; it must be (batch, length, {self.hidden_size})")
         if state is not None:
-            for part, given, wanted in zip(MixerState._fields, state, self._state_shapes(x.shape[0]), strict=True):
-                shape = None if given is None else tuple(given.shape)
-                if shape != wanted:
-                    raise ValueError(f"{name}: {part} of the state is {shape}; it must be {wanted}")
+            self._check_state(state, x.shape[0])
         y, after = self._mixed(x, state, return_state)
         return (y, after) if return_state else y
 
-    def step(self, x: Tensor, state: MixerState | None = None) -> tuple[Tensor, MixerState]:
+    def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Return the mixer of the next token of each sequence, (batch, hidden), and the state after it."""
         if x.ndim != 2:
             raise ValueError(f"{type(self).__name__}.step: x is {tuple(x.shape)}; it must be (batch, hidden)")
         y, after = self(x[:, None], state, return_state=True)
         return y[:, 0], after
 
-    def _state_shapes(self, batch: int) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
+    def _check_state(self, state: Any, batch: int) -> None:
+        """Raise ValueError for tensors of a state, a NamedTuple, that do not have the shapes of a batch."""
+        name = type(self).__name__
+        for part, given, wanted in zip(state._fields, state, self._state_shapes(batch), strict=False):
+            shape = None if given is None else tuple(given.shape)
+            if shape != wanted:
+                raise ValueError(f"{name}: {part} of the state is {shape}; it must be {wanted}")
+
+    def _state_shapes(self, batch: int) -> tuple[tuple[int, ...] | None, ...]:
         raise NotImplementedError
 
-    def _mixed(self, x: Tensor, state: MixerState | None, return_state: bool) -> tuple[Tensor, MixerState]:
+    def _mixed(self, x: Tensor, state: State | None, return_state: bool) -> tuple[Tensor, State]:
         raise NotImplementedError
 
 
@@ -106,7 +114,7 @@ def _conv1d(channels: int, taps: int, bias: bool, kind: dict[str, Any]) -> nn.Co
 # ---------------------------------------------------------------- Mamba-2
 
 
-class Mamba2(Mixer):
+class Mamba2(Mixer[MixerState]):
     """The mixer of Mamba-2, with the state_dict of transformers' `Mamba2Mixer`, and of mamba_ssm's `Mamba2` with its
     defaults of d_ssm, D_has_hdim, rmsnorm and norm_before_gate. Arguments behind d_conv are in another order there.
 
@@ -220,7 +228,7 @@ def _scanned(given: Operands, limits: tuple[float, float], return_state: bool) -
 # ---------------------------------------------------------------- Gated DeltaNet
 
 
-class GatedDeltaNet(Mixer):
+class GatedDeltaNet(Mixer[MixerState]):
     """The mixer of Gated DeltaNet, with the state_dict of transformers' `Qwen3NextGatedDeltaNet`.
 
     x: (batch, length, hidden_size) gives the same shape; `step` takes a token, (batch, hidden_size). bf16 and fp16 run
@@ -332,7 +340,7 @@ def _updated(
 # ---------------------------------------------------------------- linear attention
 
 
-class LinearAttention(Mixer):
+class LinearAttention(Mixer[MixerState]):
     """Lightning attention, causal attention without a softmax whose past fades, with the state_dict of transformers'
     `MiniMaxLightningAttention`.
 
@@ -414,7 +422,7 @@ def _attended(
 # ---------------------------------------------------------------- Based
 
 
-class Based(Mixer):
+class Based(Mixer[MixerState]):
     """The linear attention of Based, whose weights are 1 + x + x²/2 of scores x, with the state_dict of fla's
     `BasedLinearAttention`.
 

@@ -5,9 +5,9 @@ With the total weight t of a row, δ = do·o / t, and the state S, z before its 
 and v the part Gᵀ φ(k). So keys mirror queries with time reversed: `FeatureGradients` computes either, and the gradients
 of the maps. The features of a softmax p of y have dy = p (dp - p·dp).
 
-In a window, w = β exp((s - m) / √128) / t has the gradient do·v - do·o, and ds = w (do·v - do·o) / √128. The gradient of
-m goes to the key with the largest score. The gradients of all weights of a row sum to 0, so that it is α φ(q)·(S do / t
-- δ z) / √128. `WindowGradients` adds this part to the gradients of features.
+In a window, w = β exp((s - m) / √128) / t has the gradient do·v - do·o, and ds = w (do·v - do·o) / √128. The gradient
+of m goes to the key with the largest score. Those of all weights of a row sum to 0, so that it is α φ(q)·(S do / t - δ
+z) / √128. `WindowGradients` adds this part to the gradients of features.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ OF_ROWS: tl.constexpr = tk.col_vec(SQUARE)
 
 @plain_kernel(num_warps=4)
 @triton.jit
-def prepare_rows(O, DO, L, B, ENDS, sequences, slots, o_row, o_head, do_head, do_row, MOST: tl.constexpr):
-    """The first two of NUMBERS in B (heads, slots, NUMBERS · 64), of the totals L (heads, slots, 64), and of O and DO
-    with these strides. Grid: slots, heads."""
+def prepare_rows(OUT, DOUT, L, B, ENDS, sequences, slots, o_row, o_head, do_head, do_row, MOST: tl.constexpr):
+    """The first two of NUMBERS in B (heads, slots, NUMBERS · 64), of the totals L (heads, slots, 64), and of results
+    and their gradients, with these strides. Grid: slots, heads."""
     slot, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row, inside = chunk_of_slot(ENDS, slot, sequences, MOST)
     if tl.sum(inside.to(tl.int32)) > 0:
         i, d, home = tl.arange(0, ROWS), tl.arange(0, DIM), (head * slots + slot) * ROWS
-        o = tl.load(O + (row * o_row + head * o_head)[:, None] + d[None, :], mask=inside[:, None], other=0)
-        do = tl.load(DO + (row * do_row + head * do_head)[:, None] + d[None, :], mask=inside[:, None], other=0)
+        o = tl.load(OUT + (row * o_row + head * o_head)[:, None] + d[None, :], mask=inside[:, None], other=0)
+        do = tl.load(DOUT + (row * do_row + head * do_head)[:, None] + d[None, :], mask=inside[:, None], other=0)
         total = tl.load(L + home + i, mask=inside, other=1)
         tl.store(B + home * NUMBERS + i, tl.where(inside, 1 / total, 0))
         tl.store(B + home * NUMBERS + OF_O + i, tl.sum(tk.cast(o, tk.fp32) * tk.cast(do, tk.fp32), 1))
@@ -363,20 +363,20 @@ class WindowGradients(Gradients, tk.lcf):
 
     @triton.jit
     def compute(ctx, state, input):
-        home, O = (ctx.sequence, ctx.head, own_block(ctx), ctx.consumer), ctx.scratch.O
+        home, staged = (ctx.sequence, ctx.head, own_block(ctx), ctx.consumer), ctx.scratch.O
         beta = state.beta
         if ctx.config.reverse:
             dq, dv = ctx.config._of_keys(ctx, input)
             tk.store_read_wait(0)
-            tk.store(O, dv)
+            tk.store(staged, dv)
             tk.fence_async()
-            tk.store_add_async(ctx.globals.dV, O, home)
+            tk.store_add_async(ctx.globals.dV, staged, home)
         else:
             dq, beta = ctx.config._of_queries(ctx, state, input)
         tk.store_read_wait(0)
-        tk.store(O, dq)
+        tk.store(staged, dq)
         tk.fence_async()
-        tk.store_add_async(ctx.globals.dQ, O, home)
+        tk.store_add_async(ctx.globals.dQ, staged, home)
         return state.replace(beta=beta)
 
     @triton.jit

@@ -51,8 +51,8 @@ def values(ctx, block):
 class Hedgehog(Chunks, tk.lcf):
     """MQ, MK: (heads, 128, 64). ALPHA, BETA: (heads,) fp32. Z0 and Z1: (sequences, heads, 128) fp32, beside S0 and S1.
 
-    S1, Z1: the states after (`ends_wanted`), without the last block of each sequence. L (`totals_wanted`): (heads, slots, 64)
-    fp32, the sums of weights.
+    S1, Z1: the states after (`ends_wanted`), without the last block of each sequence. L (`totals_wanted`): (heads,
+    slots, 64) fp32, the sums of weights.
     """
 
     gated: bool = False
