@@ -163,7 +163,7 @@ def test_contract(name, arch):
     assert report.wgmma_serialized is not True
     assert report.spill_instructions <= 600, "outside of the loops"
     # a phase is kept in memory; coordinates and places of shared tiles, which do not change, are read again
-    most = {"STL": 5, "LDL": 30}
+    most = {"STL": 5, "LDL": 30 if arch == "sm_90a" else 60}
     found = {i: max((loop.counts.get(i, 0) for loop in report.loops), default=0) for i in most}
     assert all(found[i] <= most[i] for i in most), found
 

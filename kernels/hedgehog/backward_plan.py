@@ -37,8 +37,12 @@ class GradientPlan(call_plan.Plan):
         super().__init__(given, False, True)
         kind: dict[str, Any] = dict(dtype=self.template.dtype, most=self.template.most)
         # the gradient of the state before needs the queries of the first block, after the keys of all
-        of_keys = dict(begins=ends, ends_wanted=begins, further=int(begins))
-        self.of_features = FeatureGradients(**kind, begins=begins), FeatureGradients(**kind, **of_keys, reverse=True)
+        of_keys = dict(begins=ends, ends_wanted=begins, further=int(begins), reverse=True)
+        # both run at once: neither reads what the other writes
+        self.of_features = (
+            FeatureGradients(**kind, begins=begins, launch_pdl=True),
+            FeatureGradients(**kind, **of_keys, launch_pdl="overlap"),
+        )
         self.of_windows = WindowGradients(**kind), WindowGradients(**kind, reverse=True)
         fitting = device_facts(self.device).multiprocessors
         self.window_span = span_of(given.q.shape[1], self.total, self.heads, self.sequences, fitting)
