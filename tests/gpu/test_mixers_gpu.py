@@ -7,7 +7,7 @@ import torch
 from tests.cases_mixers import BF16, BOUND, LARGE, MIXERS, agree, in_double, made
 from tests.util import DEVICE, on_gpu_or_simulated, relative_error, slow
 from tritonkittens.kernels._dispatch import has_kernels
-from tritonkittens.nn import MixerState
+from tritonkittens.nn import Hedgehog, MixerState
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
 
@@ -98,3 +98,27 @@ def test_steps_in_a_cuda_graph(name, rng):
             graph.replay()
             found.append(y.clone())
         agree((torch.stack(found, 1), state), exact(x[:, -4:].double(), before, return_state=True), BOUND)
+
+
+@pytest.mark.parametrize("shape", on_gpu_or_simulated([(2, 300), (1, 64), (3, 1000)], [slow((1, 67))]), ids=str)
+def test_hedgehog(shape, rng):
+    """A prompt, pieces and steps, and gradients of the whole. Heads share keys, and are rotated."""
+    options = dict(head_dim=128, inv_freq=1e4 ** -torch.linspace(0, 1, 64), device=DEVICE)
+    mixer, exact = (Hedgehog(256, 2, 1, dtype=dtype, **options) for dtype in (BF16, torch.float64))
+    exact.load_state_dict(mixer.state_dict())
+    x = torch.randn(*shape, 256, device=DEVICE).to(BF16).requires_grad_()
+    x64 = x.detach().double().requires_grad_()
+    expected, (*last, length) = exact(x64, return_state=True)
+    with torch.no_grad():
+        y, state = mixer(x[:, :-3], return_state=True)
+        piece, state = mixer(x[:, -3:-1], state, return_state=True)
+        step, (*after, found_length) = mixer.step(x[:, -1], state)
+    assert length == found_length == shape[1]
+    agree((torch.cat([y, piece, step[:, None]], 1), *after), (expected, *last), BOUND)
+    found = torch.autograd.grad(mixer(x), [x, *mixer.parameters()], torch.ones_like(y[:, :1]).expand(x.shape))
+    wanted = torch.autograd.grad(expected.sum(), [x64, *exact.parameters()], allow_unused=True, materialize_grads=True)
+    for name, ours, theirs in zip(["x", *dict(mixer.named_parameters())], found, wanted, strict=True):
+        if name == "window_factors":  # a sum of terms that cancel
+            assert ours.isfinite().all()
+        elif theirs.any():
+            assert relative_error(ours, theirs) < 3 * BOUND, name
