@@ -123,7 +123,8 @@ class Gradients(Chunks):
 
 class FeatureGradients(Gradients, tk.lcf):
     """MQ, MK: the maps of Q and K, (heads, 128, 64). dM: (sequences, heads, 128, 64) fp32, the gradient of MQ. Without
-    `reverse`, dALPHA: (2, sequences, heads, 64) fp32, parts of that of alpha, and those of m in B.
+    `reverse`, dALPHA: (2, sequences, heads, 64) fp32, parts of the gradient of alpha. It also writes both parts of the
+    gradient of m to B.
 
     S0, Z0: (sequences, heads, 128, 128) and (sequences, heads, 128) fp32, the state, or its gradient, before the first
     iteration (`begins`). S1, Z1: that after the last (`ends_wanted`).
@@ -133,7 +134,6 @@ class FeatureGradients(Gradients, tk.lcf):
     """
 
     ends_wanted: bool = False
-    consumer_registers: int | None = 240
 
     def layout(self) -> tk.layout:
         numbers, map = dict(B=tk.sv(tk.fp32, 128)), tk.st(self.dtype, 128, 64)
@@ -193,8 +193,8 @@ class FeatureGradients(Gradients, tk.lcf):
             h -= tk.mul_row(tk.broadcast_col(h, z), tk.load(input.B, OF_ROWS, OF_O))
             total, of_t = tk.row_sum(f * h), tk.load(input.B, OF_ROWS, 0)
             dy = tk.mul_row(f * tk.sub_row(h, total), of_t * ctx.params.alpha)
-            place = ctx.head, ctx.first + own_block(ctx), OF_MOST // 64 + me
-            tk.store(ctx.globals.B, total * of_t, place)
+            home = ctx.head, ctx.first + own_block(ctx), OF_MOST // 64 + me
+            tk.store(ctx.globals.B, total * of_t, home)
             both, alpha = (), state.alpha + total * of_t
         return tk.neg(dy) if me == 1 else dy, both, alpha
 
@@ -252,20 +252,20 @@ class FeatureGradients(Gradients, tk.lcf):
 
     @triton.jit
     def finish(ctx, state, epilogue):
-        place = ctx.home, ctx.head, ctx.consumer, 0
-        tk.store(ctx.globals.dM, state.dm, place)
+        home = ctx.home, ctx.head, ctx.consumer, 0
+        tk.store(ctx.globals.dM, state.dm, home)
         if not ctx.config.reverse:
             tk.store(ctx.globals.dALPHA, state.alpha, (ctx.consumer, ctx.home, ctx.head, 0))
         if ctx.config.ends_wanted:
-            tk.store(ctx.globals.S1, state.s, place)
+            tk.store(ctx.globals.S1, state.s, home)
             tk.store(ctx.globals.Z1, tk.load(ctx.scratch.Z), (ctx.home, ctx.head, ctx.consumer))
 
 
 class WindowGradients(Gradients, tk.lcf):
-    """Added to dQ and dV. Without `reverse`, dBETA: (segments, heads, 64) fp32, parts of the gradient of beta, and the
-    last two of NUMBERS, which keys need.
+    """Adds to dQ and dV. Without `reverse`, dBETA: (segments, heads, 64) fp32, parts of the gradient of beta. It also
+    writes m and its key, which keys need, to B.
 
-    Each consumer has 64 columns of the gradients.
+    Each consumer has 64 columns of the gradients, and computes all scores.
     """
 
     cut: bool = True
