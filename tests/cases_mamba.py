@@ -89,7 +89,8 @@ def check(given, cu_seqlens=None, size=0.5, gradients=False):
         for (name, leaf), a, b in zip(leaves.items(), grads, theirs, strict=True):
             assert a.dtype == leaf.dtype and a.isfinite().all()
             of_heads = name in ("A", "dt_bias", "D") and leaf.ndim == 1  # sums of all rows
-            size_of_terms = typical(expected, exact[name]) if leaf.numel() < FEW else 0.0
+            # 0.01: terms of one row cancel but for their rounding in fp32
+            size_of_terms = max(typical(expected, exact[name]), 0.01) if leaf.numel() < FEW else 0.0
             near(f"d{name}", a, b, BOUNDS[x.dtype] * (2 if of_heads else 1), size_of_terms)
         return [*found, *grads]
     return found
