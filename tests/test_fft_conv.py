@@ -160,6 +160,18 @@ def test_module():
     assert list(layer.state_dict()) == ["weight"]
 
 
+def test_what_a_module_does_not_take():
+    u = torch.randn(2, 3, 128)
+    for causal, given, message in (
+        (True, (u[0],), "FFTConv: u is (3, 128); it must be (B, 3, L)"),
+        (True, (u[:, :1],), "FFTConv: u is (2, 1, 128); it must be (B, 3, L)"),
+        (True, (u, u[:1]), "FFTConv: pre_gate is (1, 3, 128); it must be (2, 3, 128), as u"),
+        (False, (u,), "FFTConv: u is (2, 3, 128); without causal L is at least 130, the taps"),
+    ):
+        with refused(message, ValueError):
+            FFTConv(3, 130, causal)(*given)
+
+
 # ---------------------------------------------------------------- machine code
 
 

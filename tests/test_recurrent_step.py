@@ -9,10 +9,12 @@ from tests.cases_recurrent_step import BOUNDS, FUNCTIONS, STATE_BOUND, check, op
 from tests.util import slow, some_slow
 from tritonkittens import sim
 from tritonkittens.inspect import inspect
+from tritonkittens.kernels.causal_conv import causal_conv1d, causal_conv1d_torch
 from tritonkittens.kernels.recurrent_step import Rule, Step, run_layer_steps
 from tritonkittens.kernels.recurrent_step.call_plan import run_steps
 from tritonkittens.kernels.recurrent_step.config import is_short, shape_of
 from tritonkittens.kernels.recurrent_step.inspection import inspectable
+from tritonkittens.lang import ArchitectureError
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,17 @@ def test_which_calls_are_short():
 def test_random(seed):
     with sim.device():
         check(*random_call(seed, 3, 2))
+
+
+@pytest.mark.parametrize("name", ["decays", "delta", "mamba"])
+def test_every_gpu(name):
+    """A few rows need no TMA, more do. Nor do short convolutions."""
+    with sim.device("sm_80"):
+        check(name, operands(name, 1, 2, 1, 16, 16))
+        with pytest.raises(ArchitectureError, match=r"needs sm_90a .Hopper., sm_100a or sm_103a"):
+            run(name, operands(name, 1, 9, 1, 16, 16))
+        x, weight = torch.randn(1, 8, 20), torch.randn(8, 4)
+        near("convolution", causal_conv1d(x, weight), causal_conv1d_torch(x, weight), 1e-6)
 
 
 def test_the_same_plan_serves_other_states():

@@ -23,25 +23,26 @@ def based_attention(
     """Return the attention of Based, whose weights are the second-order Taylor series of the exponential:
     oᵢ = Σ_{j ≤ i} (1 + x + x²/2) vⱼ with x = scale · qᵢ·kⱼ.
 
-    fla's `parallel_based` and `fused_chunk_based` are this function; `normalize`, False by default, is their
-    `use_norm`, which is True.
+    fla's `parallel_based` and `fused_chunk_based` are this function. Their `use_norm`, by default True, is `normalize`.
 
     Args:
-        q, k: (B, T, H, 16) in bf16, of any strides.
-        v: (B, T, H, V) in bf16, usually with 64 columns.
+        q, k: (B, T, H, 16) in bf16, B up to 1,024, of any strides.
+        v: (B, T, H, V) in bf16, V at least 1, usually 64, of any strides.
         scale: None: 1/4, which is 16^-0.5.
-        normalize: divide by the sum of the weights plus 1e-6. States then have V + 1 columns, the last as of a column
-            of ones of v.
-        initial_state: (B, H, 273, V) fp32, S before the first step; None: zeros.
-        output_final_state: also return S after the last step: S = Σⱼ [1, kⱼ, kⱼ ⊗ kⱼ] vⱼᵀ.
-        cu_seqlens: (N + 1,) int32 for N sequences, up to 1,024, packed along T, B = 1: sequence n has the rows from
-            element n up to element n + 1. They begin with 0 and never decrease. States are then (N, H, 273, V).
+        normalize: divide each row by the sum of its weights plus 1e-6. States then have V + 1 columns: the last is that
+            of a column of ones beside v.
+        initial_state: (B, H, 273, V) fp32, S before the first row; None: zeros.
+        output_final_state: also return S after the last row: S = Σⱼ [1, kⱼ, kⱼ ⊗ kⱼ] vⱼᵀ, 1 + 16 + 256 rows a head.
+        cu_seqlens: (N + 1,) int32, the N sequences, up to 1,024, packed along T with B = 1: sequence n has the rows
+            from cu_seqlens[n] up to cu_seqlens[n + 1]. The first is 0, and none is less than the one before, which is
+            not checked. States are then (N, H, 273, V).
 
-    Returns (B, T, H, V) in bf16, and with output_final_state the state (B, H, 273, V) in fp32; its rows of kᵢ kⱼ and
-    kⱼ kᵢ are equal. Rows after the last packed sequence are not defined, nor are their gradients. States are carried in
-    fp32 and multiplied in bf16. Differentiable once in q, k, v and the state; not in forward mode.
+    Returns (B, T, H, V) in bf16, and with output_final_state the state (B, H, 273, V) in fp32. Rows after the last
+    packed sequence are not defined, nor are their gradients. S is summed in fp32, and rounded to bf16 where it is
+    multiplied. Differentiable once, in q, k, v and initial_state; not in forward mode.
 
-    Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
+    Raises TypeError or ValueError for operands that do not fit together, or on a CPU outside of the simulator;
+    ArchitectureError on a GPU without TMA.
 
     Example::
 

@@ -35,7 +35,7 @@ def check_shapes(x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor 
     for name, t in (("weight", weight), ("bias", bias)):
         if t is not None and t.dtype not in DTYPES:
             raise TypeError(f"{NAME}: {name} has dtype {t.dtype}; it must be {' or '.join(map(str, DTYPES))}")
-    check_sequences(NAME, x, starts, None, ())
+    check_sequences(NAME, x, starts, None, (), ("x", "initial_states"))
     if states is not None:
         sequences = x.shape[0] if starts is None else starts.shape[0] - 1
         if tuple(states.shape) != (wanted := (sequences, channels, weight.shape[1] - 1)):

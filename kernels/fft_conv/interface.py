@@ -22,20 +22,19 @@ def fft_conv(
 
     Args:
         u: (B, H, L) in bf16 or fp16.
-        k: (H, Lk) in fp32, bf16 or fp16, Lk from 1 to L, or with `causal` of any length; or its spectrum, from
+        k: (H, Lk) in fp32, bf16 or fp16, Lk from 1 to L, or with `causal` at least 1; or its spectrum, from
             `fft_conv_filter`, which has no gradient.
         causal: yᵢ = Σ_{j ≤ i} kⱼ u_{i-j}, where L is at most 4,194,304. False: the convolution is circular, yᵢ =
-            Σⱼ kⱼ u_{(i-j) mod L}, and L is a power of two from 64 to 4,194,304, or a multiple of 4,096 up to
-            262,144.
-        pre_gate: (B, H, L) in the dtype of u; None: 1.
-        post_gate: as pre_gate.
+            Σⱼ kⱼ u_{(i-j) mod L}, and L is a power of two from 64 to 4,194,304, or a multiple of 4,096 up to 262,144.
+            With `causal`, signals of other lengths are copied, with zeros behind them.
+        pre_gate, post_gate: (B, H, L) in the dtype of u; None: 1.
 
-    Returns (B, H, L) in the dtype of u. Signals, spectra and tables are rounded to the dtype of u to be multiplied, the
-    spectra of filters to bf16 (for u of fp16 they stay in fp32); sums are in fp32. Differentiable any number of times
-    in u, k and the gates, but not in forward mode. With `causal`, signals of a length that is none of
-    a circular convolution are copied, with zeros up to the next one.
+    Returns (B, H, L) in the dtype of u. Sums are in fp32. Operands of the products are rounded: signals, their spectra
+    and factors to the dtype of u, spectra of filters to bf16, or for u of fp16 not at all. Differentiable any number of
+    times, in u, k and the gates; not in forward mode. Signals have no state: a call does not continue another.
 
-    Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
+    Raises TypeError or ValueError for operands that do not fit together, or on a CPU outside of the simulator;
+    ArchitectureError on a GPU without TMA.
 
     Example::
 
@@ -57,12 +56,14 @@ def fft_conv_filter(k: Tensor, length: int, *, causal: bool = False, dtype: torc
 
     Args:
         k: (H, Lk) in fp32, bf16 or fp16.
-        length: L of the signals. With `causal`, the spectrum also serves shorter signals.
+        length: L of the signals. With `causal`, the spectrum serves all signals of at most this length.
         causal: as in `fft_conv`.
-        dtype: the dtype of the signals, bf16 or fp16.
+        dtype: of the signals, bf16 or fp16.
 
-    Returns (2, H, N / 64, 64) in bf16, or fp32 for signals of fp16, where N is L; or with `causal` (2, H, N / 32, 32),
-    where N is the least length of at least L that a circular convolution may have. It has no gradient.
+    Returns a tensor for `fft_conv` with the same `causal`, in bf16, or fp32 for signals of fp16. It is the real and the
+    imaginary part of N frequencies: (2, H, N / 64, 64) with N = L; with `causal` (2, H, N / 32, 32), where N is L, or
+    the next length that a circular convolution may have. Frequencies are in an order of their own. It has no gradient,
+    and does not follow changes of k.
 
     Raises TypeError or ValueError for what `fft_conv` would refuse.
     """

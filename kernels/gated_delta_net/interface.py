@@ -21,29 +21,34 @@ def gated_delta_rule(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return the gated delta rule, as of Gated DeltaNet and Qwen3-Next: at each step S ← exp(g) · S, then
-    S ← S + beta · k (v - Sᵀk)ᵀ, and o = scale · Sᵀq.
+    """Return the gated delta rule of Gated DeltaNet and Qwen3-Next. Each row updates a state of K × V numbers a head:
+    S ← exp(g) · S, then S ← S + beta · k (v - Sᵀk)ᵀ; and o = scale · Sᵀq.
 
-    Arguments are those of fla's `chunk_gated_delta_rule`, but q and k are not normalised, `cu_seqlens` is int32,
+    Arguments are those of fla's `chunk_gated_delta_rule`, but without `use_qk_l2norm_in_kernel`, `cu_seqlens` is int32,
     options are given by name, and o is returned alone unless the state is wanted. Source: Yang et al., Gated Delta
     Networks (2024).
 
     Args:
-        q, k: (B, T, H, K) in bf16 or fp16, K from 1 to 128, of any strides; keys longer than 1 let S grow.
-        v: (B, T, HV, V) in the dtype of q, V at least 1. Head h of v uses head ⌊h · H / HV⌋ of q and k.
-        g: (B, T, HV) in fp32, bf16 or fp16, at most 0: the logarithm of what is kept.
-        beta: (B, T, HV), as g: from 0 to 1 usually.
+        q, k: (B, T, H, K) in bf16 or fp16, B up to 1,024, K from 1 to 128, of any strides. Models give rows of length
+            1; with longer keys S may grow without bound.
+        v: (B, T, HV, V) in the dtype of q, V at least 1, of any strides. HV is a multiple of H: head h of v uses head
+            ⌊h · H / HV⌋ of q and k.
+        g: (B, T, HV) in fp32, bf16 or fp16, at most 0, which is not checked.
+        beta: (B, T, HV) in fp32, bf16 or fp16, from 0 to 1 usually.
         scale: None: K^-0.5.
-        initial_state: (B, HV, K, V) fp32, S before the first step; None: zeros.
-        output_final_state: also return S after the last step.
-        cu_seqlens: (N + 1,) int32 for N sequences, up to 1,024, packed along T, B = 1: sequence n has the rows from
-            element n up to element n + 1. They begin with 0 and never decrease. States are then (N, HV, K, V).
+        initial_state: (B, HV, K, V) fp32, S before the first row; None: zeros.
+        output_final_state: also return S after the last row.
+        cu_seqlens: (N + 1,) int32, the N sequences, up to 1,024, packed along T with B = 1: sequence n has the rows
+            from cu_seqlens[n] up to cu_seqlens[n + 1]. The first is 0, and none is less than the one before, which is
+            not checked. States are then (N, HV, K, V).
 
     Returns (B, T, HV, V) in the dtype of v, and with output_final_state the state (B, HV, K, V) in fp32. Rows after the
-    last packed sequence are not defined, nor are their gradients. States are carried in fp32 and multiplied in it
-    or in the dtype of q. Differentiable once, in q, k, v, g, beta and the state, but not in forward mode.
+    last packed sequence are not defined, nor are their gradients. S is summed in fp32, and rounded to the dtype of q
+    where it is multiplied, but not in calls of up to 8 rows. Differentiable once, in q, k, v, g, beta and
+    initial_state; not in forward mode.
 
-    Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
+    Raises TypeError or ValueError for operands that do not fit together, or on a CPU outside of the simulator;
+    ArchitectureError on a GPU without TMA, unless the call has at most 8 rows.
 
     Example::
 

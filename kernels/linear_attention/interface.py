@@ -21,30 +21,32 @@ def linear_attention(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return causal linear attention, whose past fades: oᵢ = scale · Σ_{j ≤ i} exp(-decay · (i - j)) (qᵢ·kⱼ) vⱼ.
+    """Return causal linear attention with a decay: oᵢ = scale · Σ_{j ≤ i} exp(-decay · (i - j)) (qᵢ·kⱼ) vⱼ.
 
-    As a recurrence, S ← exp(g) · S + k vᵀ and o = scale · Sᵀ q, where g is -decay, or differs from step to step. RetNet
-    and lightning attention have decays, GLA with a gate a head and Mamba-2 have g. fla's `chunk_simple_gla` is this
-    function (with g_gamma = -decay), and `chunk_linear_attn(normalize=False)` without gates. Source: Sun et al.,
-    Retentive Network (2023).
+    As a recurrence, each row i updates a state of K × V numbers a head, S ← exp(g) · S + k vᵀ, and o = scale · Sᵀ q.
+    g is -decay in all rows, or given for each row. RetNet and lightning attention have a decay; Mamba-2, and GLA with
+    one gate a head, have g. fla's names: `chunk_simple_gla` with g or g_gamma = -decay, and without either
+    `chunk_linear_attn` with normalize=False. Source: Sun et al., Retentive Network (2023).
 
     Args:
-        q, k: (B, T, H, K) in bf16 or fp16, K from 1 to 256, of any strides.
-        v: (B, T, H, V) in the dtype of q, V at least 1.
-        decay: (H,) fp32, at least 0, for each head; None: 0.
-        g: (B, T, H) in fp32, bf16 or fp16, at most 0: the logarithm of what is kept, in place of a decay.
+        q, k: (B, T, H, K) in bf16 or fp16, B up to 1,024, K from 1 to 256, of any strides.
+        v: (B, T, H, V) in the dtype of q, V at least 1, of any strides.
+        decay: (H,) fp32, at least 0, which is not checked; None: 0.
+        g: (B, T, H) in fp32, bf16 or fp16, at most 0, which is not checked; excludes decay.
         scale: None: K^-0.5.
-        initial_state: (B, H, K, V) fp32, S before the first step; None: zeros.
-        output_final_state: also return S after the last step.
-        cu_seqlens: (N + 1,) int32 for N sequences, up to 1,024, packed along T, B = 1: sequence n has the rows from
-            element n up to element n + 1. They begin with 0 and never decrease. States are then (N, H, K, V).
+        initial_state: (B, H, K, V) fp32, S before the first row; None: zeros.
+        output_final_state: also return S after the last row.
+        cu_seqlens: (N + 1,) int32, the N sequences, up to 1,024, packed along T with B = 1: sequence n has the rows
+            from cu_seqlens[n] up to cu_seqlens[n + 1]. The first is 0, and none is less than the one before, which is
+            not checked. States are then (N, H, K, V).
 
     Returns (B, T, H, V) in the dtype of v, and with output_final_state the state (B, H, K, V) in fp32. Rows after the
-    last packed sequence are not defined, nor are their gradients. States are carried in fp32 and multiplied in it
-    or in the dtype of q. Differentiable in q, k, v, the gates and the state, any number of times where gates require no
-    gradient, but not in forward mode.
+    last packed sequence are not defined, nor are their gradients. S is summed in fp32, and rounded to the dtype of q
+    where it is multiplied, but not in calls of up to 8 rows. Differentiable in q, k, v, decay, g and initial_state; any
+    number of times if neither decay nor g requires a gradient; not in forward mode.
 
-    Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
+    Raises TypeError or ValueError for operands that do not fit together, or on a CPU outside of the simulator;
+    ArchitectureError on a GPU without TMA, unless the call has at most 8 rows.
 
     Example::
 

@@ -20,8 +20,11 @@ _plans: dict[Hashable, Plan] = {}  # by what is known of a call
 
 
 class Step(NamedTuple):
-    """Operands: q, k (B, T, H, K), v, z (B, T, HV, V), gates, beta (B, T, HV), decay, bias (HV,), skip (HV,) or
-    (HV, V), and the state before, (B, HV, V, K) fp32."""
+    """Operands of T rows, and the state before them. None: the operand is absent, the state zeros.
+
+    q, k: (B, T, H, K). v, z: (B, T, HV, V). gates, beta: (B, T, HV). decay, bias: (HV,). skip: (HV,) or (HV, V).
+    state: (B, HV, V, K) fp32, the transpose of what `linear_attention` and `gated_delta_rule` take.
+    """
 
     q: Tensor
     k: Tensor
@@ -36,11 +39,12 @@ class Step(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What S keeps: log a = sign · decay · gate, of which an operand may be absent; and how operands are given.
+    """What a row computes: S ← a S + k uᵀ and o = scale · Sᵀ q; then o + skip · v, and that times silu(z).
 
-    softplus: gates become softplus(gate + bias). weights: they are steps, from `least` to `most`, and multiply u, too.
-    log_decay: decays are given as logarithms. logits: beta is sigmoid of what is given. unit: q and k become vectors of
-    length 1.
+    log a = sign · decay · gate, without those that are absent. u = v; with beta, of the delta rule, u = beta · (v -
+    (a S)ᵀ k). softplus: a gate is softplus(gate + bias). weights: a gate is clamped to `least` and `most`, and
+    multiplies u, as the dt of Mamba-2. log_decay: decay is given as its logarithm. logits: beta is the sigmoid of what
+    is given. unit: q and k are divided by their lengths.
     """
 
     scale: float = 1.0

@@ -1,4 +1,4 @@
-"""A few rows as layers have them: with logarithms of decays, logits, and queries and keys of any length."""
+"""A few rows as layers have them: with logarithms of decays, logits, and q and k whose rows have any length."""
 
 from __future__ import annotations
 
@@ -28,16 +28,19 @@ def _fits() -> None:
 def run_layer_steps(
     given: Step, rule: Rule, ends_wanted: bool, inplace: bool = False
 ) -> tuple[Tensor, Tensor | None] | None:
-    """A few rows of a recurrence, or None where the kernel does not take them: more than eight rows, other dtypes, and
-    where an operator of torch.library is needed, as for gradients and torch.compile.
+    """Return up to eight rows of a recurrence from one kernel launch, or None where the kernel does not take them.
+
+    It is for layers, which run their own code where they get None: for more than eight rows, for q, k and v that are
+    not all in bf16 or all in fp16, and where an operator of torch.library is needed, as for gradients and
+    torch.compile. It runs on every GPU from sm_80 on.
 
     Args:
-        given: operands, which fit together.
-        rule: what the state keeps, and how operands are given.
-        ends_wanted: also return the state after.
-        inplace: write it over the state before, which must be contiguous.
+        given: operands, which fit together: shapes are not checked.
+        rule: what a row computes, and how operands are given.
+        ends_wanted: also return the state after the last row.
+        inplace: write that state over the one before, which must be contiguous.
 
-    Returns the results (B, T, HV, V), and the state (B, HV, V, K) fp32 or None.
+    Returns the results (B, T, HV, V) in the dtype of v, and the state (B, HV, V, K) in fp32 or None.
     """
     if not is_plain(*given) or requires_grad(*given) or not have_memory(*given):
         return None

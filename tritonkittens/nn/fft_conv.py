@@ -15,14 +15,18 @@ from tritonkittens.nn._unscriptable import Unscriptable
 class FFTConv(Unscriptable, nn.Module):
     """post_gate · (weight ∗ (pre_gate · u)): a convolution of each channel with a long filter.
 
-    u: (B, channels, L). bf16 and fp16 on a Hopper or Blackwell GPU (or in the simulator) run as
-    `tritonkittens.kernels.fft_conv.fft_conv`, for lengths that it takes. Everything else runs by torch.fft in fp32. In
-    evaluation and without gradients, the spectrum of the filter is kept until the filter changes.
+    u, pre_gate, post_gate: (B, channels, L); the result has the shape and dtype of u. bf16 and fp16 run on `fft_conv`
+    on a Hopper or Blackwell GPU (or in the simulator), for lengths L that `fft_conv` takes. Everything else runs in
+    torch, by torch.fft in fp32. In evaluation mode and without gradients, the layer keeps the spectrum of its filter
+    until the filter changes.
 
     Args:
-        channels, taps: the shape of the filter `weight`, a parameter in fp32 which begins as random numbers / √taps.
-        causal: as of `fft_conv`.
+        channels, taps: the shape of the filter `weight`, a parameter in fp32. It starts as normal random numbers with
+            the standard deviation 1/√taps.
+        causal: y at row i sees u up to row i. False: the convolution is circular, and L is at least `taps`.
         device: of the parameter.
+
+    `forward` raises ValueError for shapes that do not fit.
 
     Example::
 
@@ -57,11 +61,17 @@ class FFTConv(Unscriptable, nn.Module):
 
     @unseen_by_function_modes
     def forward(self, u: Tensor, pre_gate: Tensor | None = None, post_gate: Tensor | None = None) -> Tensor:
+        if u.ndim != 3 or u.shape[1] != self.channels:
+            raise ValueError(f"FFTConv: u is {tuple(u.shape)}; it must be (B, {self.channels}, L)")
+        if not self.causal and u.shape[2] < self.taps:
+            raise ValueError(f"FFTConv: u is {tuple(u.shape)}; without causal L is at least {self.taps}, the taps")
         gates = dict(pre_gate=pre_gate, post_gate=post_gate)
+        for name, gate in gates.items():
+            if gate is not None and gate.shape != u.shape:
+                raise ValueError(f"FFTConv: {name} is {tuple(gate.shape)}; it must be {tuple(u.shape)}, as u")
         if (
             takes(HALF_TYPES, u, pre_gate, post_gate, needs_tma=True)
             and self.weight.device == u.device
-            and u.ndim == 3
             and has_kernel(u.shape[-1], self.taps, self.causal)
         ):
             return fft_conv(u, self._filter(u), causal=self.causal, **gates)

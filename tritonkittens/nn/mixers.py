@@ -29,10 +29,11 @@ from tritonkittens.nn.norm import GatedRMSNorm, RMSNorm
 
 
 class MixerState(NamedTuple):
-    """What a mixer keeps of the tokens so far.
+    """What a mixer keeps of the tokens so far. Its size does not depend on their number.
 
-    conv: (batch, channels, taps - 1), the last rows before the convolution; None for a mixer without one.
-    recurrent: (batch, heads, K, V), for `Mamba2` (batch, heads, headdim, d_state), in fp32 or float64.
+    conv: (batch, channels, taps - 1), what the convolution saw last; None for a mixer without one.
+    recurrent: (batch, heads, K, V), for `Mamba2` (batch, heads, headdim, d_state), in fp32, of a float64 mixer in
+        float64. K is 1 + feature_dim + feature_dim² for `Based`, whose V has a column for the sums of weights.
     """
 
     conv: Tensor | None
@@ -53,7 +54,7 @@ class Mixer(Unscriptable, nn.Module, Generic[State]):
         """Apply the mixer to x, (batch, length, hidden); the result has its shape.
 
         Args:
-            state: of the tokens before x. None: there are none.
+            state: of the tokens before x, as an earlier call returned it; None: x begins with the first token.
             return_state: also return the state after x.
 
         Raises ValueError for shapes that do not fit.
@@ -67,7 +68,10 @@ class Mixer(Unscriptable, nn.Module, Generic[State]):
         return (y, after) if return_state else y
 
     def step(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return the mixer of the next token of each sequence, (batch, hidden), and the state after it."""
+        """Return the results for the next token of each sequence, x (batch, hidden), and the state after it.
+
+        The given state stays as it is.
+        """
         if x.ndim != 2:
             raise ValueError(f"{type(self).__name__}.step: x is {tuple(x.shape)}; it must be (batch, hidden)")
         y, after = self(x[:, None], state, return_state=True)
@@ -116,7 +120,8 @@ def _conv1d(channels: int, taps: int, bias: bool, kind: dict[str, Any]) -> nn.Co
 
 class Mamba2(Mixer[MixerState]):
     """The mixer of Mamba-2, with the state_dict of transformers' `Mamba2Mixer`, and of mamba_ssm's `Mamba2` with its
-    defaults of d_ssm, D_has_hdim, rmsnorm and norm_before_gate. Arguments behind d_conv are in another order there.
+    defaults of d_ssm, D_has_hdim, rmsnorm and norm_before_gate. mamba_ssm has the arguments after d_conv in another
+    order: give them by name.
 
     x: (batch, length, d_model) gives the same shape; `step` takes a token, (batch, d_model). bf16 and fp16 run on
     `causal_conv1d`, `mamba_chunk_scan`, `rms_norm` and `swiglu` on a Hopper or Blackwell GPU (or in the simulator),
@@ -126,19 +131,20 @@ class Mamba2(Mixer[MixerState]):
         d_model: columns of x and of the result.
         d_state: columns of B and C, up to 256 on the kernels.
         d_conv: taps of the convolution, up to 4 on the kernels.
-        expand: d_model times this are the columns of x in the scan.
-        headdim: columns of a head.
-        ngroups: heads of B and C.
+        expand: the scan has expand · d_model columns.
+        headdim: columns of a head, a divisor of expand · d_model.
+        ngroups: heads of B and C, a divisor of the heads of the scan.
         A_init_range, dt_min, dt_max, dt_init_floor: limits of random initial values.
-        dt_limit: the least and the most that dt may be.
+        dt_limit: the least and the most that dt may be, after softplus.
         bias, conv_bias: of the projections, and of the convolution.
         eps: of the norm.
 
     Example::
 
         mixer = Mamba2(2048, device="cuda", dtype=torch.bfloat16)
-        y, state = mixer(prompt, return_state=True)
-        y, state = mixer.step(token, state)
+        with torch.no_grad():  # with gradients, a step takes more launches
+            y, state = mixer(prompt, return_state=True)
+            y, state = mixer.step(token, state)
     """
 
     def __init__(
@@ -246,8 +252,9 @@ class GatedDeltaNet(Mixer[MixerState]):
     Example::
 
         mixer = GatedDeltaNet(2048, num_k_heads=16, num_v_heads=32, device="cuda", dtype=torch.bfloat16)
-        y, state = mixer(prompt, return_state=True)
-        y, state = mixer.step(token, state)
+        with torch.no_grad():  # with gradients, a step takes more launches
+            y, state = mixer(prompt, return_state=True)
+            y, state = mixer.step(token, state)
     """
 
     def __init__(
@@ -349,16 +356,17 @@ class LinearAttention(Mixer[MixerState]):
 
     Args:
         head_dim: columns of a head, up to 256 on the kernels. None: ⌊hidden_size / num_heads⌋.
-        decay: (num_heads,), how fast a head forgets: a token n steps ago counts exp(-decay · n). It is not learned, but
-            the buffer `slope_rate`. None: 2^(-8 i / H) for head i of H, from 1 on. MiniMax multiplies it by
+        decay: (num_heads,): a token n steps ago has the factor exp(-decay · n). It is the buffer `slope_rate`, and
+            not learned. None: 2^(-8 i / H) for heads i from 1 to H. MiniMax multiplies this by
             1 - layer / (layers - 1) + 1e-5.
         eps: of the norm.
 
     Example::
 
         mixer = LinearAttention(2048, num_heads=16, device="cuda", dtype=torch.bfloat16)
-        y, state = mixer(prompt, return_state=True)
-        y, state = mixer.step(token, state)
+        with torch.no_grad():  # with gradients, a step takes more launches
+            y, state = mixer(prompt, return_state=True)
+            y, state = mixer.step(token, state)
     """
 
     slope_rate: Tensor
@@ -430,14 +438,15 @@ class Based(Mixer[MixerState]):
     Blackwell GPU (or in the simulator), forward and backward. What the kernels do not take runs in torch.
 
     Args:
-        feature_dim: columns of queries and keys of a head.
-        num_heads: of hidden_size / num_heads columns of values, usually 64.
+        feature_dim: columns of queries and keys of a head, 16 on the kernels.
+        num_heads: a divisor of hidden_size. A head has hidden_size / num_heads columns of values, usually 64.
 
     Example::
 
         mixer = Based(1024, num_heads=16, device="cuda", dtype=torch.bfloat16)
-        y, state = mixer(prompt, return_state=True)
-        y, state = mixer.step(token, state)
+        with torch.no_grad():  # with gradients, a step takes more launches
+            y, state = mixer(prompt, return_state=True)
+            y, state = mixer.step(token, state)
     """
 
     def __init__(
