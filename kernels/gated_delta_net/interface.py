@@ -29,8 +29,8 @@ def gated_delta_rule(
     Networks (2024).
 
     Args:
-        q, k: (B, T, H, K) in bf16 or fp16, B up to 1,024, K from 1 to 128, of any strides. Models give rows of length
-            1; with longer keys S may grow without bound.
+        q, k: (B, T, H, K) in bf16 or fp16, B up to 1,024, K from 1 to 128, of any strides. Models make them
+            unit vectors before the call; with longer keys S may grow without bound.
         v: (B, T, HV, V) in the dtype of q, V at least 1, of any strides. HV is a multiple of H: head h of v uses head
             ⌊h · H / HV⌋ of q and k.
         g: (B, T, HV) in fp32, bf16 or fp16, at most 0, which is not checked.

@@ -70,8 +70,9 @@ class Hedgehog(Mixer[HedgehogState]):
     Example::
 
         mixer = Hedgehog(4096, num_heads=32, num_key_value_heads=8, device="cuda", dtype=torch.bfloat16)
-        y, state = mixer(prompt, return_state=True)
-        y, state = mixer.step(token, state)
+        with torch.no_grad():
+            y, state = mixer(prompt, return_state=True)
+            y, state = mixer.step(token, state)
 
     Source: Zhang et al., LoLCATs (2024).
     """

@@ -32,8 +32,8 @@ class MixerState(NamedTuple):
     """What a mixer keeps of the tokens so far. Its size does not depend on their number.
 
     conv: (batch, channels, taps - 1), what the convolution saw last; None for a mixer without one.
-    recurrent: (batch, heads, K, V), for `Mamba2` (batch, heads, headdim, d_state), in fp32, of a float64 mixer in
-        float64. K is 1 + feature_dim + feature_dim² for `Based`, whose V has a column for the sums of weights.
+    recurrent: (batch, heads, K, V) in fp32, of a float64 mixer in float64. For `Mamba2` it is (batch, heads, headdim,
+    d_state). For `Based`, K is 1 + feature_dim + feature_dim², and V has one column more, for the sums of weights.
     """
 
     conv: Tensor | None
