@@ -49,7 +49,7 @@ def entry(package: str, name: str) -> list[str]:
             "",
         ]
     if inspect.isclass(subject):
-        members = [] if issubclass(subject, BaseException) else ["   :members:"]
+        members = [] if issubclass(subject, BaseException) else ["   :members:", "   :exclude-members: extra_repr"]
         return [f".. autoclass:: {package}.{name}", *members, ""]
     return [f".. autofunction:: {package}.{name}", ""]
 

@@ -67,6 +67,7 @@ class Experts(Unscriptable, nn.Module):
             nn.init.uniform_(matrices, -bound, bound)
 
     def forward(self, input: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """Return the sums of weighted results of each token's experts, (tokens, hidden)."""
         self._check(input, index, weights)
         x, gate_up, down = input, self.gate_up_proj, self.down_proj
         if (dtype := autocasts(x.device)) is not None:
@@ -144,6 +145,7 @@ class MixtureOfExperts(Unscriptable, nn.Module):
         self.experts = Experts(hidden_size, intermediate_size, num_experts, activation, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
+        """Return the block's result for tokens (…, hidden), in their shape."""
         x = input.flatten(0, -2)
         weights, index = self.gate(x).softmax(-1, dtype=torch.float32).topk(self.top_k)
         if self.norm_topk_prob:

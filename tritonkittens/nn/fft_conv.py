@@ -61,6 +61,7 @@ class FFTConv(Unscriptable, nn.Module):
 
     @unseen_by_function_modes
     def forward(self, u: Tensor, pre_gate: Tensor | None = None, post_gate: Tensor | None = None) -> Tensor:
+        """Return post_gate · (weight ∗ (pre_gate · u)), in the shape and dtype of u. A gate of None is 1."""
         if u.ndim != 3 or u.shape[1] != self.channels:
             raise ValueError(f"FFTConv: u is {tuple(u.shape)}; it must be (B, {self.channels}, L)")
         if not self.causal and u.shape[2] < self.taps:

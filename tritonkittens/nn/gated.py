@@ -49,6 +49,7 @@ class SwiGLU(Unscriptable, nn.Module):
         self.w3 = Linear(hidden_features, in_features if out_features is None else out_features, bias, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return w3(silu(a) · b) with (a, b) = w12(x): (…, out_features)."""
         h = gated_product(x, "silu", Linear, self.w12)
         y: Tensor = self.w3(self._activated(self.w12(x)) if h is None else h)
         return y

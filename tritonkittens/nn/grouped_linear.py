@@ -59,6 +59,7 @@ class GroupedLinear(Unscriptable, nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, input: Tensor, offsets: Tensor) -> Tensor:
+        """Return the products of groups of rows, (rows, out_features)."""
         self._check(input, offsets)
         x, weight, bias = input, self.weight, self.bias
         if (dtype := autocasts(x.device)) is not None:

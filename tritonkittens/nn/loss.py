@@ -146,6 +146,7 @@ class LinearCrossEntropyLoss(Unscriptable, nn.Module):
         return linear_cross_entropy(input, weight, target, bias, **self.options)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """Return the loss in fp32, of float64 in float64: a number, or with reduction="none" the shape of target."""
         loss = self._by_kernel(input, target)
         if loss is not None:
             return loss

@@ -73,6 +73,7 @@ class LayerNorm(_Norm, nn.LayerNorm):
     _kernel = staticmethod(layer_norm)
 
     def forward(self, input: Tensor) -> Tensor:
+        """Return the normalised rows, in the shape of input."""
         y = self._by_kernel(input)
         return nn.LayerNorm.forward(self, input) if y is None else y
 
