@@ -55,7 +55,7 @@ class GradientPlan(call_plan.Plan):
         d_before = None if before is None else self.empty(*before.shape)
         if d_before is not None:  # sequences without rows have no task
             d_before.zero_() if after is None else d_before.copy_(after)
-        du, dv = (padded_empty((self.total, self.heads, self.values), given.v) for _ in range(2))
+        y, du, dv = (padded_empty((self.total, self.heads, self.values), given.v) for _ in range(3))
         dq, dk = (padded_empty((self.total, self.heads, self.keys), given.q) for _ in range(2))
         dg, d_beta = (self.empty(self.total, self.heads, dtype=x.dtype) for x in (given.g, given.beta))
         if self.total:
@@ -66,12 +66,12 @@ class GradientPlan(call_plan.Plan):
             end = [] if after is None else [after]
             s, ds = (padded_empty((self.slots, self.heads, self.values, self.keys), given.v) for _ in range(2))
             numbers: dict[str, Any] = dict(**self.numbers, scale=scale)
-            self.states(k, v, t, of_rows, s, *begin, ends, **numbers)
-            found = [x.transpose(0, 1) for x in (du, dv, dq, dk)]
+            y, *found = (x.transpose(0, 1) for x in (y, du, dv, dq, dk))
+            self.states(k, v, t, of_rows, s, y, *begin, ends, **numbers)
             wanted = [] if d_before is None else [d_before]
             self.of_states(q, k, do, t, p, of_rows, ds, *found[:2], *wanted, *end, ends, **numbers)
             parts = self.empty(2 * PARTS.value, self.heads, self.slots, ROWS)
-            self.rest(q, k, t, sums, of_rows, v, do, found[0], s, ds, *found[2:], parts, ends, **numbers)
+            self.rest(q, k, sums, of_rows, v, y, do, found[0], s, ds, *found[2:], parts, ends, **numbers)
             grid = (self.slots, -(-self.heads // HEADS), 1)
             of_gates = (parts, ends, dg, d_beta)
             of_chunks = (self.sequences, self.heads, self.slots, self.knobs["most"])

@@ -25,11 +25,11 @@ from tritonkittens.kernels.gated_delta_net.device.delta import (
 from tritonkittens.kernels.linear_attention.device.chunks import HEADS, ROWS, Chunks, causal, chunk, chunk_of_slot
 from tritonkittens.launch import plain_kernel
 
-PARTS: tl.constexpr = tl.constexpr(6)  # of the gradients of a chunk's gates, from each of two consumers
+PARTS: tl.constexpr = tl.constexpr(4)  # of the gradients of a chunk's gates, from each of two consumers
 
 
 class DeltaStates(GatedDeltaNet):
-    """S: (slots, heads, value columns, key_dim), the states before all chunks."""
+    """S: (slots, heads, value columns, key_dim), the states before all chunks. Y: V', as V."""
 
     @property
     def loaded(self) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class DeltaStates(GatedDeltaNet):
 
     @property
     def results(self) -> dict[str, Any]:
-        return dict(S=tk.st(self.dtype, self.value_dim, self.key_dim))
+        return dict(S=tk.st(self.dtype, self.value_dim, self.key_dim), Y=self.operands["V"])
 
     @triton.jit
     def load(ctx, input):
@@ -48,11 +48,15 @@ class DeltaStates(GatedDeltaNet):
         before = tk.cast(state.s, ctx.config.dtype)
         corrected = correct(ctx, input, before)
         tk.store(tk.subtile(output.S, ctx.config.cols, ctx.config.key_dim, ctx.consumer, 0), before)
-        return state.replace(s=tk.mma_wait(write(ctx, input, state.s, tk.mma_wait(corrected))))
+        corrected = tk.mma_wait(corrected)
+        s = write(ctx, input, state.s, corrected)
+        tk.store(columns(ctx, output.Y), corrected)
+        return state.replace(s=tk.mma_wait(s))
 
     @triton.jit
     def store(ctx, output):
         tk.store_async(ctx.globals.S, output.S, (ctx.first + chunk(ctx), ctx.head, ctx.col, 0))
+        tk.store_async(ctx.globals.Y, output.Y, (ctx.sequence, ctx.head, chunk(ctx), ctx.col))
 
 
 class DeltaStateGradients(GatedDeltaNet):
@@ -96,9 +100,9 @@ class DeltaGradients(Chunks, tk.lcf):
     """dQ and dK of each head of V: (heads, rows, key_dim), and parts of the gradients of gates and beta: P (2 · PARTS,
     heads, slots, 64) fp32. A task is a chunk and a head, an iteration 64 columns of V.
 
-    Each consumer has half the columns of Q and K, and half of those of V' in an iteration. Consumer 0 computes the
-    gradient of Q Kᵀ, consumer 1 that of K Kᵀ. Q and K have 128 columns: half of 64 would cut a swizzle atom, which
-    tensor cores cannot read.
+    Each consumer has half the columns of Q, K and states. Consumer 0 computes the gradient of Q Kᵀ ∘ Γ, dO V'ᵀ, and
+    consumer 1 that of A / β, -dU V'ᵀ. They meet once a task, to exchange these. Q and K have 128 columns: half of 64
+    would cut a swizzle atom, which tensor cores cannot read.
     """
 
     consumers: int = 2
@@ -107,13 +111,11 @@ class DeltaGradients(Chunks, tk.lcf):
 
     def layout(self) -> tk.layout:
         keys, half, tile = (tk.st(self.dtype, 64, n) for n in (self.key_dim, self.key_dim // 2, 64))
-        task = dict(Q=keys, K=keys, T=tile, G=tk.sv(tk.fp32, 64), B=tk.sv(tk.fp32, 256))
-        loaded = dict(V=tile, dO=tile, dU=tile, S=keys, dS=keys)
-        found = dict(dQ=half, dK=half)
-        exchange = dict(R=tk.st(self.dtype, 64, 32), corrected=tile, scores=tile)
+        loaded = dict(V=tile, Y=tile, dO=tile, dU=tile, S=keys, dS=keys)
+        rows = dict(Q=half, K=half, G=tk.sv(tk.fp32, 64), B=tk.sv(tk.fp32, 256))
         return self.chunked(
-            {**task, **loaded, **found, "P": None},
-            input=loaded, task=task, per="block", exchange=exchange, epilogue=found,
+            {**rows, **loaded, "dQ": half, "dK": half, "P": None},
+            input=loaded, epilogue=rows, epilogue_loads=tuple(rows), exchange=dict(scores=tile, scaled=tile),
         )  # fmt: skip
 
     @triton.jit
@@ -131,94 +133,77 @@ class DeltaGradients(Chunks, tk.lcf):
         )
 
     @triton.jit
-    def load_task(ctx, task):
-        place, of_chunk = (ctx.sequence, ctx.head // ctx.args.group, 0, 0), (ctx.head, ctx.home, 0)
-        tk.load_async(task.Q, ctx.globals.Q, place, task.full)
-        tk.load_async(task.K, ctx.globals.K, place, task.full)
-        tk.load_async(task.T, ctx.globals.T, of_chunk, task.full)
-        tk.load_async(task.G, ctx.globals.G, of_chunk, task.full)
-        tk.load_async(task.B, ctx.globals.B, of_chunk, task.full)
-
-    @triton.jit
     def load(ctx, input):
         place, of_state = (ctx.sequence, ctx.head, 0, ctx.iter), (ctx.home, ctx.head, ctx.iter, 0)
         tk.load_async(input.V, ctx.globals.V, place, input.full)
+        tk.load_async(input.Y, ctx.globals.Y, place, input.full)
         tk.load_async(input.dO, ctx.globals.dO, place, input.full)
         tk.load_async(input.dU, ctx.globals.dU, place, input.full)
         tk.load_async(input.S, ctx.globals.S, of_state, input.full)
         tk.load_async(input.dS, ctx.globals.dS, of_state, input.full)
 
     @triton.jit
+    def load_epilogue(ctx, epilogue):
+        place, of_chunk = (ctx.sequence, ctx.head // ctx.args.group, 0, ctx.consumer), (ctx.head, ctx.home, 0)
+        tk.load_async(epilogue.Q, ctx.globals.Q, place, epilogue.full)
+        tk.load_async(epilogue.K, ctx.globals.K, place, epilogue.full)
+        tk.load_async(epilogue.G, ctx.globals.G, of_chunk, epilogue.full)
+        tk.load_async(epilogue.B, ctx.globals.B, of_chunk, epilogue.full)
+
+    @triton.jit
     def start(ctx):
         half = tk.zero(tk.rt(tk.fp32, 64, ctx.config.key_dim // 2))
-        scores = tk.zero(tk.rt(tk.fp32, 64, 64))
-        beta, kept = tk.zero(tk.col_vec(tk.rt(tk.fp32, 64, 32))), tk.zero(tk.col_vec(tk.rt(tk.fp32, 64, 64)))
-        return tk.struct(scores=scores, dq=half, dk=half, read=half, beta=beta, kept=kept)
+        scores, beta = tk.zero(tk.rt(tk.fp32, 64, 64)), tk.zero(tk.col_vec(tk.rt(tk.fp32, 64, 32)))
+        return tk.struct(scores=scores, kept=scores, dq=half, dk=half, read=half, beta=beta)
 
     @triton.jit
-    def compute(ctx, state, input, previous):
+    def compute(ctx, state, input):
         me: tl.constexpr = ctx.consumer
         half: tl.constexpr = ctx.config.key_dim // 2
-        ROWS_OF: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, 64, 32))
-        r = tk.mm_ABt(ctx.task.K, tk.subtile(input.S, 32, ctx.config.key_dim, me, 0))
-        r = tk.mul_row(r, tk.load(ctx.task.B, ROWS_OF, 64))
-        r = tk.cast(tk.load(tk.subtile(input.V, 64, 32, 0, me)), tk.fp32) - r
-        tk.store(ctx.exchange.R[me], tk.mul_row(r, tk.load(ctx.task.B, ROWS_OF, 0)))
-        tk.fence_async()
-        corrected = ctx.exchange.corrected[ctx.iter % 2]
-        tk.store(tk.subtile(corrected, 64, 32, 0, me), tk.mm_AB(ctx.task.T, ctx.exchange.R[me]))
-        tk.fence_async()
-        tk.sync_consumers(ctx)
         s, ds = tk.subtile(input.S, 64, half, 0, me), tk.subtile(input.dS, 64, half, 0, me)
-        scores = tk.mma_ABt(input.dO if me == 0 else input.dU, corrected, state.scores, wait=False)
+        scores = tk.mma_ABt(input.dO if me == 0 else input.dU, input.Y, state.scores, wait=False)
         dq = tk.mma_AB(input.dO, s, state.dq, wait=False)
         read = tk.mma_AB(input.dU, s, state.read, wait=False)
-        dk = tk.mma_AB(corrected, ds, state.dk, wait=False)
-        beta = tk.row_sum(r * tk.cast(tk.load(tk.subtile(input.dU, 64, 32, 0, me)), tk.fp32), state.beta)
-        kept = tk.row_sum(tk.cast(tk.load(s), tk.fp32) * tk.cast(tk.load(ds), tk.fp32), state.kept)
-        scores, dq, dk, read = tk.mma_wait(scores, dq, dk, read)
-        return tk.struct(scores=scores, dq=dq, dk=dk, read=read, beta=beta, kept=kept)
-
-    @triton.jit
-    def compute_last(ctx, state, input):
-        me: tl.constexpr = ctx.consumer
-        half: tl.constexpr = ctx.config.key_dim // 2
-        task = ctx.task
-        ROWS_OF: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, 64, 64))
-        beta, begun, left = tk.load(task.B, ROWS_OF, 0), tk.load(task.B, ROWS_OF, 64), tk.load(task.B, ROWS_OF, 128)
-        kept = tk.load_scalar(task.B, 127)
-        q, k = tk.subtile(task.Q, 64, half, 0, me), tk.subtile(task.K, 64, half, 0, me)
-        values = tk.cast(tk.load(k), tk.fp32)
-        read, dk = tk.mul_row(state.read, beta * begun), tk.mul_row(state.dk, left)
-        of_gates, of_written = tk.row_sum(read * values), tk.row_sum(dk * values)
-        dk, dq = dk - read, tk.mul_row(state.dq, begun * ctx.args.scale)
-        of_gates = tk.row_sum(dq * tk.cast(tk.load(q), tk.fp32)) - of_gates
-        scores = causal(ctx, task, state.scores * ctx.args.scale if me == 0 else tk.tril(tk.neg(state.scores), -1))
-        products = scores * tk.mm_ABt(task.Q if me == 0 else task.K, task.K)
-        inverse = tk.row_sum(products) * me
-        if me == 1:
-            scores, products = tk.mul_row(scores, beta), tk.mul_row(products, beta)
-        tk.store(ctx.exchange.scores[me], scores)
-        tk.fence_async()
-        tk.sync_consumers(ctx)
-        of_q, of_k = ctx.exchange.scores[0], ctx.exchange.scores[1]
-        dq = tk.mma_AB(of_q, k, dq, wait=False)
-        dk = tk.mma_AtB(of_q, q, dk, wait=False)
-        dk = tk.mma_AtB(of_k, k, tk.mma_AB(of_k, k, dk, wait=False), wait=False)
-        of_gates += tk.row_sum(products)
-        parts = (of_gates, tk.col_sum(products), of_written, state.kept * kept, state.beta, inverse)
-        for i in tl.static_range(PARTS):
-            tk.store(ctx.globals.P, parts[i], (2 * i + me, ctx.head, ctx.home, 0))
-        dq, dk = tk.mma_wait(dq, dk)
-        return state.replace(dq=dq, dk=dk)
+        dk = tk.mma_AB(input.Y, ds, state.dk, wait=False)
+        kept = tk.mma_ABt(s, ds, state.kept, wait=False)  # its diagonal sums S ∘ dS
+        v, du = tk.load(tk.subtile(input.V, 64, 32, 0, me)), tk.load(tk.subtile(input.dU, 64, 32, 0, me))
+        beta = tk.row_sum(tk.cast(v, tk.fp32) * tk.cast(du, tk.fp32), state.beta)
+        scores, dq, read, dk, kept = tk.mma_wait(scores, dq, read, dk, kept)
+        return tk.struct(scores=scores, kept=kept, dq=dq, dk=dk, read=read, beta=beta)
 
     @triton.jit
     def finish(ctx, state, epilogue):
-        tk.store(epilogue.dQ, state.dq)
-        tk.store(epilogue.dK, state.dk)
+        me: tl.constexpr = ctx.consumer
+        ROWS_OF: tl.constexpr = tk.col_vec(tk.rt(tk.fp32, 64, 64))
+        beta, begun = tk.load(epilogue.B, ROWS_OF, 0), tk.load(epilogue.B, ROWS_OF, 64)
+        left, kept = tk.load(epilogue.B, ROWS_OF, 128), tk.load_scalar(epilogue.B, 127)
+        scores = causal(ctx, epilogue, state.scores * ctx.args.scale if me == 0 else tk.neg(state.scores), -me)
+        tk.sync_consumers(ctx)  # products of the previous task have read these
+        tk.store(ctx.exchange.scores[me], scores)
+        if me == 1:
+            tk.store(ctx.exchange.scaled[1], tk.mul_row(scores, beta))
         tk.fence_async()
-        tk.store_async(ctx.globals.dQ, epilogue.dQ, (ctx.sequence, ctx.head, 0, ctx.consumer))
-        tk.store_async(ctx.globals.dK, epilogue.dK, (ctx.sequence, ctx.head, 0, ctx.consumer))
+        q, k, values = epilogue.Q, epilogue.K, tk.cast(tk.load(epilogue.K), tk.fp32)
+        dk, dq = tk.mul_row(state.dk, left), tk.mul_row(state.dq, begun * ctx.args.scale)
+        last = tk.row_sum(dk * values, tk.row_sum(tk.block_diagonal(state.kept * kept, 1, 0.0)))
+        tk.sync_consumers(ctx)
+        of_q, of_k = ctx.exchange.scores[0], ctx.exchange.scores[1]
+        dq = tk.mma_AB(of_q, k, dq, wait=False)
+        read = tk.mma_AB(of_k, k, tk.mul_row(state.read, tk.neg(begun)), wait=False)
+        dk = tk.mma_AtB(of_q, q, dk, wait=False)
+        dk = tk.mma_AtB(ctx.exchange.scaled[1], k, dk, wait=False)
+        dq, read, dk = tk.mma_wait(dq, read, dk)
+        of_beta = tk.row_sum(read * values)
+        of_gates = tk.row_sum(dq * tk.cast(tk.load(q), tk.fp32) - dk * values, of_beta * beta)
+        parts = (of_gates, last, of_beta, state.beta)
+        for i in tl.static_range(PARTS):
+            tk.store(ctx.globals.P, parts[i], (2 * i + me, ctx.head, ctx.home, 0))
+        tk.sync()  # all warps have read Q and K
+        tk.store(q, dq)
+        tk.store(k, dk + tk.mul_row(read, beta))
+        tk.fence_async()
+        tk.store_async(ctx.globals.dQ, q, (ctx.sequence, ctx.head, 0, me))
+        tk.store_async(ctx.globals.dK, k, (ctx.sequence, ctx.head, 0, me))
 
 
 @triton.jit
@@ -233,18 +218,18 @@ def _sum_of_two(place, part, exists, NUMBER: tl.constexpr):
 def gather_gates(P, ENDS, DG, DB, sequences, heads, slots, MOST: tl.constexpr):
     """DG and DB (rows, heads), the gradients of gates and beta, of their parts P. Grid: slots, heads.
 
-    A gate scales what rows from its own on read of rows before it: rows and columns of products on both sides of it
-    cancel. What rows write into the state after the chunk, later gates scale; the state before, all.
+    A gate scales what rows from its own on read of rows before it. The sums of rows less columns of products are q dq -
+    k dk and twice what K reads; products on both sides of a gate cancel. What is in the state after the chunk counts
+    for all gates, less what rows from the gate's own on write, which is a part of k dk.
     """
     slot, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     row, inside = chunk_of_slot(ENDS, slot, sequences, MOST)
     exists = (head < heads)[None, :]
     place = P + (head[None, :].to(tl.int64) * slots + slot) * ROWS + tl.arange(0, ROWS)[:, None]
     part = tl.cast(slots, tl.int64) * heads * ROWS
-    rows, cols = _sum_of_two(place, part, exists, 0), _sum_of_two(place, part, exists, 1)
-    written, kept = _sum_of_two(place, part, exists, 2), _sum_of_two(place, part, exists, 3)
-    beta = _sum_of_two(place, part, exists, 4) + _sum_of_two(place, part, exists, 5)
-    dg = tl.cumsum(rows - cols, 0, reverse=True) + tl.cumsum(written, 0) - written + tl.sum(kept, 0)[None, :]
+    rows, last = _sum_of_two(place, part, exists, 0), _sum_of_two(place, part, exists, 1)
+    beta = _sum_of_two(place, part, exists, 2) + _sum_of_two(place, part, exists, 3)
+    dg = tl.cumsum(rows, 0, reverse=True) + tl.sum(last, 0)[None, :]
     home = row[:, None] * heads + head[None, :]
     tl.store(DG + home, tk.cast(dg, DG.dtype.element_ty), mask=inside[:, None] & exists)
     tl.store(DB + home, tk.cast(beta, DB.dtype.element_ty), mask=inside[:, None] & exists)

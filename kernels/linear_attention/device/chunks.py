@@ -187,15 +187,15 @@ def gates(ctx, input):
 
 
 @triton.jit
-def causal(ctx, input, p):
-    """Scores of a chunk's rows and rows before them, with what is left of these."""
+def causal(ctx, input, p, DIAGONAL: tl.constexpr = 0):
+    """Scores of a chunk's rows and rows before them, up to a diagonal, with what is left of these."""
     if ctx.config.gated:
         SCORES: tl.constexpr = tk.rt(tk.fp32, 64, 64)
         of_rows, of_cols = sums(ctx, input)
         rows, cols = tk.load(of_rows, tk.col_vec(SCORES)), tk.load(of_cols, tk.row_vec(SCORES))
         between = tk.sub_col(tk.broadcast_row(p, rows), cols)  # G of the row, less that of the column
         p *= tk.exp2(tk.neg(between) if ctx.config.reverse else between)
-    return tk.triu(p) if ctx.config.reverse else tk.tril(p)
+    return tk.triu(p, DIAGONAL) if ctx.config.reverse else tk.tril(p, DIAGONAL)
 
 
 @triton.jit
