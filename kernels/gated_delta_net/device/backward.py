@@ -1,9 +1,15 @@
 """Gradients of the gated delta rule, in three passes over the chunks of `delta.py`, whose letters these are.
 
-`DeltaStates` computes the state S before each chunk again. `DeltaStateGradients` runs from the last chunk to the first:
-dV' = (Q Kᵀ ∘ Γ)ᵀ dO + e^{G_last - G} K dS, where Γ = e^{G_i - G_j} and dS is the gradient of the state after the chunk.
-With dU = Tᵀ dV', the gradient of V is dR = β dU, and that of the state before the chunk is e^{G_last} dS + (e^G Q)ᵀ dO
-- (e^G K)ᵀ dR. `DeltaGradients` computes the rest, all chunks at once. The inverse has the gradient dA = -dU V'ᵀ.
+`DeltaStates` computes the state S before each chunk and V' again. `DeltaStateGradients` runs from the last chunk to the
+first: dV' = (Q Kᵀ ∘ Γ)ᵀ dO + e^{G_last - G} K dS, where Γ = e^{G_i - G_j} and dS is the gradient of the state after the
+chunk. With dU = Tᵀ dV', the gradient of V is dR = β dU, and that of the state before the chunk is e^{G_last} dS +
+(e^G Q)ᵀ dO - (e^G K)ᵀ dR.
+
+`DeltaGradients` computes the rest, all chunks at once. The inverse has the gradient dA = -dU V'ᵀ. Let M = scale ·
+dO V'ᵀ ∘ Γ and N = -dU V'ᵀ ∘ Γ be lower triangles, N without its diagonal. Then dQ = M K + scale · e^G dO Sᵀ, and
+dK = β Z + W, where Z = N K - e^G dU Sᵀ and W = Mᵀ Q + (β N)ᵀ K + e^{G_last - G} V' dSᵀ. The gradient of β sums the
+columns of dU ∘ V + Z ∘ K, and that of G those of Q ∘ dQ + β Z ∘ K - W ∘ K. G_last also has the sum of all numbers of
+e^{G_last - G} V' dSᵀ ∘ K and e^{G_last} S ∘ dS.
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ from tritonkittens.kernels.gated_delta_net.device.delta import (
 from tritonkittens.kernels.linear_attention.device.chunks import HEADS, ROWS, Chunks, causal, chunk, chunk_of_slot
 from tritonkittens.launch import plain_kernel
 
-PARTS: tl.constexpr = tl.constexpr(4)  # of the gradients of a chunk's gates, from each of two consumers
+PARTS: tl.constexpr = tl.constexpr(4)  # of the gradients of a chunk's gates and beta, from each of two consumers
 
 
 class DeltaStates(GatedDeltaNet):
@@ -98,15 +104,15 @@ class DeltaStateGradients(GatedDeltaNet):
 
 class DeltaGradients(Chunks, tk.lcf):
     """dQ and dK of each head of V: (heads, rows, key_dim), and parts of the gradients of gates and beta: P (2 · PARTS,
-    heads, slots, 64) fp32. A task is a chunk and a head, an iteration 64 columns of V.
+    heads, slots, 64) fp32, of G, G_last, and twice of beta. A task is a chunk and a head, an iteration 64 columns of V.
 
-    Each consumer has half the columns of Q, K and states. Consumer 0 computes the gradient of Q Kᵀ ∘ Γ, dO V'ᵀ, and
-    consumer 1 that of A / β, -dU V'ᵀ. They meet once a task, to exchange these. Q and K have 128 columns: half of 64
-    would cut a swizzle atom, which tensor cores cannot read.
+    Each consumer has half the columns of Q, K and states. Consumer 0 computes M and consumer 1 N, which they exchange.
+    Q and K have 128 columns: half of 64 would cut a swizzle atom, which tensor cores cannot read.
     """
 
     consumers: int = 2
-    broadcast_tile: bool = True  # `setup` reads memory
+    schedule: tk.Schedule = tk.Dynamic()  # `setup` reads memory: the producer calls it for all
+    broadcast_tile: bool = True
     consumer_registers: int | None = 240
 
     def layout(self) -> tk.layout:
@@ -154,7 +160,7 @@ class DeltaGradients(Chunks, tk.lcf):
     def start(ctx):
         half = tk.zero(tk.rt(tk.fp32, 64, ctx.config.key_dim // 2))
         scores, beta = tk.zero(tk.rt(tk.fp32, 64, 64)), tk.zero(tk.col_vec(tk.rt(tk.fp32, 64, 32)))
-        return tk.struct(scores=scores, kept=scores, dq=half, dk=half, read=half, beta=beta)
+        return tk.struct(scores=scores, diagonal=scores, dq=half, dk=half, read=half, beta=beta)
 
     @triton.jit
     def compute(ctx, state, input):
@@ -165,11 +171,11 @@ class DeltaGradients(Chunks, tk.lcf):
         dq = tk.mma_AB(input.dO, s, state.dq, wait=False)
         read = tk.mma_AB(input.dU, s, state.read, wait=False)
         dk = tk.mma_AB(input.Y, ds, state.dk, wait=False)
-        kept = tk.mma_ABt(s, ds, state.kept, wait=False)  # its diagonal sums S ∘ dS
+        diagonal = tk.mma_ABt(s, ds, state.diagonal, wait=False)  # only its diagonal is used: it sums S ∘ dS
         v, du = tk.load(tk.subtile(input.V, 64, 32, 0, me)), tk.load(tk.subtile(input.dU, 64, 32, 0, me))
         beta = tk.row_sum(tk.cast(v, tk.fp32) * tk.cast(du, tk.fp32), state.beta)
-        scores, dq, read, dk, kept = tk.mma_wait(scores, dq, read, dk, kept)
-        return tk.struct(scores=scores, kept=kept, dq=dq, dk=dk, read=read, beta=beta)
+        scores, dq, read, dk, diagonal = tk.mma_wait(scores, dq, read, dk, diagonal)
+        return tk.struct(scores=scores, diagonal=diagonal, dq=dq, dk=dk, read=read, beta=beta)
 
     @triton.jit
     def finish(ctx, state, epilogue):
@@ -185,25 +191,26 @@ class DeltaGradients(Chunks, tk.lcf):
         tk.fence_async()
         q, k, values = epilogue.Q, epilogue.K, tk.cast(tk.load(epilogue.K), tk.fp32)
         dk, dq = tk.mul_row(state.dk, left), tk.mul_row(state.dq, begun * ctx.args.scale)
-        last = tk.row_sum(dk * values, tk.row_sum(tk.block_diagonal(state.kept * kept, 1, 0.0)))
+        written = tk.row_sum(dk * values)
         tk.sync_consumers(ctx)
         of_q, of_k = ctx.exchange.scores[0], ctx.exchange.scores[1]
         dq = tk.mma_AB(of_q, k, dq, wait=False)
         read = tk.mma_AB(of_k, k, tk.mul_row(state.read, tk.neg(begun)), wait=False)
         dk = tk.mma_AtB(of_q, q, dk, wait=False)
         dk = tk.mma_AtB(ctx.exchange.scaled[1], k, dk, wait=False)
+        queries, diagonal = tk.cast(tk.load(q), tk.fp32), tk.row_sum(tk.block_diagonal(state.diagonal, 1, 0.0))
         dq, read, dk = tk.mma_wait(dq, read, dk)
-        of_beta = tk.row_sum(read * values)
-        of_gates = tk.row_sum(dq * tk.cast(tk.load(q), tk.fp32) - dk * values, of_beta * beta)
-        parts = (of_gates, last, of_beta, state.beta)
-        for i in tl.static_range(PARTS):
-            tk.store(ctx.globals.P, parts[i], (2 * i + me, ctx.head, ctx.home, 0))
         tk.sync()  # all warps have read Q and K
         tk.store(q, dq)
         tk.store(k, dk + tk.mul_row(read, beta))
         tk.fence_async()
         tk.store_async(ctx.globals.dQ, q, (ctx.sequence, ctx.head, 0, me))
         tk.store_async(ctx.globals.dK, k, (ctx.sequence, ctx.head, 0, me))
+        of_beta = tk.row_sum(read * values)
+        of_gates = tk.row_sum(dq * queries - dk * values, of_beta * beta)
+        parts = (of_gates, written + diagonal * kept, of_beta, state.beta)
+        for i in tl.static_range(PARTS):
+            tk.store(ctx.globals.P, parts[i], (2 * i + me, ctx.head, ctx.home, 0))
 
 
 @triton.jit
@@ -218,9 +225,7 @@ def _sum_of_two(place, part, exists, NUMBER: tl.constexpr):
 def gather_gates(P, ENDS, DG, DB, sequences, heads, slots, MOST: tl.constexpr):
     """DG and DB (rows, heads), the gradients of gates and beta, of their parts P. Grid: slots, heads.
 
-    A gate scales what rows from its own on read of rows before it. The sums of rows less columns of products are q dq -
-    k dk and twice what K reads; products on both sides of a gate cancel. What is in the state after the chunk counts
-    for all gates, less what rows from the gate's own on write, which is a part of k dk.
+    G sums gates: the gradient of a gate is that of all sums from its row on, and of G_last.
     """
     slot, head = tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     row, inside = chunk_of_slot(ENDS, slot, sequences, MOST)
