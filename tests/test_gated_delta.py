@@ -56,7 +56,7 @@ def test_shapes():
 
 @pytest.mark.slow
 def test_every_schedule_gives_these_gradients():
-    *tensors, state = operands(1, 70, 1, 64, 72)
+    *tensors, state = operands(1, 200, 1, 64, 72)
     leaves, found = [x.requires_grad_() for x in (*tensors, state)], []
     direction = torch.randn_like(tensors[2])
 
@@ -64,7 +64,7 @@ def test_every_schedule_gives_these_gradients():
         o = gated_delta_rule(*leaves[:5], initial_state=state)
         found.append(torch.autograd.grad(o, leaves, direction))
 
-    sim.explore(run, schedules=8, multiprocessors=2)
+    sim.explore(run, schedules=8, multiprocessors=1)  # one CTA has all tasks, and uses its tiles again
     exact = [x.detach().double().requires_grad_() for x in leaves]
     o, _ = gated_delta_rule_torch(*exact[:5], initial_state=exact[5])
     expected = torch.autograd.grad(o, exact, direction.double())
