@@ -72,7 +72,8 @@ def test_gradients_of_packed_sequences(lengths):
 @pytest.mark.slow
 @pytest.mark.parametrize("fading", [0.0, 5.0, 100.0])
 def test_gradients_where_states_fade_fast_or_not_at_all(fading):
-    check(operands(1, 150, 1, 64, 64, fading=fading), slack=1.5, gradients=True)
+    # size: where nothing is left of a state, products of a row with itself cancel in the gradient of its gate
+    check(operands(1, 150, 1, 64, 64, fading=fading), slack=1.5, gradients=True, size=1e-3)
 
 
 @pytest.mark.slow
