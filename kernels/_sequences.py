@@ -2,13 +2,64 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._dispatch import check_tensors
+from tritonkittens.kernels._dispatch import check_tensors, has_tangent
+from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels._tensors import FLOATS, check_tensor, power_of_two
 
 MOST_SEQUENCES = 1024  # that are packed
+ROWS = 64  # of a chunk
+
+
+class SequencePlan:
+    """What plans of calls share: extents of operands, and the memory of what kernels write.
+
+    slots: chunks, at most, since each sequence may end with a short one. ends: of sequences of one length. knobs: of
+    all templates; numbers: arguments of all their launches.
+    """
+
+    def __init__(self, q: Tensor, v: Tensor, starts: Tensor | None):
+        batches, self.length, self.key_heads, self.keys = q.shape
+        self.heads, self.values = v.shape[2:]
+        self.total, self.sequences, self.slots = batches * self.length, sequences_of(q, starts), slots_of(q, starts)
+        self.device, self.ends = q.device, ends_of(q, None)
+        self.knobs: dict[str, Any] = dict(dtype=tk.from_torch(q.dtype), most=most_of(self.sequences))
+        self.numbers: dict[str, Any] = dict(total=self.total, group=self.heads // max(self.key_heads, 1))
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Memory that kernels write."""
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def ends_of(self, starts: Tensor | None) -> Tensor:
+        """Where the sequences of a call end."""
+        return self.ends if starts is None else starts[1:].contiguous()
+
+
+def begin_states(after: list[Tensor], before: list[Tensor]) -> None:
+    """Fill states after sequences with those before, or zeros: sequences without rows have no task."""
+    for i, x in enumerate(after):
+        x.copy_(before[i]) if before else x.zero_()
+
+
+def present(*tensors: Tensor | None) -> list[Tensor]:
+    """The tensors that a call has."""
+    return [x for x in tensors if x is not None]
+
+
+def transposed(state: Tensor | None) -> Tensor | None:
+    """States (…, K, V) as (…, V, K), where there are any: a consumer has all columns of K for some of V."""
+    return None if state is None else state.mT
+
+
+def or_empty(state: Tensor | None, like: Tensor) -> Tensor:
+    """What an operator returns for states: an empty tensor where there are none."""
+    return like.new_empty(0, dtype=torch.float32) if state is None else state
 
 
 def packed(x: Tensor) -> Tensor:
@@ -19,6 +70,16 @@ def packed(x: Tensor) -> Tensor:
 def sequences_of(x: Tensor, starts: Tensor | None) -> int:
     """The number of sequences: the batch, or those that are packed."""
     return x.shape[0] if starts is None else starts.shape[0] - 1
+
+
+def slots_of(x: Tensor, starts: Tensor | None) -> int:
+    """The number of places for chunks: see `linear_attention.device.chunks`."""
+    return x.shape[0] * x.shape[1] // ROWS + sequences_of(x, starts)
+
+
+def most_of(sequences: int) -> int:
+    """The bound of the number of sequences for which kernels are compiled."""
+    return max(16, power_of_two(sequences))
 
 
 def ends_of(x: Tensor, starts: Tensor | None) -> Tensor:
@@ -46,6 +107,59 @@ def starts_of(name: str, seq_idx: Tensor, rows: tuple[int, int]) -> Tensor:
     place = torch.where(begins, begins.cumsum(0) - 1, none).clamp(max=none)
     starts = seq_idx.new_full((none + 1,), total)
     return starts.scatter(0, place, torch.arange(total, dtype=torch.int32, device=seq_idx.device))[:none]
+
+
+def check_kinds(name: str, given: Any) -> None:
+    """Raise TypeError for operands that are no tensors, or of several devices, and ValueError for tangents.
+
+    given: a record of operands, of which those with a default may be None.
+    """
+    for argument, x in given._asdict().items():
+        check_tensors(name, optional=argument in given._field_defaults, **{argument: x})
+        if is_distributed(type(x)):
+            raise TypeError(f"{name}: {argument} is a DTensor; give its shard, {argument}.to_local()")
+    if has_tangent(*given):
+        raise ValueError(f"{name}: it has no forward-mode derivative; use {name}_torch")
+
+
+def check_alike(name: str, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise TypeError or ValueError for k and v that have not the dtype of q, or k that has not its shape."""
+    for argument, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name}: {argument} has dtype {x.dtype}, q {q.dtype}; they must be equal")
+    if k.shape != q.shape:
+        raise ValueError(f"{name}: k is {tuple(k.shape)}; it must be {tuple(q.shape)}, as q")
+
+
+def check_gates(name: str, v: Tensor, **gates: Tensor | None) -> None:
+    """Raise TypeError or ValueError for gates that are not a number for each row and head of v."""
+    for argument, x in gates.items():
+        if x is None:
+            continue
+        if x.shape != v.shape[:3]:
+            raise ValueError(
+                f"{name}: {argument} is {tuple(x.shape)}; it must be {tuple(v.shape[:3])}, a number a head"
+            )
+        check_float(name, argument, x)
+
+
+def check_float(name: str, argument: str, x: Tensor) -> None:
+    """Raise TypeError for other dtypes than fp32, bf16 and fp16."""
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{name}: {argument} has dtype {x.dtype}; it must be {' or '.join(map(str, FLOATS))}")
+
+
+def check_taken(
+    name: str, given: Any, dtypes: tuple[torch.dtype, ...], of_kernels: tuple[str, ...] = ("q", "k", "v")
+) -> None:
+    """Raise TypeError or ValueError for operands of other dtypes or devices than kernels take.
+
+    given: a record of operands. of_kernels: those of `dtypes`, with the first of the record.
+    """
+    first = of_kernels[0]
+    for argument in of_kernels:
+        check_tensor(name, argument, getattr(given, argument), dtypes, first, given[0])
+    check_beside(name, given[0], first, **given._asdict())
 
 
 def check_sequences(

@@ -15,6 +15,7 @@ from tritonkittens.launch import is_reachable, signature_reader, simulated_facts
 
 power_of_two = functools.cache(triton.next_power_of_2)  # a constexpr function is slow to call
 HALF_TYPES = (torch.bfloat16, torch.float16)
+FLOATS = (torch.float32, *HALF_TYPES)
 TMA_BYTES = 16
 CACHE_LINE = 128  # bytes
 LONG_ROW = 8 * CACHE_LINE  # from which on a part of a line is little memory

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import tritonkittens.lang as tk
-from tritonkittens.kernels._sequences import packed, sequences_of
-from tritonkittens.kernels._tensors import padded_empty, power_of_two, remember, signature
-from tritonkittens.kernels.based.checks import check
+from tritonkittens.kernels._sequences import begin_states, packed
+from tritonkittens.kernels._tensors import padded_empty, remember, signature
+from tritonkittens.kernels.based.checks import Operands, check
 from tritonkittens.kernels.based.config import (
     CONSTANT,
     FEATURES,
@@ -24,14 +23,13 @@ from tritonkittens.kernels.based.config import (
     shape_of,
 )
 from tritonkittens.kernels.based.device.taylor import Based, BasedGradient, BasedStates
-from tritonkittens.kernels.linear_attention.config import ROWS, STATE_BLOCK, span_of
-from tritonkittens.kernels.linear_attention.device.chunks import carry_states
+from tritonkittens.kernels.linear_attention.call_plan import SegmentPlan
 from tritonkittens.launch import device_facts
 
 _plans: dict[Hashable, Plan] = {}  # by what is known of a call
 
 
-class Plan:
+class Plan(SegmentPlan):
     """The launches of a call of one kind. States of kernels have other rows than those of users: `config`.
 
     reverse: time runs backwards. gradient: of q, a part for each block of columns of v.
@@ -39,61 +37,47 @@ class Plan:
 
     def __init__(
         self,
-        q: Tensor,
-        v: Tensor,
-        starts: Tensor | None,
+        given: Operands,
         *,
-        begins: bool,
         ends_wanted: bool = False,
         normalized: bool = False,
         reverse: bool = False,
         gradient: bool = False,
     ):
-        batches, length = q.shape[:2]
-        self.heads, self.values = v.shape[2:]
-        self.total, self.sequences, self.device = batches * length, sequences_of(q, starts), q.device
+        super().__init__(given.q, given.v, given.cu_seqlens)
         self.ends_wanted, self.normalized, self.reverse = ends_wanted, normalized, reverse
         shape = shape_of(NARROWEST if gradient else self.values)
-        blocks = -(-self.values // shape.value_dim)
-        fitting = device_facts(q.device).multiprocessors * shape.blocks
-        span = span_of(length, self.total, self.heads * blocks, self.sequences, fitting)
-        self.cut = span < length
-        self.segments = self.total // span + self.sequences  # at most: each sequence may end with a short one
-        self.numbers = dict(span=span, total=self.total, group=1)
-        self.ends = torch.arange(1, batches + 1, dtype=torch.int32, device=q.device) * length
-        self.knobs: dict[str, Any] = dict(
-            dtype=tk.from_torch(q.dtype), consumers=shape.consumers, key_dim=KEYS, value_dim=shape.value_dim,
-            blocks_per_sm=shape.blocks, gated=False, most=max(16, power_of_two(self.sequences)),
-            normalized=normalized, reverse=reverse,
+        self.cut_for(shape.value_dim, device_facts(self.device).multiprocessors * shape.blocks)
+        self.knobs |= dict(
+            consumers=shape.consumers, key_dim=KEYS, value_dim=shape.value_dim, blocks_per_sm=shape.blocks,
+            gated=False, normalized=normalized, reverse=reverse,
         )  # fmt: skip
-        knobs: dict[str, Any] = dict(**self.knobs, begins=begins or self.cut, cut=self.cut)
-        self.columns = blocks * KEYS if gradient else self.values
+        begins = given.initial_state is not None or self.cut
+        knobs: dict[str, Any] = dict(**self.knobs, begins=begins, cut=self.cut)
+        self.columns = -(-self.values // shape.value_dim) * KEYS if gradient else self.values
         self.template = BasedGradient(**knobs) if gradient else Based(**knobs, ends_wanted=ends_wanted and not self.cut)
 
     def states(self, count: int) -> list[Tensor]:
         """Memory of so many states, and of sums of keys where results are normalised."""
         shapes = [(FEATURES, self.values), *([SUMS] if self.normalized else [])]
-        return [torch.empty(count, self.heads, *s, dtype=torch.float32, device=self.device) for s in shapes]
+        return [self.empty(count, self.heads, *shape) for shape in shapes]
 
-    def __call__(
-        self, operands: tuple[Tensor, ...], state: Tensor | None, ends: Tensor | None, scale: float
-    ) -> tuple[Tensor, Tensor | None]:
-        """`operands`: q, k, v, and for the gradient y."""
-        q = operands[0]
+    def __call__(self, given: Operands, scale: float, *y: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`y`: an operand of the gradient."""
+        q, k, v, state, starts = given
         home = padded_empty((self.total, self.heads, self.columns), q)
         before = [] if state is None else self._of_user(state)
         after = self.states(self.sequences) if self.ends_wanted else []
-        if not self.cut:  # sequences without rows have no task
-            for i, x in enumerate(after):
-                x.copy_(before[i]) if before else x.zero_()
+        if not self.cut:
+            begin_states(after, before)
         if self.total and self.heads:
-            ends = self.ends if ends is None else ends
-            rows = [packed(x) for x in operands]
-            given = [*after, *before[::-1]]  # S0 is the last
+            ends = self.ends_of(starts)
+            rows = [packed(x) for x in (q, k, v, *y)]
+            states = [*after, *before[::-1]]  # S0 is the last
             if self.cut:
-                given = self._before_segments(rows[1], rows[2], before, after, ends)[::-1]
+                states = self._before_segments(rows[1], rows[2], before, after, ends)[::-1]
             constants = maps(self.device, q.dtype), numbers(self.device, scale)
-            self.template(*rows, home.transpose(0, 1), *constants, *given, ends, scale=scale, **self.numbers)
+            self.template(*rows, home.transpose(0, 1), *constants, *states, ends, scale=scale, **self.numbers)
         found = home if home.is_contiguous() else home.contiguous()
         return found, self._for_user(*after) if after else None
 
@@ -125,55 +109,33 @@ class Plan:
         states = self.states(self.segments)
         constants = maps(self.device, k.dtype), numbers(self.device, 1.0)
         BasedStates(**self.knobs, cut=True)(k, v, *constants, *states, ends, scale=1.0, **self.numbers)
-        slots = self.total // ROWS + self.sequences
         for i, x in enumerate(states):
             first, last = (y[i] if y else None for y in (before, after))
-            size = tuple(x.shape[2:])
-            grid = (self.sequences * self.heads, -(-size[0] * size[1] // STATE_BLOCK), 1)
-            given = [x if y is None else y for y in (first, last, ends, None)]
-            strides = [(0,) * 4 if y is None else y.stride() for y in (first, last)]
-            counts = (self.sequences, self.heads, size, self.numbers["span"], slots)
-            kinds = (bool(before), bool(after), False, self.reverse, self.knobs["most"], STATE_BLOCK)
-            carry_states.bind(grid, x, *given, *counts, *strides, *kinds)(x, *given)
+            self.carry(x, first, last, ends)
         return states
 
 
-def _ends_of(starts: Tensor | None) -> Tensor | None:
-    """Where packed sequences end."""
-    return None if starts is None else starts[1:].contiguous()
-
-
 def run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    state: Tensor | None,
-    starts: Tensor | None,
-    scale: float,
-    normalized: bool,
-    ends_wanted: bool,
-    reverse: bool = False,
+    given: Operands, scale: float, normalized: bool, ends_wanted: bool, reverse: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """`based_attention` of plain tensors. `reverse`: time runs backwards."""
-    key = (signature(q, k, v, state, starts), normalized, ends_wanted, reverse)
+    key = (signature(*given), normalized, ends_wanted, reverse)
     plan = _plans.get(key)
     if plan is None:
-        check(q, k, v, state, starts, normalized)
-        kind = dict(begins=state is not None, ends_wanted=ends_wanted, normalized=normalized, reverse=reverse)
-        plan = remember(_plans, key, Plan(q, v, starts, **kind))
-    o, after = plan((q, k, v), state, _ends_of(starts), scale)
-    return o.view(v.shape), after
+        check(given, normalized)
+        kind = dict(ends_wanted=ends_wanted, normalized=normalized, reverse=reverse)
+        plan = remember(_plans, key, Plan(given, **kind))
+    o, after = plan(given, scale)
+    return o.view(given.v.shape), after
 
 
-def run_gradient(
-    q: Tensor, k: Tensor, v: Tensor, y: Tensor, state: Tensor | None, starts: Tensor | None, scale: float, reverse: bool
-) -> Tensor:
+def run_gradient(given: Operands, y: Tensor, scale: float, reverse: bool) -> Tensor:
     """The gradient of q where y is that of the results, which are not normalised."""
-    key = (signature(q, k, v, y, state, starts), reverse)
+    key = (signature(*given, y), reverse)
     plan = _plans.get(key)
     if plan is None:
-        check(q, k, v, state, starts, False)
-        plan = remember(_plans, key, Plan(q, v, starts, begins=state is not None, reverse=reverse, gradient=True))
-    parts, _ = plan((q, k, v, y), state, _ends_of(starts), scale)
-    parts = parts.view(*q.shape[:3], plan.columns // KEYS, KEYS)
-    return parts[..., 0, :] if parts.shape[3] == 1 else parts.float().sum(3).to(q.dtype)
+        check(given, False)
+        plan = remember(_plans, key, Plan(given, reverse=reverse, gradient=True))
+    parts, _ = plan(given, scale, y)
+    parts = parts.view(*given.q.shape[:3], plan.columns // KEYS, KEYS)
+    return parts[..., 0, :] if parts.shape[3] == 1 else parts.float().sum(3).to(given.q.dtype)

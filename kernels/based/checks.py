@@ -2,47 +2,43 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import check_tensors, takes
-from tritonkittens.kernels._sequences import MOST_SEQUENCES, check_beside, check_sequences
-from tritonkittens.kernels._sharding import is_distributed
-from tritonkittens.kernels._tensors import check_tensor
+from tritonkittens.kernels._dispatch import takes
+from tritonkittens.kernels._sequences import MOST_SEQUENCES, check_alike, check_sequences, check_taken
 from tritonkittens.kernels.based.config import KEYS, STATE_ROWS
 
 NAME = "based_attention"
 
 
-def check_kinds(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, starts: Tensor | None) -> None:
-    """Raise TypeError for what is no tensor, or one of several devices."""
-    check_tensors(NAME, q=q, k=k, v=v)
-    check_tensors(NAME, optional=True, initial_state=state, cu_seqlens=starts)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if is_distributed(type(x)):
-            raise TypeError(f"{NAME}: {name} is a DTensor; give its shard, {name}.to_local()")
+class Operands(NamedTuple):
+    """The tensors of a call, as `based_attention` names them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    initial_state: Tensor | None = None
+    cu_seqlens: Tensor | None = None
 
 
-def check_shapes(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, starts: Tensor | None, normalize: bool) -> None:
+def check_shapes(given: Operands, normalize: bool) -> None:
     """Raise TypeError or ValueError for operands that do not fit together."""
+    q, k, v, state, starts = given
     if q.ndim != 4 or q.shape[-1] != KEYS:
         raise ValueError(f"{NAME}: q is {tuple(q.shape)}; it must be (B, T, H, {KEYS})")
-    for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype:
-            raise TypeError(f"{NAME}: {name} has dtype {x.dtype}, q {q.dtype}; they must be equal")
-    if k.shape != q.shape:
-        raise ValueError(f"{NAME}: k is {tuple(k.shape)}; it must be {tuple(q.shape)}, as q")
+    check_alike(NAME, q, k, v)
     if v.ndim != 4 or v.shape[:-1] != q.shape[:-1] or v.shape[-1] == 0:
         raise ValueError(f"{NAME}: v is {tuple(v.shape)}; it must be {(*q.shape[:-1], 'V')}".replace("'", ""))
     check_sequences(NAME, q, starts, state, (q.shape[2], STATE_ROWS, v.shape[-1] + normalize))
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, starts: Tensor | None, normalize: bool) -> None:
+def check(given: Operands, normalize: bool) -> None:
     """Raise TypeError or ValueError for operands that the kernels do not take."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_tensor(NAME, name, x, (torch.bfloat16,), "q", q)
-    check_shapes(q, k, v, state, starts, normalize)
-    check_beside(NAME, q, initial_state=state, cu_seqlens=starts)
+    check_taken(NAME, given, (torch.bfloat16,))
+    check_shapes(given, normalize)
 
 
 def are_taken(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> bool:

@@ -9,16 +9,17 @@ import torch
 
 from tritonkittens.kernels._inspection import Inspectable, launches_of
 from tritonkittens.kernels.based.call_plan import run, run_gradient
+from tritonkittens.kernels.based.checks import Operands
 
 
 def _run(heads: int, values: int, normalized: bool = False) -> Any:
     q, v = (torch.empty(1, 16384, heads, n, dtype=torch.bfloat16, device="meta") for n in (16, values))
-    return run(q, q, v, None, None, 0.25, normalized, True)
+    return run(Operands(q, q, v), 0.25, normalized, True)
 
 
 def _gradient(heads: int, reverse: bool) -> Any:
     q, v = (torch.empty(1, 16384, heads, n, dtype=torch.bfloat16, device="meta") for n in (16, 64))
-    return run_gradient(q, q, v, v, None, None, 0.25, reverse)
+    return run_gradient(Operands(q, q, v), v, 0.25, reverse)
 
 
 # with 512 heads sequences stay whole, with 16 they are cut

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, has_tangent, have_memory, is_plain, requires_grad
+from tritonkittens.kernels._dispatch import call, have_memory, is_plain, requires_grad
+from tritonkittens.kernels._sequences import check_kinds
 from tritonkittens.kernels.based.call_plan import run
-from tritonkittens.kernels.based.checks import NAME, check_kinds, check_shapes
+from tritonkittens.kernels.based.checks import NAME, Operands, check_shapes
 
 
 def based_attention(
@@ -51,14 +52,12 @@ def based_attention(
 
     Source: Arora et al., Simple linear attention language models balance the recall-throughput tradeoff (2024).
     """
-    check_kinds(q, k, v, initial_state, cu_seqlens)
-    if has_tangent(q, k, v, initial_state):
-        raise ValueError(f"{NAME}: it has no forward-mode derivative; use {NAME}_torch")
-    check_shapes(q, k, v, initial_state, cu_seqlens, normalize)
+    given = Operands(q, k, v, initial_state, cu_seqlens)
+    check_kinds(NAME, given)
+    check_shapes(given, normalize)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    operands = (q, k, v, initial_state, cu_seqlens)
-    if is_plain(*operands) and have_memory(*operands) and not requires_grad(*operands):
-        o, state = run(*operands, scale, normalize, output_final_state)
+    if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
+        o, state = run(given, scale, normalize, output_final_state)
     else:
-        o, state = call(NAME, *operands, scale, normalize, output_final_state, False)
+        o, state = call(NAME, *given, scale, normalize, output_final_state, False)
     return (o, state) if output_final_state else o

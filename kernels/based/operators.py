@@ -7,84 +7,63 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, refusing, register, vmap_by_loop
-from tritonkittens.kernels._sequences import sequences_of
+from tritonkittens.kernels._dispatch import (
+    by_fields,
+    call,
+    check_no_tangent,
+    describes,
+    refusing,
+    register,
+    vmap_by_loop,
+)
+from tritonkittens.kernels._sequences import or_empty, sequences_of
 from tritonkittens.kernels.based.call_plan import run, run_gradient
-from tritonkittens.kernels.based.checks import NAME, check_shapes
+from tritonkittens.kernels.based.checks import NAME, Operands, check_shapes
 from tritonkittens.kernels.based.config import KEYS, STATE_ROWS
 
 GRADIENT = "based_gradient"
 
 
 @torch.library.custom_op("tritonkittens::based_attention", mutates_args=())
+@by_fields
 def based_attention_operator(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    normalize: bool,
-    final_state: bool,
-    reverse: bool = False,
+    given: Operands, scale: float, normalize: bool, final_state: bool, reverse: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The operator behind `based_attention`. The state is empty where it is not wanted. reverse: time runs from the
     last row to the first."""
-    o, state = run(q, k, v, initial_state, cu_seqlens, scale, normalize, final_state, reverse)
-    return o, q.new_empty(0, dtype=torch.float32) if state is None else state
+    o, state = run(given, scale, normalize, final_state, reverse)
+    return o, or_empty(state, o)
 
 
 @describes(based_attention_operator)
+@by_fields
 def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    normalize: bool,
-    final_state: bool,
-    reverse: bool = False,
+    given: Operands, scale: float, normalize: bool, final_state: bool, reverse: bool = False
 ) -> tuple[Tensor, Tensor]:
-    check_shapes(q, k, v, initial_state, cu_seqlens, normalize)
-    shape = (sequences_of(q, cu_seqlens), q.shape[2], STATE_ROWS, v.shape[-1] + normalize)
+    check_shapes(given, normalize)
+    q, v = given.q, given.v
+    shape = (sequences_of(q, given.cu_seqlens), q.shape[2], STATE_ROWS, v.shape[-1] + normalize)
     return v.new_empty(v.shape), q.new_empty(shape if final_state else 0, dtype=torch.float32)
 
 
 @torch.library.custom_op("tritonkittens::based_gradient", mutates_args=())
-def based_gradient_operator(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    y: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    reverse: bool,
-) -> Tensor:
+@by_fields
+def based_gradient_operator(given: Operands, y: Tensor, scale: float, reverse: bool) -> Tensor:
     """The gradient of q, where y is that of the results of `based_attention` without `normalize`."""
-    found = run_gradient(q, k, v, y, initial_state, cu_seqlens, scale, reverse)
+    found = run_gradient(given, y, scale, reverse)
     return found if found.is_contiguous() else found.contiguous()
 
 
 @describes(based_gradient_operator)
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    y: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    reverse: bool,
-) -> Tensor:
-    check_shapes(q, k, v, initial_state, cu_seqlens, False)
-    return q.new_empty(q.shape)
+@by_fields
+def _(given: Operands, y: Tensor, scale: float, reverse: bool) -> Tensor:
+    check_shapes(given, False)
+    return given.q.new_empty(given.q.shape)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, state, starts, ctx.scale, ctx.normalize, ctx.final_state, ctx.reverse = inputs
-    ctx.save_for_backward(q, k, v, state, starts, output[0] if ctx.normalize else None)
+    *tensors, ctx.scale, ctx.normalize, ctx.final_state, ctx.reverse = inputs
+    ctx.save_for_backward(*tensors, output[0] if ctx.normalize else None)
     ctx.set_materialize_grads(False)
 
 
@@ -128,9 +107,9 @@ def _backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any,
     parts = _parts(ctx, do, None if d_final is None else d_final / factors)
     dq = dk = dv = d_state = None
     if needs[0]:
-        dq = _sum([call(GRADIENT, q, k, x, y, s, starts, scale, reverse) for x, y, s, _ in parts])
+        dq = _sum([call(GRADIENT, q, k, x, s, starts, y, scale, reverse) for x, y, s, _ in parts])
     if needs[1]:
-        dk = _sum([call(GRADIENT, k, q, y, x, s, starts, scale, not reverse) for x, y, _, s in parts])
+        dk = _sum([call(GRADIENT, k, q, y, s, starts, x, scale, not reverse) for x, y, _, s in parts])
     if needs[2] or needs[3]:
         given = parts if needs[3] else parts[:1]
         found = [call(NAME, k, q, y, s, starts, scale, False, bool(needs[3]), not reverse) for _, y, _, s in given]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._sequences import packed
+from tritonkittens.kernels._sequences import begin_states, packed, present, transposed
 from tritonkittens.kernels._tensors import padded_empty, remember, signature
-from tritonkittens.kernels.gated_delta_net import call_plan
+from tritonkittens.kernels.gated_delta_net.call_plan import ChunksPlan
+from tritonkittens.kernels.gated_delta_net.checks import Operands
 from tritonkittens.kernels.gated_delta_net.device.backward import (
     PARTS,
     DeltaGradients,
@@ -23,24 +24,12 @@ from tritonkittens.kernels.linear_attention.config import HEADS, ROWS
 _plans: dict[Hashable, GradientPlan] = {}  # by what is known of a call
 
 
-class Operands(NamedTuple):
-    """The tensors of a call, as `gated_delta_rule` names them."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    beta: Tensor
-    initial_state: Tensor | None
-    cu_seqlens: Tensor | None
-
-
-class GradientPlan(call_plan.Plan):
+class GradientPlan(ChunksPlan):
     """The launches of a gradient of one kind. `ends`: is there a gradient of the states after?"""
 
     def __init__(self, given: Operands, ends: bool):
+        super().__init__(given)
         begins = given.initial_state is not None
-        super().__init__(given.q, given.v, begins, False, given.cu_seqlens)
         # states and their gradients are computed at once: neither reads what the other writes
         self.states = DeltaStates(**self.knobs, begins=begins, launch_pdl=True)
         # stages of the output ring fill shared memory
@@ -51,25 +40,21 @@ class GradientPlan(call_plan.Plan):
 
     def gradients(self, given: Operands, do: Tensor, d_final: Tensor | None, scale: float) -> list[Tensor | None]:
         """Of q, k, v, g, beta and the initial state."""
-        before, after = (None if x is None else x.mT for x in (given.initial_state, d_final))
-        d_before = None if before is None else self.empty(*before.shape)
-        if d_before is not None:  # sequences without rows have no task
-            d_before.zero_() if after is None else d_before.copy_(after)
+        before, after = present(transposed(given.initial_state)), present(transposed(d_final))
+        d_before = [self.empty(*x.shape) for x in before]
+        begin_states(d_before, after)
         y, du, dv = (padded_empty((self.total, self.heads, self.values), given.v) for _ in range(3))
         dq, dk = (padded_empty((self.total, self.heads, self.keys), given.q) for _ in range(2))
         dg, d_beta = (self.empty(self.total, self.heads, dtype=x.dtype) for x in (given.g, given.beta))
         if self.total:
-            ends = self.ends if given.cu_seqlens is None else given.cu_seqlens[1:].contiguous()
+            ends = self.ends_of(given.cu_seqlens)
             q, k, v, do = (packed(x) for x in (given.q, given.k, given.v, do))
             sums, t, p, of_rows = self.chunks(q, k, given.g, given.beta, ends)
-            begin = [] if before is None else [before]
-            end = [] if after is None else [after]
             s, ds = (padded_empty((self.slots, self.heads, self.values, self.keys), given.v) for _ in range(2))
             numbers: dict[str, Any] = dict(**self.numbers, scale=scale)
             y, *found = (x.transpose(0, 1) for x in (y, du, dv, dq, dk))
-            self.states(k, v, t, of_rows, s, y, *begin, ends, **numbers)
-            wanted = [] if d_before is None else [d_before]
-            self.of_states(q, k, do, t, p, of_rows, ds, *found[:2], *wanted, *end, ends, **numbers)
+            self.states(k, v, t, of_rows, s, y, *before, ends, **numbers)
+            self.of_states(q, k, do, t, p, of_rows, ds, *found[:2], *d_before, *after, ends, **numbers)
             parts = self.empty(2 * PARTS.value, self.heads, self.slots, ROWS)
             self.rest(q, k, sums, of_rows, v, y, do, found[0], s, ds, *found[2:], parts, ends, **numbers)
             grid = (self.slots, -(-self.heads // HEADS), 1)
@@ -78,7 +63,7 @@ class GradientPlan(call_plan.Plan):
             gather_gates.bind(grid, *of_gates, *of_chunks)(*of_gates)
         dq, dk = (self._sums_of_groups(x, given.q) for x in (dq, dk))
         dv, dg, d_beta = (x.contiguous().view(y.shape) for x, y in ((dv, given.v), (dg, given.g), (d_beta, given.beta)))
-        return [dq, dk, dv, dg, d_beta, None if d_before is None else d_before.mT]
+        return [dq, dk, dv, dg, d_beta, d_before[0].mT if d_before else None]
 
     def _sums_of_groups(self, x: Tensor, like: Tensor) -> Tensor:
         """The gradient of a head of keys is the sum of those of heads of values."""

@@ -8,16 +8,18 @@ from typing import Any
 import torch
 
 from tritonkittens.kernels._inspection import Inspectable, launches_of
-from tritonkittens.kernels.gated_delta_net.backward_plan import Operands, run_backward
+from tritonkittens.kernels.gated_delta_net.backward_plan import run_backward
 from tritonkittens.kernels.gated_delta_net.call_plan import run
+from tritonkittens.kernels.gated_delta_net.checks import Operands
 
 
 def _run(heads: int, backward: bool = False) -> Any:
     q = torch.empty(1, 16384, heads, 128, dtype=torch.bfloat16, device="meta")
     g = torch.empty(1, 16384, heads, dtype=torch.float32, device="meta")
+    given = Operands(q, q, q, g, g)
     if backward:
-        return run_backward(Operands(q, q, q, g, g, None, None), q, None, 1.0)
-    return run(q, q, q, g, g, None, None, 1.0, True)
+        return run_backward(given, q, None, 1.0)
+    return run(given, 1.0, True)
 
 
 BACKWARD = tuple(f"gated_delta_{name}" for name in ("states", "state_gradients", "gradients", "gates"))

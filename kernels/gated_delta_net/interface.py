@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, has_tangent, have_memory, is_plain, requires_grad
+from tritonkittens.kernels._dispatch import call, have_memory, is_plain, requires_grad
+from tritonkittens.kernels._sequences import check_kinds
 from tritonkittens.kernels.gated_delta_net.call_plan import run
-from tritonkittens.kernels.gated_delta_net.checks import NAME, check_kinds, check_shapes
+from tritonkittens.kernels.gated_delta_net.checks import NAME, Operands, check_shapes
 
 
 def gated_delta_rule(
@@ -55,14 +56,12 @@ def gated_delta_rule(
         o, state = gated_delta_rule(q, k, v, g, beta, output_final_state=True)
         o, state = gated_delta_rule(*next_step, initial_state=state, output_final_state=True)
     """
-    check_kinds(q, k, v, g, beta, initial_state, cu_seqlens)
-    if has_tangent(q, k, v, g, beta, initial_state):
-        raise ValueError(f"{NAME}: it has no forward-mode derivative; use {NAME}_torch")
-    check_shapes(q, k, v, g, beta, initial_state, cu_seqlens)
+    given = Operands(q, k, v, g, beta, initial_state, cu_seqlens)
+    check_kinds(NAME, given)
+    check_shapes(given)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    operands = (q, k, v, g, beta, initial_state, cu_seqlens)
-    if is_plain(*operands) and have_memory(*operands) and not requires_grad(*operands):
-        o, state = run(*operands, scale, output_final_state)
+    if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
+        o, state = run(given, scale, output_final_state)
     else:
-        o, state = call(NAME, *operands, scale, output_final_state)
+        o, state = call(NAME, *given, scale, output_final_state)
     return (o, state) if output_final_state else o

@@ -7,84 +7,56 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, refusing, register, vmap_by_loop
-from tritonkittens.kernels._sequences import sequences_of
-from tritonkittens.kernels.gated_delta_net.backward_plan import Operands, run_backward
+from tritonkittens.kernels._dispatch import (
+    by_fields,
+    call,
+    check_no_tangent,
+    describes,
+    refusing,
+    register,
+    vmap_by_loop,
+)
+from tritonkittens.kernels._sequences import or_empty, sequences_of
+from tritonkittens.kernels.gated_delta_net.backward_plan import run_backward
 from tritonkittens.kernels.gated_delta_net.call_plan import run
-from tritonkittens.kernels.gated_delta_net.checks import NAME, check_shapes
+from tritonkittens.kernels.gated_delta_net.checks import NAME, Operands, check_shapes
 
 
 @torch.library.custom_op("tritonkittens::gated_delta_rule", mutates_args=())
-def gated_delta_rule_operator(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    final_state: bool,
-) -> tuple[Tensor, Tensor]:
+@by_fields
+def gated_delta_rule_operator(given: Operands, scale: float, final_state: bool) -> tuple[Tensor, Tensor]:
     """The operator behind `gated_delta_rule`. The state is empty where it is not wanted."""
-    o, state = run(q, k, v, g, beta, initial_state, cu_seqlens, scale, final_state)
-    return o, q.new_empty(0, dtype=torch.float32) if state is None else state
+    o, state = run(given, scale, final_state)
+    return o, or_empty(state, o)
+
+
+def _state_like(given: Operands, wanted: bool) -> Tensor:
+    q, v = given.q, given.v
+    shape = (sequences_of(q, given.cu_seqlens), v.shape[2], v.shape[-1], q.shape[-1])
+    return or_empty(q.new_empty(shape, dtype=torch.float32).mT if wanted else None, q)
 
 
 @describes(gated_delta_rule_operator)
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    final_state: bool,
-) -> tuple[Tensor, Tensor]:
-    check_shapes(q, k, v, g, beta, initial_state, cu_seqlens)
-    shape = (sequences_of(q, cu_seqlens), v.shape[2], v.shape[-1], q.shape[-1])
-    state = q.new_empty(shape, dtype=torch.float32).mT if final_state else q.new_empty(0, dtype=torch.float32)
-    return v.new_empty(v.shape), state
+@by_fields
+def _(given: Operands, scale: float, final_state: bool) -> tuple[Tensor, Tensor]:
+    check_shapes(given)
+    return given.v.new_empty(given.v.shape), _state_like(given, final_state)
 
 
 @torch.library.custom_op("tritonkittens::gated_delta_rule_backward", mutates_args=())
+@by_fields
 def gated_delta_rule_backward_operator(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    do: Tensor,
-    d_final: Tensor | None,
-    scale: float,
+    given: Operands, do: Tensor, d_final: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, g, beta and the initial state, which is empty where there is none."""
-    given = Operands(q, k, v, g, beta, initial_state, cu_seqlens)
     *found, d_initial = run_backward(given, do, d_final, scale)
-    return (*found, q.new_empty(0, dtype=torch.float32) if d_initial is None else d_initial)
+    return *found, or_empty(d_initial, do)
 
 
 @describes(gated_delta_rule_backward_operator)
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    do: Tensor,
-    d_final: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv, dg, d_beta = (x.new_empty(x.shape) for x in (q, k, v, g, beta))
-    shape = (sequences_of(q, cu_seqlens), v.shape[2], v.shape[-1], q.shape[-1])
-    state = q.new_empty(0 if initial_state is None else shape, dtype=torch.float32)
-    return dq, dk, dv, dg, d_beta, state if initial_state is None else state.mT
+@by_fields
+def _(given: Operands, do: Tensor, d_final: Tensor | None, scale: float) -> tuple[Tensor, ...]:
+    return *(x.new_empty(x.shape) for x in given[:5]), _state_like(given, given.initial_state is not None)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -95,13 +67,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any, ...]:
     check_no_tangent(NAME)
-    q, k, v, g, beta, state, starts = ctx.saved_tensors
+    given = Operands(*ctx.saved_tensors)
     d_final = d_final if ctx.final_state else None
     if do is None and d_final is None:
         return (None,) * 9
-    do = torch.zeros_like(v) if do is None else do.to(v.dtype)
-    *found, d_state = call(f"{NAME}_backward", q, k, v, g, beta, state, starts, do, d_final, ctx.scale)
-    wanted = zip((*found, None if state is None else d_state), ctx.needs_input_grad, strict=False)
+    do = torch.zeros_like(given.v) if do is None else do.to(given.v.dtype)
+    *found, d_state = call(f"{NAME}_backward", *given, do, d_final, ctx.scale)
+    wanted = zip((*found, None if given.initial_state is None else d_state), ctx.needs_input_grad, strict=False)
     return (*(x if needed else None for x, needed in wanted), None, None, None)
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._sequences import ends_of, packed, sequences_of
-from tritonkittens.kernels._tensors import padded_empty, power_of_two, remember, signature
+from tritonkittens.kernels._sequences import SequencePlan, ends_of, most_of, packed, slots_of, transposed
+from tritonkittens.kernels._tensors import padded_empty, remember, signature
 from tritonkittens.kernels.linear_attention.call_plan import Plan, pairs, sums_of
+from tritonkittens.kernels.linear_attention.checks import Operands
 from tritonkittens.kernels.linear_attention.config import HEADS, ROWS, WIDEST, shape_of
 from tritonkittens.kernels.linear_attention.device.gradients import ChunkGradients, ChunkStates, gate_gradients
 from tritonkittens.launch import device_facts
@@ -47,7 +48,7 @@ class StatesPlan(Plan):
         return home, after
 
 
-class BackwardPlan:
+class BackwardPlan(SequencePlan):
     """The launches of gradients of one kind, of at most 128 columns of v.
 
     around: are there states before, and gradients of those after? kind: knobs of both templates.
@@ -63,25 +64,22 @@ class BackwardPlan:
         skip: Tensor | None = None,
         **kind: bool,
     ):
-        (batches, length, self.key_heads, self.keys), (begins, ends) = q.shape, around
-        self.heads, self.values = v.shape[2:]
-        self.total, self.sequences, self.paired = batches * length, sequences_of(q, starts), paired
-        self.packs, self.slots = starts is not None, self.total // ROWS + self.sequences
+        super().__init__(q, v, starts)
+        self.packs, self.paired, (begins, ends) = starts is not None, paired, around
         of_pairs: Any = pairs(v, 2) if paired else v
         kinds = dict(gated=True, paired=paired)
         self.before = StatesPlan(q, of_pairs, begins, False, starts, kinds | kind)
         self.after = StatesPlan(q, of_pairs, ends, begins, starts, kinds | dict(reverse=True))
         multiprocessors = device_facts(q.device).multiprocessors
         shape = shape_of(self.keys, self.values, 0, multiprocessors)  # all columns of V in a task
-        group = self.heads // max(self.key_heads, 1)
+        group = self.numbers["group"]
         tasks = self.slots * self.key_heads
         # as few parts of a group as fill the GPU
         parts = next((n for n in range(1, group) if group % n == 0 and n * tasks >= multiprocessors), max(group, 1))
         self.parts = self.key_heads * parts
-        self.numbers = dict(shared=group // parts, total=self.total, group=group)
+        self.numbers["shared"] = group // parts
         self.template = ChunkGradients(
-            dtype=tk.from_torch(q.dtype), key_dim=shape.key_dim, value_dim=shape.value_dim,
-            most=max(16, power_of_two(self.sequences)),
+            **self.knobs, key_dim=shape.key_dim, value_dim=shape.value_dim,
             skip=None if skip is None else tk.from_torch(skip.dtype), skips_columns=skip is not None and skip.ndim == 2,
             **kind,
         )  # fmt: skip
@@ -175,31 +173,21 @@ def _joined(found: list[Found], of_keys: bool) -> Found:
 
 
 def run_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    g: Tensor | None,
-    state: Tensor | None,
-    starts: Tensor | None,
-    do: Tensor,
-    d_final: Tensor | None,
-    scale: float,
+    given: Operands, do: Tensor, d_final: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v, the gates (`decay` or `g`) and the state of `linear_attention`."""
-    (batches, length, heads, _), sequences = q.shape, sequences_of(q, starts)
-    total, slots, most = batches * length, batches * length // ROWS + sequences, max(16, power_of_two(sequences))
+    q, k, v, decay, g, state, starts = given
+    (batches, length, heads, _), slots, ends = q.shape, slots_of(q, starts), ends_of(q, starts)
+    total, sequences = batches * length, ends.shape[0]
     gates = (-decay).expand(total, -1) if g is None else g.flatten(0, 1)  # type: ignore[operator]
-    ends = ends_of(q, starts)
     dg = q.new_zeros(total, heads, dtype=torch.float32 if g is None else g.dtype)
-    before, d_after = (None if x is None else x.mT for x in (state, d_final))
     sums = [q.new_empty(heads, slots, ROWS, dtype=torch.float32)]
     if total and heads:
         sums_of(gates, ends, sums[0])
-    found = gradients(q, k, v, do, sums, (before, d_after), starts, ends, scale)
+    found = gradients(q, k, v, do, sums, (transposed(state), transposed(d_final)), starts, ends, scale)
     if total and heads:
-        tensors, numbers = (found.sums, ends, dg), (sequences, heads, slots, *dg.stride(), scale, most)
+        tensors, numbers = (found.sums, ends, dg), (sequences, heads, slots, *dg.stride(), scale, most_of(sequences))
         gate_gradients.bind((slots, -(-heads // HEADS), 1), *tensors, *numbers)(*tensors)
     dq, dk, dv = (x.contiguous().view(y.shape) for x, y in ((found.dq, q), (found.dk, k), (found.dv, v)))
     of_gates = -dg.sum(0) if g is None else dg.view(g.shape)
-    return dq, dk, dv, of_gates, None if found.dstate is None else found.dstate.mT
+    return dq, dk, dv, of_gates, transposed(found.dstate)

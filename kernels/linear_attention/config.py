@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tritonkittens.kernels._sequences import ROWS as ROWS
 from tritonkittens.kernels._tensors import power_of_two
 
 NARROWEST, WIDEST = 64, 128  # columns of a tile
 MOST_KEYS = 256  # columns of Q and K
-ROWS = 64  # of a chunk
 HEADS = 32  # whose gates a program sums
 STATE_BLOCK = 1024  # numbers of a state that a program carries from segment to segment
 SHORTEST = 8  # chunks of a segment

@@ -10,18 +10,19 @@ import torch
 from tritonkittens.kernels._inspection import Inspectable, launches_of
 from tritonkittens.kernels.linear_attention.backward_plan import run_backward
 from tritonkittens.kernels.linear_attention.call_plan import run
+from tritonkittens.kernels.linear_attention.checks import Operands
 
 
 def _run(heads: int, dim: int, decayed: bool, reverse: bool = False) -> Any:
     x = torch.empty(1, 16384, heads, dim, dtype=torch.bfloat16, device="meta")
     decay = torch.empty(heads, dtype=torch.float32, device="meta") if decayed else None
-    return run(x, x, x, decay, None, None, None, 1.0, True, reverse)
+    return run(Operands(x, x, x, decay), 1.0, True, reverse)
 
 
 def _run_backward(heads: int, dim: int) -> Any:
     x = torch.empty(1, 16384, heads, dim, dtype=torch.bfloat16, device="meta")
     g = torch.empty(1, 16384, heads, dtype=torch.float32, device="meta")
-    return run_backward(x, x, x, None, g, None, None, x, None, 1.0)
+    return run_backward(Operands(x, x, x, g=g), x, None, 1.0)
 
 
 # with 256 heads sequences stay whole, with 16 they are cut

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, has_tangent, have_memory, is_plain, requires_grad
+from tritonkittens.kernels._dispatch import call, have_memory, is_plain, requires_grad
+from tritonkittens.kernels._sequences import check_kinds
 from tritonkittens.kernels.linear_attention.call_plan import run
-from tritonkittens.kernels.linear_attention.checks import NAME, check_kinds, check_shapes
+from tritonkittens.kernels.linear_attention.checks import NAME, Operands, check_shapes
 
 
 def linear_attention(
@@ -53,14 +54,12 @@ def linear_attention(
         o, state = linear_attention(q, k, v, decay, output_final_state=True)
         o, state = linear_attention(q_next, k_next, v_next, decay, initial_state=state, output_final_state=True)
     """
-    check_kinds(q, k, v, decay, g, initial_state, cu_seqlens)
-    if has_tangent(q, k, v, decay, g, initial_state):
-        raise ValueError(f"{NAME}: it has no forward-mode derivative; use linear_attention_torch")
-    check_shapes(q, k, v, decay, g, initial_state, cu_seqlens)
+    given = Operands(q, k, v, decay, g, initial_state, cu_seqlens)
+    check_kinds(NAME, given)
+    check_shapes(given)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    operands = (q, k, v, decay, g, initial_state, cu_seqlens)
-    if is_plain(*operands) and have_memory(*operands) and not requires_grad(*operands):
-        o, state = run(*operands, scale, output_final_state, False)
+    if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
+        o, state = run(given, scale, output_final_state, False)
     else:
-        o, state = call(NAME, *operands, scale, output_final_state, False)
+        o, state = call(NAME, *given, scale, output_final_state, False)
     return (o, state) if output_final_state else o

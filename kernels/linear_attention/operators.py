@@ -10,92 +10,66 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, refusing, register, vmap_by_loop
-from tritonkittens.kernels._sequences import sequences_of
+from tritonkittens.kernels._dispatch import (
+    by_fields,
+    call,
+    check_no_tangent,
+    describes,
+    refusing,
+    register,
+    vmap_by_loop,
+)
+from tritonkittens.kernels._sequences import or_empty, present, sequences_of, transposed
 from tritonkittens.kernels.linear_attention.backward_plan import run_backward, summed
 from tritonkittens.kernels.linear_attention.call_plan import run
-from tritonkittens.kernels.linear_attention.checks import NAME, check_shapes
+from tritonkittens.kernels.linear_attention.checks import NAME, Operands, check_shapes
 from tritonkittens.kernels.linear_attention.config import MOST_KEYS
 
 
 @torch.library.custom_op("tritonkittens::linear_attention", mutates_args=())
+@by_fields
 def linear_attention_operator(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    g: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    final_state: bool,
-    reverse: bool = False,
+    given: Operands, scale: float, final_state: bool, reverse: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The operator behind `linear_attention`. The state is empty where it is not wanted. reverse: time runs from the
     last row to the first."""
-    o, state = run(q, k, v, decay, g, initial_state, cu_seqlens, scale, final_state, reverse)
-    return o, q.new_empty(0, dtype=torch.float32) if state is None else state
+    o, state = run(given, scale, final_state, reverse)
+    return o, or_empty(state, o)
 
 
 @describes(linear_attention_operator)
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    g: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-    final_state: bool,
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor]:
-    check_shapes(q, k, v, decay, g, initial_state, cu_seqlens)
-    state = q.new_empty(sequences_of(q, cu_seqlens), q.shape[2], v.shape[-1], q.shape[-1], dtype=torch.float32).mT
-    return v.new_empty(v.shape), state if final_state else q.new_empty(0, dtype=torch.float32)
+@by_fields
+def _(given: Operands, scale: float, final_state: bool, reverse: bool = False) -> tuple[Tensor, Tensor]:
+    check_shapes(given)
+    q, v = given.q, given.v
+    shape = (sequences_of(q, given.cu_seqlens), q.shape[2], v.shape[-1], q.shape[-1])
+    return v.new_empty(v.shape), or_empty(q.new_empty(shape, dtype=torch.float32).mT if final_state else None, q)
 
 
 @torch.library.custom_op("tritonkittens::linear_attention_backward", mutates_args=())
+@by_fields
 def backward_operator(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    g: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    do: Tensor,
-    d_final: Tensor | None,
-    scale: float,
+    given: Operands, do: Tensor, d_final: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, the gates (`decay` or `g`) and the state, which is empty where there is none."""
-    *found, state = run_backward(q, k, v, decay, g, initial_state, cu_seqlens, do, d_final, scale)
-    return *found, q.new_empty(0, dtype=torch.float32) if state is None else state
+    *found, state = run_backward(given, do, d_final, scale)
+    return *found, or_empty(state, do)
 
 
 @describes(backward_operator)
+@by_fields
 def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    g: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    do: Tensor,
-    d_final: Tensor | None,
-    scale: float,
+    given: Operands, do: Tensor, d_final: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    of_gates: Any = decay if g is None else g
-    state = q.new_empty(0, dtype=torch.float32)
-    if initial_state is not None:
-        state = torch.empty_like(initial_state.mT, memory_format=torch.contiguous_format).mT
-    return *(x.new_empty(x.shape) for x in (q, k, v)), of_gates.new_empty(of_gates.shape), state
+    q, k, v, decay, g, state, _ = given
+    if state is not None:
+        state = torch.empty_like(state.mT, memory_format=torch.contiguous_format).mT
+    return *(x.new_empty(x.shape) for x in present(q, k, v, decay, g)), or_empty(state, q)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, decay, g, state, starts, ctx.scale, ctx.final_state, ctx.reverse = inputs
-    ctx.save_for_backward(q, k, v, decay, g, state, starts)
+    *tensors, ctx.scale, ctx.final_state, ctx.reverse = inputs
+    ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
 
 
@@ -132,9 +106,9 @@ def _backward(ctx: Any, do: Tensor | None, d_final: Tensor | None) -> tuple[Any,
     begin = None if d_final is None else d_final / scale
     dq = dk = dv = d_state = None
     if needs[0]:
-        dq = _of_keys(do, v, k, gates, None if state is None else state.mT, starts, scale, False, reverse)
+        dq = _of_keys(do, v, k, gates, transposed(state), starts, scale, False, reverse)
     if needs[1]:
-        dk = _of_keys(v, do, q, gates, None if begin is None else begin.mT, starts, scale, False, not reverse)
+        dk = _of_keys(v, do, q, gates, transposed(begin), starts, scale, False, not reverse)
     if needs[2] or needs[5]:
         dv, d_state = call(NAME, k, q, do, *gates, begin, starts, scale, bool(needs[5]), not reverse)
         d_state = d_state * scale if needs[5] else None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._sequences import ends_of, sequences_of
+from tritonkittens.kernels._sequences import ends_of, slots_of
 from tritonkittens.kernels.activation.call_plan import Options
 from tritonkittens.kernels.activation.call_plan import run_backward as gate_backward
 from tritonkittens.kernels.linear_attention.backward_plan import gradients
@@ -15,20 +13,6 @@ from tritonkittens.kernels.linear_attention.config import ROWS, WIDEST
 from tritonkittens.kernels.mamba2.call_plan import are_paired, launch_steps, run
 from tritonkittens.kernels.mamba2.checks import Operands
 from tritonkittens.kernels.mamba2.device.scan import step_gradients, sum_steps
-
-
-class Gradients(NamedTuple):
-    """Gradients of `Operands`, of which some may be absent."""
-
-    x: Tensor
-    dt: Tensor
-    A: Tensor
-    B: Tensor
-    C: Tensor
-    D: Tensor | None
-    z: Tensor | None
-    dt_bias: Tensor | None
-    initial_states: Tensor | None
 
 
 def _through_gate(
@@ -47,15 +31,12 @@ def _through_gate(
 
 def run_backward(
     given: Operands, softplus: bool, limits: tuple[float, float], dy: Tensor, d_states: Tensor | None
-) -> Gradients:
-    """Gradients of `mamba_chunk_scan` for those of y and of the states after."""
+) -> Operands:
+    """Gradients of `mamba_chunk_scan`, where it has operands, for those of y and of the states after."""
     given = given._replace(A=given.A.contiguous())
     x, dt, A, B, C, D, z, bias, state, starts = given
-    dD: Tensor | None = None
-    (batches, length, heads, _), sequences = x.shape, sequences_of(x, starts)
+    heads, slots, ends = x.shape[2], slots_of(x, starts), ends_of(x, starts)
     dy, dz = _through_gate(dy, given, softplus, limits)
-    ends = ends_of(x, starts)
-    slots = batches * length // ROWS + sequences
     sums = [A.new_empty(heads, slots, ROWS) for _ in range(3)]
     if x.numel():
         launch_steps(sum_steps, [], sums, given, softplus, limits, ends, True)
@@ -64,15 +45,13 @@ def run_backward(
     ddt, (dA, dbias) = dt.new_zeros(dt.shape), A.new_zeros(2, slots, heads)
     if x.numel():
         launch_steps(step_gradients, [found.sums], [ddt, dA, dbias], given, softplus, limits, ends)
-    if D is not None and found.dskip is not None:
-        dD = found.dskip.to(D.dtype)
-    return Gradients(
+    return Operands(
         x=found.dv.contiguous().view(x.shape),
         dt=ddt,
         A=dA.sum(0),
         B=found.dk.contiguous().view(B.shape),
         C=found.dq.contiguous().view(C.shape),
-        D=dD,
+        D=None if D is None or found.dskip is None else found.dskip.to(D.dtype),
         z=dz,
         dt_bias=None if bias is None else dbias.sum(0).to(bias.dtype),
         initial_states=None if found.dstate is None or state is None else found.dstate.contiguous().view(state.shape),

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._sequences import packed
-from tritonkittens.kernels._tensors import power_of_two, remember, signature
+from tritonkittens.kernels._sequences import most_of, packed, present, transposed
+from tritonkittens.kernels._tensors import remember, signature
 from tritonkittens.kernels.linear_attention import call_plan as linear
 from tritonkittens.kernels.linear_attention.config import HEADS, ROWS, WIDEST
 from tritonkittens.kernels.mamba2.checks import Operands, check
@@ -39,7 +39,7 @@ def launch_steps(
 ) -> None:  # fmt: skip
     """Launch a kernel of steps: a program has a chunk of `ROWS` rows and `HEADS` heads."""
     dt, sequences = given.dt.flatten(0, 1), ends.shape[0]
-    (rows, heads), most = dt.shape, max(16, power_of_two(sequences))
+    (rows, heads), most = dt.shape, most_of(sequences)
     slots = rows // ROWS + sequences
     tensors = (*read, dt, given.A, given.A if given.dt_bias is None else given.dt_bias, ends, *written)
     numbers = (sequences, heads, slots, *dt.stride(), *limits, softplus, given.dt_bias is not None, most, *kinds)
@@ -74,8 +74,7 @@ def run(
             of_results |= dict(skip=tk.from_torch(D.dtype), skips_columns=D.ndim == 2)
         kind = dict(weighted=True, paired=paired)
         plan = remember(_plans, key, Plan(C, x, state is not None, ends_wanted, starts, kind, of_results))
-    beside = [*([] if z is None else [packed(z)]), *([] if D is None else [D])]
-    ends = None if starts is None else starts[1:].contiguous()
+    beside = present(None if z is None else packed(z), D)
     given = given._replace(A=given.A.contiguous())
-    y, after = plan(C, B, x, (given, softplus, limits), None if state is None else state.mT, ends, 1.0, beside)
+    y, after = plan(C, B, x, (given, softplus, limits), transposed(state), starts, 1.0, beside)
     return y.view(given.x.shape), None if after is None else after.mT.view(-1, *given.x.shape[2:], C.shape[-1])

@@ -7,14 +7,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import check_tensors, takes
-from tritonkittens.kernels._sequences import MOST_SEQUENCES, check_beside, check_sequences
-from tritonkittens.kernels._sharding import is_distributed
-from tritonkittens.kernels._tensors import HALF_TYPES, check_tensor
+from tritonkittens.kernels._dispatch import takes
+from tritonkittens.kernels._sequences import MOST_SEQUENCES, check_float, check_sequences, check_taken
+from tritonkittens.kernels._tensors import FLOATS, HALF_TYPES
 from tritonkittens.kernels.linear_attention.config import MOST_KEYS
 
 NAME = "mamba_chunk_scan"
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Operands(NamedTuple):
@@ -25,19 +23,11 @@ class Operands(NamedTuple):
     A: Tensor
     B: Tensor
     C: Tensor
-    D: Tensor | None
-    z: Tensor | None
-    dt_bias: Tensor | None
-    initial_states: Tensor | None
-    cu_seqlens: Tensor | None
-
-
-def check_kinds(given: Operands) -> None:
-    """Raise TypeError for what is no tensor, or one of several devices."""
-    for i, (name, x) in enumerate(given._asdict().items()):
-        check_tensors(NAME, optional=i >= 5, **{name: x})
-        if is_distributed(type(x)):
-            raise TypeError(f"{NAME}: {name} is a DTensor; give its shard, {name}.to_local()")
+    D: Tensor | None = None
+    z: Tensor | None = None
+    dt_bias: Tensor | None = None
+    initial_states: Tensor | None = None
+    cu_seqlens: Tensor | None = None
 
 
 def _check_shape(name: str, x: Tensor | None, *wanted: tuple[int, ...]) -> None:
@@ -69,8 +59,8 @@ def check_shapes(given: Operands, dt_limit: tuple[float, float]) -> None:
     if given.A.dtype != torch.float32:
         raise TypeError(f"{NAME}: A has dtype {given.A.dtype}; it must be torch.float32")
     for name, t in (("dt", given.dt), ("D", given.D), ("dt_bias", given.dt_bias)):
-        if t is not None and t.dtype not in FLOATS:
-            raise TypeError(f"{NAME}: {name} has dtype {t.dtype}; it must be {' or '.join(map(str, FLOATS))}")
+        if t is not None:
+            check_float(NAME, name, t)
     if not 0 <= dt_limit[0] <= dt_limit[1]:
         raise ValueError(f"{NAME}: dt_limit is {dt_limit}; it must be (least, most), both at least 0")
     of_state = (*x.shape[2:], B.shape[-1])
@@ -79,10 +69,8 @@ def check_shapes(given: Operands, dt_limit: tuple[float, float]) -> None:
 
 def check(given: Operands, dt_limit: tuple[float, float]) -> None:
     """Raise TypeError or ValueError for operands that the kernels do not take."""
-    for name in ("x", "B", "C", *(() if given.z is None else ("z",))):
-        check_tensor(NAME, name, getattr(given, name), HALF_TYPES, "x", given.x)
+    check_taken(NAME, given, HALF_TYPES, ("x", "B", "C", *(() if given.z is None else ("z",))))
     check_shapes(given, dt_limit)
-    check_beside(NAME, given.x, "x", **given._asdict())
 
 
 def are_taken(given: Operands) -> bool:

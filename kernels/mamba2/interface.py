@@ -6,10 +6,10 @@ import math
 
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, has_tangent, have_memory, is_plain, requires_grad
-from tritonkittens.kernels._sequences import starts_of
+from tritonkittens.kernels._dispatch import call, have_memory, is_plain, requires_grad
+from tritonkittens.kernels._sequences import check_kinds, starts_of
 from tritonkittens.kernels.mamba2.call_plan import run
-from tritonkittens.kernels.mamba2.checks import NAME, Operands, check_kinds, check_shapes
+from tritonkittens.kernels.mamba2.checks import NAME, Operands, check_shapes
 
 
 def mamba_chunk_scan(
@@ -68,9 +68,7 @@ def mamba_chunk_scan(
     given = Operands(x, dt, A, B, C, D, z, dt_bias, initial_states, cu_seqlens)
     if seq_idx is not None:
         return _with_sequences(given, seq_idx, dt_softplus, dt_limit, return_final_states)
-    check_kinds(given)
-    if has_tangent(*given):
-        raise ValueError(f"{NAME}: it has no forward-mode derivative; use {NAME}_torch")
+    check_kinds(NAME, given)
     least, most = (float(limit) for limit in dt_limit)
     check_shapes(given, (least, most))
     if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
@@ -88,7 +86,7 @@ def _with_sequences(
         raise ValueError(
             f"{NAME}: with seq_idx there are no states before and after, and no cu_seqlens; pack by cu_seqlens"
         )
-    check_kinds(given)
+    check_kinds(NAME, given)
     check_shapes(given, dt_limit)
     x = given.x
     starts = starts_of(NAME, seq_idx, (x.shape[0], x.shape[1]))

@@ -7,8 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, refusing, register, vmap_by_loop
-from tritonkittens.kernels._sequences import sequences_of
+from tritonkittens.kernels._dispatch import (
+    by_fields,
+    call,
+    check_no_tangent,
+    describes,
+    refusing,
+    register,
+    vmap_by_loop,
+)
+from tritonkittens.kernels._sequences import or_empty, sequences_of
 from tritonkittens.kernels.mamba2.backward_plan import run_backward
 from tritonkittens.kernels.mamba2.call_plan import run
 from tritonkittens.kernels.mamba2.checks import NAME, Operands, check_shapes
@@ -17,78 +25,38 @@ TENSORS = len(Operands._fields)
 
 
 @torch.library.custom_op("tritonkittens::mamba_chunk_scan", mutates_args=())
+@by_fields
 def mamba_chunk_scan_operator(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    dt_bias: Tensor | None,
-    initial_states: Tensor | None,
-    cu_seqlens: Tensor | None,
-    dt_softplus: bool,
-    dt_least: float,
-    dt_most: float,
-    final_states: bool,
+    given: Operands, dt_softplus: bool, dt_least: float, dt_most: float, final_states: bool
 ) -> tuple[Tensor, Tensor]:
     """The operator behind `mamba_chunk_scan`. The states are empty where they are not wanted."""
-    given = Operands(x, dt, A, B, C, D, z, dt_bias, initial_states, cu_seqlens)
     y, states = run(given, dt_softplus, (dt_least, dt_most), final_states)
-    return y, x.new_empty(0, dtype=torch.float32) if states is None else states
+    return y, or_empty(states, y)
 
 
 @describes(mamba_chunk_scan_operator)
-def _(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    dt_bias: Tensor | None,
-    initial_states: Tensor | None,
-    cu_seqlens: Tensor | None,
-    dt_softplus: bool,
-    dt_least: float,
-    dt_most: float,
-    final_states: bool,
-) -> tuple[Tensor, Tensor]:
-    check_shapes(Operands(x, dt, A, B, C, D, z, dt_bias, initial_states, cu_seqlens), (dt_least, dt_most))
-    shape = (sequences_of(x, cu_seqlens), *x.shape[2:], B.shape[-1]) if final_states else (0,)
+@by_fields
+def _(given: Operands, dt_softplus: bool, dt_least: float, dt_most: float, final_states: bool) -> tuple[Tensor, Tensor]:
+    check_shapes(given, (dt_least, dt_most))
+    x = given.x
+    shape = (sequences_of(x, given.cu_seqlens), *x.shape[2:], given.B.shape[-1]) if final_states else (0,)
     return x.new_empty(x.shape), x.new_empty(shape, dtype=torch.float32)
 
 
 @torch.library.custom_op("tritonkittens::mamba_chunk_scan_backward", mutates_args=())
+@by_fields
 def backward_operator(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    dt_bias: Tensor | None,
-    initial_states: Tensor | None,
-    cu_seqlens: Tensor | None,
-    dt_softplus: bool,
-    dt_least: float,
-    dt_most: float,
-    dy: Tensor,
-    d_states: Tensor | None,
+    given: Operands, dt_softplus: bool, dt_least: float, dt_most: float, dy: Tensor, d_states: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x to initial_states, empty where there is no such operand."""
-    given = Operands(x, dt, A, B, C, D, z, dt_bias, initial_states, cu_seqlens)
-    found = run_backward(given, dt_softplus, (dt_least, dt_most), dy, d_states)
-    return tuple(x.new_empty(0) if t is None else t for t in found)
+    *found, _ = run_backward(given, dt_softplus, (dt_least, dt_most), dy, d_states)
+    return tuple(given.x.new_empty(0) if t is None else t for t in found)
 
 
 @describes(backward_operator)
-def _(*args: Any) -> tuple[Tensor, ...]:
-    x, *others = args[: TENSORS - 1]
-    return tuple(x.new_empty(0) if t is None else t.new_empty(t.shape) for t in (x, *others))
+@by_fields
+def _(given: Operands, *others: Any) -> tuple[Tensor, ...]:
+    return tuple(given.x.new_empty(0) if t is None else t.new_empty(t.shape) for t in given[: TENSORS - 1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
