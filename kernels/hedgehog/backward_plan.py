@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._sequences import packed
+from tritonkittens.kernels._sequences import begin_states, packed
 from tritonkittens.kernels._tensors import padded_empty, remember, signature
-from tritonkittens.kernels.hedgehog import call_plan
+from tritonkittens.kernels.hedgehog.call_plan import whole_span
 from tritonkittens.kernels.hedgehog.checks import DIM, MAPPED, Operands
 from tritonkittens.kernels.hedgehog.device.backward import NUMBERS, FeatureGradients, WindowGradients, prepare_rows
-from tritonkittens.kernels.linear_attention.config import ROWS, span_of
+from tritonkittens.kernels.linear_attention.call_plan import SegmentPlan
+from tritonkittens.kernels.linear_attention.config import ROWS
 from tritonkittens.launch import device_facts
 
 _plans: dict[Hashable, GradientPlan] = {}  # by what is known of a call
@@ -29,24 +30,21 @@ class GivenGradients(NamedTuple):
     d_z: Tensor | None
 
 
-class GradientPlan(call_plan.Plan):
+class GradientPlan(SegmentPlan):
     """The launches of a gradient of one kind. `ends`: are there gradients of the states after?"""
 
     def __init__(self, given: Operands, ends: bool):
         begins = given.kv is not None
-        super().__init__(given, False, True)
-        kind: dict[str, Any] = dict(dtype=self.template.dtype, most=self.template.most)
+        super().__init__(given.q, given.v, given.cu_seqlens)
+        self.cut_for(DIM, device_facts(self.device).multiprocessors)  # for windows
         # the gradient of the state before needs the queries of the first block, after the keys of all
         of_keys = dict(begins=ends, ends_wanted=begins, further=int(begins), reverse=True)
         # both run at once: neither reads what the other writes
         self.of_features = (
-            FeatureGradients(**kind, begins=begins, launch_pdl=True),
-            FeatureGradients(**kind, **of_keys, launch_pdl="overlap"),
+            FeatureGradients(**self.knobs, begins=begins, launch_pdl=True),
+            FeatureGradients(**self.knobs, **of_keys, launch_pdl="overlap"),
         )
-        self.of_windows = WindowGradients(**kind), WindowGradients(**kind, reverse=True)
-        fitting = device_facts(self.device).multiprocessors
-        self.window_span = span_of(given.q.shape[1], self.total, self.heads, self.sequences, fitting)
-        self.segments = self.total // self.window_span + self.sequences
+        self.of_windows = WindowGradients(**self.knobs), WindowGradients(**self.knobs, reverse=True)
 
     def zeros(self, *shape: int) -> Tensor:
         """Memory of parts that are summed: sequences without rows, and segments behind the last, have no task."""
@@ -60,16 +58,15 @@ class GradientPlan(call_plan.Plan):
         before = [] if given.kv is None or given.z is None else [given.kv, given.z]
         after = [] if more.d_kv is None or more.d_z is None else [more.d_kv, more.d_z]
         d_before = [self.empty(*x.shape) for x in before]
-        for i, x in enumerate(d_before):
-            x.copy_(after[i]) if after else x.zero_()
+        begin_states(d_before, after)
         if self.total and self.heads:
-            ends = self.ends if given.cu_seqlens is None else given.cu_seqlens[1:].contiguous()
+            ends = self.ends_of(given.cu_seqlens)
             q, k, v, do = (packed(x) for x in (given.q, given.k, given.v, more.do))
             map_q, map_k = (as_addressable(x) for x in (given.map_q, given.map_k))
             factors, of_rows = (given.alpha, given.beta), self._of_rows(more, do, ends)
-            numbers: dict[str, Any] = dict(total=self.total, group=1, scale=1.0)
             of_q, of_k = [dq.transpose(0, 1)], [x.transpose(0, 1) for x in (dk, dv)]
-            whole, parts = dict(**numbers, span=self.span), dict(**numbers, span=self.window_span)
+            parts: dict[str, Any] = dict(**self.numbers, scale=1.0)
+            whole = parts | dict(span=whole_span(self.length))
             queries, keys = (q, do, k, v, of_rows), (k, v, q, do, of_rows)
             feature, mirrored = self.of_features
             feature(*queries, map_q, map_k, *factors, *of_q, alphas, maps[0], *before[::-1], ends, **whole)
@@ -89,7 +86,7 @@ class GradientPlan(call_plan.Plan):
         tensors = (o, do, more.totals, numbers, ends)
         strides = (*o.stride()[:2], *do.stride()[:2])
         grid = (self.slots, self.heads, 1)
-        prepare_rows.bind(grid, *tensors, self.sequences, self.slots, *strides, self.template.most)(*tensors)
+        prepare_rows.bind(grid, *tensors, self.sequences, self.slots, *strides, self.knobs["most"])(*tensors)
         return numbers
 
 

@@ -7,14 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import check_tensors, takes
-from tritonkittens.kernels._sequences import MOST_SEQUENCES, check_beside, check_sequences
-from tritonkittens.kernels._sharding import is_distributed
-from tritonkittens.kernels._tensors import check_tensor
+from tritonkittens.kernels._dispatch import takes
+from tritonkittens.kernels._sequences import MOST_SEQUENCES, check_sequences, check_taken
 
 NAME = "hedgehog_attention"
 DIM, MAPPED = 128, 64  # columns of heads, and of a map
-OF_ROWS = ("q", "k", "v")
 MAPS = ("map_q", "map_k")
 
 
@@ -28,17 +25,9 @@ class Operands(NamedTuple):
     map_k: Tensor
     alpha: Tensor
     beta: Tensor
-    kv: Tensor | None
-    z: Tensor | None
-    cu_seqlens: Tensor | None
-
-
-def check_kinds(given: Operands) -> None:
-    """Raise TypeError for what is no tensor, or one of several devices."""
-    for i, (name, x) in enumerate(given._asdict().items()):
-        check_tensors(NAME, optional=i >= 7, **{name: x})
-        if is_distributed(type(x)):
-            raise TypeError(f"{NAME}: {name} is a DTensor; give its shard, {name}.to_local()")
+    kv: Tensor | None = None
+    z: Tensor | None = None
+    cu_seqlens: Tensor | None = None
 
 
 def check_shapes(given: Operands) -> None:
@@ -60,10 +49,8 @@ def check_shapes(given: Operands) -> None:
 
 def check(given: Operands) -> None:
     """Raise TypeError or ValueError for operands that the kernel does not take."""
-    for name in (*OF_ROWS, *MAPS):
-        check_tensor(NAME, name, getattr(given, name), (torch.bfloat16,), "q", given.q)
+    check_taken(NAME, given, (torch.bfloat16,), ("q", "k", "v", *MAPS))
     check_shapes(given)
-    check_beside(NAME, given.q, **given._asdict())
 
 
 def are_taken(*tensors: Tensor) -> bool:

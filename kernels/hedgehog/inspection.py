@@ -18,7 +18,7 @@ def _operands(state: bool) -> Operands:
     map_ = torch.empty(16, 128, 64, dtype=torch.bfloat16, device="meta")
     factor = torch.empty(16, dtype=torch.float32, device="meta")
     kv, z = (torch.empty(16, 16, *n, dtype=torch.float32, device="meta") for n in ((128, 128), (128,)))
-    given = Operands(x, x, x, map_, map_, factor, factor, None, None, None)
+    given = Operands(x, x, x, map_, map_, factor, factor)
     return given._replace(kv=kv, z=z) if state else given
 
 

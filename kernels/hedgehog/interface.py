@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, has_tangent, have_memory, is_plain, requires_grad
+from tritonkittens.kernels._dispatch import call, have_memory, is_plain, requires_grad
+from tritonkittens.kernels._sequences import check_kinds
 from tritonkittens.kernels.hedgehog.call_plan import run
-from tritonkittens.kernels.hedgehog.checks import NAME, Operands, check_kinds, check_shapes
+from tritonkittens.kernels.hedgehog.checks import NAME, Operands, check_shapes
 
 
 def hedgehog_attention(
@@ -58,9 +59,7 @@ def hedgehog_attention(
     """
     kv, z = (None, None) if initial_state is None else initial_state
     given = Operands(q, k, v, map_q, map_k, alpha, beta, kv, z, cu_seqlens)
-    check_kinds(given)
-    if has_tangent(*given):
-        raise ValueError(f"{NAME}: it has no forward-mode derivative; use {NAME}_torch")
+    check_kinds(NAME, given)
     check_shapes(given)
     if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
         o, state, _ = run(given, output_final_state)

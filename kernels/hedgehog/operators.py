@@ -7,102 +7,59 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, refusing, register, vmap_by_loop
-from tritonkittens.kernels._sequences import sequences_of
+from tritonkittens.kernels._dispatch import (
+    by_fields,
+    call,
+    check_no_tangent,
+    describes,
+    refusing,
+    register,
+    vmap_by_loop,
+)
+from tritonkittens.kernels._sequences import or_empty, sequences_of, slots_of
 from tritonkittens.kernels.hedgehog.backward_plan import GivenGradients, run_backward
-from tritonkittens.kernels.hedgehog.call_plan import run, slots_of
+from tritonkittens.kernels.hedgehog.call_plan import run
 from tritonkittens.kernels.hedgehog.checks import DIM, NAME, Operands, check_shapes
 from tritonkittens.kernels.linear_attention.config import ROWS
 
 
 @torch.library.custom_op("tritonkittens::hedgehog_attention", mutates_args=())
-def hedgehog_attention_operator(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    map_q: Tensor,
-    map_k: Tensor,
-    alpha: Tensor,
-    beta: Tensor,
-    kv: Tensor | None,
-    z: Tensor | None,
-    cu_seqlens: Tensor | None,
-    final_state: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@by_fields
+def hedgehog_attention_operator(given: Operands, final_state: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The operator behind `hedgehog_attention`, and the sums of weights for its gradient. The states are empty where
     they are not wanted."""
-    o, state, totals = run(Operands(q, k, v, map_q, map_k, alpha, beta, kv, z, cu_seqlens), final_state, True)
+    o, state, totals = run(given, final_state, True)
     assert totals is not None
-    kv_after, z_after = state or (q.new_empty(0, dtype=torch.float32) for _ in range(2))
-    return o, kv_after, z_after, totals
+    kv, z = state or (None, None)
+    return o, or_empty(kv, o), or_empty(z, o), totals
 
 
 @describes(hedgehog_attention_operator)
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    map_q: Tensor,
-    map_k: Tensor,
-    alpha: Tensor,
-    beta: Tensor,
-    kv: Tensor | None,
-    z: Tensor | None,
-    cu_seqlens: Tensor | None,
-    final_state: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    check_shapes(Operands(q, k, v, map_q, map_k, alpha, beta, kv, z, cu_seqlens))
-    shape = (sequences_of(q, cu_seqlens), q.shape[2], DIM)
+@by_fields
+def _(given: Operands, final_state: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    check_shapes(given)
+    q, starts = given.q, given.cu_seqlens
+    shape = (sequences_of(q, starts), q.shape[2], DIM)
     z_after = q.new_empty(shape if final_state else 0, dtype=torch.float32)
     kv_after = q.new_empty((*shape, DIM), dtype=torch.float32).mT if final_state else z_after.clone()
-    totals = q.new_empty(q.shape[2], slots_of(q, cu_seqlens), ROWS, dtype=torch.float32)
-    return v.new_empty(v.shape), kv_after, z_after, totals
+    totals = q.new_empty(q.shape[2], slots_of(q, starts), ROWS, dtype=torch.float32)
+    return q.new_empty(q.shape), kv_after, z_after, totals
 
 
 @torch.library.custom_op("tritonkittens::hedgehog_attention_backward", mutates_args=())
+@by_fields
 def hedgehog_attention_backward_operator(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    map_q: Tensor,
-    map_k: Tensor,
-    alpha: Tensor,
-    beta: Tensor,
-    kv: Tensor | None,
-    z: Tensor | None,
-    cu_seqlens: Tensor | None,
-    o: Tensor,
-    totals: Tensor,
-    do: Tensor,
-    d_kv: Tensor | None,
-    d_z: Tensor | None,
+    given: Operands, more: GivenGradients
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, the maps, alpha, beta, kv and z; the last two are empty where there is no state."""
-    given = Operands(q, k, v, map_q, map_k, alpha, beta, kv, z, cu_seqlens)
-    return run_backward(given, GivenGradients(o, totals, do, d_kv, d_z))
+    return run_backward(given, more)
 
 
 @describes(hedgehog_attention_backward_operator)
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    map_q: Tensor,
-    map_k: Tensor,
-    alpha: Tensor,
-    beta: Tensor,
-    kv: Tensor | None,
-    z: Tensor | None,
-    cu_seqlens: Tensor | None,
-    o: Tensor,
-    totals: Tensor,
-    do: Tensor,
-    d_kv: Tensor | None,
-    d_z: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv, d_map_q, d_map_k, d_alpha, d_beta = (x.new_empty(x.shape) for x in (q, k, v, map_q, map_k, alpha, beta))
-    states = (q.new_empty(0, dtype=torch.float32) if x is None else x.new_empty(x.shape) for x in (kv, z))
-    return dq, dk, dv, d_map_q, d_map_k, d_alpha, d_beta, *states
+@by_fields
+def _(given: Operands, more: GivenGradients) -> tuple[Tensor, ...]:
+    q = given.q
+    return tuple(q.new_empty(0, dtype=torch.float32) if x is None else x.new_empty(x.shape) for x in given[:9])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
