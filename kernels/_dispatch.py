@@ -6,9 +6,8 @@ torch can trace such an operator, batch it, run it on fake tensors, and pass it 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, get_type_hints
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -234,31 +233,6 @@ def call(name: str, *args: Any) -> Any:
 def _is_functionalized() -> bool:
     """Is the innermost transform `torch.func.functionalize`? It takes operators, and no autograd functions."""
     return torch._C._functorch.peek_interpreter_stack().key() == torch._C._functorch.TransformType.Functionalize
-
-
-def by_fields(run: Callable[..., Result]) -> Callable[..., Result]:
-    """Make a function, whose first parameters are records of tensors, one of their fields, as operators take them."""
-    written = inspect.signature(run, eval_str=True)
-    parameters = list(written.parameters.values())
-    records = [x.annotation for x in parameters if hasattr(x.annotation, "_fields")]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    fields = [
-        inspect.Parameter(name, kind, annotation=of_field)
-        for record in records
-        for name, of_field in get_type_hints(record).items()
-    ]
-
-    @functools.wraps(run)
-    def flat(*args: Any) -> Result:
-        given = []
-        for record in records:
-            count = len(record._fields)
-            given.append(record(*args[:count]))
-            args = args[count:]
-        return run(*given, *args)
-
-    flat.__signature__ = written.replace(parameters=[*fields, *parameters[len(records) :]])  # type: ignore[attr-defined]
-    return flat
 
 
 def describes(operator: Any) -> Callable[[Callable[P, Result]], Callable[P, Result]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
@@ -15,6 +18,7 @@ from tritonkittens.kernels._tensors import FLOATS, check_tensor, power_of_two
 
 MOST_SEQUENCES = 1024  # that are packed
 ROWS = 64  # of a chunk
+Result = TypeVar("Result")
 
 
 class SequencePlan:
@@ -60,6 +64,31 @@ def transposed(state: Tensor | None) -> Tensor | None:
 def or_empty(state: Tensor | None, like: Tensor) -> Tensor:
     """What an operator returns for states: an empty tensor where there are none."""
     return like.new_empty(0, dtype=torch.float32) if state is None else state
+
+
+def by_fields(run: Callable[..., Result]) -> Callable[..., Result]:
+    """Make a function, whose first parameters are records of tensors, one of their fields, as operators take them."""
+    written = inspect.signature(run, eval_str=True)
+    parameters = list(written.parameters.values())
+    records = [x.annotation for x in parameters if hasattr(x.annotation, "_fields")]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    fields = [
+        inspect.Parameter(name, kind, annotation=of_field)
+        for record in records
+        for name, of_field in get_type_hints(record).items()
+    ]
+
+    @wraps(run)
+    def flat(*args: Any) -> Result:
+        given = []
+        for record in records:
+            count = len(record._fields)
+            given.append(record(*args[:count]))
+            args = args[count:]
+        return run(*given, *args)
+
+    flat.__signature__ = written.replace(parameters=[*fields, *parameters[len(records) :]])  # type: ignore[attr-defined]
+    return flat
 
 
 def packed(x: Tensor) -> Tensor:
@@ -109,7 +138,7 @@ def starts_of(name: str, seq_idx: Tensor, rows: tuple[int, int]) -> Tensor:
     return starts.scatter(0, place, torch.arange(total, dtype=torch.int32, device=seq_idx.device))[:none]
 
 
-def check_kinds(name: str, given: Any) -> None:
+def check_kinds(name: str, given: NamedTuple) -> None:
     """Raise TypeError for operands that are no tensors, or of several devices, and ValueError for tangents.
 
     given: a record of operands, of which those with a default may be None.
@@ -150,7 +179,7 @@ def check_float(name: str, argument: str, x: Tensor) -> None:
 
 
 def check_taken(
-    name: str, given: Any, dtypes: tuple[torch.dtype, ...], of_kernels: tuple[str, ...] = ("q", "k", "v")
+    name: str, given: NamedTuple, dtypes: tuple[torch.dtype, ...], of_kernels: tuple[str, ...] = ("q", "k", "v")
 ) -> None:
     """Raise TypeError or ValueError for operands of other dtypes or devices than kernels take.
 

@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import (
-    by_fields,
-    call,
-    check_no_tangent,
-    describes,
-    refusing,
-    register,
-    vmap_by_loop,
-)
-from tritonkittens.kernels._sequences import or_empty, sequences_of
+from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, refusing, register, vmap_by_loop
+from tritonkittens.kernels._sequences import by_fields, or_empty, sequences_of
 from tritonkittens.kernels.gated_delta_net.backward_plan import run_backward
 from tritonkittens.kernels.gated_delta_net.call_plan import run
 from tritonkittens.kernels.gated_delta_net.checks import NAME, Operands, check_shapes

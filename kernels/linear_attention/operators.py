@@ -10,16 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import (
-    by_fields,
-    call,
-    check_no_tangent,
-    describes,
-    refusing,
-    register,
-    vmap_by_loop,
-)
-from tritonkittens.kernels._sequences import or_empty, present, sequences_of, transposed
+from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, refusing, register, vmap_by_loop
+from tritonkittens.kernels._sequences import by_fields, or_empty, present, sequences_of, transposed
 from tritonkittens.kernels.linear_attention.backward_plan import run_backward, summed
 from tritonkittens.kernels.linear_attention.call_plan import run
 from tritonkittens.kernels.linear_attention.checks import NAME, Operands, check_shapes
