@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._dispatch import check_tensors, has_tangent
+from tritonkittens.kernels._dispatch import PLAIN, check_tensors, has_tangent
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels._tensors import FLOATS, check_tensor, power_of_two
 
@@ -143,8 +143,10 @@ def check_kinds(name: str, given: NamedTuple) -> None:
 
     given: a record of operands, of which those with a default may be None.
     """
-    for argument, x in given._asdict().items():
-        check_tensors(name, optional=argument in given._field_defaults, **{argument: x})
+    for argument, x in zip(given._fields, given, strict=True):
+        if type(x) in PLAIN or (x is None and argument in given._field_defaults):
+            continue
+        check_tensors(name, **{argument: x})
         if is_distributed(type(x)):
             raise TypeError(f"{name}: {argument} is a DTensor; give its shard, {argument}.to_local()")
     if has_tangent(*given):
