@@ -2,8 +2,8 @@
 
 import torch
 
-from tests.cases_linear_attention import BF16, FP32, near
-from tests.util import DEVICE, poison
+from tests.cases_linear_attention import BF16, FP32, near, poisoned_plans
+from tests.util import DEVICE
 from tritonkittens.kernels.based import based_attention, based_attention_torch, call_plan
 
 BOUND = 6e-3  # features, states and weights are rounded once to be multiplied, results once more
@@ -14,16 +14,8 @@ STATE_ROWS = 273
 
 
 def poisoned(monkeypatch):
-    """Results, and states, have poison where no kernel writes."""
-    padded_empty, plan = call_plan.padded_empty, call_plan.Plan
-    monkeypatch.setattr(call_plan, "_plans", {})
-    monkeypatch.setattr(call_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
-
-    class Poisoned(plan):
-        def states(self, count):
-            return [poison(x) for x in super().states(count)]
-
-    monkeypatch.setattr(call_plan, "Plan", Poisoned)
+    """Results and what kernels pass on have poison where none writes."""
+    poisoned_plans(monkeypatch, call_plan)
 
 
 def operands(batch, length, heads, values, state=True, sequences=None):

@@ -2,8 +2,8 @@
 
 import torch
 
-from tests.cases_linear_attention import BF16, BOUNDS, FP32, STATE_BOUND, near, poisoned_rows
-from tests.util import DEVICE, poison
+from tests.cases_linear_attention import BF16, BOUNDS, FP32, STATE_BOUND, near, poisoned_plans
+from tests.util import DEVICE
 from tritonkittens.kernels.gated_delta_net import backward_plan, call_plan, gated_delta_rule, gated_delta_rule_torch
 
 GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "dstate")
@@ -11,16 +11,7 @@ GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "dstate")
 
 def poisoned(monkeypatch):
     """Results and what kernels pass on have poison where none writes."""
-    poisoned_rows(monkeypatch)
-    for module, name in ((call_plan, "Plan"), (backward_plan, "GradientPlan")):
-        monkeypatch.setattr(module, "_plans", {})
-        monkeypatch.setattr(module, "padded_empty", _poisoned(module.padded_empty))
-        plan = getattr(module, name)
-        monkeypatch.setattr(module, name, type(name, (plan,), {"empty": _poisoned(plan.empty)}))
-
-
-def _poisoned(allocate):
-    return lambda *kind, **options: poison(allocate(*kind, **options))
+    poisoned_plans(monkeypatch, call_plan, backward_plan)
 
 
 def operands(

@@ -2,8 +2,8 @@
 
 import torch
 
-from tests.cases_linear_attention import BF16, FP32, near
-from tests.util import DEVICE, poison
+from tests.cases_linear_attention import BF16, FP32, near, poisoned_plans
+from tests.util import DEVICE
 from tritonkittens.kernels.hedgehog import backward_plan, call_plan, hedgehog_attention, hedgehog_attention_torch
 
 BOUND, STATE_BOUND = 6e-3, 4e-3  # features, states and weights are rounded once to be multiplied, results once more
@@ -12,17 +12,8 @@ NAMES = ("q", "k", "v", "map_q", "map_k", "alpha", "beta", "kv", "z")
 
 
 def poisoned(monkeypatch):
-    """Results, states, and what gradients are made of have poison where no kernel writes."""
-    for module, name in ((call_plan, "Plan"), (backward_plan, "GradientPlan")):
-        padded_empty, plan = module.padded_empty, getattr(module, name)
-        monkeypatch.setattr(module, "_plans", {})
-        monkeypatch.setattr(module, "padded_empty", lambda *kind, make=padded_empty: poison(make(*kind)))
-
-        class Poisoned(plan):
-            def empty(self, *shape):
-                return poison(super().empty(*shape))
-
-        monkeypatch.setattr(module, name, Poisoned)
+    """Results and what kernels pass on have poison where none writes."""
+    poisoned_plans(monkeypatch, call_plan, backward_plan)
 
 
 def operands(batch, length, heads, state=True, sequences=None, size=0.3):

@@ -3,6 +3,7 @@
 import torch
 
 from tests.util import DEVICE, poison
+from tritonkittens.kernels._sequences import SequencePlan
 from tritonkittens.kernels.linear_attention import backward_plan, call_plan, linear_attention, linear_attention_torch
 from tritonkittens.kernels.recurrent_step import call_plan as rows_plan
 
@@ -19,32 +20,17 @@ def poisoned_rows(monkeypatch):
     monkeypatch.setattr(rows_plan, "allocator", lambda *kind: lambda: poison(allocator(*kind)()))
 
 
-def poisoned_gradients(monkeypatch):
-    """Gradients, states of chunks, and what gradients of gates are made of."""
-    padded_empty, plan = backward_plan.padded_empty, backward_plan.StatesPlan
-    monkeypatch.setattr(backward_plan, "_plans", {})
-    monkeypatch.setattr(backward_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
-
-    class Poisoned(plan):
-        def empty(self, *shape):
-            return poison(super().empty(*shape))
-
-    monkeypatch.setattr(backward_plan, "StatesPlan", Poisoned)
+def poisoned_plans(monkeypatch, *modules):
+    """Whatever memory plans of these modules give to kernels."""
+    poisoned_rows(monkeypatch)
+    for place, name in ((SequencePlan, "empty"), *((module, "padded_empty") for module in modules)):
+        make = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *kind, make=make, **options: poison(make(*kind, **options)))
 
 
 def poisoned(monkeypatch):
-    """Results, and states of segments, have poison where no kernel writes."""
-    padded_empty, plan = call_plan.padded_empty, call_plan.Plan
-    poisoned_gradients(monkeypatch)
-    poisoned_rows(monkeypatch)
-    monkeypatch.setattr(call_plan, "_plans", {})
-    monkeypatch.setattr(call_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
-
-    class Poisoned(plan):
-        def empty(self, *shape):
-            return poison(super().empty(*shape))
-
-    monkeypatch.setattr(call_plan, "Plan", Poisoned)
+    """Results, states, gradients, and what kernels pass on have poison where none writes."""
+    poisoned_plans(monkeypatch, call_plan, backward_plan)
 
 
 def starts_of(lengths):

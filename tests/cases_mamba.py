@@ -2,19 +2,10 @@
 
 import torch
 
-from tests.cases_linear_attention import (
-    BF16,
-    BOUNDS,
-    FP32,
-    STATE_BOUND,
-    near,
-    poisoned_gradients,
-    poisoned_rows,
-    typical,
-)
-from tests.util import DEVICE, poison
-from tritonkittens.kernels.linear_attention import call_plan as linear_plan
-from tritonkittens.kernels.mamba2 import call_plan, mamba_chunk_scan, mamba_chunk_scan_torch
+from tests.cases_linear_attention import BF16, BOUNDS, FP32, STATE_BOUND, near, poisoned_plans, typical
+from tests.util import DEVICE
+from tritonkittens.kernels.linear_attention import backward_plan, call_plan
+from tritonkittens.kernels.mamba2 import mamba_chunk_scan, mamba_chunk_scan_torch
 
 FEW = 64  # numbers that may all be small because terms cancel
 OPTIONS = {
@@ -27,17 +18,7 @@ OPTIONS = {
 
 def poisoned(monkeypatch):
     """Results and what kernels pass on have poison where none writes."""
-    padded_empty, plan = linear_plan.padded_empty, call_plan.Plan
-    poisoned_gradients(monkeypatch)
-    poisoned_rows(monkeypatch)
-    monkeypatch.setattr(call_plan, "_plans", {})
-    monkeypatch.setattr(linear_plan, "padded_empty", lambda *kind: poison(padded_empty(*kind)))
-
-    class Poisoned(plan):
-        def empty(self, *shape):
-            return poison(super().empty(*shape))
-
-    monkeypatch.setattr(call_plan, "Plan", Poisoned)
+    poisoned_plans(monkeypatch, call_plan, backward_plan)
 
 
 def operands(
