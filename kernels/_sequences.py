@@ -207,10 +207,11 @@ def check_sequences(
     if x.shape[0] > MOST_SEQUENCES:
         raise ValueError(f"{name}: {first} is {tuple(x.shape)}; there may be {MOST_SEQUENCES} sequences")
     if starts is not None:
-        if x.shape[0] != 1 or starts.ndim != 1 or not 1 <= starts.shape[0] <= MOST_SEQUENCES + 1:
+        fewest = 2 if x.numel() else 1  # rows need a sequence
+        if x.shape[0] != 1 or starts.ndim != 1 or not fewest <= starts.shape[0] <= MOST_SEQUENCES + 1:
             raise ValueError(
                 f"{name}: {first} is {tuple(x.shape)}, cu_seqlens {tuple(starts.shape)}; packed sequences have a batch "
-                f"of 1, and cu_seqlens 1 to {MOST_SEQUENCES + 1} elements"
+                f"of 1, and cu_seqlens {fewest} to {MOST_SEQUENCES + 1} elements"
             )
         if starts.dtype != torch.int32:
             raise TypeError(f"{name}: cu_seqlens has dtype {starts.dtype}; it must be torch.int32")

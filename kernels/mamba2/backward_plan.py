@@ -33,7 +33,6 @@ def run_backward(
     given: Operands, softplus: bool, limits: tuple[float, float], dy: Tensor, d_states: Tensor | None
 ) -> Operands:
     """Gradients of `mamba_chunk_scan`, where it has operands, for those of y and of the states after."""
-    given = given._replace(A=given.A.contiguous())
     x, dt, A, B, C, D, z, bias, state, starts = given
     heads, slots, ends = x.shape[2], slots_of(x, starts), ends_of(x, starts)
     dy, dz = _through_gate(dy, given, softplus, limits)

@@ -41,7 +41,9 @@ def launch_steps(
     dt, sequences = given.dt.flatten(0, 1), ends.shape[0]
     (rows, heads), most = dt.shape, most_of(sequences)
     slots = rows // ROWS + sequences
-    tensors = (*read, dt, given.A, given.A if given.dt_bias is None else given.dt_bias, ends, *written)
+    A = given.A.contiguous()
+    bias = A if given.dt_bias is None else given.dt_bias.contiguous()
+    tensors = (*read, dt, A, bias, ends, *written)
     numbers = (sequences, heads, slots, *dt.stride(), *limits, softplus, given.dt_bias is not None, most, *kinds)
     kernel.bind((slots, -(-heads // HEADS), 1), *tensors, *numbers)(*tensors)
 
@@ -75,6 +77,5 @@ def run(
         kind = dict(weighted=True, paired=paired)
         plan = remember(_plans, key, Plan(C, x, state is not None, ends_wanted, starts, kind, of_results))
     beside = present(None if z is None else packed(z), D)
-    given = given._replace(A=given.A.contiguous())
     y, after = plan(C, B, x, (given, softplus, limits), transposed(state), starts, 1.0, beside)
     return y.view(given.x.shape), None if after is None else after.mT.view(-1, *given.x.shape[2:], C.shape[-1])

@@ -75,6 +75,7 @@ def test_lengths(length, channels, width, kind, transposed):
 def test_packed_sequences(lengths, begins):
     """No sequence sees another, and none the rows after the last."""
     x = randn(1, sum(lengths) + 9, 16, dtype=BF16).mT
+    poison(x[..., sum(lengths) :])
     states = randn(len(lengths), 16, 3, dtype=BF16) if begins else None
     dx, *_ = check(
         x, randn(16, 4), randn(16), starts_of(lengths), initial_states=states, activation="silu", gradients=True
@@ -124,6 +125,7 @@ def test_operator():
         (dict(x=torch.zeros(1025, 3, 5)), ValueError, "causal_conv1d: x is (1025, 3, 5); there may be 1024 sequences"),
         (dict(weight=torch.zeros(3, 5)), ValueError, "weight is (3, 5); it must be (3, W), W from 1 to 4"),
         (dict(bias=torch.zeros(2)), ValueError, "causal_conv1d: bias is (2,); it must be (3,)"),
+        (dict(cu_seqlens=torch.zeros(1).int()), ValueError, "cu_seqlens (1,); packed sequences have a batch of 1, and"),
         (dict(activation="relu"), ValueError, "activation='relu'; it must be one of (None, 'silu', 'swish')"),
         (dict(initial_states=torch.zeros(1, 3, 2)), ValueError, "initial_states is (1, 3, 2); it must be (1, 3, 3)"),
     ],

@@ -7,7 +7,7 @@ import torch
 
 from tests.cases_gated_delta import check, operands, poisoned
 from tests.cases_linear_attention import BF16, FP32, starts_of
-from tests.util import crossed, on_gpu_or_simulated, slow
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, slow
 from tritonkittens.kernels.gated_delta_net import gated_delta_rule
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -36,9 +36,17 @@ def test_lengths(length, dims, group, dtype, state):
 
 
 @pytest.mark.slow  # a quick test of their gradients looks at results, too
+def followed_by_poison(lengths):
+    """Operands of packed sequences."""
+    *tensors, states = operands(1, sum(lengths) + 9, 1, 64, 64, 2, sequences=len(lengths))
+    for x in tensors:
+        poison(x[:, sum(lengths) :])
+    return *tensors, states
+
+
 @pytest.mark.parametrize("lengths", [[70, 0, 1, 130], [5] * 40, [0, 0], [200]], ids=str)
 def test_packed_sequences(lengths):
-    check(operands(1, sum(lengths) + 9, 1, 64, 64, 2, sequences=len(lengths)), starts_of(lengths))
+    check(followed_by_poison(lengths), starts_of(lengths))
 
 
 @pytest.mark.parametrize("fading", [0.0, slow(5.0), slow(100.0)])
@@ -65,8 +73,7 @@ def test_gradients(dims, length, group, dtype, state):
 
 @pytest.mark.parametrize("lengths", [[70, 0, 1, 3], slow([5] * 9), slow([0, 0]), slow([200])], ids=str)
 def test_gradients_of_packed_sequences(lengths):
-    given = operands(1, sum(lengths) + 9, 1, 64, 64, 2, sequences=len(lengths))
-    check(given, starts_of(lengths), slack=1.5, gradients=True)
+    check(followed_by_poison(lengths), starts_of(lengths), slack=1.5, gradients=True)
 
 
 @pytest.mark.slow
@@ -90,6 +97,14 @@ def test_gradients_have_the_same_bits_in_every_run():
 @pytest.mark.parametrize("gates", [BF16, slow(FP16)])
 def test_gates_of_16_bits(gates):
     check(operands(1, 80, 1, 64, 64, gates=gates))
+
+
+@pytest.mark.parametrize("gradients", [False, slow(True)])
+def test_gates_that_keep_nothing(gradients):
+    """What later gates keep is exact behind them."""
+    given = operands(1, 20, 1, 64, 64)
+    given[3][:, [3, 11]] = torch.tensor([float("-inf"), -1e30], device=DEVICE)[:, None]
+    check(given, slack=1.5, gradients=gradients)
 
 
 def test_one_key_again_and_again():

@@ -73,11 +73,12 @@ def test_gradients_of_packed_sequences(decays):
 @pytest.mark.parametrize("dtype", [FP32, slow(BF16)])
 @pytest.mark.parametrize("cut", [True, slow(False)])
 def test_gates_that_differ_from_step_to_step(dtype, cut, monkeypatch):
-    """Some keep nearly nothing."""
+    """Some keep nearly nothing, some nothing."""
     monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
     lengths = [70, 0, 1, 130]
     q, k, v, _, state = operands(1, sum(lengths), 2, 64, 64, sequences=4)
     g = -torch.rand(q.shape[:3], device=q.device).pow(4).mul(5).to(dtype)
+    g[:, [3, 100]] = torch.tensor([float("-inf"), -1e30], device=q.device, dtype=dtype)[:, None]
     check((q, k, v, None, state), starts_of(lengths), gradients="gates" if cut else True, g=g)
 
 

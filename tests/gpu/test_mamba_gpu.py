@@ -7,7 +7,7 @@ import torch
 
 from tests.cases_linear_attention import BF16, BOUNDS, FP16, FP32, near, starts_of
 from tests.cases_mamba import OPTIONS, check, operands, poisoned
-from tests.util import DEVICE, crossed, on_gpu_or_simulated, refused, slow, some_of_each
+from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, refused, slow, some_of_each
 from tritonkittens.kernels.linear_attention import config
 from tritonkittens.kernels.mamba2 import mamba_chunk_scan, mamba_chunk_scan_torch
 
@@ -54,9 +54,11 @@ def test_packed_sequences(lengths, cut, states, monkeypatch):
 )
 @pytest.mark.parametrize("cut", [slow(True), False])
 def test_gradients_of_packed_sequences(lengths, dims, options, cut, monkeypatch):
-    """The others of pairs of heads. Gradients of rows after the last sequence are 0."""
+    """The others of pairs of heads. Gradients of rows after the last sequence, which hold poison, are 0."""
     monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
     given = operands(1, sum(lengths) + 9, 2, dims, options=options, sequences=len(lengths))
+    for name in {"x", "dt", "B", "C", "z"} & given.keys():
+        poison(given[name][:, sum(lengths) :])
     found = check(given, starts_of(lengths), gradients=True)
     for grad in found[2:4]:
         assert not grad[:, sum(lengths) :].any()
@@ -128,8 +130,10 @@ def test_a_sequence_cut_anywhere_gives_the_same(at):
 
 
 def test_strides():
-    """z, x, B, C and dt are columns of one projection, as of Mamba-2; states whose rows are columns."""
+    """z, x, B, C and dt are columns of one projection, as of Mamba-2; states whose rows are columns; numbers of heads
+    that are apart."""
     given = operands(2, 9, 2, (64, 64))
+    given |= {n: torch.stack([given[n], given[n] + 1], -1)[..., 0] for n in ("A", "D", "dt_bias")}
     parts = [given[name] for name in ("z", "x", "B", "C")]
     joined = torch.cat([*(t.flatten(2) for t in parts), given["dt"].to(BF16)], -1)
     *views, dt = joined.split([*(t.shape[2] * t.shape[3] for t in parts), 2], -1)

@@ -80,8 +80,8 @@ def test_strides(name):
             given[n] = torch.stack([x, x], -1)[..., 1]
         elif n in ("v", "x"):
             given[n] = x.transpose(0, 2).contiguous().transpose(0, 2)
-        elif n in ("decay", "A", "D"):
-            given[n] = torch.stack([x, x], -1)[..., 1]
+        elif n in ("decay", "A", "D", "dt_bias"):
+            given[n] = torch.stack([x, x + 1], -1)[..., 0]
         elif n.startswith("initial_state"):
             given[n] = x.transpose(0, 3).contiguous().transpose(0, 3)
     check(name, given)

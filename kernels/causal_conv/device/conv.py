@@ -143,7 +143,7 @@ def causal_conv_gradients(
         bias += tk.cast(tl.load(BIAS + channel, mask=exists, other=0), tk.fp32)
     begun = tl.program_id(0) * span
     for first in range(begun, tl.minimum(begun + span, rows), ROWS):
-        x = _rows_of(X, first - (WIDTH - 1), rows, exists, x_row, ROWS + 2 * (WIDTH - 1))
+        x = _rows_of(X, first - (WIDTH - 1), end, exists, x_row, ROWS + 2 * (WIDTH - 1))
         dy = _rows_of(DY, first, end, exists, d_row, ROWS + WIDTH - 1)
         begins, numbers = _sequences(ENDS, first, sequences, batch, PACKED, MOST)
         ds = ()

@@ -64,9 +64,9 @@ def invert_chunks(
     DIM: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """T, P and B of `GatedDeltaNet`, of Q, K (rows, H, dim) and BETA (rows, HV) of these strides. Grid: slots, HV."""
-    slot, head = tl.program_id(0), tl.program_id(1)
+    slot, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row, inside = chunk_of_slot(ENDS, slot, sequences, MOST)
-    i, d, home = tl.arange(0, ROWS), tl.arange(0, DIM), head.to(tl.int64) * slots + slot
+    i, d, home = tl.arange(0, ROWS), tl.arange(0, DIM), head * slots + slot
     if tl.sum(inside.to(tl.int32)) > 0:
         of_chunk = (home * ROWS + i)[:, None] * ROWS + i[None, :]
         exists = inside[:, None] & (d < dim)[None, :]

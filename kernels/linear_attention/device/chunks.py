@@ -21,6 +21,7 @@ from tritonkittens.launch import plain_kernel
 ROWS: tl.constexpr = tl.constexpr(config.ROWS)
 HEADS: tl.constexpr = tl.constexpr(config.HEADS)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+NOTHING_KEPT: tl.constexpr = tl.constexpr(-256.0)  # a logarithm in base 2, of 0 in fp32
 
 
 @triton.jit
@@ -35,6 +36,13 @@ def chunk_of_slot(ENDS, slot, sequences, MOST: tl.constexpr):
     return row.to(tl.int64), row < end
 
 
+@triton.jit
+def sums_of_steps(gates):
+    """Sums of gates (rows, heads) from the first row on. What keeps nothing counts as `NOTHING_KEPT`: differences of
+    sums stay exact behind it, and -∞ would make them NaN."""
+    return tl.cumsum(tl.maximum(gates, NOTHING_KEPT, propagate_nan=tl.PropagateNan.ALL), 0)
+
+
 @plain_kernel(num_warps=4)
 @triton.jit
 def sum_gates(GATES, ENDS, G, sequences, heads, slots, row_step, head_step, MOST: tl.constexpr):
@@ -43,7 +51,7 @@ def sum_gates(GATES, ENDS, G, sequences, heads, slots, row_step, head_step, MOST
     row, inside = chunk_of_slot(ENDS, slot, sequences, MOST)
     inside = inside[:, None] & (head < heads)[None, :]
     gates = tl.load(GATES + row[:, None] * row_step + head[None, :] * head_step, mask=inside, other=0)
-    sums = tl.cumsum(tk.cast(gates, tk.fp32) * LOG2_E, 0)
+    sums = sums_of_steps(tk.cast(gates, tk.fp32) * LOG2_E)
     place = (head[None, :].to(tl.int64) * slots + slot) * ROWS + tl.arange(0, ROWS)[:, None]
     tl.store(G + place, sums, mask=(head < heads)[None, :])
 

@@ -22,6 +22,7 @@ from tritonkittens.kernels.linear_attention.device.chunks import (
     load_rows,
     place_of_keys,
     state_before,
+    sums_of_steps,
 )
 from tritonkittens.kernels.linear_attention.device.gradients import gates_of_chunk, sums_of_chunk
 from tritonkittens.kernels.recurrent_step.device.step import softplus
@@ -53,7 +54,7 @@ def sum_steps(
     inside = inside[:, None] & exists[None, :]
     _, dt = _steps(DT, BIAS, row, head, inside, exists, row_step, head_step, SOFTPLUS, BIASED)
     dt = tl.where(inside, tl.minimum(tl.maximum(dt, least), most), 0.0)
-    sums = tl.cumsum(dt * (tl.load(A + head, mask=exists, other=0) * LOG2_E)[None, :], 0)
+    sums = sums_of_steps(dt * (tl.load(A + head, mask=exists, other=0) * LOG2_E)[None, :])
     weighed = tl.where(dt > 0.0, sums - tl.log2(tl.where(dt > 0.0, dt, 1.0)), float("inf"))
     place = (head[None, :].to(tl.int64) * slots + slot) * ROWS + tl.arange(0, ROWS)[:, None]
     tl.store(G + place, sums, mask=exists[None, :])
