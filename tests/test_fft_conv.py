@@ -2,13 +2,15 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench import fft_conv as bench_fft
 from tests.cases_fft_conv import BF16, BOUNDS, FP16, FP32, check, near, operands, small_tiles
-from tests.util import explored, refused, relative_error, slow
+from tests.util import explored, poison, refused, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.inspect import inspect
 from tritonkittens.kernels.fft_conv import (
+    config,
     fft_conv,
     fft_conv_filter,
     fft_conv_filter_gradient_operator,
@@ -69,12 +71,51 @@ def test_filters_are_refused():
         fft_conv_filter(torch.zeros(3, 300), 256)
 
 
-def test_no_signals():
-    u, k = U[:0].requires_grad_(), K.clone().requires_grad_()
+@pytest.mark.parametrize(("u", "k"), [(U[:0], K), (U[:, :0], K[:0])], ids=["no batch", "no channels"])
+def test_no_signals(u, k):
+    u, k = u.clone().requires_grad_(), k.clone().requires_grad_()
     with sim.device() as device:
         y = fft_conv(u, k)
         du, dk = torch.autograd.grad(y.sum(), [u, k])
     assert y.shape == du.shape == u.shape and not dk.any() and not device.launches
+
+
+def test_taps_behind_the_signals():
+    """They reach no result, and have no gradient."""
+    u, k = operands(2, 3, 70, 100)
+    poison(k[:, 70:])
+    leaves = [x.requires_grad_() for x in (u, k)]
+    with sim.device():
+        y = fft_conv(u, k, causal=True)
+        _, dk = torch.autograd.grad(y, leaves, torch.randn_like(y))
+    assert relative_error(y, fft_conv_torch(u, k[:, :70], causal=True)) < BOUNDS[BF16]
+    assert dk[:, :70].all() and not dk[:, 70:].any()
+
+
+def test_views():
+    """Operands whose first number is not aligned, whose numbers are apart, or the same."""
+    u, k, gate = operands(3, 2, 64, 64, gates=1)
+    spectrum = fft_conv_filter(k, 64)
+
+    def views(x):
+        aligned_to_one = torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+        return aligned_to_one, torch.stack([x, x + 1], -1)[..., 0], x.mT.contiguous().mT
+
+    with sim.device():
+        expected = fft_conv(u, k, pre_gate=gate)
+        for given in zip(views(u), views(spectrum), views(gate), strict=True):
+            assert torch.equal(fft_conv(given[0], given[1], pre_gate=given[2]), expected)
+        same = fft_conv(u[:1].expand_as(u), spectrum[:, :1].expand_as(spectrum))
+        assert torch.equal(same, fft_conv(u[:1].repeat(3, 1, 1), k[:1].repeat(2, 1)))
+
+
+def test_spectra_in_traces():
+    """No later call gets a tensor of a trace."""
+    config.turns.cache_clear()
+    with FakeTensorMode():
+        assert fft_conv_filter(torch.zeros(3, 10), 300, causal=True).shape == (2, 3, 16, 32)
+    compiled = torch.compile(lambda k: fft_conv_filter(k, 300, causal=True), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(K), fft_conv_filter(K, 300, causal=True))
 
 
 @explored(2, 12)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tritonkittens.lang as tk
+from tritonkittens.kernels._dispatch import is_plain
 from tritonkittens.kernels._tensors import addressable, remember, signature
 from tritonkittens.kernels.fft_conv import config
 from tritonkittens.kernels.fft_conv.checks import check, is_spectrum, length_of
@@ -27,7 +28,9 @@ def spectrum_of(k: Tensor, n: int, causal: bool, dtype: torch.dtype) -> Tensor:
     """The spectra of filters (H, Lk), for signals of `dtype`, as the kernels read them: (2, H, n / 64, 64), or with
     `causal` in rows of `config.NARROW`. Numbers behind the first n do not matter."""
     k = k[:, :n].float() / config.scale_of(n)
-    spectrum = torch.fft.fft(k * turns(n, k.device)[: k.shape[1]] if causal else k, n)
+    if causal:  # no cache keeps tensors of a trace
+        k = k * (turns if is_plain(k) else turns.__wrapped__)(n, k.device)[: k.shape[1]]
+    spectrum = torch.fft.fft(k, n)
     # frequency j + rows · i at [j, i], and so on for the frequencies i
     factors = factors_of(n)
     order = spectrum.view(-1, SIDE, *reversed(factors)).permute(0, *range(len(factors) + 1, 0, -1))
@@ -95,7 +98,7 @@ class Plan:
         if self.length != self.n:
             x = F.pad(x, (0, self.n - self.length))
         elif not (x.stride()[1:] == (self.length, 1) and addressable(x)):
-            x = x.contiguous()
+            x = x.clone(memory_format=torch.contiguous_format)
         return x.view(self.batch, -1)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
@@ -144,10 +147,11 @@ class Plan:
     ) -> Tensor:
         """`fft_conv` of a spectrum."""
         y = self.empty(self.batch, self.heads, self.n, dtype=self.dtype)
-        if u.numel():
-            pre, post = (None if t is None else self.flat(t) for t in (pre_gate, post_gate))
-            rows, result = spectrum.reshape(2, -1, SIDE), y.view(self.batch, -1)
-            self._convolve(self.flat(u), result, rows, (pre, post), self.n, self.causal, conjugated)
+        pre, post = (None if t is None else self.flat(t) for t in (pre_gate, post_gate))
+        if not (spectrum.is_contiguous() and addressable(spectrum)):
+            spectrum = spectrum.clone(memory_format=torch.contiguous_format)
+        rows, result = spectrum.view(2, -1, SIDE), y.view(self.batch, -1)
+        self._convolve(self.flat(u), result, rows, (pre, post), self.n, self.causal, conjugated)
         return y if self.n == self.length else y[..., : self.length].contiguous()
 
     def correlate(self, u: Tensor, v: Tensor, taps: int) -> Tensor:
@@ -167,7 +171,8 @@ class Plan:
         found = torch.fft.ifft(torch.complex(real_part, imag_part))
         if self.causal:
             found = found * turns(self.n, self.device).conj()
-        return F.pad(found.real[:, :taps] * (self.n / config.scale_of(self.n)), (0, max(0, taps - self.n)))
+        known = found.real[:, : min(taps, self.length)] * (self.n / config.scale_of(self.n))
+        return F.pad(known, (0, taps - known.shape[1]))
 
 
 def run(
@@ -179,7 +184,9 @@ def run(
     if plan is None:
         check(u, k, pre_gate, post_gate, causal)
         plan = remember(_plans, key, Plan(u, length_of(u, k, causal), causal))
-    spectrum = k if is_spectrum(k) else spectrum_of(k, plan.n, causal, u.dtype)
+    if not u.numel():
+        return torch.empty_like(u, memory_format=torch.contiguous_format)
+    spectrum = k if is_spectrum(k) else spectrum_of(k[:, : plan.length], plan.n, causal, u.dtype)
     return plan.convolve(u, spectrum, pre_gate, post_gate, conjugated)
 
 

@@ -58,7 +58,7 @@ def tables(n: int, real: bool, dtype: torch.dtype, device: torch.device) -> Tabl
     )
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def turns(n: int, device: torch.device) -> Tensor:
     """The factors of a filter whose spectrum has the frequencies k + 1/4, (n) in complex64."""
     quarter = torch.full((1,), 0.25, dtype=torch.float64, device="cpu")
@@ -89,7 +89,7 @@ def factors_of(n: int) -> list[int]:
 
 def scale_of(n: int) -> float:
     """The product of n and of the scales of a transform of `n` numbers and of its inverse."""
-    return math.prod(rows / _root(rows) ** 2 for rows in factors_of(n))
+    return math.prod([rows / _root(rows) ** 2 for rows in factors_of(n)])  # a list: torch.compile takes no generator
 
 
 def filter_dtype(dtype: torch.dtype) -> torch.dtype:

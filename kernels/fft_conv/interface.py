@@ -33,6 +33,10 @@ def fft_conv(
     and factors to the dtype of u, spectra of filters to bf16, or for u of fp16 not at all. Differentiable any number of
     times, in u, k and the gates; not in forward mode. Signals have no state: a call does not continue another.
 
+    Infinities and NaN spread within a tile of 4,096 numbers, which has several channels where L is smaller. Without
+    `causal` a transform also has two signals of the batch: these spread from one to the other, and rounding errors of
+    both are relative to the larger.
+
     Raises TypeError or ValueError for operands that do not fit together, or on a CPU outside of the simulator;
     ArchitectureError on a GPU without TMA.
 
