@@ -141,6 +141,15 @@ def test_strides():
     check(given | dict(dt=dt, initial_states=given["initial_states"].mT.contiguous().mT))
 
 
+@pytest.mark.parametrize("length, options", [(9, "all"), slow(9, "z"), (3, "all"), slow(3, "z")])
+def test_nan_in_a_step(length, options):
+    """Limits of steps do not hide it, and it reaches no other head and no row before."""
+    given = operands(1, length, 2, (16, 16), options=options)
+    given["dt"][:, 1, 0] = float("nan")
+    y = mamba_chunk_scan(**given)
+    assert y[:, 1:, 0].isnan().all() and y[:, 0].isfinite().all() and y[:, :, 1].isfinite().all()
+
+
 def test_numbers_of_sequences(monkeypatch):
     """seq_idx gives what cu_seqlens gives; a sequence ends with its batch."""
     monkeypatch.setattr("tritonkittens.kernels._sequences.MOST_SEQUENCES", 8)

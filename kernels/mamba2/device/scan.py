@@ -25,7 +25,7 @@ from tritonkittens.kernels.linear_attention.device.chunks import (
     sums_of_steps,
 )
 from tritonkittens.kernels.linear_attention.device.gradients import gates_of_chunk, sums_of_chunk
-from tritonkittens.kernels.recurrent_step.device.step import softplus
+from tritonkittens.kernels.recurrent_step.device.step import clamped, softplus
 from tritonkittens.launch import plain_kernel
 
 
@@ -53,7 +53,7 @@ def sum_steps(
     exists = head < heads
     inside = inside[:, None] & exists[None, :]
     _, dt = _steps(DT, BIAS, row, head, inside, exists, row_step, head_step, SOFTPLUS, BIASED)
-    dt = tl.where(inside, tl.minimum(tl.maximum(dt, least), most), 0.0)
+    dt = tl.where(inside, clamped(dt, least, most), 0.0)
     sums = sums_of_steps(dt * (tl.load(A + head, mask=exists, other=0) * LOG2_E)[None, :])
     weighed = tl.where(dt > 0.0, sums - tl.log2(tl.where(dt > 0.0, dt, 1.0)), float("inf"))
     place = (head[None, :].to(tl.int64) * slots + slot) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -76,7 +76,7 @@ def step_gradients(
     exists = head < heads
     inside = inside[:, None] & exists[None, :]
     given, wide = _steps(DT, BIAS, row, head, inside, exists, row_step, head_step, SOFTPLUS, BIASED)
-    dt = tl.where(inside, tl.minimum(tl.maximum(wide, least), most), 0.0)
+    dt = tl.where(inside, clamped(wide, least, most), 0.0)
     da = tl.where(inside, gates_of_chunk(SUMS, dt, head, heads, slot, slots, 5), 0.0)
     of_step = sums_of_chunk(SUMS, 2, head, heads, slot, slots, 5) + sums_of_chunk(SUMS, 4, head, heads, slot, slots, 5)
     ddt = tl.load(A + head, mask=exists, other=0)[None, :] * da + of_step

@@ -21,9 +21,16 @@ LANE_KEYS: tl.constexpr = tl.constexpr(config.LANE_KEYS)
 @triton.jit
 def softplus(x):
     """log(1 + eˣ) in fp32. Where 1 + eˣ is rounded, so is the logarithm: their quotient is exact again."""
-    e = tl.exp(tl.minimum(x, 20.0))
+    e = tl.exp(tl.minimum(x, 20.0, propagate_nan=tl.PropagateNan.ALL))
     u = 1.0 + e
     return tl.where(x > 20.0, x, tl.where(u == 1.0, e, tl.log(u) * (e / tl.where(u == 1.0, 1.0, u - 1.0))))
+
+
+@triton.jit
+def clamped(x, least, most):
+    """x within limits; NaN stays NaN."""
+    x = tl.maximum(x, least, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(x, most, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -52,7 +59,7 @@ def _fading(GATES, DECAY, BIAS, at, steps, batch, row, head, limits, HAS: tl.con
         if HAS.softplus:
             gate = softplus(gate)
         if HAS.weights:
-            gate = tl.minimum(tl.maximum(gate, limits[1]), limits[2])
+            gate = clamped(gate, limits[1], limits[2])
             weight = gate
         log_a *= gate
     return log_a, weight
