@@ -110,7 +110,10 @@ def signature(*tensors: torch.Tensor | None) -> Hashable:
 
 
 def remember(memo: dict[K, V], key: K, value: V) -> V:
-    """Store `value` under `key`, and return it. A full memo is cleared first."""
+    """Store `value` under `key`, and return it. A full memo is cleared first. While a CUDA graph is captured nothing is
+    stored: the graph's memory is not ours to keep, and holds no numbers before a replay."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        return value
     if len(memo) >= MAX_REMEMBERED:
         memo.clear()
     memo[key] = value

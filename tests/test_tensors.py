@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tritonkittens.kernels._tensors import allocator, signature
+from tritonkittens.kernels._tensors import allocator, remember, signature
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (0, 4), (4, 0), (2, 1, 7), (2, 3, 4, 5)], ids=str)
@@ -20,6 +20,14 @@ def test_allocations_where_torch_has_no_faster_entry(monkeypatch):
     monkeypatch.delattr(torch._C._dynamo.guards, "_empty_strided_cpu")
     x = allocator((3, 5), torch.float16, torch.device("cpu"))()
     assert (x.shape, x.stride(), x.dtype) == ((3, 5), (5, 1), torch.float16)
+
+
+def test_nothing_of_a_captured_graph_is_remembered(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    memo = {}
+    for capturing, expected in ((True, {}), (False, {"kind": "plan"})):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=capturing: now)
+        assert remember(memo, "kind", "plan") == "plan" and memo == expected
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
