@@ -205,7 +205,7 @@ def check_sequences(
     is not of the sequences and this shape. `names`: of the first operand, and the state."""
     first, of_state = names
     if x.shape[0] > MOST_SEQUENCES:
-        raise ValueError(f"{name}: {first} is {tuple(x.shape)}; there may be {MOST_SEQUENCES} sequences")
+        raise ValueError(f"{name}: {first} is {tuple(x.shape)}; there may be at most {MOST_SEQUENCES} sequences")
     if starts is not None:
         fewest = 2 if x.numel() else 1  # rows need a sequence
         if x.shape[0] != 1 or starts.ndim != 1 or not fewest <= starts.shape[0] <= MOST_SEQUENCES + 1:
