@@ -122,7 +122,7 @@ def test_operator():
     [
         (dict(x=torch.zeros(3, 5)), ValueError, "causal_conv1d: x is (3, 5); it must be (B, C, L)"),
         (dict(x=torch.zeros(1, 3, 5).double()), TypeError, "causal_conv1d: x has dtype torch.float64; it must be"),
-        (dict(x=torch.zeros(1025, 3, 5)), ValueError, "causal_conv1d: x is (1025, 3, 5); there may be at most 1024 sequences"),
+        (dict(x=torch.zeros(1025, 3, 5)), ValueError, "x is (1025, 3, 5); there may be at most 1024 sequences"),
         (dict(weight=torch.zeros(3, 5)), ValueError, "weight is (3, 5); it must be (3, W), W from 1 to 4"),
         (dict(bias=torch.zeros(2)), ValueError, "causal_conv1d: bias is (2,); it must be (3,)"),
         (dict(cu_seqlens=torch.zeros(1).int()), ValueError, "cu_seqlens (1,); packed sequences have a batch of 1, and"),
