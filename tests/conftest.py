@@ -51,7 +51,7 @@ def _no_gpu_reason():
     return None
 
 
-SIMULATED = 1  # cases of a parametrised test of tests/gpu behind which the simulator runs every eighth in `make test`
+SIMULATED = 1  # cases of a parametrised test of tests/gpu behind which `make test` simulates every sixteenth
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by -m
@@ -107,5 +107,5 @@ def _leave_cases_to_the_gpu(items):
         if item.path.parent.name == "gpu" and not item.get_closest_marker("slow"):
             test = item.path, item.originalname
             seen[test] += 1
-            if seen[test] > SIMULATED and seen[test] % 8:
+            if seen[test] > SIMULATED and seen[test] % 16:
                 item.add_marker(pytest.mark.slow)
