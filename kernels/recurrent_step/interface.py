@@ -13,11 +13,9 @@ from tritonkittens.kernels._dispatch import (
     takes,
     unseen_by_function_modes,
 )
-from tritonkittens.kernels._tensors import HALF_TYPES
+from tritonkittens.kernels._tensors import FLOATS, HALF_TYPES
 from tritonkittens.kernels.recurrent_step.call_plan import Rule, Step, run_steps
 from tritonkittens.kernels.recurrent_step.config import MOST_BATCHES, MOST_KEYS, is_short
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _fits() -> None:

@@ -19,7 +19,6 @@ from tritonkittens.kernels.fft_conv.device.fourier import (
     spectrum,
     table,
     tile_of,
-    times,
 )
 
 
@@ -80,9 +79,7 @@ class SpectralConvolution(Inner, tk.lcsf):
         # the conjugate of the product, whose transform is the conjugate of the signals
         z = tk.mul(tk.conj(z), k) if ctx.config.conjugated else tk.conj(tk.mul(z, k))
         z = tk.mm_AB(tk.cast(z, ctx.config.dtype), complex_part(ctx.task.F, 0))
-        tk.store(home, times(ctx, z, complex_part(ctx.task.T, 0)))
-        tk.fence_async()
-        y = inverse(ctx, state.h, home)
+        y = inverse(ctx, state.h, z, home)
         if ctx.config.post_gated:
             y = gated(ctx, y, signals_of(ctx, input.POST))
         tk.store(signals_of(ctx, output.Y), tk.cast(y, ctx.config.dtype))

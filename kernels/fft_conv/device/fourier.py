@@ -160,17 +160,21 @@ def spectrum(ctx, g, x):
 
 
 @triton.jit
-def inverse(ctx, h, z):
-    """The last step: the signals whose conjugates G has turned into `z`, in shared memory."""
+def inverse(ctx, h, z, home):
+    """The last steps, T and G: the signals of `z`, the conjugate of what G and T made of theirs. `home`: a tile for the
+    operand of the last product."""
+    tk.store(home, times(ctx, z, complex_part(ctx.task.T, 0)))
+    tk.fence_async()
     if ctx.config.real:
-        y = tk.mm_AB(h.real, z.real, wait=False)
-        return tk.mma_wait(tk.mma_AB(h.imag, z.imag, y, wait=False))
+        y = tk.mm_AB(h.real, home.real, wait=False)
+        return tk.mma_wait(tk.mma_AB(h.imag, home.imag, y, wait=False))
     else:
-        return tk.conj(tk.mm_AB(h, z))
+        return tk.conj(tk.mm_AB(h, home))
 
 
 @triton.jit
 def times_real(x, gate):
+    """Real signals times a gate in shared memory."""
     return tk.mul(x, tk.cast(tk.load(gate), tk.fp32))
 
 

@@ -147,9 +147,7 @@ class OuterInverse(Outer, tk.lcsf):
     def compute(ctx, state, input, output):
         home = tk.complex(ctx.scratch.real, ctx.scratch.imag)
         z = tk.conj(tk.cast(tk.load(complex_part(input.Z, ctx.consumer)), tk.fp32))
-        tk.store(home, times(ctx, z, complex_part(ctx.task.T, 0)))
-        tk.fence_async()
-        x = inverse(ctx, state.h, home)
+        x = inverse(ctx, state.h, z, home)
         if ctx.config.gated:
             x = gated(ctx, x, signals_of(ctx, input.GATE))
         tk.store(signals_of(ctx, output.X), tk.cast(x, ctx.config.dtype))
