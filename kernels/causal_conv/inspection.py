@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from tritonkittens.kernels._inspection import Inspectable, launches_of
-from tritonkittens.kernels.causal_conv.operators import Operands, run, run_backward
+from tritonkittens.kernels.causal_conv.checks import Operands
+from tritonkittens.kernels.causal_conv.operators import run, run_backward
 
 
 def _run(backward: bool = False) -> Any:
     x, weight = (torch.empty(*n, dtype=torch.bfloat16, device="meta") for n in ((1, 16384, 4352), (4352, 4)))
-    if backward:
-        return run_backward(x.mT, Operands(x.mT, weight, weight[:, 0], None, None), True)
-    return run(x.mT, weight, weight[:, 0], None, None, True)
+    given = Operands(x.mT, weight, weight[:, 0])
+    return run_backward(x.mT, given, True) if backward else run(given, True)
 
 
 inspectable: dict[str, Inspectable] = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import call, has_tangent, have_memory, is_plain, requires_grad
-from tritonkittens.kernels._sequences import starts_of
-from tritonkittens.kernels.causal_conv.checks import NAME, check_kinds, check_shapes
+from tritonkittens.kernels._dispatch import call, have_memory, is_plain, requires_grad
+from tritonkittens.kernels._sequences import check_kinds, starts_of
+from tritonkittens.kernels.causal_conv.checks import NAME, Operands, check_shapes
 from tritonkittens.kernels.causal_conv.operators import run
 
 ACTIVATIONS = (None, "silu", "swish")
@@ -51,21 +51,19 @@ def causal_conv1d(
 
         y = causal_conv1d(x.mT, weight, bias, activation="silu").mT  # x: (B, L, C)
     """
-    check_kinds(x, weight, bias, initial_states, cu_seqlens)
+    given = Operands(x, weight, bias, initial_states, cu_seqlens)
+    check_kinds(NAME, given)
     if activation not in ACTIVATIONS:
         raise ValueError(f"{NAME}: activation={activation!r}; it must be one of {ACTIVATIONS}")
     if seq_idx is not None:
         if initial_states is not None or cu_seqlens is not None:
             raise ValueError(f"{NAME}: with seq_idx there are no initial_states and no cu_seqlens")
-        check_shapes(x, weight, bias, None, None)
+        check_shapes(given)
         starts, rows = starts_of(NAME, seq_idx, (x.shape[0], x.shape[2])), x.mT
         y = causal_conv1d(rows.flatten(0, 1)[None].mT, weight, bias, cu_seqlens=starts, activation=activation)
         return y.mT.view(rows.shape).mT
-    operands = (x, weight, bias, initial_states, cu_seqlens)
-    if has_tangent(*operands):
-        raise ValueError(f"{NAME}: it has no forward-mode derivative; use {NAME}_torch")
-    check_shapes(*operands)
-    if is_plain(*operands) and have_memory(*operands) and not requires_grad(*operands):
-        return run(*operands, activation is not None)
-    found: Tensor = call(NAME, *operands, activation is not None)
+    check_shapes(given)
+    if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
+        return run(given, activation is not None)
+    found: Tensor = call(NAME, *given, activation is not None)
     return found

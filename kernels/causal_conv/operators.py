@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, check_no_tangent, describes, refusing, register, vmap_by_loop
-from tritonkittens.kernels._tensors import power_of_two
-from tritonkittens.kernels.causal_conv.checks import NAME, check, check_shapes
+from tritonkittens.kernels._sequences import by_fields, most_of, sequences_of
+from tritonkittens.kernels.causal_conv.checks import NAME, Operands, check, check_shapes
 from tritonkittens.kernels.causal_conv.device.conv import causal_conv, causal_conv_gradients
 
 ROWS, CHANNELS, SPAN = 16, 512, 256  # rows and channels of a block, rows of which a program sums gradients
-
-
-class Operands(NamedTuple):
-    """The operands of a call, as `causal_conv1d` names them."""
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    initial_states: Tensor | None
-    cu_seqlens: Tensor | None
 
 
 def _launch(
@@ -30,27 +20,24 @@ def _launch(
 ) -> None:
     """Launch a kernel on tensors that it reads before x and writes, whose first has strides."""
     x, weight, bias, states, starts = given
-    (batches, channels, rows), home = x.shape, written[0]
+    (batches, channels, rows), home, sequences = x.shape, written[0], sequences_of(x, starts)
     ends = x if starts is None else starts[1:].contiguous()
-    sequences = batches if starts is None else ends.shape[0]
     tensors = (*read, x, weight, x if bias is None else bias.contiguous(), x if states is None else states, ends)
     of_states = (0, 0, 0) if states is None else states.stride()
     strides = (t for pair in (*(t.stride() for t in read), x.stride(), home.stride()) for t in pair)
     has = (weight.shape[1], bias is not None, states is not None, starts is not None, silu)
     all_numbers = (rows, channels, sequences, *strides, *weight.stride(), *of_states, *numbers)
-    constants = (*has, max(16, power_of_two(sequences)), ROWS, CHANNELS)
+    constants = (*has, most_of(sequences), ROWS, CHANNELS)
     grid = (blocks, -(-channels // CHANNELS), batches)
     kernel.bind(grid, *tensors, *written, *all_numbers, *constants)(*tensors, *written)
 
 
-def run(
-    x: Tensor, weight: Tensor, bias: Tensor | None, states: Tensor | None, starts: Tensor | None, silu: bool
-) -> Tensor:
+def run(given: Operands, silu: bool) -> Tensor:
     """`causal_conv1d` of plain tensors."""
-    check(x, weight, bias, states, starts)
-    y = torch.empty_like(x)
-    if x.numel():
-        _launch(causal_conv, Operands(x, weight, bias, states, starts), silu, [], [y], -(-x.shape[2] // ROWS))
+    check(given)
+    y = torch.empty_like(given.x)
+    if y.numel():
+        _launch(causal_conv, given, silu, [], [y], -(-y.shape[2] // ROWS))
     return y
 
 
@@ -70,47 +57,32 @@ def run_backward(dy: Tensor, given: Operands, silu: bool) -> tuple[Tensor, Tenso
 
 
 @torch.library.custom_op("tritonkittens::causal_conv1d", mutates_args=())
-def causal_conv1d_operator(
-    x: Tensor, weight: Tensor, bias: Tensor | None, initial_states: Tensor | None, cu_seqlens: Tensor | None, silu: bool
-) -> Tensor:
+@by_fields
+def causal_conv1d_operator(given: Operands, silu: bool) -> Tensor:
     """The operator behind `causal_conv1d`."""
-    return run(x, weight, bias, initial_states, cu_seqlens, silu)
+    return run(given, silu)
 
 
 @describes(causal_conv1d_operator)
-def _(
-    x: Tensor, weight: Tensor, bias: Tensor | None, initial_states: Tensor | None, cu_seqlens: Tensor | None, silu: bool
-) -> Tensor:
-    check_shapes(x, weight, bias, initial_states, cu_seqlens)
-    return torch.empty_like(x)
+@by_fields
+def _(given: Operands, silu: bool) -> Tensor:
+    check_shapes(given)
+    return torch.empty_like(given.x)
 
 
 @torch.library.custom_op("tritonkittens::causal_conv1d_backward", mutates_args=())
-def backward_operator(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    initial_states: Tensor | None,
-    cu_seqlens: Tensor | None,
-    silu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+@by_fields
+def backward_operator(given: Operands, dy: Tensor, silu: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, weight, bias and initial_states, empty where there is no such operand."""
-    dx, dw, db, ds = run_backward(dy, Operands(x, weight, bias, initial_states, cu_seqlens), silu)
-    return dx, dw, x.new_empty(0) if db is None else db, x.new_empty(0) if ds is None else ds
+    dx, dw, db, ds = run_backward(dy, given, silu)
+    return dx, dw, dx.new_empty(0) if db is None else db, dx.new_empty(0) if ds is None else ds
 
 
 @describes(backward_operator)
-def _(
-    dy: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    initial_states: Tensor | None,
-    cu_seqlens: Tensor | None,
-    silu: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    beside = (x.new_empty(0) if t is None else t.new_empty(t.shape) for t in (bias, initial_states))
+@by_fields
+def _(given: Operands, dy: Tensor, silu: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, weight, bias, states, _ = given
+    beside = (x.new_empty(0) if t is None else t.new_empty(t.shape) for t in (bias, states))
     return torch.empty_like(x), weight.new_empty(weight.shape), *beside
 
 
@@ -125,7 +97,7 @@ def _backward(ctx: Any, dy: Tensor | None) -> tuple[Any, ...]:
     given = Operands(*ctx.saved_tensors)
     if dy is None:
         return (None,) * 6
-    found = call(f"{NAME}_backward", dy, *given, ctx.silu)
+    found = call(f"{NAME}_backward", *given, dy, ctx.silu)
     return *(None if t is None else d for t, d in zip(given[:4], found, strict=True)), None, None
 
 

@@ -43,12 +43,16 @@ def _rows_of(X, first, rows, exists, row_step, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _taps_of(WEIGHT, w_tap, exists, WIDTH: tl.constexpr):
-    """The weights of all taps in fp32."""
-    found = ()
+def _filter_of(
+    WEIGHT, BIAS, channel, exists, w_channel, w_tap, WIDTH: tl.constexpr, BIASED: tl.constexpr, CHANNELS: tl.constexpr
+):
+    """(the weights of all taps, the bias or zeros) in fp32."""
+    taps, bias, home = (), tl.zeros((CHANNELS,), tl.float32), channel.to(tl.int64) * w_channel
     for tap in tl.static_range(WIDTH):
-        found += (tk.cast(tl.load(WEIGHT + tap * w_tap, mask=exists, other=0), tk.fp32),)
-    return found
+        taps += (tk.cast(tl.load(WEIGHT + home + tap * w_tap, mask=exists, other=0), tk.fp32),)
+    if BIASED:
+        bias += tk.cast(tl.load(BIAS + channel, mask=exists, other=0), tk.fp32)
+    return taps, bias
 
 
 @triton.jit
@@ -82,6 +86,19 @@ def _convolved(inputs, taps, bias, WIDTH: tl.constexpr):
     return found
 
 
+@triton.jit
+def _correlated(ds, taps, first, begins, i: tl.constexpr, tap: tl.constexpr, PACKED: tl.constexpr):
+    """The gradient of what tap number `tap` multiplies in row `first` + i and earlier taps in the rows after it, of the
+    gradients `ds` of the sums of rows from `first` on. Rows of other sequences do not count."""
+    found = ds[i] * taps[tap]
+    for later in tl.static_range(1, tap + 1):
+        d = ds[i + later]
+        if PACKED:
+            d = tl.where(first + i >= _of_row(begins, i + later, PACKED), d, 0.0)
+        found += d * taps[tap - later]
+    return found
+
+
 @plain_kernel(num_warps=4)
 @triton.jit
 def causal_conv(
@@ -98,10 +115,7 @@ def causal_conv(
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     exists, home = channel < channels, channel.to(tl.int64)
     x = _rows_of(X + batch * x_batch + home * x_channel, first - (WIDTH - 1), rows, exists, x_row, ROWS + WIDTH - 1)
-    taps = _taps_of(WEIGHT + home * w_channel, w_tap, exists, WIDTH)
-    bias = tl.zeros((CHANNELS,), tl.float32)
-    if BIASED:
-        bias += tk.cast(tl.load(BIAS + channel, mask=exists, other=0), tk.fp32)
+    taps, bias = _filter_of(WEIGHT, BIAS, channel, exists, w_channel, w_tap, WIDTH, BIASED, CHANNELS)
     begins, numbers = _sequences(ENDS, first, sequences, batch, PACKED, MOST)
     Y += batch * y_batch + home * y_channel
     for i in tl.static_range(ROWS):
@@ -134,13 +148,10 @@ def causal_conv_gradients(
     DY += batch * d_batch + home * d_channel
     DX += batch * y_batch + home * y_channel
     DSTATE += home * (WIDTH - 1)
-    taps = _taps_of(WEIGHT + home * w_channel, w_tap, exists, WIDTH)
-    zero = tl.zeros((CHANNELS,), tl.float32)
-    bias, of_taps, of_bias = zero, (), zero
+    taps, bias = _filter_of(WEIGHT, BIAS, channel, exists, w_channel, w_tap, WIDTH, BIASED, CHANNELS)
+    of_taps, of_bias = (), tl.zeros((CHANNELS,), tl.float32)
     for _ in tl.static_range(WIDTH):
-        of_taps += (zero,)
-    if BIASED:
-        bias += tk.cast(tl.load(BIAS + channel, mask=exists, other=0), tk.fp32)
+        of_taps += (tl.zeros((CHANNELS,), tl.float32),)
     begun = tl.program_id(0) * span
     for first in range(begun, tl.minimum(begun + span, rows), ROWS):
         x = _rows_of(X, first - (WIDTH - 1), end, exists, x_row, ROWS + 2 * (WIDTH - 1))
@@ -150,7 +161,7 @@ def causal_conv_gradients(
         for i in tl.static_range(ROWS + WIDTH - 1):
             inputs = _inputs(
                 x, STATE + home * s_channel, first, begins, numbers, sequences, exists, s_batch, s_row, i,
-            WIDTH, BEGINS, PACKED,
+                WIDTH, BEGINS, PACKED,
             )  # fmt: skip
             d = tk.cast(dy[i], tk.fp32)
             if SILU:
@@ -165,24 +176,14 @@ def causal_conv_gradients(
                     summed += (of_taps[tap] + d * inputs[tap],)
                 of_taps = summed
         for i in tl.static_range(ROWS):
-            dx = zero
-            for later in tl.static_range(WIDTH):
-                d = ds[i + later]
-                if PACKED and later > 0:
-                    d = tl.where(first + i >= _of_row(begins, i + later, PACKED), d, 0.0)
-                dx += d * taps[WIDTH - 1 - later]
+            dx = _correlated(ds, taps, first, begins, i, WIDTH - 1, PACKED)
             home_of_row = DX + (first + i).to(tl.int64) * y_row
             tl.store(home_of_row, tk.cast(dx, DX.dtype.element_ty), mask=exists & (first + i < rows))
             if BEGINS and (PACKED or i == 0):
                 is_first = exists & (first + i == _of_row(begins, i, PACKED)) & (first + i < end)
                 of_state = DSTATE + _of_row(numbers, i, PACKED) * channels * (WIDTH - 1)
                 for column in tl.static_range(WIDTH - 1):
-                    dstate = zero
-                    for later in tl.static_range(column + 1):
-                        d = ds[i + later]
-                        if PACKED and later > 0:
-                            d = tl.where(first + i == _of_row(begins, i + later, PACKED), d, 0.0)
-                        dstate += d * taps[column - later]
+                    dstate = _correlated(ds, taps, first, begins, i, column, PACKED)
                     tl.store(of_state + column, tk.cast(dstate, DSTATE.dtype.element_ty), mask=is_first)
     part = PARTS + ((batch * tl.num_programs(0) + tl.program_id(0)) * (WIDTH + 1)) * channels + channel
     for tap in tl.static_range(WIDTH):
