@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from tritonkittens.kernels._sequences import SequencePlan, ends_of, most_of, pac
 from tritonkittens.kernels._tensors import padded_empty, remember, signature
 from tritonkittens.kernels.linear_attention.call_plan import Plan, pairs, sums_of
 from tritonkittens.kernels.linear_attention.checks import Operands
-from tritonkittens.kernels.linear_attention.config import HEADS, ROWS, WIDEST, shape_of
+from tritonkittens.kernels.linear_attention.config import HEADS, NARROWEST, ROWS, WIDEST, shape_of
 from tritonkittens.kernels.linear_attention.device.gradients import ChunkGradients, ChunkStates, gate_gradients
 from tritonkittens.launch import device_facts
 
@@ -49,7 +48,7 @@ class StatesPlan(Plan):
 
 
 class BackwardPlan(SequencePlan):
-    """The launches of gradients of one kind, of at most 128 columns of v.
+    """The launches of gradients of one kind.
 
     around: are there states before, and gradients of those after? kind: knobs of both templates.
     """
@@ -71,7 +70,7 @@ class BackwardPlan(SequencePlan):
         self.before = StatesPlan(q, of_pairs, begins, False, starts, kinds | kind)
         self.after = StatesPlan(q, of_pairs, ends, begins, starts, kinds | dict(reverse=True))
         multiprocessors = device_facts(q.device).multiprocessors
-        shape = shape_of(self.keys, self.values, 0, multiprocessors)  # all columns of V in a task
+        shape = shape_of(self.keys, self.values, 0, multiprocessors)
         group = self.numbers["group"]
         tasks = self.slots * self.key_heads
         # as few parts of a group as fill the GPU
@@ -79,7 +78,7 @@ class BackwardPlan(SequencePlan):
         self.parts = self.key_heads * parts
         self.numbers["shared"] = group // parts
         self.template = ChunkGradients(
-            **self.knobs, key_dim=shape.key_dim, value_dim=shape.value_dim,
+            **self.knobs, key_dim=shape.key_dim, whole=self.values <= NARROWEST,
             skip=None if skip is None else tk.from_torch(skip.dtype), skips_columns=skip is not None and skip.ndim == 2,
             **kind,
         )  # fmt: skip
@@ -126,23 +125,17 @@ def gradients(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, sums: list[Tensor], around: tuple[Any, Any], starts: Any,
     ends: Tensor, scale: float, skip: Tensor | None = None, paired: bool = False,
 ) -> Found:  # fmt: skip
-    """Gradients for any number of columns of keys and of v, whose blocks are computed one by one. Arguments are those
-    of `BackwardPlan`; ends: of the sequences."""
-    of_keys = q.shape[-1] > WIDEST
-    columns = q.shape[-1] if of_keys else v.shape[-1]
-    if columns > WIDEST:
+    """Gradients for any number of columns of keys, whose blocks are computed one by one. Arguments are those of
+    `BackwardPlan`; ends: of the sequences."""
+    if q.shape[-1] > WIDEST:
         found = []
-        for i in range(0, columns, WIDEST):
+        for i in range(0, q.shape[-1], WIDEST):
             at = slice(i, i + WIDEST)
-            s0, ds1 = (x if x is None else x[..., at] if of_keys else x[..., at, :] for x in around)
-            if of_keys:
-                of_block = q[..., at], k[..., at], v, do
-                of_skip = None if i else skip  # it has no columns of keys
-            else:
-                of_block = q, k, v[..., at], do[..., at]
-                of_skip = skip[:, at] if skip is not None and skip.ndim == 2 else skip
+            s0, ds1 = (x if x is None else x[..., at] for x in around)
+            of_skip = None if i else skip  # it has no columns of keys
+            of_block = q[..., at], k[..., at], v, do
             found.append(gradients(*of_block, sums, (s0, ds1), starts, ends, scale, of_skip, paired))
-        return _joined(found, of_keys)
+        return _joined(found)
     key = (signature(q, k, v, do, *around, skip, starts), len(sums), paired)
     plan = _plans.get(key)
     if plan is None:
@@ -159,17 +152,11 @@ def summed(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([*parts]).float().sum(0).to(parts[0].dtype)
 
 
-def _joined(found: list[Found], of_keys: bool) -> Found:
-    """Gradients of all columns, of those of blocks of columns of keys, or of v."""
+def _joined(found: list[Found]) -> Found:
+    """Gradients of all columns of keys, of those of blocks."""
     dq, dk, dv, dskip, dstate, sums = zip(*found, strict=True)
-    cat = functools.partial(torch.cat, dim=-1)
-    of_q, of_v = (cat, summed) if of_keys else (summed, cat)
-    if of_keys or dskip[0] is None:
-        of_skip = dskip[0]
-    else:
-        of_skip = (summed if dskip[0].ndim == 1 else cat)(dskip)
-    state = None if dstate[0] is None else torch.cat(dstate, -1 if of_keys else -2)
-    return Found(of_q(dq), of_q(dk), of_v(dv), of_skip, state, summed(sums))
+    state = None if dstate[0] is None else torch.cat(dstate, -1)
+    return Found(torch.cat(dq, -1), torch.cat(dk, -1), summed(dv), dskip[0], state, summed(sums))
 
 
 def run_backward(

@@ -27,6 +27,7 @@ from tritonkittens.kernels.linear_attention.device.chunks import (
 )
 from tritonkittens.launch import plain_kernel
 
+SCORES: tl.constexpr = tl.constexpr(tk.rt(tk.fp32, 64, 64))
 OF_ROWS, OF_COLUMNS = (tl.constexpr(vector(tk.rt(tk.fp32, 64, 64))) for vector in (tk.col_vec, tk.row_vec))
 
 
@@ -65,9 +66,9 @@ class ChunkStates(Chunks, tk.lcsf):
             tk.store(ctx.globals.S1, state.s, place_of_state(ctx))
 
 
-class ChunkGradients(Chunks, tk.lcsf):
-    """A task is a chunk and `shared` heads, an iteration one of these. Consumer 0 has rows of scores, consumer 1
-    columns.
+class ChunkGradients(Chunks, tk.lcf):
+    """A task is a chunk and `shared` heads, an iteration 64 columns of V of one of these; `whole`: V has no more.
+    Consumer 0 has rows of scores, consumer 1 columns.
 
     dO and dV are as V, H and dH as of `ChunkStates`. W (`weighted`): weights of the rows of V. dQ, dK: (parts, rows,
     key_dim), sums over `shared` heads; `group` heads have one head of Q and K. SUMS: (heads, 4 or `weighted` 5, slots,
@@ -80,15 +81,17 @@ class ChunkGradients(Chunks, tk.lcsf):
     """
 
     consumers: int = 2
-    output_stages: int = 1
+    schedule: tk.Schedule = tk.Dynamic()  # `setup` reads memory: the producer calls it for all
+    broadcast_tile: bool = True
+    consumer_registers: int | None = 240
+    whole: bool = False
     skip: tl.dtype | None = None
     skips_columns: bool = False
 
     def layout(self) -> tk.layout:
-        keys, values = tk.st(self.dtype, 64, self.key_dim), tk.st(self.dtype, 64, self.value_dim)
-        states = tk.st(self.dtype, self.value_dim, self.key_dim)
+        keys, values = tk.st(self.dtype, 64, self.key_dim), tk.st(self.dtype, 64, 64)
         of_rows = {name: tile for name, tile in self.operands.items() if name in "GW"}
-        loaded = dict(V=values, dO=values, **of_rows, H=states, dH=states)
+        loaded = dict(V=values, dO=values, **of_rows, H=keys, dH=keys)
         skipped = () if self.skip is None else ("D", "dD")
         return tk.layout(
             globals={
@@ -98,7 +101,7 @@ class ChunkGradients(Chunks, tk.lcsf):
             input=loaded,
             task=dict(Q=keys, K=keys),
             per="block",
-            output=dict(dV=values),
+            exchange=dict(dV=values),
             ragged=("Q", "K", "V", "dO", "dV"),
             args=("shared", "total", "group", "scale"),
         )
@@ -111,7 +114,7 @@ class ChunkGradients(Chunks, tk.lcsf):
         )
         before = (ctx.task_id // parts - first) * 64
         return tk.task(
-            ctx.args.shared,
+            ctx.args.shared * blocks_of(ctx),
             when=number < tk.extent(ctx.globals.ends, 0),
             sequence=tk.sequence(rows.begin + before, tl.minimum(rows.rows - before, 64)),
             chunk=rows.begin // 64 + number + before // 64,
@@ -126,30 +129,24 @@ class ChunkGradients(Chunks, tk.lcsf):
 
     @triton.jit
     def load(ctx, input):
-        head = head_of(ctx)
+        head, col = place_of_block(ctx)
         state = ctx.chunk * tk.extent(ctx.globals.V, 0) + head
-        tk.load_async(input.V, ctx.globals.V, (ctx.sequence, head, 0, 0), input.full)
-        tk.load_async(input.dO, ctx.globals.dO, (ctx.sequence, head, 0, 0), input.full)
+        tk.load_async(input.V, ctx.globals.V, (ctx.sequence, head, 0, col), input.full)
+        tk.load_async(input.dO, ctx.globals.dO, (ctx.sequence, head, 0, col), input.full)
         tk.load_async(input.G, ctx.globals.G, (head, ctx.chunk, 0), input.full)
         if ctx.config.weighted:
             tk.load_async(input.W, ctx.globals.W, (head, ctx.chunk, 0), input.full)
-        tk.load_async(input.H, ctx.globals.H, (state, 0, 0), input.full)
-        tk.load_async(input.dH, ctx.globals.dH, (state, 0, 0), input.full)
+        tk.load_async(input.H, ctx.globals.H, (state, col, 0), input.full)
+        tk.load_async(input.dH, ctx.globals.dH, (state, col, 0), input.full)
 
     @triton.jit
     def start(ctx):
-        return tk.struct(sum=tk.zero(tk.rt(tk.fp32, 64, ctx.config.key_dim)))
+        keys, none = tk.zero(tk.rt(tk.fp32, 64, ctx.config.key_dim)), tk.zero(OF_ROWS)
+        return tk.struct(sum=keys, scores=tk.zero(SCORES), rows=none, left=none, skipped=none)
 
     @triton.jit
-    def compute(ctx, state, input, output):
-        if ctx.consumer == 0:
-            return state.replace(sum=of_rows(ctx, state.sum, input))
-        else:
-            return state.replace(sum=of_columns(ctx, state.sum, input, output))
-
-    @triton.jit
-    def store(ctx, output):
-        tk.store_async(ctx.globals.dV, output.dV, (ctx.sequence, head_of(ctx), 0, 0))
+    def compute(ctx, state, input):
+        return of_rows(ctx, state, input) if ctx.consumer == 0 else of_columns(ctx, state, input)
 
     @triton.jit
     def finish(ctx, state, epilogue):
@@ -158,9 +155,21 @@ class ChunkGradients(Chunks, tk.lcsf):
 
 
 @triton.jit
-def head_of(ctx):
-    """The head of this iteration."""
-    return ctx.heads * ctx.args.shared + ctx.iter
+def blocks_of(ctx):
+    """Blocks of 64 columns of V."""
+    return 1 if ctx.config.whole else tk.ceil_div(tk.extent(ctx.globals.V, 2), 64)
+
+
+@triton.jit
+def place_of_block(ctx):
+    """(the head of this iteration, the block of its columns)."""
+    blocks = blocks_of(ctx)
+    return ctx.heads * ctx.args.shared + ctx.iter // blocks, ctx.iter % blocks
+
+
+@triton.jit
+def is_last_of_head(ctx):
+    return place_of_block(ctx)[1] == blocks_of(ctx) - 1
 
 
 @triton.jit
@@ -173,88 +182,91 @@ def kept_between(like, input, EARLIER: tl.constexpr):
 @triton.jit
 def store_sums(ctx, sums, number: tl.constexpr):
     """Store one of the vectors of a chunk and a head."""
-    tk.store(ctx.globals.SUMS, sums, (head_of(ctx), number, ctx.chunk, 0))
+    tk.store(ctx.globals.SUMS, sums, (place_of_block(ctx)[0], number, ctx.chunk, 0))
 
 
 @triton.jit
-def of_rows(ctx, dq, input):
-    """dQ with a head more; sums of rows, and those of states."""
+def of_rows(ctx, state, input):
+    """dQ with what a block adds, and behind a head's last block what its scores add; sums of rows, and of states."""
     DTYPE: tl.constexpr = ctx.config.dtype
-    KEYS: tl.constexpr = ctx.config.key_dim
-    p, r = tk.mm_ABt(ctx.task.Q, ctx.task.K, wait=False), tk.mm_ABt(input.dO, input.V, wait=False)
-    p, r = tk.mma_wait(p, r)
-    r *= kept_between(r, input, False)
-    if ctx.config.weighted:
-        r = tk.mul_col(r, tk.load(input.W, OF_COLUMNS))
-    sums = tk.row_sum(tk.tril(p * r, -1))
-    dq = tk.mma_AB(tk.cast(r, DTYPE), ctx.task.K, dq)
-    begun, kept = tk.exp2(tk.load(input.G, OF_ROWS)), tl.exp2(tk.load_scalar(input.G, 63))
-    left, skipped = tk.zero(OF_ROWS), tk.zero(OF_ROWS)
-    for i in tl.static_range(ctx.config.value_dim // 64):  # columns of V
-        before, do = tk.subtile(input.H, 64, KEYS, i, 0), tk.cast(tk.load(tk.subtile(input.dO, 64, 64, 0, i)), tk.fp32)
-        of_before, faded = tk.mm_ABt(ctx.task.Q, before), tk.mul_row(do, begun)
-        dq = tk.mma_AB(tk.cast(faded, DTYPE), before, dq, wait=False)
-        sums += tk.row_sum(of_before * faded)
-        for j in tl.static_range(KEYS // 64):
-            h, dh = tk.load(tk.subtile(input.H, 64, 64, i, j)), tk.load(tk.subtile(input.dH, 64, 64, i, j))
-            left += tk.row_sum(tk.cast(h, tk.fp32) * tk.cast(dh, tk.fp32))
-        if ctx.config.skip is not None:
-            v = tk.cast(tk.load(tk.subtile(input.V, 64, 64, 0, i)), tk.fp32)
-            if ctx.config.skips_columns:
-                tk.store(ctx.globals.dD, tk.col_sum(do * v), (head_of(ctx), ctx.chunk, i))
-            else:
-                skipped += tk.row_sum(do * v)
-        dq = tk.mma_wait(dq)
-    store_sums(ctx, sums, 0)
-    store_sums(ctx, left * kept, 3)
-    if ctx.config.skip is not None and not ctx.config.skips_columns:
-        tk.store(ctx.globals.dD, skipped, (head_of(ctx), ctx.chunk, 0))
-    return dq
-
-
-@triton.jit
-def of_columns(ctx, dk, input, output):
-    """dK with a head more; dV, and sums of columns. The rows of score tiles are columns of Z."""
-    DTYPE: tl.constexpr = ctx.config.dtype
-    KEYS: tl.constexpr = ctx.config.key_dim
-    p, r = tk.mm_ABt(ctx.task.K, ctx.task.Q, wait=False), tk.mm_ABt(input.V, input.dO, wait=False)
-    p, r = tk.mma_wait(p, r)
-    kept = kept_between(r, input, True)
-    p *= kept
-    z = p * r
-    r *= kept
-    store_sums(ctx, tk.row_sum(tk.triu(z, 1)), 1)
-    left = tk.exp2(tk.neg(tk.load(input.G, OF_ROWS) - tk.load_scalar(input.G, 63)))
-    weights = left
-    if ctx.config.weighted:
-        store_sums(ctx, tk.row_sum(z), 4)
-        r, weights = tk.mul_row(r, tk.load(input.W, OF_ROWS)), left * tk.load(input.W, OF_ROWS)
-    dk = tk.mma_AB(tk.cast(r, DTYPE), ctx.task.Q, dk)
-    p, later = tk.cast(p, DTYPE), tk.zero(OF_ROWS)
-    for i in tl.static_range(ctx.config.value_dim // 64):  # columns of V
-        dh, do = tk.subtile(input.dH, 64, KEYS, i, 0), tk.subtile(input.dO, 64, 64, 0, i)
-        v = tk.cast(tk.load(tk.subtile(input.V, 64, 64, 0, i)), tk.fp32)
-        dv = tk.mul_row(tk.mm_ABt(ctx.task.K, dh), left)
-        later += tk.row_sum(v * dv)
-        dk = tk.mma_AB(tk.cast(tk.mul_row(v, weights), DTYPE), dh, dk, wait=False)
-        dv, dk = tk.mma_wait(tk.mma_AB(p, do, dv, wait=False), dk)
+    scores = tk.mma_ABt(input.dO, input.V, state.scores, wait=False)
+    of_before, do = tk.mm_ABt(ctx.task.Q, input.H, wait=False), tk.cast(tk.load(input.dO), tk.fp32)
+    faded, skipped = tk.mul_row(do, tk.exp2(tk.load(input.G, OF_ROWS))), state.skipped
+    scores, of_before = tk.mma_wait(scores, of_before)
+    rows = tk.row_sum(of_before * faded, state.rows)
+    dq = tk.mma_AB(tk.cast(faded, DTYPE), input.H, state.sum, wait=False)
+    kept = tk.mm_ABt(input.H, input.dH, wait=False)  # only its diagonal is used: it sums H ∘ dH
+    if ctx.config.skip is not None:
+        of_skip = do * tk.cast(tk.load(input.V), tk.fp32)
+        if ctx.config.skips_columns:
+            head, col = place_of_block(ctx)
+            tk.store(ctx.globals.dD, tk.col_sum(of_skip), (head, ctx.chunk, col))
+        else:
+            skipped = tk.row_sum(of_skip, skipped)
+    dq, kept = tk.mma_wait(dq, kept)
+    left = tk.row_sum(tk.block_diagonal(kept, 1, 0.0), state.left)
+    if ctx.config.whole or is_last_of_head(ctx):
+        p = tk.mm_ABt(ctx.task.Q, ctx.task.K)
+        r = scores * kept_between(p, input, False)
         if ctx.config.weighted:
-            dv = tk.mul_row(dv, tk.load(input.W, OF_ROWS))
-        if ctx.config.skip is not None:
-            dv += skipped_rows(ctx, tk.cast(tk.load(do), tk.fp32), i)
-        tk.store(tk.subtile(output.dV, 64, 64, 0, i), dv * ctx.args.scale)
-    store_sums(ctx, later, 2)
-    return dk
+            r = tk.mul_col(r, tk.load(input.W, OF_COLUMNS))
+        store_sums(ctx, tk.row_sum(tk.tril(p * r, -1), rows), 0)
+        store_sums(ctx, left * tl.exp2(tk.load_scalar(input.G, 63)), 3)
+        if ctx.config.skip is not None and not ctx.config.skips_columns:
+            tk.store(ctx.globals.dD, skipped, (place_of_block(ctx)[0], ctx.chunk, 0))
+        dq = tk.mma_AB(tk.cast(r, DTYPE), ctx.task.K, dq)
+        scores, none = tk.zero(SCORES), tk.zero(OF_ROWS)
+        rows, left, skipped = none, none, none
+    return tk.struct(sum=dq, scores=scores, rows=rows, left=left, skipped=skipped)
 
 
 @triton.jit
-def skipped_rows(ctx, do, i: tl.constexpr):
-    """Rows times D, of number i of the blocks of 64 columns."""
+def of_columns(ctx, state, input):
+    """dK with what a block adds, and behind a head's last block what its scores add; a block of dV, and sums of
+    columns. The rows of score tiles are columns of Z."""
+    DTYPE: tl.constexpr = ctx.config.dtype
+    scores = tk.mma_ABt(input.V, input.dO, state.scores, wait=False)
+    p, dv = tk.mm_ABt(ctx.task.K, ctx.task.Q, wait=False), tk.mm_ABt(ctx.task.K, input.dH, wait=False)
+    left = tk.exp2(tk.neg(tk.load(input.G, OF_ROWS) - tk.load_scalar(input.G, 63)))
+    weights = left * tk.load(input.W, OF_ROWS) if ctx.config.weighted else left
+    head, col = place_of_block(ctx)
+    tk.store_wait()
+    scores, p, dv = tk.mma_wait(scores, p, dv)
+    kept = kept_between(p, input, True)
+    p, dv, v = p * kept, tk.mul_row(dv, left), tk.cast(tk.load(input.V), tk.fp32)
+    weighted = tk.cast(tk.mul_row(v, weights), DTYPE)
+    rows, dk = tk.row_sum(v * dv, state.rows), state.sum
+    if ctx.config.whole or is_last_of_head(ctx):
+        z, r = p * scores, scores * kept
+        store_sums(ctx, tk.row_sum(tk.triu(z, 1)), 1)
+        store_sums(ctx, rows, 2)
+        if ctx.config.weighted:
+            store_sums(ctx, tk.row_sum(z), 4)
+            r = tk.mul_row(r, tk.load(input.W, OF_ROWS))
+        dk = tk.mma_AB(tk.cast(r, DTYPE), ctx.task.Q, dk)
+        scores, rows = tk.zero(SCORES), tk.zero(OF_ROWS)
+    dk = tk.mma_AB(weighted, input.dH, dk, wait=False)
+    dv = tk.mma_AB(tk.cast(p, DTYPE), input.dO, dv, wait=False)
+    dk, dv = tk.mma_wait(dk, dv)
+    if ctx.config.weighted:
+        dv = tk.mul_row(dv, tk.load(input.W, OF_ROWS))
+    if ctx.config.skip is not None:
+        dv += skipped_rows(ctx, tk.cast(tk.load(input.dO), tk.fp32))
+    tk.store(ctx.exchange.dV[0], dv * ctx.args.scale)
+    tk.fence_async()
+    tk.store_async(ctx.globals.dV, ctx.exchange.dV[0], (ctx.sequence, head, 0, col))
+    return state.replace(sum=dk, scores=scores, rows=rows)
+
+
+@triton.jit
+def skipped_rows(ctx, do):
+    """Rows times D, of a block of columns."""
+    head, col = place_of_block(ctx)
     if ctx.config.skips_columns:
-        d = tk.load(ctx.globals.D, tk.row_vec(tk.rt(ctx.config.skip, 64, 64)), (head_of(ctx), i))
+        d = tk.load(ctx.globals.D, tk.row_vec(tk.rt(ctx.config.skip, 64, 64)), (head, col))
         return tk.mul_col(do, tk.cast(d, tk.fp32))
     else:
-        return do * tk.cast(tk.load_scalar(ctx.globals.D, (head_of(ctx),)), tk.fp32)
+        return do * tk.cast(tk.load_scalar(ctx.globals.D, (head,)), tk.fp32)
 
 
 @triton.jit
