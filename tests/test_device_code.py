@@ -1,4 +1,4 @@
-"""How much device code the shipped kernels are, helpers included: docs/kernels.md states what is counted here.
+"""How much device code the shipped kernels are, helpers included: docs/notes/device_code.md says what is counted.
 
 `python -m tests.test_device_code` writes the table of that page.
 """
@@ -20,7 +20,7 @@ from tritonkittens import kernels
 from tritonkittens.lang.template.hook_table import hooks_of
 from tritonkittens.launch import PlainKernel
 
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "kernels.md"
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "notes" / "device_code.md"
 DEVICE = {"triton.jit", "op", "tk.op"}  # decorators of functions that run on the device
 STEPS = ("tritonkittens.kernels.gemm.device.epilogue", "Steps")
 GIVEN = {"unaligned_product": [STEPS]}  # what a plain kernel calls without naming it: its caller gives it as a constant

@@ -366,8 +366,8 @@ LATENT = dict(
 
 
 def test_the_table_of_models():
-    """docs/kernels.md says what is replaced in which models."""
-    page = (pathlib.Path(__file__).parents[1] / "docs" / "kernels.md").read_text()
+    """docs/models.md says what is replaced in which models."""
+    page = (pathlib.Path(__file__).parents[1] / "docs" / "models.md").read_text()
     version, table = re.search(
         r"in transformers (\d+\.\d+) \| what is replaced \|\n\|---\|---\|\n(.*?)\n\n", page, re.S
     ).groups()
