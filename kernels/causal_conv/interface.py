@@ -22,30 +22,27 @@ def causal_conv1d(
     seq_idx: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:
-    """Return the causal convolution of each channel with a short filter, as before the scan of Mamba.
+    """Return a causal convolution of each channel: yₜ = activation(bias + Σ_w weight_w · x_{t-W+1+w}).
 
-    yₜ = activation(bias + Σ_w weight_w · x_{t-W+1+w}). Arguments are those of `causal_conv1d_fn` of the package
-    causal-conv1d, with `cu_seqlens` more and without its two for final states; options are given by name. It runs on
-    every GPU from sm_80 on.
+    Arguments are those of `causal_conv1d_fn` of the package causal-conv1d, with `cu_seqlens`, without its two for final
+    states, and with options by name. It runs on every GPU from sm_80 on.
 
     Args:
-        x: (B, C, L) in bf16, fp16 or fp32, B up to 1,024, of any strides: give a tensor (B, L, C) as `x.mT`.
+        x: (B, C, L) in bf16, fp16 or fp32, B up to 1,024, any strides: give a tensor (B, L, C) as `x.mT`.
         weight: (C, W) in bf16, fp16 or fp32, W from 1 to 4. Of a torch.nn.Conv1d it is `conv.weight[:, 0]`.
         bias: (C,) in bf16, fp16 or fp32; None: 0.
         initial_states: (B, C, W - 1) in the dtype of x, the columns before x; None: zeros. No state is returned: the
-            next call's is the last W - 1 columns of [initial_states, x].
-        cu_seqlens: (N + 1,) int32, the N sequences, up to 1,024, packed along L with B = 1: sequence n has the columns
-            from cu_seqlens[n] up to cu_seqlens[n + 1]. The first is 0, and none is less than the one before, which is
-            not checked. States are then (N, C, W - 1). Excludes `seq_idx`.
-        seq_idx: (B, L) int32: a sequence begins with each batch, and where the number changes. None has a state.
-            Columns from the 1,025th sequence on are not defined. `cu_seqlens` is faster.
-        activation: None, or "silu" (also called "swish").
+            next one is the last W - 1 columns of [initial_states, x].
+        cu_seqlens: (N + 1,) int32: where N ≤ 1,024 sequences packed along L begin, and the end of the last. B is 1.
+            States are (N, C, W - 1).
+        seq_idx: (B, L) int32, in place of cu_seqlens, and slower: a sequence begins where the number changes. It has no
+            states. Columns from the 1,025th sequence on are undefined.
+        activation: None, "silu", or "swish", which is the same.
 
-    Returns (B, C, L) in the dtype of x, with the dimensions in the same order in memory as those of x. Columns after
-    the last packed sequence are not defined; their gradients are 0. Sums are in fp32. Differentiable once, in all
-    operands; not in forward mode.
+    Returns (B, C, L) in the dtype of x, with its dimensions in the same order in memory. Sums are in fp32.
+    Differentiable once, in all operands; not in forward mode.
 
-    Raises TypeError or ValueError for operands that do not fit together, or on a CPU outside of the simulator.
+    Raises TypeError or ValueError for other operands. Packed sequences: docs/sequences.md.
 
     Example::
 

@@ -17,32 +17,29 @@ def fft_conv(
 ) -> Tensor:
     """Return post_gate · (k ∗ (pre_gate · u)): a convolution of each channel with a filter of up to millions of taps.
 
-    The transforms are matrix products on tensor cores: one kernel up to L = 4,096, three up to 262,144, five beyond.
-    Source: Fu et al., FlashFFTConv (2023).
-
     Args:
         u: (B, H, L) in bf16 or fp16.
         k: (H, Lk) in fp32, bf16 or fp16, Lk from 1 to L, or with `causal` at least 1; or its spectrum, from
             `fft_conv_filter`, which has no gradient.
-        causal: yᵢ = Σ_{j ≤ i} kⱼ u_{i-j}, where L is at most 4,194,304. False: the convolution is circular, yᵢ =
-            Σⱼ kⱼ u_{(i-j) mod L}, and L is a power of two from 64 to 4,194,304, or a multiple of 4,096 up to 262,144.
-            With `causal`, signals of other lengths are copied, with zeros behind them.
+        causal: True: yᵢ = Σ_{j ≤ i} kⱼ u_{i-j}, L up to 4,194,304; lengths that are not those of a circular convolution
+            are copied, with zeros behind them. False: circular, yᵢ = Σⱼ kⱼ u_{(i-j) mod L}, where L is a power of two
+            from 64 to 4,194,304, or a multiple of 4,096 up to 262,144.
         pre_gate, post_gate: (B, H, L) in the dtype of u; None: 1.
 
-    Returns (B, H, L) in the dtype of u. Sums are in fp32. Operands of the products are rounded: signals, their spectra
-    and factors to the dtype of u, spectra of filters to bf16, or for u of fp16 not at all. Differentiable any number of
-    times, in u, k and the gates; not in forward mode. Signals have no state: a call does not continue another.
+    Returns (B, H, L) in the dtype of u. Sums are in fp32. Products take signals, their spectra and factors in the dtype
+    of u, spectra of filters in bf16, or for u of fp16 in fp32. Differentiable any number of times, in u, k and the
+    gates; not in forward mode. There is no state: a call cannot continue another.
 
     Infinities and NaN spread within a tile of 4,096 numbers, which has several channels where L is smaller. Without
-    `causal` a transform also has two signals of the batch: these spread from one to the other, and rounding errors of
-    both are relative to the larger.
+    `causal`, they also spread between two signals of the batch, and rounding errors of both are relative to the larger.
 
-    Raises TypeError or ValueError for operands that do not fit together, or on a CPU outside of the simulator;
-    ArchitectureError on a GPU without TMA.
+    Raises TypeError or ValueError for other operands; ArchitectureError on a GPU without TMA.
 
     Example::
 
         y = fft_conv(u, k, causal=True, pre_gate=gate)
+
+    Source: Fu et al., FlashFFTConv (2023).
     """
     check_kinds(u, k, pre_gate, post_gate)
     operands = (u, k, pre_gate, post_gate)

@@ -42,41 +42,34 @@ def grouped_gemm(
     """Return the products of several groups, computed in one kernel, as `torch.nn.functional.grouped_mm`.
 
     Group g ends before offsets[g], and begins where the group before it ends. The host does not read the offsets.
+    Groups of rows take the epilogue of `gemm`: residual + gate · activation((a·b) · scale_a · scale_b + bias). More on
+    layouts, scales and selected rows: docs/kernels.md.
 
     Args:
-        a, b: both bf16 or both fp16, of any strides (`w.mT` of a transposed matrix). With offsets:
-            (M, K) and (G, K, N): rows [of g] of the result are a[rows of g] · b[g]; also fp8 (e4m3 and e5m2 may mix);
-            (M, K) and (K, N): result[g] is a[:, K of g] · b[K of g], zeros for an empty group;
-            (G, M, K) and (K, N): columns [of g] of the result are a[g] · b[:, columns of g].
-            Without offsets (G, M, K) and (G, K, N): result[g] is a[g] · b[g]. With counts, the first counts[g] rows of
-            result[g]; the others are not defined, and in `out` keep their values.
-        offsets: int32 (G,), on the device of a, rising, at most 1,024 groups. Groups may be empty, and begin and end
-            anywhere.
-        bias, activation, gate, residual, scale_a, scale_b: with groups of rows, the result is residual + gate ·
-            activation((a·b) · scale_a · scale_b + bias), as of `gemm`. bias (G, N), gate (M,), such as a router's
-            weights, residual (M, N); scale_a (M,) and scale_b (G, N) in fp32. gate and scales may be one number.
-            Of fp8 also scale_a (M, ⌈K/128⌉) and scale_b (G, ⌈K/128⌉, ⌈N/128⌉), for blocks of 1×128 and of 128×128.
-            activation also "swiglu" or "geglu" (by tanh), without bias and scales: of 2N columns, N that are activated
-            and then N that these gate.
+        a, b: both bf16 or both fp16, any strides. Groups of rows: (M, K) and (G, K, N), also fp8 (e4m3 and e5m2 may
+            mix). Groups of K: (M, K) and (K, N). Groups of columns: (G, M, K) and (K, N). A batch: (G, M, K) and (G, K,
+            N).
+        offsets: int32 (G,), rising, G up to 1,024; None for a batch. Groups may be empty, and end anywhere.
+        bias, gate, residual: (G, N), (M,) or a number, and (M, N), for groups of rows.
+        activation: as of `gemm`; or "swiglu" or "geglu" (by tanh), without bias and scales, of 2N columns: N that are
+            activated, then N that these gate.
+        scale_a, scale_b: fp32 (M,) and (G, N), or numbers. Of fp8 also (M, ⌈K/128⌉) and (G, ⌈K/128⌉, ⌈N/128⌉).
         out_dtype: bf16, fp16, fp32 or fp8; None: that of a, bf16 for fp8.
         out: receives the result. Rows (columns) after the last group keep their values.
-        config: a `Config` instead of the one that is chosen by shapes; schedule="persistent".
-        counts: int32 (G,), on the device of a, in place of offsets. bias is then (G, N), gate and scale_a (G, M), or
+        config: a `Config` instead of the chosen one, with schedule="persistent".
+        counts: int32 (G,): the first counts[g] rows of each group of a batch. gate and scale_a are then (G, M), or
             scale_a (G, M, ⌈K/128⌉), and residual (G, M, N). No gradient.
-        rows: int32 (M,), with groups of rows: row i of the product is a[rows[i]] · b[g], so that tokens of experts need
-            no sorted copy. a may have any number of rows; a number outside of them stands for zeros.
-        out_rows: int32 (M,), with groups of rows: row i of the product is row out_rows[i] of the result, which no two
-            rows share. A number outside is not written. `out` may have any number of rows, without it the result has M.
-            No residual. gate and scale_a are of the product's rows.
-        debug: check on the host that offsets rise and end inside, or that counts are at most M. That waits for the
-            device. Without it, wrong ones give undefined results, but no access outside the tensors.
+        rows: int32 (M,), for groups of rows: row i of the product is a[rows[i]] · b[g], and 0 outside of a.
+        out_rows: int32 (M,), for groups of rows: row i of the product is row out_rows[i] of the result, each at most
+            once, and is not written outside of it. gate and scale_a are of the product's rows. No residual.
+        debug: check the values of offsets or counts, for which the host waits for the device. Otherwise wrong ones give
+            undefined results, but no access outside the tensors.
 
-    Returns (M, N) for groups of rows or of columns, (G, M, N) for groups of K, a batch, and counts. Rows (columns)
-    after the last group are not defined without `out`.
-    Groups of columns give a result whose columns are contiguous. Of 16-bit operands it is differentiable in a, b, bias,
-    gate and residual.
+    Returns (M, N) for groups of rows, and for groups of columns, with its columns contiguous; else (G, M, N), zeros for
+    an empty group of K. Rows (columns) after the last group are undefined without `out`. Of 16-bit operands it is
+    differentiable in a, b, bias, gate and residual.
 
-    Raises TypeError or ValueError for what does not fit together; ArchitectureError on a GPU without TMA.
+    Raises TypeError or ValueError for other operands; ArchitectureError on a GPU without TMA.
 
     Example::
 

@@ -25,37 +25,34 @@ def hedgehog_attention(
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
     """Return the attention of Hedgehog: softmax attention in a window, and linear attention to all rows before it.
 
-    Rows are in blocks of 64. The window of a row is its own block, up to the row, and the block before: weights are
-    β · exp((s - m) / √128) with s = q·k, and m the largest s of the window. Rows of earlier blocks have weights
-    α · φ(q)·φ(k) with φ(x) = [softmax(x M), softmax(-x M)]. The result is Σ weights · v / Σ weights.
+    Rows are in blocks of 64. The window of a row is its own block, up to the row, and the block before. Weights in it
+    are β · exp((s - m) / √128), with s = q·k and m the largest s of the window. Weights of earlier rows are α ·
+    φ(q)·φ(k), with φ(x) = [softmax(x M), softmax(-x M)]. The result is Σ weights · v / Σ weights.
 
     Args:
-        q, k, v: (B, T, H, 128) in bf16, B up to 1,024, of any strides.
+        q, k, v: (B, T, H, 128) in bf16, B up to 1,024, any strides.
         map_q, map_k: (H, 128, 64) in bf16, M of queries and of keys.
         alpha, beta: (H,) fp32.
-        initial_state: (kv, z) of what precedes the first block: kv = Σ φ(k) vᵀ (B, H, 128, 128) and z = Σ φ(k)
-            (B, H, 128), both fp32; None: zeros.
-        output_final_state: also return kv and z of all blocks but the last, which the next window needs. To continue,
-            T must be a multiple of 64. The next call takes this state, and the last 64 rows before the new ones: drop
-            its first 64 results. Until there is a whole block, give the same state and all rows after it again.
-        cu_seqlens: (N + 1,) int32, the N sequences, up to 1,024, packed along T with B = 1: sequence n has the rows
-            from cu_seqlens[n] up to cu_seqlens[n + 1]. The first is 0, and none is less than the one before, which is
-            not checked. States are then of N sequences.
+        initial_state: (kv, z) fp32 of all rows before the first block: kv = Σ φ(k) vᵀ (B, H, 128, 128), z = Σ φ(k) (B,
+            H, 128); None: zeros.
+        output_final_state: also return (kv, z) of all blocks but the last. If T is a multiple of 64, a call continues
+            with this state and the last 64 rows before the new ones: drop its first 64 results, as in the example.
+        cu_seqlens: (N + 1,) int32: where N ≤ 1,024 sequences packed along T begin, and the end of the last. B is 1.
+            States are of N sequences.
 
-    Returns (B, T, H, 128) in bf16, and with output_final_state the state (kv, z). Rows after the last packed sequence
-    are not defined, nor are their gradients. States are carried in fp32 and multiplied in bf16. Differentiable once in
-    all operands; not in forward mode. The gradient of m goes to the key of the largest s, of equal ones to one.
+    Returns (B, T, H, 128) in bf16; with output_final_state also the state. Differentiable once in all operands; not in
+    forward mode. The gradient of m goes to one key with the largest s.
 
-    Raises TypeError or ValueError for operands that do not fit together, or on a CPU outside of the simulator;
-    ArchitectureError on a GPU without TMA.
+    Raises TypeError or ValueError for other operands; ArchitectureError on a GPU without TMA.
 
     Example::
 
-        o, state = hedgehog_attention(q, k, v, *of_heads, output_final_state=True)  # T is a multiple of 64
+        o, state = hedgehog_attention(q, k, v, *maps, output_final_state=True)  # T is a multiple of 64
         q, k, v = (torch.cat([x[:, -64:], x_next], 1) for x, x_next in ((q, q_next), (k, k_next), (v, v_next)))
-        o_next = hedgehog_attention(q, k, v, *of_heads, initial_state=state)[:, 64:]
+        o_next = hedgehog_attention(q, k, v, *maps, initial_state=state)[:, 64:]
 
-    Source: Zhang et al., The Hedgehog & the Porcupine (2024); Zhang et al., LoLCATs (2024).
+    Packed sequences, precision: docs/sequences.md. Source: Zhang et al., The Hedgehog & the Porcupine (2024); Zhang et
+    al., LoLCATs (2024).
     """
     kv, z = (None, None) if initial_state is None else initial_state
     given = Operands(q, k, v, map_q, map_k, alpha, beta, kv, z, cu_seqlens)

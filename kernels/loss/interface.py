@@ -88,25 +88,23 @@ def cross_entropy(
     with t = softcap · tanh(input / softcap), or t = input, and lse = log Σ exp(t).
 
     Args:
-        input: (…, V) logits in bf16, fp16 or fp32, V from 1 to 262,144. Classes are in the last dimension, whatever the
-            number of dimensions (torch's are in the second one). Any strides, as of `softmax`.
+        input: (…, V) logits in bf16, fp16 or fp32, V from 1 to 262,144, any strides, as of `softmax`. Classes are in
+            the last dimension, in torch in the second.
         target: input.shape[:-1], int64 or int32.
         ignore_index: rows with this target have a loss and a gradient of 0, and no part in the mean.
         reduction: "mean" over the rows that are not ignored (NaN without any, as in torch), "sum", or "none".
         label_smoothing: in [0, 1].
         lse_square_scale: the factor of lse², the z-loss.
-        softcap: bounds logits smoothly.
-        return_lse: also return lse, input.shape[:-1] in fp32, which is differentiable. Ignored rows have one, too.
-        inplace_backward: the backward may write the gradient of the logits over the logits. What else needs their
-            values after the loss then raises torch's error for tensors modified in place. It has no effect in
-            torch.compile and transforms, nor where elements of input share memory.
+        softcap: bounds logits smoothly; None: no bound.
+        return_lse: also return lse, input.shape[:-1] in fp32, of ignored rows, too. It is differentiable.
+        inplace_backward: the backward may write the gradient over the logits. Later uses of the logits then raise
+            torch's error for tensors modified in place. No effect under torch.compile, transforms, or if elements share
+            memory.
         debug: wait for the GPU, and raise IndexError for a target that is neither a class nor ignore_index. Without it,
             the loss of such a row is NaN.
 
-    Returns the loss, a number or target.shape for "none"; with return_lse a tuple of it and lse.
-
-    Logits are read once in the forward, and once in the backward. Results and gradients have the same bits in every
-    run. Nothing waits for the GPU without `debug`. NaN and infinities give what torch gives, but in ignored rows 0.
+    Returns the loss, a number or target.shape for "none"; with return_lse a tuple of it and lse. Results and gradients
+    have the same bits in every run. NaN and infinities give what torch gives, but in ignored rows 0.
 
     Raises TypeError for other dtypes or a DTensor; ValueError for a shape, device or option that does not fit, or a
     forward-mode tangent.

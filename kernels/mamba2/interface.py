@@ -29,41 +29,38 @@ def mamba_chunk_scan(
     dt_limit: tuple[float, float] = (0.0, math.inf),
     return_final_states: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return the scan of Mamba-2: each row updates S ← exp(A · dt) · S + dt · x Bᵀ, and y = (S C + D · x) · silu(z).
+    """Return the scan of Mamba-2: S ← exp(A · dt) · S + dt · x Bᵀ for each row, and y = (S C + D · x) · silu(z).
 
-    Here dt is clamp(dt + dt_bias, dt_limit), or with `dt_softplus` clamp(softplus(dt + dt_bias), dt_limit). Arguments
-    are those of mamba_ssm's `mamba_chunk_scan_combined` without `chunk_size` and `return_varlen_states`; options are
-    given by name. Source: Dao and Gu, Transformers are SSMs (2024).
+    Arguments are those of mamba_ssm's `mamba_chunk_scan_combined`, without `chunk_size` and `return_varlen_states`, and
+    with options by name.
 
     Args:
-        x: (B, L, H, P) in bf16 or fp16, B up to 1,024, of any strides, as are B, C and z.
-        dt: (B, L, H) in fp32, bf16 or fp16.
-        A: (H,) fp32, negative, which is not checked.
+        x: (B, L, H, P) in bf16 or fp16, B up to 1,024, any strides, as of B, C and z.
+        dt: (B, L, H) in fp32, bf16 or fp16. The scan takes clamp(dt + dt_bias, *dt_limit).
+        A: (H,) fp32, negative (not checked).
         B, C: (B, L, G, N) in the dtype of x, N from 1 to 256, G a divisor of H: head h of x uses group ⌊h · G / H⌋.
         D: (H,) or (H, P) in fp32, bf16 or fp16; None: 0.
         z: as x; None: y is not multiplied by silu(z).
         dt_bias: (H,) in fp32, bf16 or fp16; None: 0.
         initial_states: (B, H, P, N) fp32, S before the first row; None: zeros.
-        cu_seqlens: (M + 1,) int32, the M sequences, up to 1,024, packed along L with B = 1: sequence m has the rows
-            from cu_seqlens[m] up to cu_seqlens[m + 1]. The first is 0, and none is less than the one before, which is
-            not checked. States are then (M, H, P, N). Excludes `seq_idx`.
-        seq_idx: (B, L) int32: a sequence begins with each batch, and where the number changes. None has a state before
-            or after. Rows from the 1,025th sequence on are not defined. `cu_seqlens` is faster.
-        dt_softplus: apply softplus to dt + dt_bias.
+        cu_seqlens: (M + 1,) int32: where M ≤ 1,024 sequences packed along L begin, and the end of the last. B is 1.
+            States are (M, H, P, N).
+        seq_idx: (B, L) int32, in place of cu_seqlens, and slower: a sequence begins where the number changes. It has no
+            states. Rows from the 1,025th sequence on are undefined.
+        dt_softplus: softplus(dt + dt_bias) is clamped instead.
         dt_limit: (least, most), 0 ≤ least ≤ most. By default negative dt become 0.
         return_final_states: also return S after the last row.
 
-    Returns (B, L, H, P) in the dtype of x, and with return_final_states the states (B, H, P, N) in fp32. Rows after the
-    last packed sequence are not defined; their gradients are 0. S is summed in fp32, and rounded to the dtype of x
-    where it is multiplied, but not in calls of up to 8 rows. Differentiable once, in all operands; not in forward mode.
+    Returns (B, L, H, P) in the dtype of x; with return_final_states also the states, (B, H, P, N) fp32. Differentiable
+    once, in all operands; not in forward mode.
 
-    Raises TypeError or ValueError for operands that do not fit together, or on a CPU outside of the simulator;
-    ArchitectureError on a GPU without TMA, unless the call has at most 8 rows.
+    Raises TypeError or ValueError for other operands; for more than 8 rows ArchitectureError on a GPU without TMA.
 
     Example::
 
         y, states = mamba_chunk_scan(x, dt, A, B, C, D=D, dt_softplus=True, return_final_states=True)
-        y = mamba_chunk_scan(*next_step, D=D, dt_softplus=True, initial_states=states)
+
+    Packed sequences, precision: docs/sequences.md. Source: Dao and Gu, Transformers are SSMs (2024).
     """
     given = Operands(x, dt, A, B, C, D, z, dt_bias, initial_states, cu_seqlens)
     if seq_idx is not None:

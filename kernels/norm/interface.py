@@ -35,36 +35,34 @@ def layer_norm(
     out_dtype: torch.dtype | None = None,
     seed: Tensor | None = None,
 ) -> Results:
-    """Normalise the rows of x, after an optional dropout and addition of a residual.
+    """Normalise the rows of z = dropout(rowscale · x) + dropout(x1) + residual; only x is required.
 
-    z = dropout(rowscale · x) + dropout(x1) + residual, as in flash-attn's `layer_norm_fn`, and
-    y = (z - mean) / √(variance + eps) · weight + bias, with the biased variance. Statistics and sums are in fp32.
+    y = (z - mean) / √(variance + eps) · weight + bias, with the biased variance, as flash-attn's `layer_norm_fn`.
+    Statistics and sums are in fp32.
 
     Args:
         x: (…, N) in bf16, fp16 or fp32, N from 1 to 65,536. Any strides: it is read without a copy if the last stride
-            is 1 and x can be seen as (A, B, N) with any two strides. Otherwise it is copied first.
+            is 1 and x can be seen as (A, B, N) with any two strides.
         weight, bias: (N,), of one of these dtypes, the same for all four parameters.
-        residual, x1: of the shape of x, each in any of these dtypes; x1 has a dropout of its own.
-        weight1, bias1: (N,); with weight1 there is a second result y1 of the same z.
-        eps: at least 0. The default is 1e-6, as in flash-attn; that of torch's `layer_norm` is 1e-5.
+        residual, x1: of the shape of x, each in any of these dtypes.
+        weight1, bias1: (N,): a second result y1 of the same z.
+        eps: at least 0. The default is 1e-6, as in flash-attn; torch's is 1e-5.
         dropout_p: the probability with which an element becomes 0; others are divided by 1 - dropout_p.
-        rowscale: a number for each row of x, x.shape[:-1]; it has no gradient. Not with x1.
-        prenorm: return z, too, x itself if nothing changes x. It is in the dtype of residual, without one in that of x,
-            or in fp32 with residual_in_fp32. y is the norm of z as rounded to this dtype.
+        rowscale: x.shape[:-1], without a gradient. Excludes x1.
+        prenorm: also return z, in the dtype of residual; without one in that of x, or in fp32 with residual_in_fp32. y
+            is the norm of z as rounded to this dtype. z is x itself if nothing changes x.
         zero_centered_weight: multiply by weight + 1, and weight1 + 1.
-        return_dropout_mask: return the masks of x and x1, True where dropout keeps an element; None without x1, and
-            without dropout.
-        out_dtype: of y and y1; by default that of x, and fp32 under `torch.autocast` on a GPU.
-        seed: int64 (2,), seed and offset of Philox for dropout. None: from torch's generator. The same numbers drop the
-            same elements, and the backward computes the mask again.
+        return_dropout_mask: also return the masks of x and x1, True where dropout keeps an element; None where there is
+            no dropout, or no x1.
+        out_dtype: of y and y1; None: that of x, and fp32 under `torch.autocast` on a GPU.
+        seed: int64 (2,), seed and offset of Philox, from which the backward computes the mask again. None: from torch's
+            generator. Equal seeds drop the same elements.
 
-    Returns y, or a tuple: y, y1 with weight1, z with prenorm, two masks with return_dropout_mask.
+    Returns y, or a tuple of y, y1 (with weight1), z (with prenorm) and both masks (with return_dropout_mask). Gradients
+    have the same bits in every run.
 
-    Gradients are deterministic: the same bits in every run.
-
-    Raises TypeError for other dtypes, an eps that is no number, or a DTensor; ValueError for a shape or device that
-    differs from that of x, for dropout_p outside [0, 1), eps below 0, bias1 without weight1, x1 with rowscale, or a
-    forward-mode tangent.
+    Raises TypeError for other dtypes, an eps that is no number, or a DTensor; ValueError for a shape, device or option
+    that does not fit, or a forward-mode tangent.
 
     Example::
 

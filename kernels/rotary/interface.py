@@ -45,33 +45,29 @@ def rotary(
     transformers' `apply_rotary_pos_emb`, the others those of flash-attn's `apply_rotary_emb`.
 
     Args:
-        q, k: (B, H, S, D), or (B, S, H, D) with unsqueeze_dim=2, or packed tokens (total, H, D), in bf16, fp16 or fp32.
+        q, k: (B, H, S, D), (B, S, H, D) with unsqueeze_dim=2, or packed tokens (total, H, D), in bf16, fp16 or fp32.
             Heads may differ in number; k may be None. Any strides: they are read without a copy if the last is 1.
         cos, sin: bf16, fp16 or fp32, without gradients. (positions, rotary_dim/2), a table; or (B, S, rotary_dim/2) or
-            (1, S, …), angles of each token. The last dimension may be rotary_dim with a second half that repeats the
-            first, as in transformers; the second half is not read. For tables that have each column twice, one after
-            the other, as of GPT-J, give `cos[..., ::2]` and `sin[..., ::2]`.
-        position_ids: int32 or int64 (B, S), (1, S) or (S,); of packed tokens (total,). By default, token i of a
-            sequence has position i. At a position outside of the table the result is NaN.
-        seqlen_offsets: added to positions; an int, or int32 or int64 (sequences,). Not with position_ids.
-        cu_seqlens: int32 or int64 (sequences + 1,), where packed sequences begin, and the end of the last. Positions
-            start at 0 in each. It must begin at 0. Tokens after
-            the last end continue the last sequence.
-        rotary_dim: columns that rotate, the first ones; others are passed through. By default twice the columns of cos,
-            or as many where D is less than that.
+            (1, S, …), angles of each token. A second half that repeats the first, as in transformers, is not read.
+        position_ids: int32 or int64 (B, S), (1, S) or (S,); of packed tokens (total,). None: token i of a sequence has
+            position i. A position outside of the table gives NaN.
+        seqlen_offsets: added to positions; an int, or int32 or int64 (sequences,). Excludes position_ids.
+        cu_seqlens: int32 or int64 (sequences + 1,): where packed sequences begin, from 0, and the end of the last.
+            Positions start at 0 in each. Tokens after the last end continue the last sequence.
+        rotary_dim: the first columns, which rotate; the others are copied. None: twice the columns of cos, at most D.
         interleaved: pairs are columns 2i and 2i + 1 (GPT-J). By default columns i and i + rotary_dim/2 (GPT-NeoX).
         inplace: write into q and k, and return them.
-        q_weight, k_weight: (D,), bf16, fp16 or fp32, both of one dtype. With them, heads are normalised first, as by
-            q_norm and k_norm of Qwen3: x becomes x / √(mean of x² + eps) · weight, which is not rounded.
+        q_weight, k_weight: (D,), bf16, fp16 or fp32, of one dtype: heads are normalised first, to x / √(mean of x² +
+            eps) · weight, as by q_norm and k_norm of Qwen3. The norm is not rounded.
+        eps: of the norm.
 
-    Returns q and k, or q alone where k is None, without gaps in memory, tokens and heads in the order of the operands'.
+    Returns q and k, or q alone where k is None, without gaps in memory, with the operand's order of dimensions. The
+    backward rotates by the opposite angles, and without norms is differentiable. Gradients of weights are
+    deterministic.
 
-    The backward rotates by the opposite angles, and has a gradient itself, without norms. Gradients of weights have the
-    same bits in every run.
-
-    Raises TypeError for other dtypes, options of another type, or a DTensor; ValueError for shapes that do not fit, cos
-    or sin that require a gradient, a forward-mode tangent, or for `inplace` where elements share memory, a leaf
-    requires a gradient, or a gradient needs what the norm is of.
+    Raises TypeError for other dtypes, an option of another type, or a DTensor; ValueError for shapes that do not fit,
+    cos or sin that require a gradient, a forward-mode tangent, or an `inplace` that would lose values that a gradient
+    needs or write to elements twice.
 
     Example::
 

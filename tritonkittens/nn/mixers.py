@@ -119,9 +119,10 @@ def _conv1d(channels: int, taps: int, bias: bool, kind: dict[str, Any]) -> nn.Co
 
 
 class Mamba2(Mixer[MixerState]):
-    """The mixer of Mamba-2, with the state_dict of transformers' `Mamba2Mixer`, and of mamba_ssm's `Mamba2` with its
-    defaults of d_ssm, D_has_hdim, rmsnorm and norm_before_gate. mamba_ssm has the arguments after d_conv in another
-    order: give them by name.
+    """The mixer of Mamba-2, with the state_dict of transformers' `Mamba2Mixer`.
+
+    It is also that of mamba_ssm's `Mamba2` with its defaults of d_ssm, D_has_hdim, rmsnorm and norm_before_gate.
+    mamba_ssm has the arguments after d_conv in another order: give them by name.
 
     x: (batch, length, d_model) gives the same shape; `step` takes a token, (batch, d_model). bf16 and fp16 run on
     `causal_conv1d`, `mamba_chunk_scan`, `rms_norm` and `swiglu` on a Hopper or Blackwell GPU (or in the simulator),

@@ -50,29 +50,22 @@ def patch(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Patch:
     """Run layers of one model of Hugging Face transformers (5.17 or newer) on the shipped kernels.
 
     A layer is replaced where its class has the code of a known one, such as `LlamaRMSNorm`, which most models share.
-    Everything else stays. So do layers of other models, of the same class too. Parameters and names stay.
-
-    Replaced layers run transformers' own code for what the kernels do not take: on a CPU, in float64, DTensors,
-    forward-mode differentiation.
+    Everything else stays: other layers, other models, parameters, names. Replaced layers run transformers' own code for
+    what the kernels do not take: a CPU outside of the simulator, float64, DTensors, forward-mode differentiation.
 
     Args:
         model: a model, or a part of one.
-        kinds: what to replace. "norm": RMS norms, also those of heads and those with a gate, on `rms_norm`. "mlp": MLPs
-            with a gate, on `swiglu` and `geglu`, and from 2,048 rows on, without gradients, on `gated_gemm`; hooks of
-            the activation in them do not run. "rotary": rotary embeddings in attention, on `rotary`. "mixer": causal
-            convolutions, Mamba-2's scan and the gated delta rule, with and without a cache, on `causal_conv1d`,
-            `mamba_chunk_scan` and `gated_delta_rule`. "experts": experts with a gate, on `experts`. "loss": the loss of
-            causal language models, on `cross_entropy`.
+        kinds: what to replace. "norm": RMS norms, also of heads and with a gate. "mlp": MLPs with a gate; hooks of the
+            activation in them do not run. "rotary": rotary embeddings in attention. "mixer": causal convolutions,
+            Mamba-2's scan and the gated delta rule, with and without a cache. "experts": experts with a gate. "loss":
+            the loss of causal language models. docs/models.md lists kernels and models.
 
-    Returns:
-        A `Patch`, with counts of what was replaced. `undo()`, or the end of a `with` block, gives the model its own
-        layers back. In a block, another patch of the model replaces nothing, unless it has other kinds: its
-        `already_patched` counts the layers. A `copy.deepcopy` that is made in a block stays patched after it.
+    Returns:     A `Patch`: `replaced` counts layers by kind. `undo()`, or the end of a `with` block, gives the model
+    its own layers     back. Another patch of a patched model replaces other kinds only; `already_patched` counts the
+    rest. A     `copy.deepcopy` that is made in a block stays patched after it.
 
-    Raises:
-        TypeError: for what is no module, or kinds that are no tuple.
-        ValueError: for another kind.
-        ImportError: without transformers.
+    Raises:     TypeError: for what is no module, or kinds that are no tuple.     ValueError: for another kind.
+    ImportError: without transformers.
 
     Example::
 

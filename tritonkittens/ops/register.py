@@ -11,29 +11,23 @@ def register_transformers(name: str = "tritonkittens", *, strict: bool = False) 
     Models then take `attn_implementation=name` and `experts_implementation=name`, at construction, at loading, in
     `model.set_attn_implementation(name)` and in `model.set_experts_implementation(name)`.
 
-    The kernels run, forward and backward, in bf16 and fp16 with head dimensions up to 256, for every mask in which a
-    query sees a range of keys. That covers causal and bidirectional attention, sliding windows, chunks, blocks,
-    padding on both sides, and several sequences in a row (from `position_ids`).
-    They support soft-caps, groups of heads, `generate` with every cache, and `torch.compile`. transformers' own mask
-    functions need no mask of queries × keys; other functions are evaluated. The output at padding is undefined, as in
-    transformers' other implementations.
+    Attention runs on the kernels, forward and backward, in bf16 and fp16 with head dimensions up to 256, for every mask
+    in which a query sees one range of keys: causal, bidirectional, windows, chunks, blocks, padding, packed sequences
+    (from `position_ids`). Soft-caps, GQA, `generate` with every cache and `torch.compile` work. The output at padding
+    is undefined, as in transformers' other implementations.
 
-    Everything else runs in PyTorch as with `attn_implementation="sdpa"`, with one warning for every reason: dropout,
-    `output_attentions`, masks of other patterns (4D masks, hidden keys between visible ones), attention sinks,
-    position biases, other dtypes.
-
-    Experts with a gate and no biases run on the kernels in bf16 and fp16, others as with "grouped_mm", without a
-    warning.
+    Everything else runs in PyTorch as with "sdpa", with one warning for every reason: dropout, `output_attentions`,
+    masks of other patterns (4D masks, hidden keys between visible ones), attention sinks, position biases, other
+    dtypes. Experts with a gate and no biases run on the kernels in bf16 and fp16, others as with "grouped_mm", without
+    a warning.
 
     Args:
         name: the name of both implementations.
         strict: raise `tritonkittens.ops.Unsupported` (a ValueError) where attention would run PyTorch. A mask that
             torch.compile traces always raises for hidden keys between visible ones.
 
-    Raises:
-        TypeError: for a name that is no text.
-        ValueError: for "eager", which models reserve.
-        ImportError: without transformers.
+    Raises:     TypeError: for a name that is no text.     ValueError: for "eager", which models reserve.
+    ImportError: without transformers.
     """
     if not isinstance(name, str):
         raise TypeError(f"register_transformers: name is {type(name).__name__}; it must be a str")
