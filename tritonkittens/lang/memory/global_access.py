@@ -273,6 +273,10 @@ def load_scalar(t: Trace, src: Traced, coord: Traced) -> Traced:
 
     Raises:
         TileError: for another source.
+
+    Example::
+
+        decay = tk.load_scalar(ctx.globals.DECAY, (head,))
     """
     if isinstance(src, shared):
         if len(src.axes) != 1 or len(src.pieces) != 1 or src.stages is not None:

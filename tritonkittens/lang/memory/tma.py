@@ -233,7 +233,8 @@ def load_async(
     Args:
         dst: a shared tile or vector, not a ring.
         src: a global layout of the same dtype.
-        coord: the coordinates in tiles, one per dimension. Elements outside the tensor are filled.
+        coord: the coordinates in tiles, one per dimension. Elements outside the tensor are read as 0, or as the `fill`
+            of its `gl`.
         arrived: the semaphore on which the TMA copy completes. It must `expect` the bytes. With None the role's
             threads copy by cp.async; wait with `load_async_wait`. Dtypes below 4 bytes then need contiguous columns,
             a multiple of 16 bytes; otherwise the copy runs through registers.

@@ -39,7 +39,8 @@ class layout:
     """The tiles of a template: dicts of tile types by name, unless a field says otherwise. More in docs/hooks.md.
 
     Args:
-        globals: for each tensor of the call, in order: the tile type that TMA moves, a tuple of them, or None.
+        globals: for each tensor of the call, in order: the tile type that TMA moves, a tuple of them, or None for a
+            tensor that hooks only access through registers, such as by `tk.load`, `tk.store` and `tk.load_scalar`.
         input: the tiles of one pipeline stage, at least one.
         lagged: tiles of a second ring, which are used one iteration later (attention: K is input, V is lagged).
         multicast: names of input and lagged tiles that the CTAs of a cluster load together, each a part for all.
