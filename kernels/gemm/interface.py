@@ -46,10 +46,10 @@ def gemm(
         activation: None, "gelu", "gelu_tanh" or "silu".
         residual: the result's shape and dtype.
         scale_a, scale_b: fp32: one number, or M and N numbers, for a as (M,) or (M, 1), for b as (N,) or (1, N). Of two
-            fp8 matrices also (M, ⌈K/128⌉) and (⌈K/128⌉, ⌈N/128⌉), for blocks of 1×128 and of 128×128.
-            float8_e8m0fnu, or float8_e4m3fn for fp4: for 32 or 16 numbers along K each, in blocks of 128×4, (…,
-            ⌈M/128⌉, blocks of K, 32, 16) and (…, ⌈N/128⌉, blocks of K, 32, 16), or flat (`quantize_mxfp8`,
-            `quantize_nvfp4`); on sm_100a and sm_103a.
+            fp8 matrices also (M, ⌈K/128⌉) and (⌈K/128⌉, ⌈N/128⌉), for blocks of 1×128 and of 128×128. On sm_100a and
+            sm_103a also the scales of `quantize_mxfp8` and `quantize_nvfp4`, (…, ⌈M/128⌉, blocks of K, 32, 16) and (…,
+            ⌈N/128⌉, blocks of K, 32, 16) or flat: float8_e8m0fnu for 32 numbers of K, or of fp4 also float8_e4m3fn
+            for 16.
         out_dtype: bf16, fp16, fp32, e4m3 or e5m2 (beyond their range: the largest finite value); None: that of a, bf16
             for fp8 and fp4.
         out: receives the result. It may be the memory of the residual.
