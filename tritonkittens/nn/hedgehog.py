@@ -59,8 +59,9 @@ class Hedgehog(Mixer[HedgehogState]):
     simulator), forward and backward. What the kernels do not take runs in torch, with all weights at once.
 
     Args:
-        num_heads: of queries.
-        num_key_value_heads: of keys and values, a divisor of num_heads; None: as many.
+        hidden_size: columns of x and of the result.
+        num_heads: heads of queries.
+        num_key_value_heads: heads of keys and values, a divisor of num_heads; None: as many.
         head_dim: columns of a head; None: ⌊hidden_size / num_heads⌋.
         feature_dim: columns of the maps.
         affine_attention_factors: α is 1 - β. By default it is 1. β is the sigmoid of the learned `window_factors`.

@@ -243,8 +243,9 @@ class GatedDeltaNet(Mixer[MixerState]):
     forward and backward. What the kernels do not take runs in torch.
 
     Args:
-        num_k_heads: of queries and keys.
-        num_v_heads: of values, a multiple of num_k_heads.
+        hidden_size: columns of x and of the result.
+        num_k_heads: heads of queries and keys.
+        num_v_heads: heads of values, a multiple of num_k_heads.
         head_k_dim: columns of queries and keys, up to 128 on the kernels.
         head_v_dim: columns of values.
         conv_kernel_size: taps of the convolution, up to 4 on the kernels.
@@ -349,13 +350,16 @@ def _updated(
 
 
 class LinearAttention(Mixer[MixerState]):
-    """Lightning attention, causal attention without a softmax whose past fades, with the state_dict of transformers'
+    """Lightning attention, causal attention with a decay in place of a softmax, with the state_dict of transformers'
     `MiniMaxLightningAttention`.
 
-    x: (batch, length, hidden_size) gives the same shape. bf16 and fp16 run on `linear_attention` on a Hopper or
-    Blackwell GPU (or in the simulator), forward and backward. What the kernels do not take runs in torch.
+    x: (batch, length, hidden_size) gives the same shape; `step` takes a token, (batch, hidden_size). bf16 and fp16 run
+    on `linear_attention` and `rms_norm` on a Hopper or Blackwell GPU (or in the simulator), forward and backward. What
+    the kernels do not take runs in torch.
 
     Args:
+        hidden_size: columns of x and of the result.
+        num_heads: heads of queries, keys and values.
         head_dim: columns of a head, up to 256 on the kernels. None: ⌊hidden_size / num_heads⌋.
         decay: (num_heads,): a token n steps ago has the factor exp(-decay · n). It is the buffer `slope_rate`, and
             not learned. None: 2^(-8 i / H) for heads i from 1 to H. MiniMax multiplies this by
@@ -435,10 +439,12 @@ class Based(Mixer[MixerState]):
     """The linear attention of Based, whose weights are 1 + x + x²/2 of scores x, with the state_dict of fla's
     `BasedLinearAttention`.
 
-    x: (batch, length, hidden_size) gives the same shape. bf16 with 16 features runs on `based_attention` on a Hopper or
-    Blackwell GPU (or in the simulator), forward and backward. What the kernels do not take runs in torch.
+    x: (batch, length, hidden_size) gives the same shape; `step` takes a token, (batch, hidden_size). bf16 with 16
+    features runs on `based_attention` on a Hopper or Blackwell GPU (or in the simulator), forward and backward. What
+    the kernels do not take runs in torch.
 
     Args:
+        hidden_size: columns of x and of the result.
         feature_dim: columns of queries and keys of a head, 16 on the kernels.
         num_heads: a divisor of hidden_size. A head has hidden_size / num_heads columns of values, usually 64.
 
