@@ -10,7 +10,6 @@ from torch import Tensor
 from tritonkittens.kernels._copies import as_addressable
 from tritonkittens.kernels._sequences import begin_states, packed
 from tritonkittens.kernels._tensors import padded_empty, remember, signature
-from tritonkittens.kernels.hedgehog.call_plan import whole_span
 from tritonkittens.kernels.hedgehog.checks import DIM, MAPPED, Operands
 from tritonkittens.kernels.hedgehog.device.backward import NUMBERS, FeatureGradients, WindowGradients, prepare_rows
 from tritonkittens.kernels.linear_attention.call_plan import SegmentPlan
@@ -66,7 +65,7 @@ class GradientPlan(SegmentPlan):
             factors, of_rows = (given.alpha, given.beta), self._of_rows(more, do, ends)
             of_q, of_k = [dq.transpose(0, 1)], [x.transpose(0, 1) for x in (dk, dv)]
             parts: dict[str, Any] = dict(**self.numbers, scale=1.0)
-            whole = parts | dict(span=whole_span(self.length))
+            whole = parts | dict(span=-(-max(self.length, 1) // ROWS) * ROWS)
             queries, keys = (q, do, k, v, of_rows), (k, v, q, do, of_rows)
             feature, mirrored = self.of_features
             feature(*queries, map_q, map_k, *factors, *of_q, alphas, maps[0], *before[::-1], ends, **whole)

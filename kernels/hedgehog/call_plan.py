@@ -8,11 +8,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tritonkittens.kernels._copies import as_addressable
-from tritonkittens.kernels._sequences import SequencePlan, begin_states, packed
+from tritonkittens.kernels._sequences import begin_states, packed
 from tritonkittens.kernels._tensors import padded_empty, remember, signature
 from tritonkittens.kernels.hedgehog.checks import DIM, Operands, check
-from tritonkittens.kernels.hedgehog.device.window import Hedgehog
+from tritonkittens.kernels.hedgehog.device.window import Hedgehog, HedgehogStates
+from tritonkittens.kernels.linear_attention.call_plan import SegmentPlan
 from tritonkittens.kernels.linear_attention.config import ROWS
+from tritonkittens.launch import device_facts
 
 _plans: dict[Hashable, Plan] = {}  # by what is known of a call
 
@@ -25,39 +27,51 @@ class Results(NamedTuple):
     totals: Tensor | None
 
 
-def whole_span(length: int) -> int:
-    """Rows of sequences that stay whole, in blocks."""
-    return -(-max(length, 1) // ROWS) * ROWS
-
-
-class Plan(SequencePlan):
-    """The launch of a call of one kind."""
+class Plan(SegmentPlan):
+    """The launches of a call of one kind."""
 
     def __init__(self, given: Operands, ends_wanted: bool, totals_wanted: bool):
         super().__init__(given.q, given.v, given.cu_seqlens)
         self.ends_wanted, self.totals_wanted = ends_wanted, totals_wanted
-        self.numbers |= dict(span=whole_span(self.length), scale=1.0)
-        begins = given.kv is not None
-        self.template = Hedgehog(**self.knobs, begins=begins, ends_wanted=ends_wanted, totals_wanted=totals_wanted)
+        self.cut_for(DIM, device_facts(self.device).multiprocessors)
+        self.numbers["scale"] = 1.0
+        self.template = Hedgehog(
+            **self.knobs, begins=given.kv is not None or self.cut, cut=self.cut,
+            ends_wanted=ends_wanted and not self.cut, totals_wanted=totals_wanted,
+        )  # fmt: skip
 
-    def states(self) -> list[Tensor]:
-        """Memory of states after: kv, transposed, and z."""
-        return [self.empty(self.sequences, self.heads, *shape) for shape in ((DIM, DIM), (DIM,))]
+    def states(self, count: int) -> list[Tensor]:
+        """Memory of so many states: kv, transposed, and z."""
+        return [self.empty(count, self.heads, *shape) for shape in ((DIM, DIM), (DIM,))]
 
     def __call__(self, given: Operands) -> Results:
         home = padded_empty((self.total, self.heads, DIM), given.v)
         before = [] if given.kv is None or given.z is None else [given.kv.mT, given.z]
-        after = self.states() if self.ends_wanted else []
+        after = self.states(self.sequences) if self.ends_wanted else []
         kept = [self.empty(self.heads, self.slots, ROWS)] if self.totals_wanted else []
-        begin_states(after, before)
+        if not self.cut:
+            begin_states(after, before)
         if self.total and self.heads:
             ends = self.ends_of(given.cu_seqlens)
             rows = [packed(x) for x in (given.q, given.k, given.v)]
             of_heads = [as_addressable(given.map_q), as_addressable(given.map_k), given.alpha, given.beta]
-            others = [*kept, *after, *before[::-1]]  # S0 is the last
-            self.template(*rows, *of_heads, home.transpose(0, 1), *others, ends, **self.numbers)
+            states = [*after, *before[::-1]]  # S0 is the last
+            if self.cut:
+                states = self._before_segments(rows[1:], of_heads[1], before, after, ends)[::-1]
+            self.template(*rows, *of_heads, home.transpose(0, 1), *kept, *states, ends, **self.numbers)
         o = home if home.is_contiguous() else home.contiguous()
         return Results(o.view(given.q.shape), (after[0].mT, after[1]) if after else None, kept[0] if kept else None)
+
+    def _before_segments(
+        self, rows: list[Tensor], map_k: Tensor, before: list[Tensor], after: list[Tensor], ends: Tensor
+    ) -> list[Tensor]:
+        """The states before each segment, of rows of k and v; `after` receives those after the sequences."""
+        states = self.states(self.segments)
+        HedgehogStates(**self.knobs)(*rows, map_k, *states, ends, **self.numbers)
+        for i, x in enumerate(states):
+            first, last = (y[i].view(*y[i].shape[:2], -1, DIM) if y else None for y in (before, after))
+            self.carry(x.view(*x.shape[:2], -1, DIM), first, last, ends)
+        return states
 
 
 def run(given: Operands, ends_wanted: bool, totals_wanted: bool = False) -> Results:

@@ -13,17 +13,17 @@ from tritonkittens.kernels.hedgehog.call_plan import run
 from tritonkittens.kernels.hedgehog.checks import Operands
 
 
-def _operands(state: bool) -> Operands:
-    x = torch.empty(16, 4096, 16, 128, dtype=torch.bfloat16, device="meta")
+def _operands(state: bool, batch: int = 16) -> Operands:
+    x = torch.empty(batch, 65536 // batch, 16, 128, dtype=torch.bfloat16, device="meta")
     map_ = torch.empty(16, 128, 64, dtype=torch.bfloat16, device="meta")
     factor = torch.empty(16, dtype=torch.float32, device="meta")
-    kv, z = (torch.empty(16, 16, *n, dtype=torch.float32, device="meta") for n in ((128, 128), (128,)))
+    kv, z = (torch.empty(batch, 16, *n, dtype=torch.float32, device="meta") for n in ((128, 128), (128,)))
     given = Operands(x, x, x, map_, map_, factor, factor)
     return given._replace(kv=kv, z=z) if state else given
 
 
-def _run(totals: bool) -> Any:
-    return run(_operands(False), True, totals)
+def _run(batch: int) -> Any:
+    return run(_operands(False, batch), True)
 
 
 def _gradient() -> Any:
@@ -34,7 +34,8 @@ def _gradient() -> Any:
 
 
 inspectable: dict[str, Inspectable] = {
-    **launches_of(functools.partial(_run, False), "hedgehog_attention"),
+    **launches_of(functools.partial(_run, 16), "hedgehog_attention"),
+    **launches_of(functools.partial(_run, 1), "hedgehog_states", "hedgehog_carry", None, "hedgehog_attention_cut"),
     **launches_of(
         _gradient,
         "hedgehog_attention_totals",

@@ -26,10 +26,20 @@ def test_lengths(length, state):
     check(operands(2 if length < 64 else 1, length, 1, state))
 
 
+@pytest.mark.parametrize("length", [150, *map(slow, (65, 128, 129, 330))])
+@pytest.mark.parametrize("state", [slow(True), False])
+def test_segments(length, state, monkeypatch):
+    """Sequences are cut after every block: each segment begins with the block before."""
+    monkeypatch.setattr(config, "SHORTEST", 1)
+    check(operands(1, length, 2, state))
+
+
 @pytest.mark.parametrize(
     "lengths", [[66, 0, 1, 10], slow([66, 0, 1, 130]), slow([200, 0, 64]), slow([5] * 40), slow([0, 0])], ids=str
 )
-def test_packed_sequences(lengths):
+@pytest.mark.parametrize("cut", [True, slow(False)])
+def test_packed_sequences(lengths, cut, monkeypatch):
+    monkeypatch.setattr(config, "SHORTEST", 1 if cut else 64)
     check(operands(1, sum(lengths) + 9, 1, True, len(lengths)), starts_of(lengths))
 
 

@@ -52,12 +52,17 @@ class Hedgehog(Chunks, tk.lcf):
     """MQ, MK: (heads, 128, 64). ALPHA, BETA: (heads,) fp32. Z0 and Z1: (sequences, heads, 128) fp32, beside S0 and S1.
 
     S1, Z1: the states after (`ends_wanted`), without the last block of each sequence. L (`totals_wanted`): (heads,
-    slots, 64) fp32, the sums of weights.
+    slots, 64) fp32, the sums of weights. With `cut`, tasks are segments. They begin with the block before, whose
+    results are those of its own segment, and states before are those before that block.
     """
 
     gated: bool = False
     ends_wanted: bool = False
     totals_wanted: bool = False
+
+    @property
+    def overlap(self) -> int:
+        return 64 if self.cut else 0
 
     def layout(self) -> tk.layout:
         q, part, map = tk.st(self.dtype, 64, 128), tk.st(self.dtype, 64, self.cols), tk.st(self.dtype, 128, 64)
@@ -141,13 +146,14 @@ class Hedgehog(Chunks, tk.lcf):
     def compute(ctx, state, input, previous):
         o, total = ctx.config._of_earlier_blocks(ctx, state, input)
         o, total = ctx.config._with_window(ctx, o, total, input, previous)
-        if ctx.config.totals_wanted:
-            if ctx.consumer == 0:
-                tk.store(ctx.globals.L, total, (ctx.head, ctx.first + ctx.iter, 0))
-        tk.store_read_wait(0)
-        tk.store(ctx.scratch.O, tk.div_row(o, total))
-        tk.fence_async()
-        tk.store_async(ctx.globals.O, ctx.scratch.O, (ctx.sequence, ctx.head, ctx.iter, ctx.consumer))
+        if not ctx.config.cut or ctx.iter * 64 >= ctx.overlap:
+            if ctx.config.totals_wanted:
+                if ctx.consumer == 0:
+                    tk.store(ctx.globals.L, total, (ctx.head, ctx.first + ctx.iter, 0))
+            tk.store_read_wait(0)
+            tk.store(ctx.scratch.O, tk.div_row(o, total))
+            tk.fence_async()
+            tk.store_async(ctx.globals.O, ctx.scratch.O, (ctx.sequence, ctx.head, ctx.iter, ctx.consumer))
         return ctx.config._with_block(ctx, state, previous)
 
     @triton.jit
@@ -160,3 +166,36 @@ class Hedgehog(Chunks, tk.lcf):
             tk.store(ctx.globals.S1, state.s, place_of_state(ctx))
             if ctx.consumer == 0:
                 tk.store(ctx.globals.Z1, tk.load(ctx.scratch.Z), (ctx.home, ctx.head, 0))
+
+
+class HedgehogStates(Hedgehog):
+    """S1 and Z1: (segments, heads, …), what each segment adds to the states."""
+
+    ends_wanted: bool = True
+    cut: bool = True
+
+    def layout(self) -> tk.layout:
+        map = dict(MK=tk.st(self.dtype, 128, 64))
+        return self.chunked(
+            dict(**self.operands, **map, S1=None, Z1=None),
+            input=self.operands,
+            task=map,
+            per="block",
+            scratch=dict(S=tk.st(self.dtype, self.cols, 128), Z=tk.sv(tk.fp32, 128)),
+        )
+
+    @triton.jit
+    def load_task(ctx, task):
+        tk.load_async(task.MK, ctx.globals.MK, (ctx.head, 0, 0), task.full)
+
+    @triton.jit
+    def load(ctx, input):
+        load_rows(ctx, input)
+
+    @triton.jit
+    def load_params(ctx):
+        return tk.struct()
+
+    @triton.jit
+    def compute(ctx, state, input, previous):
+        return ctx.config._with_block(ctx, state, previous)

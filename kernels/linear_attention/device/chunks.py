@@ -88,6 +88,11 @@ class Chunks:
         return self.value_dim // self.consumers
 
     @property
+    def overlap(self) -> int:
+        """Rows of the segment before, with which a segment begins."""
+        return 0
+
+    @property
     def operands(self) -> dict[str, Any]:
         """Tiles of a chunk's rows."""
         k, v = tk.st(self.dtype, 64, self.key_dim), tk.st(self.dtype, 64, self.value_dim)
@@ -116,7 +121,9 @@ class Chunks:
         segment, span = ctx.task_id // (blocks * heads), ctx.args.span
         number, rows, first = tk.sequence_of_tile(ctx.globals.ends, segment, span, ctx.args.total, ctx.config.most)
         before = (segment - first) * span
-        length = tl.minimum(rows.rows - before, span)
+        overlap = tl.minimum(before, ctx.config.overlap) if ctx.config.overlap else 0
+        before -= overlap
+        length = tl.minimum(rows.rows - before, span + overlap)
         return tk.task(
             tk.ceil_div(length, 64),
             when=number < tk.extent(ctx.globals.ends, 0),
@@ -125,6 +132,7 @@ class Chunks:
             home=segment if ctx.config.cut else number,
             head=ctx.task_id // blocks % heads,
             col=ctx.task_id % blocks,
+            overlap=overlap,
         )
 
     @triton.jit

@@ -117,7 +117,7 @@ def recurrent_step(
             s += (tl.load(before, mask=is_col[:, None] & (key < keys), other=0),)
         else:
             s += (tl.zeros((COLS, LANE_KEYS), tl.float32),)
-    for row in range(rows):
+    for row in tl.range(rows, num_stages=2):
         q = _keys_of_row(Q, at[0], batch, row, head // group, keys, UNIT, PARTS)
         k = _keys_of_row(K, at[1], batch, row, head // group, keys, UNIT, PARTS)
         v = _of_row(V, at[2], batch, row, head, col, is_col, UNIT)
