@@ -47,6 +47,7 @@ MODULES = (
     "loss",
     "mixers",
     "attention_models",
+    "blocks",
     "generate",
     "examples",
 )

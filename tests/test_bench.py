@@ -19,6 +19,7 @@ from bench import (
     attention_models,
     attention_random,
     block_order,
+    blocks,
     cold_start,
     decode,
     examples,
@@ -1027,6 +1028,39 @@ def test_suite_of_models(only, monkeypatch):
     assert row["contenders"][gemm.OURS]["value"] and row["best_peer"] == "sdpa"
     for name in (gemm.OURS, attention_models.LAYERS_TOO, "sdpa"):
         assert 0 < row["contenders"][name]["error"] < row["bound"]
+
+
+@pytest.mark.parametrize(
+    "only", ["Llama prefill", slow("Llama training"), slow("Qwen3-MoE prefill"), slow("Qwen3-MoE training")]
+)
+def test_the_suite_of_blocks(only, monkeypatch):
+    """Small blocks, ours in the simulator, compiled ones traced: all are right, and a wrong result is found out."""
+    pytest.importorskip("transformers", minversion="5.17")
+    monkeypatch.setattr(gemm, "DEVICE", "cpu")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(blocks, "SEQUENCES", (2, 20))
+    sizes = dict(num_attention_heads=2, head_dim=64)
+    monkeypatch.setattr(blocks, "COMMON", blocks.COMMON | sizes)
+    small = {
+        "Llama": dict(hidden_size=128, intermediate_size=96, num_key_value_heads=1),
+        "Qwen3-MoE": dict(
+            hidden_size=128, moe_intermediate_size=64, num_key_value_heads=1, num_experts=4, num_experts_per_tok=2
+        ),
+    }
+    monkeypatch.setattr(blocks, "MODELS", {name: (blocks.MODELS[name][0], small[name]) for name in small})
+    (suite,) = blocks.SUITES
+    (case,) = [case for case in suite.cases(OPTIONS) if only in case.name]
+    with sim.device():
+        row = harness.measure(case, suite.unit, 2, {case.kind: fake_kind()})
+        trial = case.prepare()
+    suite.extend(row)
+    assert list(row["contenders"]) == ["eager", "torch.compile", gemm.OURS, f"{gemm.OURS}, torch.compile"]
+    for cell in row["contenders"].values():
+        assert cell["value"] and 0 < cell["error"] < row["bound"]
+        assert list(cell.get("extra", ())) == (["of eager", "of torch.compile"] if cell["ours"] else [])
+    found = trial.peers["eager"]()()
+    found[-1] *= 1.1
+    assert trial.error(found) > row["bound"]
 
 
 @pytest.mark.parametrize(
