@@ -48,6 +48,8 @@ ERRORS = [
         ValueError,
         "initial_states is (2, 6, 16, 24); it must be (2, 6, 24",
     ),
+    (dict(chunk_size=A), TypeError, "mamba_chunk_scan: chunk_size is Tensor; it must be an int or None"),
+    (dict(return_varlen_states=True), ValueError, "mamba_chunk_scan: return_varlen_states without cu_seqlens"),
     (dict(cu_seqlens=torch.tensor([0, 5]).int()), ValueError, "x is (2, 5, 6, 24), cu_seqlens (2,); packed sequences"),
 ]
 

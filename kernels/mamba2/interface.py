@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from types import NoneType
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, have_memory, is_plain, requires_grad
@@ -18,41 +21,45 @@ def mamba_chunk_scan(
     A: Tensor,
     B: Tensor,
     C: Tensor,
-    *,
+    chunk_size: int | None = None,
     D: Tensor | None = None,
     z: Tensor | None = None,
     dt_bias: Tensor | None = None,
     initial_states: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
     seq_idx: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, math.inf),
     return_final_states: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    return_varlen_states: bool = False,
+) -> Tensor | tuple[Tensor, ...]:
     """Return the scan of Mamba-2: S ← exp(A · dt) · S + dt · x Bᵀ for each row, and y = (S C + D · x) · silu(z).
 
-    Arguments are those of mamba_ssm's `mamba_chunk_scan_combined`, without `chunk_size` and `return_varlen_states`, and
-    with options by name.
+    Arguments and their order are those of mamba_ssm's `mamba_chunk_scan_combined`.
 
     Args:
         x: (B, L, H, P) in bf16 or fp16, B up to 1,024, any strides, as of B, C and z.
         dt: (B, L, H) in fp32, bf16 or fp16. The scan takes clamp(dt + dt_bias, *dt_limit).
         A: (H,) fp32, negative (not checked).
         B, C: (B, L, G, N) in the dtype of x, N from 1 to 256, G a divisor of H: head h of x uses group ⌊h · G / H⌋.
+        chunk_size: changes nothing; chunks have 64 rows.
         D: (H,) or (H, P) in fp32, bf16 or fp16; None: 0.
         z: as x; None: y is not multiplied by silu(z).
         dt_bias: (H,) in fp32, bf16 or fp16; None: 0.
         initial_states: (B, H, P, N) fp32, S before the first row; None: zeros.
+        seq_idx: (B, L) int32, in place of cu_seqlens, and slower: a sequence begins where the number changes. Initial
+            states are those of the first sequence of each batch, final states those of the last. With either, the host
+            waits for the device; without, rows from the 1,025th sequence on are undefined. Not read with cu_seqlens.
         cu_seqlens: (M + 1,) int32: where M ≤ 1,024 sequences packed along L begin, and the end of the last. B is 1.
-            States are (M, H, P, N).
-        seq_idx: (B, L) int32, in place of cu_seqlens, and slower: a sequence begins where the number changes. It has no
-            states. Rows from the 1,025th sequence on are undefined.
+            Initial and final states are (M, H, P, N); mamba_ssm has (1, H, P, N).
         dt_softplus: softplus(dt + dt_bias) is clamped instead.
         dt_limit: (least, most), 0 ≤ least ≤ most. By default negative dt become 0.
         return_final_states: also return S after the last row.
+        return_varlen_states: with cu_seqlens, the last result is the states (M, H, P, N) after all sequences. Final
+            states are then those of the last one, (1, H, P, N).
 
-    Returns (B, L, H, P) in the dtype of x; with return_final_states also the states, (B, H, P, N) fp32. Differentiable
-    once, in all operands; not in forward mode.
+    Returns (B, L, H, P) in the dtype of x, and the states that are wanted, in fp32. Differentiable once, in all
+    operands; not in forward mode.
 
     Raises TypeError or ValueError for other operands; for more than 8 rows ArchitectureError on a GPU without TMA.
 
@@ -62,12 +69,20 @@ def mamba_chunk_scan(
 
     Packed sequences, precision: docs/sequences.md. Source: Dao and Gu, Transformers are SSMs (2024).
     """
+    if not isinstance(chunk_size, (int, NoneType)):
+        raise TypeError(f"{NAME}: chunk_size is {type(chunk_size).__name__}; it must be an int or None")
+    if return_varlen_states:
+        if cu_seqlens is None:
+            raise ValueError(f"{NAME}: return_varlen_states without cu_seqlens; return_final_states has the states")
+        options = dict(cu_seqlens=cu_seqlens, dt_softplus=dt_softplus, dt_limit=dt_limit, return_final_states=True)
+        y, states = mamba_chunk_scan(x, dt, A, B, C, None, D, z, dt_bias, initial_states, **options)
+        return (y, states[-1:], states) if return_final_states else (y, states)
     given = Operands(x, dt, A, B, C, D, z, dt_bias, initial_states, cu_seqlens)
-    if seq_idx is not None:
-        return _with_sequences(given, seq_idx, dt_softplus, dt_limit, return_final_states)
     check_kinds(NAME, given)
     least, most = (float(limit) for limit in dt_limit)
     check_shapes(given, (least, most))
+    if seq_idx is not None and cu_seqlens is None:
+        return _with_sequences(given, seq_idx, dt_softplus, (least, most), return_final_states)
     if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
         y, states = run(given, dt_softplus, (least, most), return_final_states)
     else:
@@ -77,17 +92,27 @@ def mamba_chunk_scan(
 
 def _with_sequences(
     given: Operands, seq_idx: Tensor, dt_softplus: bool, dt_limit: tuple[float, float], final_states: bool
-) -> Tensor:
+) -> Tensor | tuple[Tensor, ...]:
     """The scan of all batches as packed sequences."""
-    if final_states or given.initial_states is not None or given.cu_seqlens is not None:
-        raise ValueError(
-            f"{NAME}: with seq_idx there are no states before and after, and no cu_seqlens; pack by cu_seqlens"
-        )
-    check_kinds(NAME, given)
-    check_shapes(given, dt_limit)
-    x = given.x
+    x, states = given.x, given.initial_states
     starts = starts_of(NAME, seq_idx, (x.shape[0], x.shape[1]))
+    of_heads: dict[str, Any] = dict(A=given.A, D=given.D, dt_bias=given.dt_bias)
+    options: dict[str, Any] = dict(dt_softplus=dt_softplus, dt_limit=dt_limit, return_final_states=final_states)
+    if not x.numel():  # no row begins a sequence
+        return mamba_chunk_scan(**given._asdict(), **options)
+    first = None
+    if states is not None or final_states:
+        # Of each batch, the number of its first sequence, and behind the last batch, that of all sequences.
+        begins = torch.arange(x.shape[0] + 1, dtype=torch.int32, device=x.device) * x.shape[1]
+        first = torch.searchsorted(starts, begins)
+        count = int(first[-1])
+        if count >= len(starts):
+            raise ValueError(f"{NAME}: seq_idx has more than {len(starts) - 1} sequences, the most that have states")
+        starts = starts[: count + 1]
+        if states is not None:
+            states = states.new_zeros(count, *states.shape[1:]).index_copy(0, first[:-1], states)
     of_rows = {n: t.flatten(0, 1)[None] for n in ("x", "dt", "B", "C", "z") if (t := getattr(given, n)) is not None}
-    of_heads = dict(A=given.A, D=given.D, dt_bias=given.dt_bias)
-    y = mamba_chunk_scan(**of_rows, **of_heads, cu_seqlens=starts, dt_softplus=dt_softplus, dt_limit=dt_limit)
-    return y.view(x.shape)  # type: ignore[union-attr]
+    found = mamba_chunk_scan(**of_rows, **of_heads, initial_states=states, cu_seqlens=starts, **options)
+    if first is None or not final_states:
+        return found.view(x.shape)  # type: ignore[union-attr]
+    return found[0].view(x.shape), found[1][first[1:] - 1]

@@ -1,11 +1,12 @@
 """Mamba-2's scan against the recurrence in float64, on the GPU, or simulated."""
 
+import math
 import random
 
 import pytest
 import torch
 
-from tests.cases_linear_attention import BF16, BOUNDS, FP16, FP32, near, starts_of
+from tests.cases_linear_attention import BF16, BOUNDS, FP16, FP32, STATE_BOUND, near, starts_of
 from tests.cases_mamba import OPTIONS, check, operands, poisoned
 from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, refused, slow, some_of_each
 from tritonkittens.kernels.linear_attention import config
@@ -162,8 +163,75 @@ def test_numbers_of_sequences(monkeypatch):
     near("y", found, expected.view(found.shape), BOUNDS[BF16])
     with refused("mamba_chunk_scan: seq_idx is (2, 8); it must be (2, 9)", ValueError):
         mamba_chunk_scan(**given, seq_idx=numbers[:, 1:])
-    with refused("mamba_chunk_scan: with seq_idx there are no states before and after", ValueError):
-        mamba_chunk_scan(**given, seq_idx=numbers, return_final_states=True)
+
+
+def numbered():
+    """Operands of two batches with states, the numbers of their sequences, and the same as packed ones: (operands,
+    numbers, packed operands, starts, the first sequence of each batch, the last)."""
+    given = operands(2, 9, 1, (16, 16), options="z")
+    numbers = torch.tensor([[0] * 4 + [1] * 5, [1, 2, 2, 2, 2, 2, 2, 7, 7]], dtype=torch.int32, device=DEVICE)
+    rows = {n: given[n].flatten(0, 1)[None] for n in ("x", "dt", "B", "C", "z")}
+    first, last = (torch.tensor(n, device=DEVICE) for n in ([0, 2], [1, 4]))
+    return given, numbers, given | rows, starts_of([4, 5, 1, 6, 2]), first, last
+
+
+@pytest.mark.parametrize("gradients", [False, slow(True)])
+def test_states_of_numbered_sequences(gradients):
+    """Those before belong to the first sequence of each batch, those after to the last: results and gradients."""
+    given, numbers, rows, starts, first, last = numbered()
+    leaves, exact = (
+        {
+            n: t.detach().to(dtype or t.dtype).requires_grad_(gradients)
+            for n, t in given.items()
+            if isinstance(t, torch.Tensor)
+        }
+        for dtype in (None, torch.float64)
+    )
+    y, states = mamba_chunk_scan(**given | leaves, seq_idx=numbers, return_final_states=True)
+    before = exact["initial_states"].new_zeros(5, 1, 16, 16).index_copy(0, first, exact["initial_states"])
+    packed = {n: exact[n].flatten(0, 1)[None] if n in ("x", "dt", "B", "C", "z") else t for n, t in exact.items()}
+    y_exact, all_states = mamba_chunk_scan_torch(**rows | packed | dict(initial_states=before), cu_seqlens=starts)
+    near("y", y, y_exact.view(y.shape), BOUNDS[BF16])
+    near("states", states, all_states[last], STATE_BOUND[BF16])
+    if not gradients:
+        return
+    directions = torch.randn_like(y), torch.randn_like(states)
+    grads = torch.autograd.grad((y, states), list(leaves.values()), directions)
+    of_exact = [directions[0].double().view(y_exact.shape), directions[1].double()]
+    theirs = torch.autograd.grad((y_exact, all_states[last]), list(exact.values()), of_exact)
+    for name, a, b in zip(leaves, grads, theirs, strict=True):
+        near(f"d{name}", a, b, 2 * BOUNDS[BF16], 0.5 if a.numel() < 64 else 0.0)
+
+
+def test_the_edges_of_numbered_sequences(monkeypatch):
+    """Batches without rows keep their states; more sequences than have states are refused."""
+    given, numbers, *_ = numbered()
+    none = {n: given[n][:, :0] for n in ("x", "dt", "B", "C", "z")}
+    y, states = mamba_chunk_scan(**given | none, seq_idx=numbers[:, :0], return_final_states=True)
+    assert y.shape == (2, 0, 1, 16) and torch.equal(states, given["initial_states"])
+    monkeypatch.setattr("tritonkittens.kernels._sequences.MOST_SEQUENCES", 4)
+    with refused("mamba_chunk_scan: seq_idx has more than 4 sequences", ValueError):
+        mamba_chunk_scan(**given, seq_idx=numbers)
+
+
+def test_arguments_in_the_order_of_mamba_ssm():
+    """`mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D, z, …)`, and what its last options return."""
+    given = operands(1, 9, 1, (16, 16), options="z", sequences=2)
+    starts, ignored = starts_of([3, 6]), torch.zeros(1, 9, dtype=torch.int32, device=DEVICE)
+
+    def called(given, starts, final):
+        options = (given.get(n) for n in ("D", "z", "dt_bias", "initial_states"))
+        of_rows = (given[n] for n in ("x", "dt", "A", "B", "C"))
+        return mamba_chunk_scan(*of_rows, 256, *options, ignored, starts, False, (0.0, math.inf), final, True)
+
+    y, last, states = called(given, starts, True)
+    expected, all_states = mamba_chunk_scan_torch(**given, cu_seqlens=starts)
+    near("y", y, expected, BOUNDS[BF16])
+    near("states", states, all_states, STATE_BOUND[BF16])
+    assert torch.equal(last, states[1:])
+    none = given | {n: given[n][:, :0] for n in ("x", "dt", "B", "C", "z")}
+    y, states = called(none, starts * 0, False)
+    assert y.shape == (1, 0, 1, 16) and torch.equal(states, given["initial_states"])
 
 
 @pytest.mark.slow
