@@ -4,6 +4,7 @@ what TMA can address."""
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
@@ -63,6 +64,15 @@ def check_eps(name: str, eps: float) -> None:
         raise TypeError(f"{name}: eps is {type(eps).__name__}; it must be a number")
     if not eps >= 0:
         raise ValueError(f"{name}: eps={eps!r}; it must be at least 0")
+
+
+def check_rising(name: str, argument: str, offsets: torch.Tensor | None, most: int, *, are_ends: bool = False) -> None:
+    """Raise ValueError for offsets, or the ends of all parts, that do not rise from 0 to at most `most`. Waits for the
+    device."""
+    found = [] if offsets is None else offsets.tolist()
+    rising = [0, *found] if are_ends or not found else found
+    if rising[0] or any(end < begin for begin, end in itertools.pairwise(rising)) or rising[-1] > most:
+        raise ValueError(f"{name}: {argument} is {found}; it must rise from 0 to at most {most}")
 
 
 def check_small(

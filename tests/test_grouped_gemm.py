@@ -394,6 +394,8 @@ def test_module(dtype, bias):
         found = [y, *torch.autograd.grad(y.float().square().sum(), (x, *layer.parameters()))]
         compiled = torch.compile(layer, fullgraph=dtype == BF16, backend="aot_eager")(x, ends_of(sizes))
         assert (len(device.launches) > 0) == (dtype == BF16)
+        if bias:  # added in the kernel, before the result is rounded
+            assert torch.equal(y, grouped_gemm(x, layer.weight.mT, ends_of(sizes), bias=layer.bias))
     assert torch.equal(compiled, y)
     leaves = [t.detach().double().requires_grad_() for t in (x, *layer.parameters())]
     parts = [functional.linear(part, leaves[1][g]) for g, part in enumerate(leaves[0].split(sizes))]

@@ -435,6 +435,11 @@ DTYPES = "torch.bfloat16 or torch.float16 or torch.float32"
             "rms_norm: rowscale has shape (32,); it must be (4,), a number for each row of x",
         ),
         (
+            lambda: layer_norm(X, rowscale=W[:4].clone().requires_grad_()),
+            ValueError,
+            "layer_norm: rowscale requires a gradient, which layer_norm does not compute; call it under",
+        ),
+        (
             lambda: rms_norm(X, x1=X, rowscale=W[:4]),
             ValueError,
             "rms_norm: x1 and rowscale; rowscale scales x alone, so they go not together",

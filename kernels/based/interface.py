@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, have_memory, is_plain, requires_grad
 from tritonkittens.kernels._sequences import check_kinds
+from tritonkittens.kernels._tensors import check_rising
 from tritonkittens.kernels.based.call_plan import run
 from tritonkittens.kernels.based.checks import NAME, Operands, check_shapes
 
@@ -20,6 +21,7 @@ def based_attention(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    debug: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the attention of Based: oᵢ = Σ_{j ≤ i} (1 + x + x²/2) vⱼ with x = scale · qᵢ·kⱼ.
 
@@ -36,6 +38,7 @@ def based_attention(
         output_final_state: also return S = Σⱼ [1, kⱼ, kⱼ ⊗ kⱼ] vⱼᵀ after the last row: 1 + 16 + 256 rows a head.
         cu_seqlens: (N + 1,) int32: where N ≤ 1,024 sequences packed along T begin, and the end of the last. B is 1.
             States are (N, H, 273, V).
+        debug: check what cu_seqlens holds, for which the host waits for the device.
 
     Returns (B, T, H, V) in bf16; with output_final_state also the state, (B, H, 273, V) fp32. Differentiable once, in
     q, k, v and initial_state; not in forward mode.
@@ -52,6 +55,8 @@ def based_attention(
     given = Operands(q, k, v, initial_state, cu_seqlens)
     check_kinds(NAME, given)
     check_shapes(given, normalize)
+    if debug:
+        check_rising(NAME, "cu_seqlens", cu_seqlens, q.shape[1])
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
         o, state = run(given, scale, normalize, output_final_state)

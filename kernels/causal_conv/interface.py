@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, have_memory, is_plain, requires_grad
 from tritonkittens.kernels._sequences import check_kinds, starts_of
+from tritonkittens.kernels._tensors import check_rising
 from tritonkittens.kernels.causal_conv.checks import NAME, Operands, check_shapes
 from tritonkittens.kernels.causal_conv.operators import run
 
@@ -21,6 +22,7 @@ def causal_conv1d(
     cu_seqlens: Tensor | None = None,
     seq_idx: Tensor | None = None,
     activation: str | None = None,
+    debug: bool = False,
 ) -> Tensor:
     """Return a causal convolution of each channel: yₜ = activation(bias + Σ_w weight_w · x_{t-W+1+w}).
 
@@ -38,6 +40,7 @@ def causal_conv1d(
         seq_idx: (B, L) int32, in place of cu_seqlens, and slower: a sequence begins where the number changes. It has no
             states. Columns from the 1,025th sequence on are undefined.
         activation: None, "silu", or "swish", which is the same.
+        debug: check what cu_seqlens holds, for which the host waits for the device.
 
     Returns (B, C, L) in the dtype of x, with its dimensions in the same order in memory. Sums are in fp32.
     Differentiable once, in all operands; not in forward mode.
@@ -60,6 +63,8 @@ def causal_conv1d(
         y = causal_conv1d(rows.flatten(0, 1)[None].mT, weight, bias, cu_seqlens=starts, activation=activation)
         return y.mT.view(rows.shape).mT
     check_shapes(given)
+    if debug:
+        check_rising(NAME, "cu_seqlens", cu_seqlens, x.shape[2])
     if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
         return run(given, activation is not None)
     found: Tensor = call(NAME, *given, activation is not None)

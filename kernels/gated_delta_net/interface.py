@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, have_memory, is_plain, requires_grad
 from tritonkittens.kernels._sequences import check_kinds
+from tritonkittens.kernels._tensors import check_rising
 from tritonkittens.kernels.gated_delta_net.call_plan import run
 from tritonkittens.kernels.gated_delta_net.checks import NAME, Operands, check_shapes
 
@@ -21,6 +22,7 @@ def gated_delta_rule(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    debug: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the gated delta rule: S ← exp(g) · S, then S ← S + beta · k (v - Sᵀk)ᵀ for each row; and o = scale · Sᵀq.
 
@@ -38,6 +40,7 @@ def gated_delta_rule(
         output_final_state: also return S after the last row.
         cu_seqlens: (N + 1,) int32: where N ≤ 1,024 sequences packed along T begin, and the end of the last. B is 1.
             States are (N, HV, K, V).
+        debug: check what cu_seqlens holds, for which the host waits for the device.
 
     Returns (B, T, HV, V) in the dtype of v; with output_final_state also the state, (B, HV, K, V) fp32. Differentiable
     once, in all operands; not in forward mode.
@@ -53,6 +56,8 @@ def gated_delta_rule(
     given = Operands(q, k, v, g, beta, initial_state, cu_seqlens)
     check_kinds(NAME, given)
     check_shapes(given)
+    if debug:
+        check_rising(NAME, "cu_seqlens", cu_seqlens, q.shape[1])
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
         o, state = run(given, scale, output_final_state)

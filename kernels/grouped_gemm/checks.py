@@ -208,13 +208,6 @@ def check_config(config: object, a: Tensor, b: Tensor, operands: Operands, activ
         raise ValueError(f"{said} TMA loads no values for each row that begin anywhere; it needs swap_ab=False")
 
 
-def check_offsets(offsets: Tensor, total: int) -> None:
-    """Raise ValueError for offsets that do not rise, or leave the packed matrix. Waits for the device."""
-    ends = offsets.tolist()
-    if any(end < begin for begin, end in zip([0, *ends], ends, strict=False)) or max(ends, default=0) > total:
-        raise ValueError(f"grouped_gemm: offsets is {ends}; it must rise from 0 to at most {total}")
-
-
 def check_counts(counts: Tensor, groups: int, rows: int | None) -> None:
     """Raise TypeError or ValueError for counts of another kind, or where `rows` is given, beyond it. That waits for the
     device."""

@@ -6,18 +6,12 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._dispatch import announce_write, check_tensors, is_plain, requires_grad, write
+from tritonkittens.kernels._tensors import check_rising
 from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.gemm.config import Config
 from tritonkittens.kernels.grouped_gemm.autograd import product
 from tritonkittens.kernels.grouped_gemm.call_plan import computed, is_grouped, scattered
-from tritonkittens.kernels.grouped_gemm.checks import (
-    Operands,
-    check,
-    check_counts,
-    check_kinds,
-    check_offsets,
-    result_shape,
-)
+from tritonkittens.kernels.grouped_gemm.checks import Operands, check, check_counts, check_kinds, result_shape
 
 
 def grouped_gemm(
@@ -93,7 +87,8 @@ def grouped_gemm(
         return gemm(a, b, out_dtype=out_dtype, out=out, config=config)
     if debug:
         result_shape(a, b, offsets)
-        check_offsets(offsets, operands.height(a) if b.ndim == 3 else b.shape[-2 if a.ndim == 2 else -1])
+        most = operands.height(a) if b.ndim == 3 else b.shape[-2 if a.ndim == 2 else -1]
+        check_rising("grouped_gemm", "offsets", offsets, most, are_ends=True)
     if out is None:
         return product(a, b, offsets, operands, activation, out_dtype, config)
     if not is_plain(a, b, offsets, *operands, out) or requires_grad(a, b, *operands, out):

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, have_memory, is_plain, requires_grad
 from tritonkittens.kernels._sequences import check_kinds
+from tritonkittens.kernels._tensors import check_rising
 from tritonkittens.kernels.hedgehog.call_plan import run
 from tritonkittens.kernels.hedgehog.checks import NAME, Operands, check_shapes
 
@@ -22,6 +23,7 @@ def hedgehog_attention(
     initial_state: tuple[Tensor, Tensor] | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    debug: bool = False,
 ) -> Tensor | tuple[Tensor, tuple[Tensor, Tensor]]:
     """Return the attention of Hedgehog: softmax attention in a window, and linear attention to all rows before it.
 
@@ -39,6 +41,7 @@ def hedgehog_attention(
             with this state and the last 64 rows before the new ones: drop its first 64 results, as in the example.
         cu_seqlens: (N + 1,) int32: where N ≤ 1,024 sequences packed along T begin, and the end of the last. B is 1.
             States are of N sequences.
+        debug: check what cu_seqlens holds, for which the host waits for the device.
 
     Returns (B, T, H, 128) in bf16; with output_final_state also the state. Differentiable once in all operands; not in
     forward mode. The gradient of m goes to one key with the largest s.
@@ -58,6 +61,8 @@ def hedgehog_attention(
     given = Operands(q, k, v, map_q, map_k, alpha, beta, kv, z, cu_seqlens)
     check_kinds(NAME, given)
     check_shapes(given)
+    if debug:
+        check_rising(NAME, "cu_seqlens", cu_seqlens, q.shape[1])
     if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
         o, state, _ = run(given, output_final_state)
     else:

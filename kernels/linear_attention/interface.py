@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, have_memory, is_plain, requires_grad
 from tritonkittens.kernels._sequences import check_kinds
+from tritonkittens.kernels._tensors import check_rising
 from tritonkittens.kernels.linear_attention.call_plan import run
 from tritonkittens.kernels.linear_attention.checks import NAME, Operands, check_shapes
 
@@ -21,6 +22,7 @@ def linear_attention(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    debug: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return causal linear attention with a decay: oᵢ = scale · Σ_{j ≤ i} exp(-decay · (i - j)) (qᵢ·kⱼ) vⱼ.
 
@@ -38,6 +40,7 @@ def linear_attention(
         output_final_state: also return S after the last row.
         cu_seqlens: (N + 1,) int32: where N ≤ 1,024 sequences packed along T begin, and the end of the last. B is 1.
             States are (N, H, K, V).
+        debug: check what cu_seqlens holds, for which the host waits for the device.
 
     Returns (B, T, H, V) in the dtype of v; with output_final_state also the state, (B, H, K, V) fp32. Differentiable in
     all operands, any number of times if neither decay nor g requires a gradient, else once; not in forward mode.
@@ -54,6 +57,8 @@ def linear_attention(
     given = Operands(q, k, v, decay, g, initial_state, cu_seqlens)
     check_kinds(NAME, given)
     check_shapes(given)
+    if debug:
+        check_rising(NAME, "cu_seqlens", cu_seqlens, q.shape[1])
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     if is_plain(*given) and have_memory(*given) and not requires_grad(*given):
         o, state = run(given, scale, output_final_state, False)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tritonkittens.kernels._dispatch import call, have_memory, is_plain, requires_grad
 from tritonkittens.kernels._sequences import check_kinds, starts_of
+from tritonkittens.kernels._tensors import check_rising
 from tritonkittens.kernels.mamba2.call_plan import run
 from tritonkittens.kernels.mamba2.checks import NAME, Operands, check_shapes
 
@@ -32,6 +33,8 @@ def mamba_chunk_scan(
     dt_limit: tuple[float, float] = (0.0, math.inf),
     return_final_states: bool = False,
     return_varlen_states: bool = False,
+    *,
+    debug: bool = False,
 ) -> Tensor | tuple[Tensor, ...]:
     """Return the scan of Mamba-2: S ← exp(A · dt) · S + dt · x Bᵀ for each row, and y = (S C + D · x) · silu(z).
 
@@ -57,6 +60,7 @@ def mamba_chunk_scan(
         return_final_states: also return S after the last row.
         return_varlen_states: with cu_seqlens, the last result is the states (M, H, P, N) after all sequences. Final
             states are then those of the last one, (1, H, P, N).
+        debug: check what cu_seqlens holds, for which the host waits for the device.
 
     Returns (B, L, H, P) in the dtype of x, and the states that are wanted, in fp32. Differentiable once, in all
     operands; not in forward mode.
@@ -74,13 +78,15 @@ def mamba_chunk_scan(
     if return_varlen_states:
         if cu_seqlens is None:
             raise ValueError(f"{NAME}: return_varlen_states without cu_seqlens; return_final_states has the states")
-        options = dict(cu_seqlens=cu_seqlens, dt_softplus=dt_softplus, dt_limit=dt_limit, return_final_states=True)
-        y, states = mamba_chunk_scan(x, dt, A, B, C, None, D, z, dt_bias, initial_states, **options)
+        operands = (x, dt, A, B, C, None, D, z, dt_bias, initial_states, None, cu_seqlens)
+        y, states = mamba_chunk_scan(*operands, dt_softplus, dt_limit, True, debug=debug)
         return (y, states[-1:], states) if return_final_states else (y, states)
     given = Operands(x, dt, A, B, C, D, z, dt_bias, initial_states, cu_seqlens)
     check_kinds(NAME, given)
     least, most = (float(limit) for limit in dt_limit)
     check_shapes(given, (least, most))
+    if debug:
+        check_rising(NAME, "cu_seqlens", cu_seqlens, x.shape[1])
     if seq_idx is not None and cu_seqlens is None:
         return _with_sequences(given, seq_idx, dt_softplus, (least, most), return_final_states)
     if is_plain(*given) and have_memory(*given) and not requires_grad(*given):

@@ -7,7 +7,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import autocasts, call, check_tensors, has_tangent, is_plain, requires_grad
+from tritonkittens.kernels._dispatch import (
+    autocasts,
+    call,
+    check_no_gradient,
+    check_tensors,
+    has_tangent,
+    is_plain,
+    requires_grad,
+)
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels.norm.call_plan import Operands, Options, run_forward, run_mask
 from tritonkittens.kernels.norm.checks import check_operands, check_options
@@ -62,7 +70,7 @@ def layer_norm(
     have the same bits in every run.
 
     Raises TypeError for other dtypes, an eps that is no number, or a DTensor; ValueError for a shape, device or option
-    that does not fit, or a forward-mode tangent.
+    that does not fit, a rowscale that requires a gradient, or a forward-mode tangent.
 
     Example::
 
@@ -111,6 +119,7 @@ def _norm(
         raise TypeError(f"{name}: x is a DTensor; normalise its shard, x.to_local()")
     if has_tangent(x, *given.values()):
         raise ValueError(f"{name}: it has no forward-mode derivative; use torch's norms")
+    check_no_gradient(name, "detach it", rowscale=given["rowscale"])
     if options.out_dtype is None and x.device.type != "cpu" and autocasts(x.device) is not None:
         options = options._replace(out_dtype=torch.float32)
     if p > 0 and seed is None:

@@ -17,6 +17,7 @@ from tritonkittens.kernels._dispatch import (
     requires_grad,
 )
 from tritonkittens.kernels._sharding import is_distributed
+from tritonkittens.kernels._tensors import check_rising
 from tritonkittens.kernels.rotary.call_plan import Operands, Options, run_rotary
 from tritonkittens.kernels.rotary.checks import check_operands, check_options, rotary_dim_of
 from tritonkittens.kernels.rotary.operators import RotaryFunction, RotaryInplaceFunction, rotate_inplace
@@ -38,6 +39,7 @@ def rotary(
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
     eps: float = 1e-6,
+    debug: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Rotate pairs of columns of q and k by angles of their positions, in one kernel launch.
 
@@ -60,6 +62,7 @@ def rotary(
         q_weight, k_weight: (D,), bf16, fp16 or fp32, of one dtype: heads are normalised first, to x / √(mean of x² +
             eps) · weight, as by q_norm and k_norm of Qwen3. The norm is not rounded.
         eps: of the norm.
+        debug: check what cu_seqlens holds, for which the host waits for the device.
 
     Returns q and k, or q alone where k is None, without gaps in memory, with the operand's order of dimensions. The
     backward rotates by the opposite angles, and without norms is differentiable. Gradients of weights are
@@ -92,6 +95,9 @@ def rotary(
         cos, sin = _shifted(seqlen_offsets, q, cos, sin, unsqueeze_dim, position_ids, cu_seqlens)
     operands = Operands(q, k, cos, sin, position_ids, offsets, cu_seqlens, q_weight, k_weight)
     options = Options(unsqueeze_dim, rotary_dim, interleaved, False, eps)
+    if debug:
+        check_operands(operands, options)
+        check_rising("rotary", "cu_seqlens", cu_seqlens, q.shape[0])
     found = _inplace(operands, options) if inplace else _called(operands, options)
     return found[0] if k is None else found
 

@@ -65,13 +65,8 @@ class GroupedLinear(Unscriptable, nn.Module):
         if (dtype := autocasts(x.device)) is not None:
             x, weight = autocast(x, dtype), autocast(weight, dtype)
             bias = None if bias is None else autocast(bias, dtype)
-        y = self._by_kernel(x, weight, offsets)
-        if y is None:
-            y = self._group_by_group(x, weight, offsets)
-        if bias is None:
-            return y
-        group = torch.searchsorted(offsets, torch.arange(x.shape[0], device=x.device, dtype=offsets.dtype), right=True)
-        return y + bias[group.clamp(max=self.groups - 1)]
+        y = self._by_kernel(x, weight, bias, offsets)
+        return self._group_by_group(x, weight, bias, offsets) if y is None else y
 
     def _check(self, x: Tensor, offsets: Tensor) -> None:
         """Raise TypeError or ValueError for offsets that the kernel would refuse."""
@@ -84,17 +79,21 @@ class GroupedLinear(Unscriptable, nn.Module):
 
     @staticmethod
     @unseen_by_function_modes
-    def _by_kernel(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor | None:
-        """Return the product if the kernel takes the operands, else None."""
+    def _by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor) -> Tensor | None:
+        """Return the result if the kernel takes the operands, else None."""
         fits = weight.shape[0] <= MAX_GROUPS and weight.dtype is x.dtype and is_ordinary(offsets)
-        if not (fits and takes(HALF_TYPES, x, weight, needs_tma=True)):
+        if not (fits and takes(HALF_TYPES, x, weight, bias, needs_tma=True)):
             return None
-        return grouped_gemm(x, weight.mT, offsets)
+        return grouped_gemm(x, weight.mT, offsets, bias=bias)
 
     @staticmethod
-    def _group_by_group(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    def _group_by_group(x: Tensor, weight: Tensor, bias: Tensor | None, offsets: Tensor) -> Tensor:
         ends = offsets.tolist()
-        parts = [x[begin:end] @ w.T for (begin, end), w in zip(pairwise([0, *ends]), weight, strict=True)]
+        biases = [None] * len(ends) if bias is None else list(bias)
+        parts = [
+            nn.functional.linear(x[begin:end], w, b)
+            for (begin, end), w, b in zip(pairwise([0, *ends]), weight, biases, strict=True)
+        ]
         rest = x.new_zeros(x.shape[0] - (ends[-1] if ends else 0), weight.shape[1])
         return torch.cat([*parts, rest])
 
