@@ -2,7 +2,7 @@
 #
 # test       every test function, with some of its cases: what CI runs, 20 minutes on two cores
 # test-fast  the language, its errors and layouts, and one GEMM and one attention in the simulator: two minutes, while editing
-# test-slow  the exhaustive cases alone, which `test` leaves out: 15 minutes on two cores
+# test-slow  the exhaustive cases alone, which `test` leaves out: one to two hours on two cores
 # test-gpu   every case of the tests of kernels, on the GPU
 #
 # Each target makes .venv first where it is missing or older than pyproject.toml; afterwards no network is needed.

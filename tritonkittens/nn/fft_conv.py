@@ -26,6 +26,8 @@ class FFTConv(Unscriptable, nn.Module):
         causal: y at row i sees u up to row i. False: the convolution is circular, and L is at least `taps`.
         device: of the parameter.
 
+    The state dict has `weight` alone; no other implementation's layout is followed.
+
     `forward` raises ValueError for shapes that do not fit.
 
     Example::
