@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 from bench.harness import RESULTS
@@ -34,19 +35,41 @@ SUITES = {  # file of results: what it measures, and the peers
     ),
     "attention_varlen": ("attention of packed sequences", "best of torch"),
     "grouped": ("products of groups, of mixtures of experts", "`torch._grouped_mm`"),
+    "grouped_fp8": ("e4m3 products of groups", "`torch._scaled_grouped_mm`"),
+    "grouped_swiglu": ("products of groups with SwiGLU", "`torch._grouped_mm`"),
+    "norm": ("RMS and layer norm", "torch.compile, liger"),
+    "norm_backward": ("backward of norms", "torch.compile, liger"),
+    "rotary": ("rotary embedding", "torch.compile, liger"),
+    "activation": ("SwiGLU and GeGLU", "torch.compile, liger"),
+    "softmax": ("softmax", "torch.compile, liger"),
     "linear_cross_entropy": ("linear layer and cross entropy, forward and backward", "torch.compile, liger"),
-    "attention_models": ("prefill and training of Llama and Qwen3 layers", "PyTorch's `sdpa`"),
+    "linear_attention": ("linear attention", "fla"),
+    "linear_attention_backward": ("backward of linear attention", "fla"),
+    "gated_delta_rule": ("gated delta rule", "fla"),
+    "gated_delta_rule_backward": ("backward of the gated delta rule", "fla"),
+    "mamba_chunk_scan": ("Mamba-2's scan", "fla, without dt, D and z"),
+    "mamba_chunk_scan_backward": ("backward of Mamba-2's scan", "fla, without dt, D and z"),
+    "based": ("Based", "fla"),
+    "fft_conv": ("FFT convolution", "torch.fft"),
+    "attention_models": ("prefill and training of Llama and Qwen3 with our attention", "PyTorch's `sdpa`"),
+    "blocks": ("prefill and training of blocks of Llama-3-8B and Qwen3-MoE on all our kernels", "torch.compile"),
 }
+README = (
+    "gemm", "gemm_fp8", "gemm_epilogues", "gemm_models", "gemm_random", "gemm_training", "attention",
+    "attention_backward", "attention_decode", "attention_random", "attention_varlen", "grouped", "norm",
+    "linear_cross_entropy", "linear_attention", "gated_delta_rule", "mamba_chunk_scan", "fft_conv", "blocks",
+)  # fmt: skip
 
 
 def result(folder: pathlib.Path, suite: str) -> dict[str, Any]:
     return json.loads((folder / f"{suite}.json").read_text())
 
 
-def overview(folder: pathlib.Path = RESULTS) -> str:
-    """Every suite in a line of Markdown: how many times as fast as the best peer."""
+def overview(folder: pathlib.Path = RESULTS, suites: Iterable[str] = SUITES) -> str:
+    """Each of these suites in a line of Markdown: how many times as fast as the best peer."""
     lines = ["| | cases | peer | times as fast | from, to |", "|---|---|---|---|---|"]
-    for suite, (label, peer) in SUITES.items():
+    for suite in suites:
+        label, peer = SUITES[suite]
         measured = result(folder, suite)
         ours = measured["summary"]["tritonkittens"]
         highest = max(row["contenders"]["tritonkittens"].get("ratio", 0.0) for row in measured["rows"])

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from tritonkittens.kernels._tensors import power_of_two
 
-# A row takes four FMA for each number of a state: a tenth of the cycles in which a multiprocessor reads and writes it
-# (docs/notes/sequences.md). So eight rows hide behind the bytes.
+# One row hides behind the bytes of the state, and up to eight are faster than a chunk (docs/notes/sequences.md).
 MOST_ROWS = 8
 LANE_KEYS = 32  # neighbouring numbers of a column, which eight lanes have
 STATE_TILE = 4096  # numbers of a state that a program has, at most
