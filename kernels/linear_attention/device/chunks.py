@@ -115,6 +115,15 @@ class Chunks:
         packed = tuple(name for name in globals if name.removeprefix("d") in ("Q", "K", "V", "Z", "O", "U", "Y"))
         return tk.layout(globals={**globals, **last}, args=("span", "total", "group", "scale"), ragged=packed, **fields)
 
+    def tasks(self: Any, *shapes: Any) -> int:
+        """At most as many: each sequence may end with a short chunk."""
+        heads, rows, cols = shapes[self.tensors.index("V")]
+        return (rows // config.ROWS + shapes[-1][0]) * heads * -(-cols // self.value_dim)
+
+    def blocks(self, slots: int, *shapes: Any) -> int:
+        """All that run at once: the tasks that `tasks` counts are more than there are."""
+        return min(self.tasks(*shapes), slots)
+
     @triton.jit
     def setup(ctx):
         heads, blocks = tk.extent(ctx.globals.V, 0), tk.ceil_div(tk.extent(ctx.globals.V, 2), ctx.config.value_dim)
