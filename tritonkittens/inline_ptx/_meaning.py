@@ -400,7 +400,8 @@ def uniform(x: Any, active: np.ndarray, what: str) -> int:
 
 def lanes(x: Any, active: np.ndarray) -> list[int]:
     """The active threads' values as Python ints."""
-    return np.broadcast_to(np.asarray(x), active.shape)[active].tolist()
+    x = np.asarray(x)
+    return (x if x.shape == active.shape else np.broadcast_to(x, active.shape))[active].tolist()
 
 
 def warps(t: Machine, active: np.ndarray) -> Iterator[np.ndarray]:

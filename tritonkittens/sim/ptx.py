@@ -384,6 +384,11 @@ def parse(asm: str, constraints: str) -> Block:
 # --------------------------------------------------------------------------------------------------------------------
 
 
+def spread(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """`np.broadcast_to`, which takes long also where the shape stays."""
+    return value if value.shape == shape else np.broadcast_to(value, shape)
+
+
 class _Thread:
     """One execution: the machine and the contents of the registers."""
 
@@ -405,8 +410,8 @@ class _Thread:
                 value = value.astype({16: np.float16, 32: np.float32, 64: np.float64}[bits])
             value = value.view(_DTYPES[bits])
         if bits:
-            value = value.astype(_DTYPES[bits]) if bits != 1 else value != 0
-        return np.broadcast_to(value, (self.threads,))
+            value = value.astype(_DTYPES[bits], copy=False) if bits != 1 else value != 0
+        return spread(value, (self.threads,))
 
     def register(self, slot: int) -> np.ndarray:
         value = self.registers[slot]
@@ -473,13 +478,13 @@ class _Thread:
         if isinstance(value, int):
             value = np.uint64(value & 0xFFFFFFFFFFFFFFFF)
         shape = (self.threads, 2) if operand.bits == 128 else (self.threads,)
-        new = np.broadcast_to(np.asarray(value).astype(_DTYPES[operand.bits]), shape)
+        new = spread(np.asarray(value).astype(_DTYPES[operand.bits], copy=False), shape)
         if not whole:
             new = np.where(active[:, None] if operand.bits == 128 else active, new, self.register(operand.slot))
         self.registers[operand.slot] = new
 
-    def perform(self, step: Step, active: np.ndarray) -> Generator[Any, None, None]:
-        """Execute an instruction for the active threads. Yields the waits of its meaning."""
+    def perform(self, step: Step, active: np.ndarray, whole: bool) -> Generator[Any, None, None]:
+        """Execute an instruction for the active threads, with `whole` all. Yields the waits of its meaning."""
         assert step.meaning is not None
         many = step.meaning.destinations
         modifiers = tuple(step.mnemonic.split(".")[1:])
@@ -490,7 +495,6 @@ class _Thread:
             if isinstance(result, GeneratorType):
                 result = yield from result
             if many:
-                whole = bool(active.all())
                 for operand, value in zip(step.operands[:many], (result,) if many == 1 else result):
                     self.write(operand, value, active, whole)
         except (NoMeaning, PtxFault) as error:
@@ -521,13 +525,14 @@ def execute(
         NoMeaning, PtxFault: both name the instruction and the block; and the errors of the machine.
     """
     state = _Thread(block, t, inputs)
-    at: dict[int, np.ndarray] = {}  # the threads at each position
+    everyone: np.ndarray = np.ones(state.threads, bool)
+    at = {0: everyone}  # the threads at each position; `everyone` itself where all are together, mostly
 
     def go(place: int, threads: np.ndarray) -> None:
-        if threads.any():
-            at[place] = at[place] | threads if place in at else threads
+        if threads is everyone or threads.any():
+            threads = at[place] | threads if place in at else threads
+            at[place] = everyone if threads is not everyone and threads.all() else threads
 
-    go(0, np.ones(state.threads, bool))
     edges = 0
     while at:
         place = min(at)
@@ -545,7 +550,7 @@ def execute(
                     raise PtxFault(f"{step.text!r} was taken {edges} times, in the PTX block: {block.asm}")
                 yield turned(step.target, lambda: [*(at[here] for here in sorted(at)), sorted(at), *state.registers])
             continue
-        if active.any():
-            yield from state.perform(step, active)
+        if active is everyone or active.any():
+            yield from state.perform(step, active, active is everyone or bool(active.all()))
         go(place + 1, mask)
     return [state.register(slot) for slot in block.outputs]

@@ -371,8 +371,10 @@ class Simulation:
     def _run_on(self, role: Role) -> None:
         machine = role.machine
         environment = role.environment
+        block, steps = role.block, self.program.block(role.block, role.warps)
         while not role.done:
-            steps = self.program.block(role.block, role.warps)
+            if role.block is not block:
+                block, steps = role.block, self.program.block(role.block, role.warps)
             step = steps[role.at]
             op = step.op
             role.op = op

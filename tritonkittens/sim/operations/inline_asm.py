@@ -177,6 +177,9 @@ def run_threads(
     entry for each time.
     """
     who: np.ndarray = np.repeat(chosen(role), per_thread)
+    if len(role.ranks) == 1:
+        threads = RoleThreads(role, op, role.ranks[0], who + 32 * role.start_warp)
+        return (yield from run_block(threads, block, columns))
     each = 32 * role.warps
     ranks = [rank for k, rank in enumerate(role.ranks) if (who // each == k).any()]
     parts = [np.flatnonzero(who // each == k) for k in range(len(role.ranks))]
