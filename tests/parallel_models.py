@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import fcntl
 import itertools
 import json
 import pathlib
@@ -11,6 +12,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+import triton
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -359,6 +361,20 @@ CASES = (
 )
 
 
+@contextlib.contextmanager
+def one_compiles(folder):
+    """Of two processes that need the same kernel, the second finds what the first has compiled."""
+    compile_here = triton.compile
+
+    def compile_alone(*args, **kwargs):
+        with (folder / "compiling").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return compile_here(*args, **kwargs)
+
+    with mock.patch("triton.compile", compile_alone):
+        yield
+
+
 def run_cases(rank, folder, backend):
     """Run the cases in one of two processes, which writes what went wrong, by case, into `folder`."""
     torch.set_num_threads(1)
@@ -368,7 +384,7 @@ def run_cases(rank, folder, backend):
     folder, timeout = pathlib.Path(folder), datetime.timedelta(seconds=600)
     dist.init_process_group(backend, f"file://{folder}/rendezvous", timeout, WORLD, rank)
     process, outcomes = Process(rank, init_device_mesh(kind, (WORLD,))), {}
-    with sim.device("sm_90a") if kind == "cpu" else contextlib.nullcontext():
+    with sim.device("sm_90a") if kind == "cpu" else contextlib.nullcontext(), one_compiles(folder):
         for case in CASES:
             try:
                 case(process)
