@@ -239,11 +239,15 @@ def test_linear_cross_entropy_of_a_module(options):
     assert list(module.state_dict()) == ["linear.weight", *(["linear.bias"] if "bias" in options else [])]
 
 
-def test_linear_cross_entropy_of_other_dtypes():
+@pytest.mark.parametrize("casts", [False, True])
+def test_linear_cross_entropy_of_other_dtypes(casts):
+    """torch.autocast leaves float64 as it is."""
     module = LinearCrossEntropyLoss(32, 72, dtype=torch.float64)
     x = X.double()
     expected = nn.functional.cross_entropy(module.linear(x), TARGET)
-    with sim.device() as device:
+    with sim.device() as device, torch.autocast("cpu", torch.bfloat16, enabled=casts):
+        with refused("linear_cross_entropy: input has dtype torch.float64; it must be torch.bfloat16 or", TypeError):
+            linear_cross_entropy(x, module.linear.weight, TARGET)
         torch.testing.assert_close(module(x, TARGET), expected)
         assert not device.launches
 

@@ -188,6 +188,18 @@ def test_instructions_of_an_element(name, most, arch):
     assert widths.count("b16") <= 1 and widths.count("b32") <= 4
 
 
+@pytest.mark.parametrize("ignore_index", [2**40, -(2**63), 2**31 - 1, 2])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_indices_to_ignore_that_may_be_no_target(dtype, ignore_index):
+    """Rows beyond the last one, of a tile that they do not fill, count nothing."""
+    x, target = X[:3].clone().requires_grad_(), torch.tensor([0, 2, 31], dtype=dtype)
+    with sim.device():
+        loss = cross_entropy(x, target, ignore_index=ignore_index)
+        found = loss, *torch.autograd.grad(loss, x)
+    expected = nn.functional.cross_entropy(x, target.long(), ignore_index=ignore_index)
+    torch.testing.assert_close(found, (expected, *torch.autograd.grad(expected, x)))
+
+
 def test_nothing_but_chosen_logits_is_read_of_ignored_rows():
     """In a wide vocabulary, unless their log-sum-exps are wanted."""
     x, target = torch.randn(2, 9000, requires_grad=True), torch.tensor([-100, 7])
@@ -291,7 +303,12 @@ DTYPES = "torch.bfloat16 or torch.float16 or torch.float32"
         (
             lambda: cross_entropy(X, TARGET, softcap=0.0),
             ValueError,
-            "cross_entropy: softcap=0.0; it must be positive, or None for none",
+            "cross_entropy: softcap=0.0; it must be positive and finite, or None for none",
+        ),
+        (
+            lambda: cross_entropy(X, TARGET, softcap=float("inf")),
+            ValueError,
+            "cross_entropy: softcap=inf; it must be positive and finite, or None for none",
         ),
         (
             lambda: cross_entropy(X, TARGET.to("meta")),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -69,8 +71,8 @@ def check_options(name: str, reduction: str, label_smoothing: float, softcap: fl
         raise ValueError(f"{name}: reduction={reduction!r}; it must be {' or '.join(map(repr, REDUCTIONS))}")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"{name}: label_smoothing={label_smoothing!r}; it must be in [0, 1]")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"{name}: softcap={softcap!r}; it must be positive, or None for none")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"{name}: softcap={softcap!r}; it must be positive and finite, or None for none")
 
 
 def check_in_range(name: str, target: Tensor, classes: int, ignore_index: int) -> None:

@@ -7,7 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._dispatch import autocasts, call, check_tensors, has_tangent, is_plain, requires_grad
+from tritonkittens.kernels._dispatch import (
+    autocast,
+    autocasts,
+    call,
+    check_tensors,
+    has_tangent,
+    is_plain,
+    requires_grad,
+)
 from tritonkittens.kernels._sharding import is_distributed
 from tritonkittens.kernels.loss.call_plan import Options, run_cross_entropy, run_softmax
 from tritonkittens.kernels.loss.checks import (
@@ -181,8 +189,8 @@ def linear_cross_entropy(
     check_options(name, reduction, label_smoothing, softcap)
     dtype = autocasts(input.device)
     if dtype is not None:
-        input, linear_weight = input.to(dtype), linear_weight.to(dtype)
-        linear_bias = linear_bias if linear_bias is None else linear_bias.to(dtype)
+        input, linear_weight = autocast(input, dtype), autocast(linear_weight, dtype)
+        linear_bias = linear_bias if linear_bias is None else autocast(linear_bias, dtype)
     check_linear(input, linear_weight, target, linear_bias)
     if debug:
         check_in_range(name, target, len(linear_weight), ignore_index)

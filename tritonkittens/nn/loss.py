@@ -138,9 +138,10 @@ class LinearCrossEntropyLoss(Unscriptable, nn.Module):
         weight, bias = self.linear.weight, self.linear.bias
         if not _fits(target, input, weight, bias) or input.ndim == 0:
             return None
-        dtype = autocasts(input.device)
-        dtypes = [dtype if dtype is not None else t.dtype for t in (input, weight, bias) if t is not None]
-        alike = dtypes[0] in HALF_TYPES and len(set(dtypes)) == 1
+        dtype, dtypes = autocasts(input.device), {t.dtype for t in (input, weight, bias) if t is not None}
+        if dtype is not None and torch.float64 not in dtypes:  # which autocast leaves as it is
+            dtypes = {dtype}
+        alike = len(dtypes) == 1 and dtypes <= set(HALF_TYPES)
         if not (alike and 1 <= len(weight) <= WIDEST and has_kernels(input.device, needs_tma=True)):
             return None
         return linear_cross_entropy(input, weight, target, bias, **self.options)

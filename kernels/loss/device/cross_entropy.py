@@ -36,8 +36,8 @@ def cross_entropy_forward(
     if HAS.early:
         tk.dependents_launch()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    target = tl.load(T + row, mask=row < size[0], other=ignored)
-    kept, n = target != ignored, size[1] * UNIT
+    target = tl.load(T + row, mask=row < size[0], other=0)
+    kept, n = (row < size[0]) & (target != ignored), size[1] * UNIT
     peak = tl.full((ROWS, COLS // GROUP), LOWEST, tl.float32)
     total, along = tl.zeros_like(peak), tl.zeros((ROWS, COLS), tl.float32)
     for first in tl.range(0, n * tl.max(kept.to(tl.int32), 0) if HAS.skips else n, COLS, num_stages=STAGES):
@@ -65,8 +65,8 @@ def cross_entropy_backward(
     or of all (step 0), of their mean over COUNT rows with HAS.mean. DLSE: gradients of LSE. Grid: rows · chunks."""
     chunks, n = tl.cdiv(size[1] * UNIT, COLS), size[1] * UNIT
     row = (tl.program_id(0) // chunks).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    target = tl.load(T + row, mask=row < size[0], other=ignored)
-    kept, first = target != ignored, tl.program_id(0) % chunks * COLS
+    target = tl.load(T + row, mask=row < size[0], other=0)
+    kept, first = (row < size[0]) & (target != ignored), tl.program_id(0) % chunks * COLS
     lse, g = load_rows(LSE, row, size[0]), load_rows(G, row * step, size[0])
     g = tl.where(kept, g / tl.load(COUNT) if HAS.mean else g, 0)
     of_p = tl.where(kept, g * (1 + 2 * square * lse), 0) + (load_rows(DLSE, row, size[0]) if HAS.dlse else 0.0)
@@ -92,6 +92,8 @@ def cross_entropy_sum(
     for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
         total += load_rows(L, row, rows)
-        count += 1.0 * (tl.load(C + row, row < rows, ignored) != ignored) if FIRST else load_rows(C, row, rows)
+        count += (
+            1.0 * ((row < rows) & (tl.load(C + row, row < rows, 0) != ignored)) if FIRST else load_rows(C, row, rows)
+        )
     tl.store(S + tl.program_id(0), tl.sum(total, 0) / tl.sum(count, 0) if MEAN else tl.sum(total, 0))
     tl.store(N + tl.program_id(0), tl.sum(count, 0))
