@@ -1,9 +1,16 @@
 """What the PyTorch entry points share: allocations that are torch's, and signatures that tell calls apart."""
 
+import threading
+
 import pytest
 import torch
 
+from tritonkittens import sim
 from tritonkittens.kernels._tensors import allocator, remember, signature
+from tritonkittens.kernels.loss import call_plan as losses_plan
+from tritonkittens.kernels.norm import rms_norm
+from tritonkittens.kernels.rotary import rotary
+from tritonkittens.launch.plain import PlainKernel
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5), (0, 4), (4, 0), (2, 1, 7), (2, 3, 4, 5)], ids=str)
@@ -28,6 +35,54 @@ def test_nothing_of_a_captured_graph_is_remembered(monkeypatch):
     for capturing, expected in ((True, {}), (False, {"kind": "plan"})):
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=capturing: now)
         assert remember(memo, "kind", "plan") == "plan" and memo == expected
+
+
+def _backward_of(results, leaves):
+    return lambda: torch.autograd.grad([x.sum() for x in results], leaves, retain_graph=True)
+
+
+def _several_launches(kind, monkeypatch):
+    """A call whose plan is of this kind, and is not bound yet."""
+    leaf, weight = torch.randn(1, 2, 5, 16, requires_grad=True), torch.randn(16, requires_grad=True)
+    if kind == "norm":
+        return _backward_of([rms_norm(leaf, weight)], [leaf, weight])
+    if kind == "rotary":
+        weights = dict(q_weight=weight, k_weight=weight)
+        return _backward_of(rotary(leaf, leaf, torch.rand(5, 8), torch.rand(5, 8), **weights), [leaf, weight])
+    for name, value in dict(_plans={}, MOST_SUMMED=1, SUM_PROGRAMS=2, SUM_ROWS=2).items():
+        monkeypatch.setattr(losses_plan, name, value)
+    losses, target, options = torch.rand(9), torch.zeros(9, dtype=torch.int64), (-100, "mean", 0.0, 0.0, None, False)
+    return lambda: losses_plan.run_loss_sum(losses, target, losses_plan.Options(*options))
+
+
+@pytest.mark.parametrize("kind", ["norm", "rotary", "loss"])
+def test_two_threads_that_compile_the_launches_of_a_plan(kind, monkeypatch):
+    """The second one finds the plan of the first, which compiles its first launch. Later ones have them all."""
+    found, bind, barrier = [], PlainKernel.bind, threading.Barrier(2, timeout=60)
+
+    def run():
+        with sim.device():
+            found.append(call())
+
+    second = threading.Thread(target=run)
+
+    def meet(self, *args):
+        launch = bind(self, *args)
+        if second.ident is None:
+            second.start()
+        barrier.wait()
+        return launch
+
+    with sim.device():
+        call = _several_launches(kind, monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(PlainKernel, "bind", meet)
+        run()
+        second.join()
+    run()
+    assert len(found) == 3
+    for others in found[1:]:
+        assert all(map(torch.equal, found[0], others))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

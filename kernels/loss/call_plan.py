@@ -166,18 +166,20 @@ class LossSum:
         self.bound: list[Bound] = []
 
     def __call__(self, losses: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        given = losses, target
-        for i, programs in enumerate(self.programs):
-            found = self.sums[i](), self.sums[i]()
-            if len(self.bound) == i:
-                numbers = (self.count if i == 0 else self.programs[0], self.options.ignore_index)
-                is_mean = self.options.reduction == "mean" and programs == 1
-                kernel = cross_entropy_sum.with_options(launch_pdl=True) if self.early else cross_entropy_sum
-                constants = (i == 0, is_mean, SUM_ROWS, self.early)
-                self.bound.append(kernel.bind((programs, 1, 1), *given, *found, *numbers, *constants))
-            self.bound[i](*given, *found)
-            given = found
-        return found
+        sums = [(allocate(), allocate()) for allocate in self.sums]
+        tensors = [(*read, *found) for read, found in zip(((losses, target), *sums), sums, strict=False)]
+        if not self.bound:  # all launches at once: another thread may run this plan while they are compiled
+            self.bound = [self._bind(i, given) for i, given in enumerate(tensors)]
+        for launch, given in zip(self.bound, tensors, strict=True):
+            launch(*given)
+        return sums[-1]
+
+    def _bind(self, i: int, tensors: tuple[Tensor, ...]) -> Bound:
+        numbers = (self.count if i == 0 else self.programs[0], self.options.ignore_index)
+        is_mean = self.options.reduction == "mean" and self.programs[i] == 1
+        kernel = cross_entropy_sum.with_options(launch_pdl=True) if self.early else cross_entropy_sum
+        constants = (i == 0, is_mean, SUM_ROWS, self.early)
+        return kernel.bind((self.programs[i], 1, 1), *tensors, *numbers, *constants)
 
 
 class CrossEntropy:

@@ -157,7 +157,7 @@ class Plan:
         heads = (read[0], read[-1], grads[0], grads[-1], found[0], found[-1])
         tensors = (*heads, *self.angles.ready(operands))
         if not self.bound:
-            self._bind(operands, tensors, weights)
+            self.bound = self._bind(operands, tensors, weights)
         partials = self.partials() if weights else tensors[0]
         self.bound[0](*tensors, partials)
         if weights:
@@ -166,7 +166,10 @@ class Plan:
             return [*found, *weights]
         return [x if x is y else x.copy_(y) for x, y in zip(given, found, strict=True)]
 
-    def _bind(self, operands: Operands, tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    def _bind(
+        self, operands: Operands, tensors: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> list[Callable[..., None]]:
+        """Return all launches at once: another thread may run this plan while they are compiled."""
         q, k, *_ = extents = [_extents(x, self.options.unsqueeze_dim) for x in tensors[:6]]
         facts = device_facts(operands.q.device)
         head, multiprocessors = self._head(operands, extents, facts), facts.multiprocessors
@@ -181,11 +184,12 @@ class Plan:
             count = programs_of(tiles, tokens, n.groups, multiprocessors)
             self.partials = allocator((2, count, q.dim), torch.float32, operands.q.device)
             partials = self.partials()
-        self.bound.append(rotary_heads.bind((count, 1, 1), *tensors, partials, n, at, head, tiles.tokens))
+        launches = [rotary_heads.bind((count, 1, 1), *tensors, partials, n, at, head, tiles.tokens)]
         if weights:
             grid, constants = (-(-q.dim // SUM_COLS), len(weights[0]), 1), (SUM_PARTS, SUM_COLS, head.early)
             total = sum_partials.with_options(launch_pdl=True) if head.early else sum_partials
-            self.bound.append(total.bind(grid, partials, weights[0], count, q.dim, *constants))
+            launches.append(total.bind(grid, partials, weights[0], count, q.dim, *constants))
+        return launches
 
     def _head(self, operands: Operands, extents: Sequence[Extents], facts: Device) -> Head:
         options, norm = self.options, operands.q_weight is not None
