@@ -385,6 +385,11 @@ DTYPES = "torch.bfloat16 or torch.float16 or torch.float32"
             "rotary: k is (2, 3, 5, 16) with strides (80, 0, 16, 1); some of its elements share memory",
         ),
         (
+            lambda: rotary(Q, Q, COS, SIN, inplace=True),
+            ValueError,
+            "rotary: inplace with q and k the same memory; one launch cannot rotate it twice",
+        ),
+        (
             lambda: rotary(Q, K.to("meta"), COS, SIN),
             ValueError,
             "rotary: k is on meta, q on cpu; all tensors must be on",

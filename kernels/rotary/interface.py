@@ -14,6 +14,7 @@ from tritonkittens.kernels._dispatch import (
     has_tangent,
     is_compiling,
     is_plain,
+    is_same_view,
     requires_grad,
 )
 from tritonkittens.kernels._sharding import is_distributed
@@ -149,6 +150,8 @@ def _inplace(operands: Operands, options: Options) -> Any:
                 x.copy_(y)
     elif requires_grad(*given):
         return tuple(RotaryInplaceFunction.apply(x, None, *operands[2:], *options) for x in given)
+    elif len(given) == 2 and is_same_view(*given):
+        raise ValueError("rotary: inplace with q and k the same memory; one launch cannot rotate it twice")
     else:
         rotate_inplace(operands, options)
     return tuple(given)
