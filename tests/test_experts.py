@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.cases_experts import BF16, FP32, choices_of, operands
 from tests.util import explored, refused, relative_error, slow
@@ -124,6 +125,25 @@ def test_modules_agree_with_themselves_on_the_cpu():
         results.append([y, *(p.grad for p in module.parameters())])
     for a, b in zip(*results, strict=True):
         assert relative_error(a, b.double()) < 2e-2
+
+
+def test_blocks_of_other_shapes():
+    """One token without a leading dimension; no choices, and no experts, of which a sum is 0."""
+    block, x = MixtureOfExperts(64, 48, 3, top_k=2, dtype=BF16), torch.randn(2, 64).to(BF16)
+    with sim.device():
+        assert torch.equal(block(x[0]), block(x)[0])
+        assert not block.experts(x, torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, 0)).any()
+        assert not Experts(64, 48, 0, dtype=BF16)(x, torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1)).any()
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+def test_traces_with_symbols_and_by_jit():
+    block, x = MixtureOfExperts(64, 48, 3, top_k=2, dtype=BF16).requires_grad_(False), torch.randn(5, 64).to(BF16)
+    params = dict(block.named_parameters())
+    with sim.device():
+        symbolic = make_fx(lambda x, p: torch.func.functional_call(block, p, (x,)), tracing_mode="symbolic")(x, params)
+        traced = torch.jit.trace(block, (x[:2],))
+        assert torch.equal(symbolic(x, params), block(x)) and torch.equal(traced(x), block(x))
 
 
 def test_a_block_is_transformers():

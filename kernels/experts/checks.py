@@ -26,8 +26,8 @@ def are_taken(x: Tensor, index: Tensor, weights: Tensor, gate_up: Tensor, down: 
     """Return whether the kernels take the operands of `experts`."""
     return (
         x.ndim == index.ndim == 2
-        and index.shape[1] <= MOST_CHOICES
-        and gate_up.shape[0] <= MAX_GROUPS
+        and 1 <= index.shape[1] <= MOST_CHOICES
+        and 1 <= gate_up.shape[0] <= MAX_GROUPS
         and gate_up.dtype == down.dtype == x.dtype
         and index.device == weights.device == x.device
         and takes(HALF_TYPES, x, gate_up, down, needs_tma=True)

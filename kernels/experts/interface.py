@@ -131,7 +131,7 @@ def experts(
     check_tensors("experts", x=x, index=index, weights=weights, gate_up=gate_up, down=down)
     _refuse_shards("experts", "x", x)
     check_experts(x, index, weights, gate_up, down)
-    routing = route(index, gate_up.shape[0])
+    routing = route(index, int(gate_up.shape[0]))  # a trace has a tensor or a symbol for it
     h = _hidden(x, routing, gate_up, activation, wants_gradients=requires_grad(x, weights, gate_up, down))
     return combine_tokens(grouped_gemm(h, down.mT, routing.ends), weights, routing)
 

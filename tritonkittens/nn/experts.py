@@ -146,7 +146,7 @@ class MixtureOfExperts(Unscriptable, nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the block's result for tokens (…, hidden), in their shape."""
-        x = input.flatten(0, -2)
+        x = input.reshape(-1, input.shape[-1])
         weights, index = self.gate(x).softmax(-1, dtype=torch.float32).topk(self.top_k)
         if self.norm_topk_prob:
             weights = weights / weights.sum(-1, keepdim=True)
