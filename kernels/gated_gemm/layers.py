@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from tritonkittens.kernels._dispatch import autocast, autocasts, requires_grad, takes, unseen_by_function_modes
 from tritonkittens.kernels._tensors import HALF_TYPES
@@ -16,7 +17,7 @@ LEAST_ROWS = 2048  # from which on one kernel was measured to be faster than two
 def _is_product(layer: nn.Module, kind: type[nn.Linear]) -> bool:
     """Does a layer compute x · Wᵀ, and nothing else?"""
     hooks = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    alone = type(layer) is kind and "forward" not in layer.__dict__ and not hooks
+    alone = type(layer) is kind and "forward" not in layer.__dict__ and not (hooks or _has_any_global_hook())
     return alone and layer.bias is None and getattr(layer, "activation", None) is None
 
 
