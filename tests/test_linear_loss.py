@@ -93,6 +93,26 @@ def test_transforms_of_functions():
         torch.testing.assert_close(gradient, torch.stack([t.grad for t in each]), rtol=1e-2, atol=1e-5)
 
 
+@pytest.mark.parametrize("is_traced", [False, True])
+@pytest.mark.parametrize(
+    "reduction, factor, size_of_x, size_of_weight",
+    [("mean", 65536.0, 1.0, 1e-4), ("sum", 1 / 64, 3000.0, 1e-6)],
+    ids=["small", "large"],
+)
+def test_gradients_in_fp16_are_of_the_scaled_loss(reduction, factor, size_of_x, size_of_weight, is_traced):
+    """Without the factor they have few digits, or overflow."""
+    given = [(torch.rand(64, 16) * size_of_x).half(), (torch.randn(8, 16) * size_of_weight).half()]
+    given, target = [t.requires_grad_() for t in given], torch.zeros(64, dtype=torch.int64)
+    with sim.device(), Seen() if is_traced else contextlib.nullcontext():
+        loss = linear_cross_entropy(*given, target, reduction=reduction) * factor
+        found = torch.autograd.grad(loss, given)
+    exact = [t.detach().double().requires_grad_() for t in given]
+    expected = nn.functional.cross_entropy(nn.functional.linear(*exact), target, reduction=reduction) * factor
+    for a, b in zip(found, torch.autograd.grad(expected, exact), strict=True):
+        subnormal = 2.0**-24 * b.numel() ** 0.5
+        assert (a - b).norm() < 1e-3 * b.norm() + subnormal
+
+
 def test_batched_gradients():
     x = X.clone().requires_grad_()
     with sim.device():

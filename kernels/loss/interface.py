@@ -159,8 +159,8 @@ def linear_cross_entropy(
 
     Logits are computed for a chunk of tokens, in the dtype of input. Their loss and gradient follow, the gradient over
     their memory, and the products of that gradient with weight and input. So the forward computes all gradients, and
-    the backward scales them by the gradient of the loss; nothing waits for the GPU. With reduction="none" the backward
-    computes the logits again.
+    the backward scales them by the gradient of the loss; nothing waits for the GPU. With reduction="none", and in fp16,
+    where a loss may be scaled so that its gradients fit, the backward computes the logits again.
 
     Args:
         input: (…, features), bf16 or fp16. Any strides.

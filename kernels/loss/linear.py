@@ -31,6 +31,14 @@ class Gradients(NamedTuple):
     bias: Tensor | None
 
 
+def forward_differentiates(options: Options, dtype: torch.dtype) -> bool:
+    """Return whether the forward computes gradients, for a gradient of the loss of 1, and the backward scales them.
+
+    In fp16 they could overflow, or have few digits left, where a scaled loss has gradients that fit.
+    """
+    return options.reduction != "none" and dtype != torch.float16
+
+
 def chunk_tokens(tokens: int, features: int, weight_wanted: bool) -> int:
     """Return how many tokens a chunk has.
 
@@ -123,13 +131,14 @@ def _rows(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def run_linear_cross_entropy(
     input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, options: Options, wanted: Wanted
 ) -> tuple[Tensor, Gradients]:
-    """The loss, and for a sum or mean the gradients that are wanted, as they are for a gradient of the loss of 1."""
+    """The loss, and the gradients that are wanted where `forward_differentiates`."""
     x, labels = _rows(input, target)
-    if options.reduction == "none":
-        losses, _ = run_chunks(x, weight, labels, bias, options, Wanted(False, False, False), None, None)
-        return losses.view(target.shape), Gradients(None, None, None)
+    if not forward_differentiates(options, input.dtype):
+        wanted = Wanted(False, False, False)
     scale = _share(labels, options) if any(wanted) else None
     losses, found = run_chunks(x, weight, labels, bias, options, wanted, None, scale)
+    if options.reduction == "none":
+        return losses.view(target.shape), found
     dinput = None if found.input is None else found.input.view(input.shape)
     return run_loss_sum(losses, labels, options)[0], found._replace(input=dinput)
 

@@ -2,7 +2,7 @@
 calls.
 
 The forward computes the gradients that are wanted, for a gradient of the loss of 1, while it has the logits. The
-backward scales them. Without a reduction the backward computes the logits again.
+backward scales them. Without a reduction, and in fp16, the backward computes the logits again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tritonkittens.kernels.loss.call_plan import Options
 from tritonkittens.kernels.loss.checks import check_linear
 from tritonkittens.kernels.loss.linear import (
     Wanted,
+    forward_differentiates,
     run_linear_cross_entropy,
     run_linear_cross_entropy_backward,
     run_scale,
@@ -75,7 +76,7 @@ def _(
     options, wanted = Options(*args[:OPTIONS]), Wanted(*args[OPTIONS:])
     loss = input.new_empty(target.shape if options.reduction == "none" else (), dtype=torch.float32)
     found = [
-        t.new_empty(t.shape) if is_wanted and t is not None and options.reduction != "none" else None
+        t.new_empty(t.shape) if is_wanted and t is not None and forward_differentiates(options, t.dtype) else None
         for t, is_wanted in zip((input, linear_weight, linear_bias), wanted, strict=True)
     ]
     return loss, *_filled(found, input)
@@ -135,7 +136,7 @@ def _arranged(gradients: Sequence[Tensor | None], arguments: int) -> tuple[Tenso
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.options, ctx.wanted = Options(*inputs[TENSORS : TENSORS + OPTIONS]), Wanted(*inputs[TENSORS + OPTIONS :])
-    computed = ctx.options.reduction != "none" and all(
+    computed = forward_differentiates(ctx.options, inputs[0].dtype) and all(
         has or not needs for has, needs in zip(ctx.wanted, _needed(ctx), strict=True)
     )
     ctx.computed = computed
@@ -165,7 +166,8 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
         ctx.options = options = Options(*inputs[TENSORS:])
         input, weight, target, bias = inputs[:TENSORS]
         loss, gradients = run_linear_cross_entropy(input, weight, target, bias, options, _needed(ctx))
-        ctx.save_for_backward(*(inputs[:TENSORS] if options.reduction == "none" else gradients))
+        ctx.computed = forward_differentiates(options, input.dtype)
+        ctx.save_for_backward(*(gradients if ctx.computed else inputs[:TENSORS]))
         return loss
 
     @staticmethod
@@ -175,7 +177,7 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
             raise NotImplementedError(NO_SECOND)
         arguments, saved, needed = TENSORS + OPTIONS, ctx.saved_tensors, _needed(ctx)
         is_direct = is_plain(dloss, *saved) and have_memory(dloss, *saved)
-        if ctx.options.reduction == "none":
+        if not ctx.computed:
             if is_direct:
                 input, weight, target, bias = saved
                 given = (dloss, input, weight, target, bias, ctx.options, needed)
