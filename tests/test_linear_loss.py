@@ -70,6 +70,7 @@ def test_opcheck():
                 (X.clone().requires_grad_(), W, TARGET, None, *OPTIONS, True, False, False),
             ),
             (linear_cross_entropy_backward_operator, (one, X, W, TARGET, BIAS, *OPTIONS, *wanted)),
+            (linear_cross_entropy_backward_operator, (one, X[:0], W.T.clone().T, TARGET[:0], BIAS, *OPTIONS, *wanted)),
         ):
             torch.library.opcheck(
                 operator, args, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")

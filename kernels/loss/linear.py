@@ -89,7 +89,7 @@ def run_chunks(
     step = chunk_tokens(tokens, features, wanted.weight)
     dinput = torch.empty_like(input, memory_format=torch.contiguous_format) if wanted.input else None
     dbias = torch.zeros(len(weight), dtype=torch.float32, device=input.device) if wanted.bias else None
-    dweight = torch.zeros_like(weight) if wanted.weight and tokens == 0 else None
+    dweight = weight.new_zeros(weight.shape) if wanted.weight and tokens == 0 else None
     of_weight, losses = _WeightGradient(scale), []
     by_row = options._replace(reduction="none", lse_wanted=False)
     gradients = options._replace(reduction="sum" if of_rows is None else "none", lse_wanted=False)

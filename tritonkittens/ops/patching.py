@@ -60,12 +60,16 @@ def patch(model: nn.Module, kinds: tuple[str, ...] = KINDS) -> Patch:
             Mamba-2's scan and the gated delta rule, with and without a cache. "experts": experts with a gate. "loss":
             the loss of causal language models. docs/models.md lists kernels and models.
 
-    Returns:     A `Patch`: `replaced` counts layers by kind. `undo()`, or the end of a `with` block, gives the model
-    its own layers     back. Another patch of a patched model replaces other kinds only; `already_patched` counts the
-    rest. A     `copy.deepcopy` that is made in a block stays patched after it.
+    Returns:
+        A `Patch`: `replaced` counts layers by kind. `undo()`, or the end of a `with` block, gives the model its own
+        layers back. Another patch of a patched model replaces other kinds only; `already_patched` counts the rest. A
+        `copy.deepcopy` that is made in a block stays patched after it. `torch.nn.DataParallel` cannot run a patched
+        model: its replicas have the forwards of the model itself.
 
-    Raises:     TypeError: for what is no module, or kinds that are no tuple.     ValueError: for another kind.
-    ImportError: without transformers.
+    Raises:
+        TypeError: for what is no module, or kinds that are no tuple.
+        ValueError: for another kind.
+        ImportError: without transformers.
 
     Example::
 
