@@ -58,10 +58,11 @@ def check_softmax(x, **options):
 def check(x, target, return_lse=False, inplace_backward=False, **options):
     """A cross entropy and its gradient against the reference. Incoming gradients are random."""
     exact = x.detach().double().requires_grad_()
-    leaf = x.detach().clone(memory_format=torch.preserve_format) if inplace_backward else x
-    found = cross_entropy(
-        leaf.requires_grad_(), target, return_lse=return_lse, inplace_backward=inplace_backward, **options
+    x.requires_grad_()
+    logits = (
+        x.detach().clone(memory_format=torch.preserve_format).requires_grad_().view_as(x) if inplace_backward else x
     )
+    found = cross_entropy(logits, target, return_lse=return_lse, inplace_backward=inplace_backward, **options)
     results = found if return_lse else (found,)
     expected = cross_entropy_torch(exact, target, **options)[: len(results)]
     # a soft cap is what is left of it and the double of it
@@ -70,10 +71,10 @@ def check(x, target, return_lse=False, inplace_backward=False, **options):
         assert a.dtype == FP32
         assert_near(a, b, float(sizes.norm(p=NORMS[of_rows])) if len(sizes) else 0.0)
     directions = [torch.randn(t.shape, device=t.device) for t in results]
-    (gradient,) = torch.autograd.grad(results, leaf, directions)
+    (gradient,) = torch.autograd.grad(results, logits, directions)
     (reference,) = torch.autograd.grad(expected, exact, [t.double() for t in directions])
     assert gradient.dtype == x.dtype and gradient.shape == x.shape
-    assert (gradient.data_ptr() == leaf.data_ptr() and x.numel() > 0) == (inplace_backward and x.numel() > 0)
+    assert (gradient.data_ptr() == logits.data_ptr() and x.numel() > 0) == (inplace_backward and x.numel() > 0)
     rows = (target != options.get("ignore_index", -100)).sum() if options.get("reduction", "mean") == "mean" else 1
     assert_near(gradient, reference, sum(float(g.norm()) for g in directions) / float(rows))
     return [t.detach() for t in (*results, gradient)]

@@ -106,8 +106,8 @@ def cross_entropy(
         softcap: bounds logits smoothly; None: no bound.
         return_lse: also return lse, input.shape[:-1] in fp32, of ignored rows, too. It is differentiable.
         inplace_backward: the backward may write the gradient over the logits. Later uses of the logits then raise
-            torch's error for tensors modified in place. No effect under torch.compile, transforms, or if elements share
-            memory.
+            torch's error for tensors modified in place. No effect on a leaf, under torch.compile, transforms, or if
+            elements share memory.
         debug: wait for the GPU, and raise IndexError for a target that is neither a class nor ignore_index. Without it,
             the loss of such a row is NaN.
 
@@ -135,7 +135,7 @@ def cross_entropy(
         check_target(name, target, tuple(input.shape[:-1]), input.device, "input")
         found = call(name, input, target, *options)
     elif requires_grad(input):
-        found = CrossEntropyFunction.apply(inplace_backward, input, target, *options)
+        found = CrossEntropyFunction.apply(inplace_backward and not input.is_leaf, input, target, *options)
     else:
         found = run_cross_entropy(input, target, options)
     loss, lse = found[:2]

@@ -158,16 +158,17 @@ def test_strides():
     # what lies between the rows of a gradient in place stays
     memory = torch.randn(6, 100, device=DEVICE)
     x, target = memory[:, :72], targets((6,), 72)
-    between, leaf = memory[:, 72:].clone(), x.detach().requires_grad_()
+    between, logits = memory[:, 72:].clone(), x.detach().requires_grad_().view_as(x)
     exact = x.detach().clone().double().requires_grad_()
     (expected,) = torch.autograd.grad(cross_entropy_torch(exact, target)[0], exact)
-    (dx,) = torch.autograd.grad(cross_entropy(leaf, target, inplace_backward=True), leaf)
+    (dx,) = torch.autograd.grad(cross_entropy(logits, target, inplace_backward=True), logits)
     assert dx.data_ptr() == memory.data_ptr() and relative_error(dx, expected) < BOUNDS[FP32]
     assert torch.equal(memory[:, 72:], between)
-    # elements that share memory cannot be written
-    shared = torch.randn(72, device=DEVICE).expand(6, 72).requires_grad_()
-    (dx,) = torch.autograd.grad(cross_entropy(shared, target, inplace_backward=True), shared)
-    assert dx.data_ptr() != shared.data_ptr()
+    # elements that share memory cannot be written, and a leaf keeps its values
+    row = torch.randn(72, device=DEVICE, requires_grad=True)
+    for logits in (row.expand(6, 72), x.detach().requires_grad_()):
+        (dx,) = torch.autograd.grad(cross_entropy(logits, target, inplace_backward=True), logits)
+        assert dx.data_ptr() != logits.data_ptr()
 
 
 def test_a_second_backward_after_one_in_place_is_refused():

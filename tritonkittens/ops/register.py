@@ -26,8 +26,10 @@ def register_transformers(name: str = "tritonkittens", *, strict: bool = False) 
         strict: raise `tritonkittens.ops.Unsupported` (a ValueError) where attention would run PyTorch. A mask that
             torch.compile traces always raises for hidden keys between visible ones.
 
-    Raises:     TypeError: for a name that is no text.     ValueError: for "eager", which models reserve.
-    ImportError: without transformers.
+    Raises:
+        TypeError: for a name that is no text.
+        ValueError: for "eager", which models reserve.
+        ImportError: without transformers.
     """
     if not isinstance(name, str):
         raise TypeError(f"register_transformers: name is {type(name).__name__}; it must be a str")
