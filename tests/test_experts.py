@@ -23,7 +23,7 @@ from tritonkittens.kernels.experts import (
     route,
 )
 from tritonkittens.kernels.experts.inspection import inspectable
-from tritonkittens.nn import Experts, MixtureOfExperts
+from tritonkittens.nn import Experts, GroupedLinear, MixtureOfExperts
 
 
 @pytest.fixture(autouse=True)
@@ -134,6 +134,8 @@ def test_blocks_of_other_shapes():
         assert torch.equal(block(x[0]), block(x)[0])
         assert not block.experts(x, torch.zeros(2, 0, dtype=torch.int64), torch.zeros(2, 0)).any()
         assert not Experts(64, 48, 0, dtype=BF16)(x, torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1)).any()
+        linear = GroupedLinear(0, 64, 48, bias=True, dtype=BF16)
+        assert linear(x, torch.zeros(0, dtype=torch.int32)).shape == (2, 48)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
