@@ -28,7 +28,7 @@ def load(P, at, t):
     """The tile of a tensor in fp32, zero beyond the edges. `at`: its strides from outer row to outer row, of `inner`
     rows each, and from row to row in there, in units of UNIT elements. So the compiler knows what divides them. None:
     the tensor is contiguous."""
-    place = t.row * t.n if at is None else places(at, t.row, t.inner, t.unit)
+    place = tl.cast(t.row, tl.int64) * t.n if at is None else places(at, t.row, t.inner, t.unit)
     x = tl.load(P + (place[:, None] + t.col[None, :]), mask=t.inside, other=0)
     return tk.cast_pairs(x, tk.fp32) if t.unit > 1 else tk.cast(x, tk.fp32)
 
@@ -36,7 +36,7 @@ def load(P, at, t):
 @triton.jit
 def store(P, values, t, at=None):
     """Store a tile to a tensor; strides as of `load`."""
-    place = t.row * t.n if at is None else places(at, t.row, t.inner, t.unit)
+    place = tl.cast(t.row, tl.int64) * t.n if at is None else places(at, t.row, t.inner, t.unit)
     tl.store(P + (place[:, None] + t.col[None, :]), tk.cast(values, P.dtype.element_ty), mask=t.inside)
 
 

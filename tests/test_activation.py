@@ -7,7 +7,7 @@ import torch
 
 from bench import activation as bench_activation
 from tests.cases_activation import BF16, FP32, KINDS, LAYOUTS, check, operands, run
-from tests.util import Seen, explored, refused, relative_error, slow
+from tests.util import Seen, assert_wide_offsets, explored, refused, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.inspect import _sass, _tools
 from tritonkittens.kernels.activation import backward_operator, gated_operator, gated_torch, geglu, swiglu
@@ -183,6 +183,7 @@ def test_tiles():
 def test_instructions_of_an_element(name, most, arch):
     """At most. 16 bytes are loaded and stored at once, and nothing spills."""
     kernel = inspectable[name](arch)
+    assert_wide_offsets(kernel)
     instructions, _ = _sass.parse(*_tools.disassemble(kernel.asm["cubin"]))
     assert not {"LDL", "STL"} & {i.base for i in instructions}
     assert len(instructions) <= most * 16, f"{len(instructions) / 16:.1f} instructions an element"

@@ -8,7 +8,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.cases_experts import BF16, FP32, choices_of, operands
-from tests.util import explored, refused, relative_error, slow
+from tests.util import assert_wide_offsets, explored, refused, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.inspect import _sass, _tools
 from tritonkittens.kernels.experts import (
@@ -176,6 +176,7 @@ def test_a_block_is_transformers():
 @pytest.mark.parametrize("name", ["gather_tokens", "combine_tokens", "combine_tokens_backward"])
 def test_rows_move_16_bytes_at_once(name, arch):
     kernel = inspectable[name](arch)
+    assert_wide_offsets(kernel)
     instructions, _ = _sass.parse(*_tools.disassemble(kernel.asm["cubin"]))
     assert not {"LDL", "STL"} & {i.base for i in instructions}, "nothing spills"
     ptx = kernel.asm["ptx"]

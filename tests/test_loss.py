@@ -8,7 +8,7 @@ from torch import nn
 
 from bench import loss as bench_loss
 from tests.cases_loss import BF16, FP32, check, check_softmax, numbers, targets
-from tests.util import assert_eager_is_operator, explored, meta, refused, slow
+from tests.util import assert_eager_is_operator, assert_wide_offsets, explored, meta, refused, slow
 from tritonkittens import sim
 from tritonkittens.arch import GPUS
 from tritonkittens.inspect import _sass, _tools
@@ -178,6 +178,7 @@ def test_instructions_of_an_element(name, most, arch):
     kernel = inspectable[name](arch)
     loop = "128256" in name and "backward" not in name
     elements = 16 if loop or name == "softmax_4096_backward" else 32
+    assert_wide_offsets(kernel)
     instructions, _ = _sass.parse(*_tools.disassemble(kernel.asm["cubin"]))
     assert not {"LDL", "STL"} & {i.base for i in instructions}, "nothing spills"
     assert len(instructions) <= most * elements, f"{len(instructions) / elements:.1f} instructions an element"

@@ -11,7 +11,7 @@ from torch import nn
 from bench import norm as bench_norm
 from bench import norm_tiles as bench_tiles
 from tests.cases_norm import BF16, FP32, check, operands
-from tests.util import DEVICE, Seen, explored, meta, refused, relative_error, slow
+from tests.util import DEVICE, Seen, assert_wide_offsets, explored, meta, refused, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.arch import GPUS, chip_of
 from tritonkittens.inspect import _sass, _tools
@@ -329,6 +329,7 @@ def test_rows_of_strided_tensors():
 def test_instructions_of_an_element(name, most):
     """At most. 16 bytes are loaded and stored at once, in the backward by cp.async, and nothing spills."""
     kernel, elements = inspectable[name]("sm_90a"), 32
+    assert_wide_offsets(kernel)
     instructions, _ = _sass.parse(*_tools.disassemble(kernel.asm["cubin"]))
     assert not {"LDL", "STL"} & {i.base for i in instructions}, "nothing spills"
     assert len(instructions) <= most * elements, f"{len(instructions) / elements:.1f} instructions an element"

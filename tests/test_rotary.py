@@ -8,7 +8,7 @@ import torch
 
 from bench import rotary as bench_rotary
 from tests.cases_rotary import angles, check, heads
-from tests.util import Seen, explored, refused, slow, some_slow
+from tests.util import Seen, assert_wide_offsets, explored, refused, slow, some_slow
 from tritonkittens import sim
 from tritonkittens.inspect import _sass, _tools
 from tritonkittens.kernels.rotary import call_plan, inplace_operator, rotary, rotary_operator, rotary_torch
@@ -206,6 +206,7 @@ def test_tiles():
 def test_machine_code(name, arch):
     """Everything moves 16 bytes at once but positions and sums of gradients, and nothing spills."""
     kernel = inspectable[name](arch)
+    assert_wide_offsets(kernel)
     instructions, _ = _sass.parse(*_tools.disassemble(kernel.asm["cubin"]))
     assert not {"LDL", "STL"} & {i.base for i in instructions}
     widths = Counter(re.findall(r"(ld|st)\.global\.(\w+\.b32|b32|b64|b16)", kernel.asm["ptx"]))

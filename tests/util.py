@@ -33,6 +33,13 @@ def poison(tensor):
     return tensor
 
 
+def assert_wide_offsets(kernel):
+    """Places of elements of matrices are numbers of 64 bits: a matrix may have 2³¹ elements and more."""
+    narrow = r"tt\.addptr .*: tensor<\d+x\d+x!tt\.ptr<\w+>>, tensor<\d+x\d+xi32>"
+    found = re.search(narrow, kernel.asm["ttir"])
+    assert not found, found.group()
+
+
 def relative_error(out, ref):
     """||out - ref|| / ||ref|| in float64, equal infinities counting as equal; infinite where either has any other NaN
     or infinity."""
