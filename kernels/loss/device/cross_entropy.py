@@ -92,8 +92,6 @@ def cross_entropy_sum(
     for first in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
         row = first + tl.arange(0, ROWS)
         total += load_rows(L, row, rows)
-        count += (
-            1.0 * ((row < rows) & (tl.load(C + row, row < rows, 0) != ignored)) if FIRST else load_rows(C, row, rows)
-        )
+        count += 1.0 * (row < rows) * (tl.load(C + row, row < rows, 0) != ignored) if FIRST else load_rows(C, row, rows)
     tl.store(S + tl.program_id(0), tl.sum(total, 0) / tl.sum(count, 0) if MEAN else tl.sum(total, 0))
     tl.store(N + tl.program_id(0), tl.sum(count, 0))
