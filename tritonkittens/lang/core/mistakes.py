@@ -16,6 +16,10 @@ from triton.runtime.jit import JITFunction
 from tritonkittens.lang.core.errors import RULES, KernelAssertionError, KernelError, TileError
 
 PACKAGE = Path(__file__).parents[2]
+HINTS = {  # what Triton says, and what helps
+    "Layout mismatch in broadcast": "these tiles have different layouts, and Python's operators take those of one; "
+    "tk.add, tk.mul and others convert their second operand to the layout of the first"
+}
 _LIBRARIES = tuple(
     f"{folder}/"
     for folder in (Path(triton.__file__).parent, PACKAGE / "lang", PACKAGE / "inline_ptx", PACKAGE / "launch")
@@ -46,7 +50,8 @@ def plain_error(error: BaseException) -> BaseException:
         )
         plain = (KernelAssertionError if failed else KernelError)(f"{said}{where}")
     else:
-        plain = KernelError(f"{type(original).__name__}: {str(original) or _failed_line(original)}{where}")
+        said = f"{type(original).__name__}: {str(original) or _failed_line(original)}"
+        plain = KernelError(f"{next((hint for text, hint in HINTS.items() if text in said), said)}{where}")
     for cause in _chain(original):
         cause.__traceback__ = _of_the_user(cause.__traceback__)
     plain.__cause__ = original
