@@ -104,7 +104,8 @@ def _leave_cases_to_the_gpu(items):
         return
     seen = collections.Counter()
     for item in items:
-        if item.path.parent.name == "gpu" and not item.get_closest_marker("slow"):
+        seeded = "seed" in item.fixturenames  # tests.util.seeds says which of its cases are slow
+        if item.path.parent.name == "gpu" and not seeded and not item.get_closest_marker("slow"):
             test = item.path, item.originalname
             seen[test] += 1
             if seen[test] > SIMULATED and seen[test] % 16:

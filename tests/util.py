@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import random
 import re
 import textwrap
 import tokenize
@@ -135,6 +136,31 @@ def crossed(*axes):
 def some_of_each(*axes):
     """The quick cases of `crossed`."""
     return [case for case in crossed(*axes) if not case.marks]
+
+
+SEEDS, QUICK_SEEDS, ALIKE = 500, 10, 5
+# A test of random configurations, each of which is a function of its `seed` alone: `make test` runs the first of 500.
+seeds = pytest.mark.parametrize("seed", [*range(QUICK_SEEDS), *map(slow, range(QUICK_SEEDS, SEEDS))])
+
+
+def drawn(seed, kinds):
+    """(a generator, one of the `kinds` for which kernels are compiled). Seeds next to each other share a kind: the first
+    ones take few kernels, all of them take each."""
+    return random.Random(seed), kinds[seed // ALIKE % len(kinds)]
+
+
+def some_length(draw, most=130):
+    """A length of a sequence, often at an edge of a chunk."""
+    return min(most, draw.choice([draw.randint(1, most), draw.choice([1, 2, 63, 64, 65, 127, 128, 129])]))
+
+
+def some_lengths(draw, most=130):
+    """Lengths of packed sequences, some of them empty, of at most so many rows in all."""
+    found, rest = [], most
+    for _ in range(draw.randint(1, 5)):
+        found.append(draw.choice([0, 1, some_length(draw, rest), draw.randint(0, rest)]) if rest else 0)
+        rest -= found[-1]
+    return found
 
 
 def explored(few, many):

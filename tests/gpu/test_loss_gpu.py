@@ -1,12 +1,10 @@
 """Softmax and cross entropy against float64, forward and backward, on the GPU, or simulated."""
 
-import random
-
 import pytest
 import torch
 
 from tests.cases_loss import BF16, BOUNDS, FP16, FP32, check, check_softmax, numbers, poisoned, targets
-from tests.util import DEVICE, crossed, on_gpu_or_simulated, relative_error, slow, some_slow
+from tests.util import DEVICE, crossed, drawn, on_gpu_or_simulated, relative_error, seeds, slow
 from tritonkittens.kernels.loss import call_plan, config, cross_entropy, cross_entropy_torch, softmax
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -187,22 +185,32 @@ def test_only_the_lse_has_a_gradient():
         torch.testing.assert_close(dx, torch.softmax(x, -1))
 
 
-@pytest.mark.parametrize("seed", some_slow(list(range(40)), list(range(2))))
-def test_random_configurations(seed):
-    choose = random.Random(seed)
-    width = choose.choice([choose.randint(1, 300), 8 * choose.randint(1, 400), choose.randint(1, 12000)])
-    rows = tuple(choose.randint(1, 6) for _ in range(choose.randint(0, 3)))
-    options = dict(
-        reduction=choose.choice(["mean", "sum", "none"]),
-        label_smoothing=choose.choice([0.0, 0.2]),
-        lse_square_scale=choose.choice([0.0, 0.01]),
-        softcap=choose.choice([None, 4.0]),
-        return_lse=choose.random() < 0.5,
-        inplace_backward=choose.random() < 0.5,
-    )
-    dtype = choose.choice([BF16, FP16, FP32])
-    target = targets(rows, width, choose.choice([torch.int32, torch.int64]))
-    check(numbers((*rows, width), dtype), target, **options)
+# widths; dtypes of logits and targets; options
+SORTS = [
+    ((40, 57, 64), BF16, torch.int64, EVERYTHING),
+    ((100, 121, 128), FP32, torch.int32, dict(label_smoothing=0.2)),
+    ((1, 2, 7, 16), FP32, torch.int64, {}),
+    ((500, 512), FP16, torch.int64, dict(softcap=4.0)),
+    ((1000, 1024), BF16, torch.int32, dict(lse_square_scale=0.01)),
+    ((3000, 4096), FP16, torch.int64, dict(label_smoothing=0.2, softcap=4.0)),
+    ((9000, 12000), BF16, torch.int64, {}),
+    ((33000, 65536, 100_001), BF16, torch.int64, EVERYTHING),
+]
+
+
+@seeds
+def test_random(seed):
+    """A cross entropy, and often the softmax of as many logits."""
+    draw, (widths, dtype, of_targets, options) = drawn(seed, SORTS)
+    width = draw.choice(widths)
+    most = 2 if width > 2000 else 12
+    rows = draw.choice([(), (draw.randint(0, most),), (draw.randint(1, most),), (draw.randint(1, 2), most // 2)])
+    if draw.random() < 0.5:
+        check_softmax(numbers((*rows, width), dtype), out_dtype=draw.choice([dtype, FP32]))
+    reduction = draw.choice(["mean", "sum", "none"] if 0 not in rows else ["sum", "none"])
+    others = dict(return_lse=draw.random() < 0.5, inplace_backward=draw.random() < 0.5)
+    target = targets(rows, width, of_targets, ignored=draw.choice([0.0, 0.5]))
+    check(numbers((*rows, width), dtype), target, reduction=reduction, **others, **options)
 
 
 def test_the_same_bits_in_every_run():

@@ -1,12 +1,11 @@
 """Rotary embeddings against references in float64, forward and backward, on the GPU, or simulated."""
 
-import random
-
 import pytest
 import torch
 
+from tests.cases_linear_attention import starts_of
 from tests.cases_rotary import BF16, FP16, FP32, angles, check, heads, poisoned
-from tests.util import DEVICE, crossed, relative_error, slow, some_slow
+from tests.util import DEVICE, crossed, drawn, relative_error, seeds, slow, some_lengths
 from tritonkittens.kernels.rotary import call_plan, rotary, rotary_torch
 from tritonkittens.kernels.rotary.config import Tiles
 
@@ -238,27 +237,63 @@ def test_heads_of_programs(monkeypatch, count, q_heads, k_heads):
     check(heads((1, q_heads, 5, 8), FP32), heads((1, k_heads, 5, 8), FP32), *angles(5, 4))
 
 
-@pytest.mark.parametrize("seed", some_slow(list(range(60)), list(range(4))))
-def test_random_configurations(seed):
-    choose = random.Random(seed)
-    dim = choose.choice([choose.randint(2, 40), 8 * choose.randint(1, 20)])
-    width = 2 * choose.randint(1, dim // 2)
-    batch, tokens, unsqueeze_dim = choose.randint(1, 3), choose.randint(1, 20), choose.randint(1, 2)
-    dtype, length = choose.choice([BF16, FP16, FP32]), choose.randint(20, 30)
+# columns of a head, those that rotate, dtypes of heads and of angles, interleaved, and weights of norms
+SORTS = [
+    (32, 32, BF16, FP32, False, None),
+    (24, 16, BF16, BF16, True, FP32),
+    (9, 6, FP32, FP32, False, FP32),
+    (64, 64, FP16, FP32, True, None),
+    (80, 32, BF16, FP32, False, BF16),
+    (128, 128, BF16, BF16, False, FP32),
+    (2, 2, FP32, FP32, True, None),
+    (40, 8, FP16, FP16, False, None),
+]
+
+
+def random_positions(draw, batch, tokens, length):
+    """(rows of the angles of tokens, the options that say which)."""
+    kind, way = draw.choice([torch.int32, torch.int64]), draw.choice(["none", "ids", "offset", "offsets"])
+    rows = torch.arange(tokens, device=DEVICE)
+    if way == "none":
+        return rows, {}
+    if way == "ids":
+        ids = torch.randint(0, length, draw.choice([(batch, tokens), (1, tokens)]), dtype=kind, device=DEVICE)
+        return ids, dict(position_ids=ids)
+    if way == "offset":
+        return rows + 3, dict(seqlen_offsets=3)
+    offsets = torch.tensor([draw.randint(0, length - tokens) for _ in range(batch)], device=DEVICE)
+    return offsets[:, None] + rows, dict(seqlen_offsets=offsets.to(kind))
+
+
+def random_packing(draw):
+    """(tokens, rows of their angles, the options that say which) of packed sequences."""
+    lengths = some_lengths(draw, 24)
+    starts, shift = starts_of(lengths), draw.choice([None, 5])
+    rows = torch.cat([torch.arange(n, device=DEVICE) for n in lengths])
+    options = dict(cu_seqlens=starts.to(draw.choice([torch.int32, torch.int64])))
+    return sum(lengths), rows + (shift or 0), options | ({} if shift is None else dict(seqlen_offsets=shift))
+
+
+@seeds
+def test_random(seed):
+    draw, (dim, width, dtype, of_angles, interleaved, of_norm) = drawn(seed, SORTS)
+    batch, tokens, length, unsqueeze_dim = draw.randint(1, 3), draw.randint(1, 20), 40, draw.randint(1, 2)
+    options = dict(interleaved=interleaved, rotary_dim=width, inplace=draw.random() < 0.3)
+    packed = draw.random() < 0.4
+    tokens, rows, given = random_packing(draw) if packed else (tokens, *random_positions(draw, batch, tokens, length))
+    options |= given | ({} if packed else dict(unsqueeze_dim=unsqueeze_dim))
 
     def operand(count):
-        shape = (batch, count, tokens, dim) if unsqueeze_dim == 1 else (batch, tokens, count, dim)
-        x = heads(shape, dtype)
-        return tokens_first(x) if choose.random() < 0.5 else x
+        if packed:
+            return heads((tokens, count, dim), dtype)
+        x = heads((batch, count, tokens, dim) if unsqueeze_dim == 1 else (batch, tokens, count, dim), dtype)
+        return tokens_first(x) if draw.random() < 0.5 else x
 
-    q, k = operand(choose.randint(1, 5)), operand(choose.randint(1, 5)) if choose.random() < 0.7 else None
-    options = dict(
-        interleaved=choose.random() < 0.5, unsqueeze_dim=unsqueeze_dim, rotary_dim=width, inplace=choose.random() < 0.3
-    )
-    rows = slice(tokens)
-    if choose.random() < 0.5:
-        rows = options["position_ids"] = torch.randint(0, length, (batch, tokens), device=DEVICE)
-    check(q, k, *angles(length, width // 2, dtype=choose.choice([dtype, FP32])), rows=rows, **options)
+    q, k = operand(draw.randint(1, 5)), operand(draw.randint(1, 3)) if draw.random() < 0.7 else None
+    if of_norm is not None:
+        options |= {name: heads((dim,), of_norm) for name, x in (("q_weight", q), ("k_weight", k)) if x is not None}
+        options["inplace"] = False  # which has no gradients then: test_norms_of_packed_tokens_in_place
+    check(q, k, *angles(length, width // 2, dtype=of_angles), rows=rows, **options)
 
 
 def test_special_values():

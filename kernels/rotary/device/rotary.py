@@ -62,7 +62,9 @@ def _load_angles(C, S, PLACES, CU, rows, n, strides, HEAD: tl.constexpr):
         position = position * n.steps[2] + place
     angles = tk.struct(at=position.to(tl.uint32).to(tl.int64), count=n.angles, inner=1)
     t = _part(angles, HEAD.half, HEAD)
-    return tl.where((angles.at < n.angles)[:, None], load(C, strides, t), float("nan")), load(S, strides, t) * n.sign
+    # rows beyond the last token are no terms of sums
+    known = (angles.at < n.angles) | (rows.at >= rows.count)
+    return tl.where(known[:, None], load(C, strides, t), float("nan")), load(S, strides, t) * n.sign
 
 
 @triton.jit
