@@ -1,12 +1,10 @@
 """Gated products and their gradients against float64, on the GPU, or simulated."""
 
-import random
-
 import pytest
 import torch
 
 from tests.cases_gemm import matrix, randn, short
-from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, relative_error, slow
+from tests.util import DEVICE, crossed, drawn, poison, relative_error, seeds, slow
 from tritonkittens.kernels.gated_gemm import Config, call_plan, gated_gemm, gated_gemm_torch
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -99,12 +97,22 @@ def test_leading_dimensions_and_gradients():
     assert gradients[1].stride() == gate.stride(), "as torch keeps the gradient of a weight"
 
 
-@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(200), [0, *(slow(n) for n in range(1, 20))]))
+# configuration, dtype, layouts, activation
+SORTS = [
+    ("sub-tiles", BF16, (False, True), "silu"),
+    ("deferred", FP16, (False, False), "gelu_tanh"),
+    ("default", BF16, (True, True), "silu"),
+    ("pingpong", BF16, (True, False), "gelu_tanh"),
+    ("two consumers", FP16, (False, True), "gelu_tanh"),
+    ("tall", BF16, (False, True), "silu"),
+]
+
+
+@seeds
 def test_random(seed):
-    draw = random.Random(seed)
-    m, n, k = (round(2 ** draw.uniform(0, limit)) for limit in on_gpu_or_simulated((12, 12, 11), (8, 8, 8)))
-    layouts = draw.random() < 0.3, draw.random() < 0.7
-    check(operands(m, n, k, draw.choice([BF16, FP16]), *layouts), draw.choice(["silu", "gelu_tanh"]))
+    draw, (name, dtype, layouts, activation) = drawn(seed, SORTS)
+    m, n, k = (draw.choice([draw.randint(1, 130), 8 * draw.randint(1, 20), 64, 65, 128]) for _ in range(3))
+    check(operands(m, n, k, dtype, *layouts), activation, CONFIGS[name])
 
 
 def test_the_same_bits_in_every_run():

@@ -1,7 +1,5 @@
 """Grouped products against float64, on the GPU, or simulated."""
 
-import random
-
 import pytest
 import torch
 
@@ -20,7 +18,7 @@ from tests.cases_grouped import (
     operands,
     selected,
 )
-from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, relative_error, slow, some_slow
+from tests.util import DEVICE, crossed, drawn, poison, relative_error, seeds, slow, some_slow
 from tritonkittens.kernels.gemm import Config
 from tritonkittens.kernels.grouped_gemm import ends_of_groups, grouped_gemm, grouped_gemm_torch
 from tritonkittens.kernels.grouped_gemm.checks import Operands, check_config, result_shape
@@ -222,17 +220,6 @@ def test_offsets_that_fall_or_leave_the_tensor_write_inside_only():
     assert memory[:20].isnan().all() and memory[100:].isnan().all()
 
 
-def test_random_groups():
-    choose = random.Random(torch.initial_seed())
-    for _ in range(on_gpu_or_simulated(40, 2)):
-        kind = choose.choice(GROUPS)
-        limit = on_gpu_or_simulated(3000, 60)
-        sizes = [choose.choice([0, 1, choose.randrange(limit)]) for _ in range(choose.randrange(1, 9))]
-        m, n, k = (choose.randrange(1, 300) for _ in range(3))
-        flags = choose.random() < 0.5, choose.random() < 0.5
-        run(kind, *operands(kind, sizes, m, n, k, choose.choice([BF16, FP16]), *flags, rest=choose.randrange(9)))
-
-
 def run_selected(given, names, config=None, **others):
     """Check a product whose rows `names` select, into poisoned memory."""
     a, b, ends, rows, out_rows = given
@@ -255,13 +242,40 @@ def test_selected_rows(name, names, activation):
     run_selected(selected([200, 0, 1, 129], 120, 136, 200), names, KINDS.get(name), activation=activation)
 
 
-@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(40), [0]))
-def test_random_selected_rows(seed):
-    limit = on_gpu_or_simulated(3000, 60)
-    sizes = [random.choice([0, 1, random.randrange(limit)]) for _ in range(random.randrange(1, 9))]
-    n, k = (8 * random.randrange(1, on_gpu_or_simulated(99, 20)) for _ in range(2))
-    given = selected(sizes, random.randrange(1, limit), n, k, random.randrange(9), random.choice([BF16, FP16]))
-    run_selected(given, random.choice(["rows", "out_rows", ("rows", "out_rows")]))
+# groups of rows, depth or columns, or selected rows; configuration; dtype; layouts; operands of the epilogue; activation
+SORTS = [
+    ("rows", "small", BF16, (False, True), ["bias", "gate", "residual"], "silu"),
+    ("selected", "small", BF16, BOTH, [], None),
+    ("depth", "small", BF16, (True, False), [], None),
+    ("rows", "small", E4M3, (False, True), ["scale_a", "scale_b"], None),
+    ("cols", "small", FP16, (False, False), [], None),
+    ("rows", "gated", BF16, (False, True), ["gate", "residual"], "swiglu"),
+    ("selected", "gated", BF16, BOTH, [], "swiglu"),
+    ("rows", "blocks", E4M3, (False, True), [], None),
+    ("selected", "pingpong", FP16, ("rows",), [], None),
+    ("rows", "swap_ab", FP16, (False, False), ["residual"], None),
+    ("selected", "sub-tiles", BF16, ("out_rows",), [], None),
+    ("rows", "cluster", BF16, (False, True), ["gate"], "gelu"),
+]
+
+
+@seeds
+def test_random(seed):
+    """Groups of any sizes, some of them empty, or all."""
+    draw, (kind, name, dtype, layout, names, activation) = drawn(seed, SORTS)
+    config = {"gated": GATES["deferred"], "blocks": BLOCKWISE["small"]}.get(name) or KINDS[name]
+    sizes = [draw.choice([0, 1, 64, draw.randint(0, 70)]) for _ in range(draw.randint(1, 6))]
+    rest, (n, k) = draw.randint(0, 8), (draw.choice([16, 48, 80, 144]) for _ in range(2))
+    others = {"activation": activation} if activation else {}
+    if kind == "selected":
+        given = selected(sizes, draw.randint(1, 100), n, k, rest, dtype)
+        return run_selected(given, layout, config, **others)
+    a, b, ends = operands(kind, sizes, draw.choice([16, 72]), n, k, dtype, *layout, rest=rest)
+    of_epilogue = epilogue(names, a.shape[0], len(sizes), n // 2 if activation == "swiglu" else n, dtype)
+    if name == "blocks":
+        of_epilogue = block_scales(a.shape[0], len(sizes), n, k)
+        of_epilogue["scale_a"][ends[-1] :] = float("nan")
+    run(kind, a, b, ends, BF16 if dtype == E4M3 else dtype, config, **of_epilogue, **others)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="races show on a GPU")
