@@ -138,20 +138,27 @@ def some_of_each(*axes):
     return [case for case in crossed(*axes) if not case.marks]
 
 
-SEEDS, QUICK_SEEDS, ALIKE = 500, 10, 5
-# A test of random configurations, each of which is a function of its `seed` alone: `make test` runs the first of 500.
-seeds = pytest.mark.parametrize("seed", [*range(QUICK_SEEDS), *map(slow, range(QUICK_SEEDS, SEEDS))])
+SEEDS, QUICK_SEEDS = 500, 10
 
 
-def drawn(seed, kinds):
-    """(a generator, one of the `kinds` for which kernels are compiled). Seeds next to each other share a kind: the first
-    ones take few kernels, all of them take each."""
-    return random.Random(seed), kinds[seed // ALIKE % len(kinds)]
+def seeds(test):
+    """A test of random configurations, each of which is a function of its `seed` alone: `make test` runs the first ten
+    of 500. They are simulated on a few multiprocessors, whose persistent CTAs have several tiles each."""
+    cases = [*range(QUICK_SEEDS), *map(slow, range(QUICK_SEEDS, SEEDS))]
+    return pytest.mark.simulated(multiprocessors=4)(pytest.mark.parametrize("seed", cases)(test))
+
+
+def drawn(seed, kinds, alike=QUICK_SEEDS):
+    """(a generator, one of the `kinds` for which kernels are compiled). `alike` seeds next to each other share a kind:
+    the first ones take few kernels, all of them take each."""
+    return random.Random(seed), kinds[seed // alike % len(kinds)]
 
 
 def some_length(draw, most=130):
     """A length of a sequence, often at an edge of a chunk."""
-    return min(most, draw.choice([draw.randint(1, most), draw.choice([1, 2, 63, 64, 65, 127, 128, 129])]))
+    return draw.choice(
+        [draw.randint(1, most), draw.choice([n for n in (1, 2, 63, 64, 65, 127, 128, 129) if n <= most])]
+    )
 
 
 def some_lengths(draw, most=130):
@@ -161,6 +168,14 @@ def some_lengths(draw, most=130):
         found.append(draw.choice([0, 1, some_length(draw, rest), draw.randint(0, rest)]) if rest else 0)
         rest -= found[-1]
     return found
+
+
+def some_sequences(draw, most=130):
+    """(batch, rows, lengths) of packed sequences, some of them with rows after the last, or alike: lengths are None."""
+    if draw.random() < 0.5:
+        return draw.randint(1, 2), some_length(draw, most), None
+    lengths = some_lengths(draw, most)
+    return 1, sum(lengths) + draw.choice([0, 9]), lengths
 
 
 def explored(few, many):

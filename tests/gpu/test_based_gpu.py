@@ -1,13 +1,11 @@
 """Based attention against its definition in float64, on the GPU, or simulated."""
 
-import random
-
 import pytest
 import torch
 
 from tests.cases_based import BOUND, GRADIENT_BOUND, STATE_BOUND, check, operands, poisoned, symmetric
 from tests.cases_linear_attention import starts_of
-from tests.util import crossed, on_gpu_or_simulated, slow
+from tests.util import crossed, drawn, seeds, slow, some_sequences
 from tritonkittens.kernels.based import based_attention, based_attention_torch
 from tritonkittens.kernels.linear_attention import config
 
@@ -146,18 +144,25 @@ def test_the_same_bits_in_every_run():
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(200), [slow(n) for n in range(20)]))
+# columns of values, whether results are normalised, scale, least chunks of a segment, gradients, and rows at most.
+# Gradients of a few normalised rows vanish.
+SORTS = [
+    (16, False, -0.3, 64, False, 66),
+    (64, True, None, 1, False, 130),
+    (64, False, None, 1, True, 130),
+    (128, False, None, 64, False, 200),
+    (40, True, 0.1, 64, False, 130),
+    (136, False, -0.3, 64, True, 130),
+]
+
+
+@seeds
 def test_random(seed, monkeypatch):
-    draw = random.Random(seed)
-    monkeypatch.setattr(config, "SHORTEST", draw.choice([1, 2, 8]))
-    heads, values, normalize = draw.randint(1, 4), draw.randint(16, 160), draw.random() < 0.3
+    """Packed sequences or some alike, with states or without."""
+    draw, (values, normalize, scale, shortest, gradients, most) = drawn(seed, SORTS)
+    monkeypatch.setattr(config, "SHORTEST", shortest)
+    batch, rows, lengths = some_sequences(draw, most)
     state = not normalize and draw.random() < 0.5
-    gradients = not normalize and draw.random() < 0.5  # normalised ones of few rows almost vanish
-    if draw.random() < 0.4:
-        lengths = [draw.randint(0, 150) for _ in range(draw.randint(1, 5))]
-        given = operands(1, sum(lengths), heads, values, state, len(lengths))
-        check(given, starts_of(lengths), gradients, normalize=normalize)
-    else:
-        length = round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 7)))
-        options = dict(scale=draw.choice([None, 0.1, 0.5]), normalize=normalize)
-        check(operands(draw.randint(1, 2), length, heads, values, state), gradients=gradients, **options)
+    given = operands(batch, rows, draw.randint(1, 2), values, state, lengths and len(lengths))
+    gradients = gradients and any(lengths or [rows])
+    check(given, starts_of(lengths) if lengths else None, gradients, normalize=normalize, scale=scale)

@@ -1,13 +1,11 @@
 """The gated delta rule against the recurrence in float64, on the GPU, or simulated."""
 
-import random
-
 import pytest
 import torch
 
 from tests.cases_gated_delta import check, operands, poisoned
 from tests.cases_linear_attention import BF16, FP32, starts_of
-from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, slow
+from tests.util import DEVICE, crossed, drawn, poison, seeds, slow, some_sequences
 from tritonkittens.kernels.gated_delta_net import gated_delta_rule
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -137,15 +135,23 @@ def test_the_same_bits_in_every_run():
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(200), [0, *(slow(n) for n in range(1, 20))]))
+# columns of keys and values, heads of v for each of k, dtypes of operands and gates, and whether there are gradients
+SORTS = [
+    (16, 40, 2, BF16, FP32, False),
+    (64, 64, 1, BF16, FP32, True),
+    (64, 64, 2, FP16, BF16, False),
+    (40, 72, 3, FP16, FP32, True),
+    (128, 128, 1, BF16, BF16, False),
+    (128, 64, 2, FP16, BF16, True),
+]
+
+
+@seeds
 def test_random(seed):
-    draw = random.Random(seed)
-    dims = draw.randint(1, 2), draw.randint(1, 128), draw.randint(1, 160), draw.randint(1, 3)
-    options = dict(dtype=draw.choice([BF16, FP16]), gates=draw.choice([FP32, BF16]), state=draw.random() < 0.5)
-    kind = dict(gradients=True, slack=3.0) if seed % 2 else {}  # a few numbers: errors do not average out
-    if draw.random() < 0.4:
-        lengths = [draw.randint(0, 150) for _ in range(draw.randint(1, 5))]
-        check(operands(1, sum(lengths), *dims, **options, sequences=len(lengths)), starts_of(lengths), **kind)
-    else:
-        length = round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 7)))
-        check(operands(draw.randint(1, 2), length, *dims, **options), **kind)
+    """Packed sequences or some alike, with states or without."""
+    draw, (keys, values, group, dtype, gates, gradients) = drawn(seed, SORTS)
+    batch, rows, lengths = some_sequences(draw)
+    kind = dict(gates=gates, state=draw.random() < 0.5, sequences=lengths and len(lengths))
+    given = operands(batch, rows, 1, keys, values, group, dtype, **kind)
+    # a few numbers: errors do not average out
+    check(given, starts_of(lengths) if lengths else None, slack=3.0 if gradients else 1.0, gradients=gradients)

@@ -242,7 +242,7 @@ def test_selected_rows(name, names, activation):
     run_selected(selected([200, 0, 1, 129], 120, 136, 200), names, KINDS.get(name), activation=activation)
 
 
-# groups of rows, depth or columns, or selected rows; configuration; dtype; layouts; operands of the epilogue; activation
+# groups of rows, depth or columns, or selected rows; configuration; dtype; layouts; epilogue; activation
 SORTS = [
     ("rows", "small", BF16, (False, True), ["bias", "gate", "residual"], "silu"),
     ("selected", "small", BF16, BOTH, [], None),
@@ -262,7 +262,7 @@ SORTS = [
 @seeds
 def test_random(seed):
     """Groups of any sizes, some of them empty, or all."""
-    draw, (kind, name, dtype, layout, names, activation) = drawn(seed, SORTS)
+    draw, (kind, name, dtype, layout, names, activation) = drawn(seed, SORTS, alike=5)
     config = {"gated": GATES["deferred"], "blocks": BLOCKWISE["small"]}.get(name) or KINDS[name]
     sizes = [draw.choice([0, 1, 64, draw.randint(0, 70)]) for _ in range(draw.randint(1, 6))]
     rest, (n, k) = draw.randint(0, 8), (draw.choice([16, 48, 80, 144]) for _ in range(2))

@@ -1,13 +1,11 @@
 """Hedgehog attention against its definition in float64, on the GPU, or simulated."""
 
-import random
-
 import pytest
 import torch
 
 from tests.cases_hedgehog import BOUND, GRADIENT_BOUND, NAMES, attend, check, operands, poisoned
 from tests.cases_linear_attention import near, starts_of
-from tests.util import on_gpu_or_simulated, slow
+from tests.util import drawn, on_gpu_or_simulated, seeds, slow, some_sequences
 from tritonkittens.kernels.hedgehog import hedgehog_attention, hedgehog_attention_torch
 from tritonkittens.kernels.linear_attention import config
 
@@ -154,15 +152,21 @@ def test_many_tasks():
     check(given, gradients=True)
 
 
-@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(500), [slow(n) for n in range(10)]))
+# least chunks of a segment, gradients, sizes of maps, and rows at most; where features are equal, none has a gradient
+SORTS = [
+    (64, False, (0.01, 0.1, 1.0), 66),
+    (64, True, (0.1, 0.3), 130),
+    (1, False, (0.1, 1.0), 200),
+    (1, True, (0.3,), 130),
+]
+
+
+@seeds
 def test_random(seed, monkeypatch):
-    draw = random.Random(seed)
-    monkeypatch.setattr(config, "SHORTEST", draw.choice([1, 2, 8]))
-    heads, state, gradients = draw.randint(1, 3), draw.random() < 0.5, draw.random() < 0.7
-    if draw.random() < 0.4:
-        lengths = [draw.randint(0, on_gpu_or_simulated(200, 150)) for _ in range(draw.randint(1, 5))]
-        check(operands(1, sum(lengths), heads, state, len(lengths)), starts_of(lengths), gradients)
-    else:
-        length = round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 8)))
-        size = draw.choice([0.1, 0.3] if gradients else [0.01, 0.1, 1.0])  # where all features are equal, none has one
-        check(operands(draw.randint(1, 2), length, heads, state, size=size), gradients=gradients)
+    """Packed sequences or some alike, with states or without."""
+    draw, (shortest, gradients, sizes, most) = drawn(seed, SORTS)
+    monkeypatch.setattr(config, "SHORTEST", shortest)
+    batch, rows, lengths = some_sequences(draw, most)
+    state, gradients = draw.random() < 0.5, gradients and any(lengths or [rows])
+    given = operands(batch, rows, 1, state, lengths and len(lengths), draw.choice(sizes))
+    check(given, starts_of(lengths) if lengths else None, gradients)

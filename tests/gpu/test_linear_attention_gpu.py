@@ -1,12 +1,10 @@
 """Linear attention against the recurrence in float64, on the GPU, or simulated."""
 
-import random
-
 import pytest
 import torch
 
 from tests.cases_linear_attention import BF16, FP16, FP32, check, operands, poisoned, starts_of
-from tests.util import crossed, on_gpu_or_simulated, slow, some_of_each
+from tests.util import crossed, drawn, seeds, slow, some_of_each, some_sequences
 from tritonkittens.kernels.linear_attention import config, linear_attention
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -148,16 +146,28 @@ def test_the_same_bits_in_every_run(short_segments):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(200), [0, *(slow(n) for n in range(1, 20))]))
+# columns of keys and values, dtype, what fades (heads by decays, rows by gates, or nothing), least chunks of a segment,
+# gradients, and rows at most
+SORTS = [
+    (16, 40, BF16, "gates", 64, False, 66),
+    (64, 64, BF16, "decays", 1, "gates", 130),
+    (64, 64, FP16, "gates", 64, "gates", 130),
+    (128, 128, BF16, "nothing", 1, False, 200),
+    (40, 72, BF16, "gates", 1, "gates", 130),
+    (64, 136, FP16, "decays", 64, True, 130),
+    (256, 64, BF16, "decays", 1, False, 200),
+]
+
+
+@seeds
 def test_random(seed, monkeypatch):
-    draw = random.Random(seed)
-    monkeypatch.setattr(config, "SHORTEST", draw.choice([1, 2, 8]))
-    heads, keys, values = draw.randint(1, 4), draw.randint(1, 256), draw.randint(1, 160)
-    dtype, decays = draw.choice([BF16, FP16]), draw.choice([None, tuple(draw.uniform(0, 0.5) for _ in range(4))])
-    if draw.random() < 0.4:
-        lengths = [draw.randint(0, 150) for _ in range(draw.randint(1, 5))]
-        given = operands(1, sum(lengths), heads, keys, values, dtype, decays, draw.random() < 0.5, len(lengths))
-        check(given, starts_of(lengths))
-    else:
-        length = round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 8)))
-        check(operands(draw.randint(1, 3), length, heads, keys, values, dtype, decays, draw.random() < 0.5))
+    """Packed sequences or some alike, with states or without."""
+    draw, (keys, values, dtype, fading, shortest, gradients, most) = drawn(seed, SORTS)
+    monkeypatch.setattr(config, "SHORTEST", shortest)
+    batch, rows, lengths = some_sequences(draw, most)
+    decays = tuple(draw.uniform(0, 0.5) for _ in range(4)) if fading == "decays" else None
+    kind = dict(decays=decays, state=draw.random() < 0.5, sequences=lengths and len(lengths))
+    given = operands(batch, rows, draw.randint(1, 2), keys, values, dtype, **kind)
+    gates = -torch.rand(given[0].shape[:3], device=given[0].device).pow(4).mul(5) if fading == "gates" else None
+    starts, options = starts_of(lengths) if lengths else None, {} if gates is None else dict(g=gates)
+    check(given, starts, any(lengths or [rows]) and gradients, **options)

@@ -1,14 +1,13 @@
 """Mamba-2's scan against the recurrence in float64, on the GPU, or simulated."""
 
 import math
-import random
 
 import pytest
 import torch
 
 from tests.cases_linear_attention import BF16, BOUNDS, FP16, FP32, STATE_BOUND, near, starts_of
 from tests.cases_mamba import OPTIONS, check, operands, poisoned
-from tests.util import DEVICE, crossed, on_gpu_or_simulated, poison, refused, slow, some_of_each
+from tests.util import DEVICE, crossed, drawn, poison, refused, seeds, slow, some_of_each, some_sequences
 from tritonkittens.kernels.linear_attention import config
 from tritonkittens.kernels.mamba2 import mamba_chunk_scan, mamba_chunk_scan_torch
 
@@ -248,17 +247,26 @@ def test_the_same_bits_in_every_run(monkeypatch):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(200), [0, *(slow(n) for n in range(1, 20))]))
+# P and N, heads of x for each of B and C, dtypes of x and of steps, options, least chunks of a segment, gradients, and
+# rows at most
+SORTS = [
+    ((16, 16), 2, BF16, FP32, "D of columns", 64, False, 66),
+    ((16, 16), 1, BF16, FP32, "D of columns", 1, True, 130),
+    ((64, 64), 1, FP16, BF16, "all", 1, False, 200),
+    ((40, 72), 2, FP16, FP32, "z", 64, True, 130),
+    ((64, 128), 2, BF16, BF16, "plain", 64, False, 200),
+    ((64, 128), 2, BF16, FP32, "all", 1, True, 130),
+    ((136, 200), 1, BF16, FP32, "all", 64, True, 66),
+    ((64, 256), 3, FP16, FP32, "z", 1, False, 130),
+]
+
+
+@seeds
 def test_random(seed, monkeypatch):
-    draw = random.Random(seed)
-    monkeypatch.setattr(config, "SHORTEST", draw.choice([1, 2, 8]))
-    groups, dims = draw.randint(1, 3), (draw.choice([64, draw.randint(1, 160)]), draw.randint(1, 256))
-    kind = dict(
-        heads=groups * draw.randint(1, 3), dims=dims, groups=groups, dtype=draw.choice([BF16, FP16]),
-        steps=draw.choice([FP32, BF16]), options=draw.choice(list(OPTIONS)), state=draw.random() < 0.5,
-    )  # fmt: skip
-    if draw.random() < 0.4:
-        lengths = [draw.randint(0, 150) for _ in range(draw.randint(1, 5))]
-        check(operands(1, sum(lengths), **kind, sequences=len(lengths)), starts_of(lengths))
-    else:
-        check(operands(draw.randint(1, 2), round(2 ** draw.uniform(0, on_gpu_or_simulated(11, 7))), **kind))
+    """Packed sequences or some alike, with states or without."""
+    draw, (dims, group, dtype, steps, options, shortest, gradients, most) = drawn(seed, SORTS)
+    monkeypatch.setattr(config, "SHORTEST", shortest)
+    (batch, rows, lengths), groups, state = some_sequences(draw, most), draw.randint(1, 2), draw.random() < 0.5
+    kind = dict(heads=groups * group, dims=dims, groups=groups, dtype=dtype, steps=steps, options=options, state=state)
+    given = operands(batch, rows, **kind, sequences=lengths and len(lengths))
+    check(given, starts_of(lengths) if lengths else None, gradients=gradients and any(lengths or [rows]))
