@@ -1,12 +1,10 @@
 """What tests of a few rows of recurrences share: calls of each function, and comparisons with its recurrence."""
 
-import random
-
 import torch
 
 from tests import cases_gated_delta, cases_linear_attention, cases_mamba
 from tests.cases_linear_attention import BF16, FP16, FP32, near
-from tests.util import DEVICE
+from tests.util import DEVICE, drawn
 from tritonkittens.kernels.gated_delta_net import gated_delta_rule, gated_delta_rule_torch
 from tritonkittens.kernels.linear_attention import linear_attention, linear_attention_torch
 from tritonkittens.kernels.mamba2 import mamba_chunk_scan, mamba_chunk_scan_torch
@@ -62,12 +60,24 @@ def check(name, given):
     return found
 
 
-def random_call(seed, most_batches, most_heads):
+# function, columns of keys and values, heads of v for each of k, dtypes of rows and gates, options of Mamba-2
+SORTS = [
+    ("delta", 64, 64, 2, BF16, FP32, None),
+    ("mamba", 16, 40, 2, FP16, FP32, "all"),
+    ("gates", 128, 64, 1, BF16, FP32, None),
+    ("decays", 16, 24, 1, FP16, FP32, None),
+    ("mamba", 128, 64, 3, BF16, BF16, "D of columns"),
+    ("no gates", 40, 72, 1, BF16, FP32, None),
+    ("delta", 128, 128, 1, FP16, BF16, None),
+    ("gates", 24, 16, 1, FP16, FP16, None),
+    ("mamba", 64, 64, 1, FP16, FP32, "z"),
+    ("mamba", 40, 24, 2, BF16, FP16, "plain"),
+]
+
+
+def random_call(seed):
     """(name of a function, arguments)."""
-    draw = random.Random(seed)
-    name = draw.choice(list(FUNCTIONS))
-    sizes = draw.randint(1, most_batches) * (draw.random() < 0.95), draw.randint(1, 8), draw.randint(1, most_heads)
-    columns = (draw.choice([16, 64, 128, draw.randint(1, 128)]) for _ in range(2))
-    options = draw.choice(list(cases_mamba.OPTIONS))
-    kind = dict(dtype=draw.choice([BF16, FP16]), state=draw.random() < 0.8, gates=draw.choice([FP32, BF16, FP16]))
-    return name, operands(name, *sizes, *columns, draw.randint(1, 3), options=options, **kind)
+    draw, (name, keys, values, group, dtype, gates, options) = drawn(seed, SORTS)
+    sizes = draw.randint(0 if draw.random() < 0.1 else 1, 3), draw.randint(1, 8), draw.randint(1, 2)
+    kind = dict(dtype=dtype, state=draw.random() < 0.8, gates=gates, options=options)
+    return name, operands(name, *sizes, keys, values, group, **kind)

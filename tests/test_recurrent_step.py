@@ -5,7 +5,7 @@ import torch
 
 from bench import recurrent_step as bench
 from tests.cases_linear_attention import near, poisoned_rows
-from tests.cases_recurrent_step import BOUNDS, FUNCTIONS, STATE_BOUND, check, operands, random_call, run
+from tests.cases_recurrent_step import BOUNDS, FUNCTIONS, STATE_BOUND, check, operands, run
 from tests.util import slow, some_slow
 from tritonkittens import sim
 from tritonkittens.inspect import inspect
@@ -41,12 +41,6 @@ def test_which_calls_are_short():
         for batch in (0, 1):
             run("mamba", operands("mamba", batch, 2, 1, 16, 16))
             assert len(device.launches) == batch
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_random(seed):
-    with sim.device():
-        check(*random_call(seed, 3, 2))
 
 
 @pytest.mark.parametrize("name", ["decays", "delta", "mamba"])

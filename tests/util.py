@@ -138,7 +138,7 @@ def some_of_each(*axes):
     return [case for case in crossed(*axes) if not case.marks]
 
 
-SEEDS, QUICK_SEEDS = 500, 10
+SEEDS, QUICK_SEEDS, ALIKE = 500, 10, 5
 
 
 def seeds(test):
@@ -148,10 +148,10 @@ def seeds(test):
     return pytest.mark.simulated(multiprocessors=4)(pytest.mark.parametrize("seed", cases)(test))
 
 
-def drawn(seed, kinds, alike=QUICK_SEEDS):
-    """(a generator, one of the `kinds` for which kernels are compiled). `alike` seeds next to each other share a kind:
+def drawn(seed, kinds):
+    """(a generator, one of the `kinds` for which kernels are compiled). A few seeds next to each other share a kind:
     the first ones take few kernels, all of them take each."""
-    return random.Random(seed), kinds[seed // alike % len(kinds)]
+    return random.Random(seed), kinds[seed // ALIKE % len(kinds)]
 
 
 def some_length(draw, most=130):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.cases_linear_attention import BF16, FP16, FP32, near, starts_of
-from tests.util import DEVICE, crossed, poison, refused, slow
+from tests.util import DEVICE, crossed, drawn, poison, refused, seeds, slow, some_sequences
 from tritonkittens.kernels.causal_conv import causal_conv1d, causal_conv1d_operator, causal_conv1d_torch
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -81,6 +81,30 @@ def test_packed_sequences(lengths, begins):
         x, randn(16, 4), randn(16), starts_of(lengths), initial_states=states, activation="silu", gradients=True
     )
     assert not dx[..., sum(lengths) :].any()
+
+
+# width; dtypes of x and weights; a bias; activation; whether channels are next to each other
+SORTS = [
+    (4, BF16, FP32, True, "silu", True),
+    (3, FP16, FP16, False, None, False),
+    (2, FP32, BF16, True, "swish", True),
+    (4, BF16, BF16, False, "silu", False),
+    (1, FP16, FP32, True, None, True),
+]
+
+
+@seeds
+def test_random(seed):
+    """Packed sequences or some alike, with states or without; half of them have gradients."""
+    draw, (width, dtype, of_weights, biased, activation, transposed) = drawn(seed, SORTS)
+    (batch, rows, lengths), channels = some_sequences(draw), draw.choice([1, 5, 16, 72])
+    x = randn(batch, rows, channels, dtype=dtype).mT
+    x = x if transposed else x.contiguous()
+    bias = randn(channels, dtype=of_weights) if biased else None
+    states = randn(len(lengths or range(batch)), channels, width - 1, dtype=dtype) if draw.random() < 0.5 else None
+    starts, gradients = starts_of(lengths) if lengths else None, draw.random() < 0.5 and any(lengths or [rows])
+    weight = randn(channels, width, dtype=of_weights)
+    check(x, weight, bias, starts, initial_states=states, activation=activation, gradients=gradients)
 
 
 def test_numbers_of_sequences(monkeypatch):

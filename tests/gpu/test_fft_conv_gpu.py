@@ -1,12 +1,10 @@
 """FFT convolutions against torch.fft in float64, on the GPU, or simulated."""
 
-import random
-
 import pytest
 import torch
 
 from tests.cases_fft_conv import BF16, BOUNDS, FP16, check, near, operands, poisoned, rounded_convolution, small_tiles
-from tests.util import DEVICE, crossed, on_gpu_or_simulated, slow
+from tests.util import DEVICE, crossed, drawn, on_gpu_or_simulated, seeds, slow
 from tritonkittens.kernels.fft_conv import config, fft_conv, fft_conv_filter, fft_conv_torch
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -116,12 +114,23 @@ def test_errors_are_those_of_rounding(tiles, causal):
     assert error < 1.03 * of_rounding, (error, of_rounding, float(expected.norm()))
 
 
-@pytest.mark.parametrize("seed", [slow(n) for n in range(10)])
+# lengths and taps at most, causal, dtype, gates, gradients
+SORTS = [
+    ((1, 64, 99, 128), 200, True, BF16, 0, False),
+    ((64,), 64, False, FP16, 1, False),
+    ((256,), 256, False, BF16, 0, True),
+    ((200, 255, 256), 600, True, FP16, 2, True),
+    ((500, 512), 512, True, BF16, 1, False),
+    ((4 * TILE - 3, 4 * TILE), 4 * TILE, True, BF16, 2, True),
+    ((1000, 1024), 1024, True, FP16, 0, True),
+    ((4 * TILE,), 99, False, FP16, 0, True),
+]
+
+
+@pytest.mark.usefixtures("tiles_of_the_device")
+@seeds
 def test_random(seed):
-    rng = random.Random(seed)
-    causal = rng.random() < 0.6
-    length = int(2 ** rng.uniform(0, on_gpu_or_simulated(19, 12))) if causal else 1 << rng.randint(6, 12)
-    taps = rng.randint(1, 2 * length if causal else length)
-    heads = rng.randint(1, 20 if length <= 4096 else 3)
-    given = operands(rng.randint(1, 9), heads, length, taps, rng.choice([BF16, FP16]), rng.randint(0, 2))
-    check(*given, causal=causal, gradients=True)
+    draw, (lengths, most, causal, dtype, gates, gradients) = drawn(seed, SORTS)
+    length, batch, heads = draw.choice(lengths), draw.randint(1, 5), draw.choice([1, 2, 3, 9])
+    given = operands(batch, heads, length, draw.randint(1, most), dtype, gates)
+    check(*given, causal=causal, gradients=gradients)

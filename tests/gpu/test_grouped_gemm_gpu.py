@@ -262,7 +262,7 @@ SORTS = [
 @seeds
 def test_random(seed):
     """Groups of any sizes, some of them empty, or all."""
-    draw, (kind, name, dtype, layout, names, activation) = drawn(seed, SORTS, alike=5)
+    draw, (kind, name, dtype, layout, names, activation) = drawn(seed, SORTS)
     config = {"gated": GATES["deferred"], "blocks": BLOCKWISE["small"]}.get(name) or KINDS[name]
     sizes = [draw.choice([0, 1, 64, draw.randint(0, 70)]) for _ in range(draw.randint(1, 6))]
     rest, (n, k) = draw.randint(0, 8), (draw.choice([16, 48, 80, 144]) for _ in range(2))

@@ -201,7 +201,7 @@ SORTS = [
 @seeds
 def test_random(seed):
     """A cross entropy, and often the softmax of as many logits."""
-    draw, (widths, dtype, of_targets, options) = drawn(seed, SORTS, alike=5)
+    draw, (widths, dtype, of_targets, options) = drawn(seed, SORTS)
     width = draw.choice(widths)
     most = 2 if width > 2000 else 12
     rows = draw.choice([(), (draw.randint(0, most),), (draw.randint(1, most),), (draw.randint(1, 2), most // 2)])

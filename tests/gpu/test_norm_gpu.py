@@ -162,7 +162,7 @@ KINDS = [
 
 @seeds
 def test_random(seed):
-    draw, (widths, rms, dtypes, names, options) = drawn(seed, KINDS, alike=5)
+    draw, (widths, rms, dtypes, names, options) = drawn(seed, KINDS)
     width = draw.choice(widths)
     most = 2 if width > 10_000 else 12
     rows = draw.choice([(draw.randint(0, most),), (draw.randint(1, most),), (draw.randint(1, 2), 1, most // 2)])

@@ -15,7 +15,7 @@ from tests.cases_recurrent_step import (
     some_rows,
     state_of,
 )
-from tests.util import DEVICE, on_gpu_or_simulated, slow
+from tests.util import DEVICE, seeds, slow
 from tritonkittens.kernels.recurrent_step import config
 
 pytestmark = pytest.mark.usefixtures("kernel_device")
@@ -27,9 +27,9 @@ def poison_where_no_kernel_writes(monkeypatch):
     poisoned_rows(monkeypatch)
 
 
-@pytest.mark.parametrize("seed", on_gpu_or_simulated(range(300), [slow(n) for n in range(8, 40)]))
+@seeds
 def test_random(seed):
-    check(*random_call(seed, *on_gpu_or_simulated((9, 12), (3, 2))))
+    check(*random_call(seed))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -276,7 +276,7 @@ def random_packing(draw):
 
 @seeds
 def test_random(seed):
-    draw, (dim, width, dtype, of_angles, interleaved, of_norm) = drawn(seed, SORTS, alike=5)
+    draw, (dim, width, dtype, of_angles, interleaved, of_norm) = drawn(seed, SORTS)
     batch, tokens, length, unsqueeze_dim = draw.randint(1, 3), draw.randint(1, 20), 40, draw.randint(1, 2)
     options = dict(interleaved=interleaved, rotary_dim=width, inplace=draw.random() < 0.3)
     packed = draw.random() < 0.4
