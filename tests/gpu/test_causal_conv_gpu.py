@@ -83,27 +83,29 @@ def test_packed_sequences(lengths, begins):
     assert not dx[..., sum(lengths) :].any()
 
 
-# width; dtypes of x and weights; a bias; activation; whether channels are next to each other
+# channels, and whether they are next to each other; width; dtypes of x and weights; a bias; activation; gradients
 SORTS = [
-    (4, BF16, FP32, True, "silu", True),
-    (3, FP16, FP16, False, None, False),
-    (2, FP32, BF16, True, "swish", True),
-    (4, BF16, BF16, False, "silu", False),
-    (1, FP16, FP32, True, None, True),
+    (16, True, 4, BF16, FP32, True, "silu", False),
+    (16, True, 4, BF16, FP32, True, "silu", True),
+    (5, False, 3, FP16, FP16, False, None, True),
+    (1, True, 2, FP32, BF16, True, "swish", True),
+    (72, False, 4, BF16, BF16, False, "silu", True),
+    (40, True, 1, FP16, FP32, True, None, True),
+    (72, True, 4, BF16, FP32, True, "silu", True),
 ]
 
 
 @seeds
 def test_random(seed):
-    """Packed sequences or some alike, with states or without; half of them have gradients."""
-    draw, (width, dtype, of_weights, biased, activation, transposed) = drawn(seed, SORTS)
-    (batch, rows, lengths), channels = some_sequences(draw), draw.choice([1, 5, 16, 72])
+    """Packed sequences or some alike, with states or without."""
+    draw, (channels, transposed, width, dtype, of_weights, biased, activation, gradients) = drawn(seed, SORTS)
+    batch, rows, lengths = some_sequences(draw)
     x = randn(batch, rows, channels, dtype=dtype).mT
     x = x if transposed else x.contiguous()
     bias = randn(channels, dtype=of_weights) if biased else None
-    states = randn(len(lengths or range(batch)), channels, width - 1, dtype=dtype) if draw.random() < 0.5 else None
-    starts, gradients = starts_of(lengths) if lengths else None, draw.random() < 0.5 and any(lengths or [rows])
-    weight = randn(channels, width, dtype=of_weights)
+    states = randn(len(lengths or range(batch)), channels, width - 1, dtype=dtype) if seed % 2 else None
+    weight, starts = randn(channels, width, dtype=of_weights), starts_of(lengths) if lengths else None
+    gradients = gradients and any(lengths or [rows])
     check(x, weight, bias, starts, initial_states=states, activation=activation, gradients=gradients)
 
 
