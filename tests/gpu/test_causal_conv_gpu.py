@@ -86,6 +86,7 @@ def test_packed_sequences(lengths, begins):
 # channels, and whether they are next to each other; width; dtypes of x and weights; a bias; activation; gradients
 SORTS = [
     (16, True, 4, BF16, FP32, True, "silu", False),
+    (5, False, 3, FP16, FP16, False, None, False),
     (16, True, 4, BF16, FP32, True, "silu", True),
     (5, False, 3, FP16, FP16, False, None, True),
     (1, True, 2, FP32, BF16, True, "swish", True),
