@@ -145,7 +145,7 @@ def seeds(test):
     """A test of random configurations, each of which is a function of its `seed` alone: `make test` runs the first ten
     of 500. They are simulated on a few multiprocessors, whose persistent CTAs have several tiles each."""
     cases = [*range(QUICK_SEEDS), *map(slow, range(QUICK_SEEDS, SEEDS))]
-    return pytest.mark.simulated(multiprocessors=16)(pytest.mark.parametrize("seed", cases)(test))
+    return pytest.mark.simulated(multiprocessors=4)(pytest.mark.parametrize("seed", cases)(test))
 
 
 def drawn(seed, kinds):

@@ -155,7 +155,7 @@ def test_many_tasks():
 # least chunks of a segment, gradients, sizes of maps, and rows at most; where features are equal, none has a gradient
 SORTS = [
     (64, False, (0.01, 0.1, 1.0), 66),
-    (64, True, (0.1, 0.3), 130),
+    (64, True, (0.1, 0.3), 66),
     (1, False, (0.1, 1.0), 200),
     (1, True, (0.3,), 130),
 ]

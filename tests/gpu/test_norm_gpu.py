@@ -161,6 +161,7 @@ KINDS = [
 
 
 @seeds
+@pytest.mark.simulated(multiprocessors=16)  # a row of 65,536 columns has a cluster of 8
 def test_random(seed):
     draw, (widths, rms, dtypes, names, options) = drawn(seed, KINDS)
     width = draw.choice(widths)
