@@ -120,7 +120,7 @@ SORTS = [
     ((64,), 64, False, FP16, 1, False),
     ((256,), 256, False, BF16, 0, True),
     ((200, 255, 256), 600, True, FP16, 2, True),
-    ((500, 512), 512, True, BF16, 1, False),
+    ((129, 200, 256), 256, True, BF16, 1, False),
     ((4 * TILE - 3, 4 * TILE), 4 * TILE, True, BF16, 2, True),
     ((1000, 1024), 1024, True, FP16, 0, True),
     ((4 * TILE,), 99, False, FP16, 0, True),

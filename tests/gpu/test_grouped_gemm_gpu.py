@@ -250,7 +250,7 @@ SORTS = [
     ("rows", "small", E4M3, (False, True), ["scale_a", "scale_b"], None),
     ("cols", "small", FP16, (False, False), [], None),
     ("rows", "gated", BF16, (False, True), ["gate", "residual"], "swiglu"),
-    ("selected", "gated", BF16, BOTH, [], "swiglu"),
+    ("selected", "default", BF16, BOTH, [], "swiglu"),
     ("rows", "blocks", E4M3, (False, True), [], None),
     ("selected", "pingpong", FP16, ("rows",), [], None),
     ("rows", "swap_ab", FP16, (False, False), ["residual"], None),
@@ -263,7 +263,7 @@ SORTS = [
 def test_random(seed):
     """Groups of any sizes, some of them empty, or all."""
     draw, (kind, name, dtype, layout, names, activation) = drawn(seed, SORTS)
-    config = {"gated": GATES["deferred"], "blocks": BLOCKWISE["small"]}.get(name) or KINDS[name]
+    config = (KINDS | {"gated": GATES["deferred"], "blocks": BLOCKWISE["small"], "default": None})[name]
     sizes = [draw.choice([0, 1, 64, draw.randint(0, 70)]) for _ in range(draw.randint(1, 6))]
     rest, (n, k) = draw.randint(0, 8), (draw.choice([16, 48, 80, 144]) for _ in range(2))
     others = {"activation": activation} if activation else {}
