@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from bench import linear_attention as bench_linear
-from tests.cases_linear_attention import BF16, BOUNDS, operands
+from tests.cases_linear_attention import BF16, BOUNDS, near, operands
 from tests.util import explored, refused, relative_error, slow
 from tritonkittens import sim
 from tritonkittens.arch import GPUS
 from tritonkittens.inspect import inspect
 from tritonkittens.kernels.linear_attention import (
+    backward_plan,
     config,
     linear_attention,
     linear_attention_operator,
@@ -85,6 +86,27 @@ def test_every_schedule_gives_these_results(length, schedules, monkeypatch):
     expected, _ = linear_attention_torch(q, k, v, decay, initial_state=state)
     for o in found:
         assert relative_error(o, expected) < BOUNDS[BF16]
+
+
+@explored(1, 12)
+def test_every_schedule_gives_these_gradients(schedules, monkeypatch):
+    """Of gates, with two blocks of columns of v, of which the second is narrower."""
+    monkeypatch.setattr(config, "SHORTEST", 1)
+    monkeypatch.setattr(backward_plan, "_plans", {})
+    q, k, v, *_ = operands(1, 66, 1, 16, 100)
+    leaves, found = [x.requires_grad_() for x in (q, k, v, -torch.rand(1, 66, 1))], []
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    do = torch.randn_like(v)
+    expected = torch.autograd.grad(linear_attention_torch(*exact[:3], g=exact[3])[0], exact, do.double())
+    sim.explore(
+        lambda: found.append(torch.autograd.grad(linear_attention(*leaves[:3], g=leaves[3]), leaves, do)),
+        schedules=schedules,
+        multiprocessors=2,
+    )
+    for grads in found:
+        for name, a, b, first in zip(("q", "k", "v", "g"), grads, expected, found[0], strict=True):
+            assert torch.equal(a, first), name
+            near(name, a, b, 2 * BOUNDS[BF16])
 
 
 # ---------------------------------------------------------------- as torch sees it

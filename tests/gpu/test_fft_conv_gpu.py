@@ -52,6 +52,17 @@ def test_gates_and_gradients(gates, length, causal):
     check(*operands(3, 3, length, length, BF16, gates), causal=causal, gradients=True)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_same_bits_in_every_run(causal):
+    u, k, *gates = operands(3, 3, 256, 256, BF16, 2)
+    leaves, runs = [x.requires_grad_() for x in (u, k, *gates)], []
+    for _ in range(2):
+        y = fft_conv(*leaves[:2], causal=causal, pre_gate=leaves[2], post_gate=leaves[3])
+        runs.append((y, *torch.autograd.grad(y, leaves, torch.ones_like(y))))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
 @pytest.mark.parametrize("length, batch", [slow(256, 5), slow(1024, 4), slow(4096, 2), slow(256, 0)], ids=str)
 def test_gradients(length, batch):
     """With two consumers, one tile after the other."""
