@@ -69,7 +69,8 @@ def tokens(weights: Weights, **sizes: Any) -> torch.Tensor:
     must not change a choice, which would be an error of its own."""
     x = randn(*SEQUENCES, sizes["hidden_size"])
     for router in (w for key, w in weights.items() if key.endswith("mlp.gate.weight")):
-        chosen = torch.rand(*SEQUENCES, router.shape[0], device=x.device).topk(sizes["num_experts_per_tok"]).indices
+        drawn = torch.rand(*SEQUENCES, router.shape[0], dtype=torch.float32, device=x.device)
+        chosen = drawn.topk(sizes["num_experts_per_tok"]).indices
         x += AFFINITY * torch.nn.functional.normalize(router, dim=-1)[chosen].sum(-2)
     return x
 

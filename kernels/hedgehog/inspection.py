@@ -35,7 +35,7 @@ def _gradient() -> Any:
 
 inspectable: dict[str, Inspectable] = {
     **launches_of(functools.partial(_run, 16), "hedgehog_attention"),
-    **launches_of(functools.partial(_run, 1), "hedgehog_states", "hedgehog_carry", None, "hedgehog_attention_cut"),
+    **launches_of(functools.partial(_run, 1), "hedgehog_states", None, None, "hedgehog_attention_cut"),
     **launches_of(
         _gradient,
         "hedgehog_attention_totals",
