@@ -229,8 +229,6 @@ def of_columns(ctx, state, input):
     p, dv = tk.mm_ABt(ctx.task.K, ctx.task.Q, wait=False), tk.mm_ABt(ctx.task.K, input.dH, wait=False)
     left = tk.exp2(tk.neg(tk.load(input.G, OF_ROWS) - tk.load_scalar(input.G, 63)))
     weights = left * tk.load(input.W, OF_ROWS) if ctx.config.weighted else left
-    head, col = place_of_block(ctx)
-    tk.store_wait()
     scores, p, dv = tk.mma_wait(scores, p, dv)
     kept = kept_between(p, input, True)
     p, dv, v = p * kept, tk.mul_row(dv, left), tk.cast(tk.load(input.V), tk.fp32)
@@ -252,6 +250,8 @@ def of_columns(ctx, state, input):
         dv = tk.mul_row(dv, tk.load(input.W, OF_ROWS))
     if ctx.config.skip is not None:
         dv += skipped_rows(ctx, tk.cast(tk.load(input.dO), tk.fp32))
+    head, col = place_of_block(ctx)
+    tk.store_read_wait(0)
     tk.store(ctx.exchange.dV[0], dv * ctx.args.scale)
     tk.fence_async()
     tk.store_async(ctx.globals.dV, ctx.exchange.dV[0], (ctx.sequence, head, 0, col))
