@@ -23,6 +23,7 @@ from .arguments import as_tensor, convert, flatten
 from .global_order import Launches
 from .lowering import compiling_for_simulation, load_lowered, load_ttgir
 from .memory import Global
+from .patches import Patch
 from .program import Program
 from .report import Finding, SimulationError
 from .schedule import Schedule, nth
@@ -328,6 +329,9 @@ class _Driver:
         """Do nothing: there is no cache."""
 
 
+_driver = Patch(lambda: vars(triton_driver).get("_active"), lambda active: setattr(triton_driver, "_active", active))
+
+
 @contextlib.contextmanager
 def device(arch: str | int = "sm_90a", **options: Any) -> Iterator[SimulatedDevice]:
     """Run every kernel that is launched on CPU tensors in the simulator, inside this context.
@@ -357,15 +361,11 @@ def device(arch: str | int = "sm_90a", **options: Any) -> Iterator[SimulatedDevi
             kernel[grid](x, y)
     """
     made = SimulatedDevice(arch, **options)
-    config: Any = triton_driver
-    before = config._active
     token = simulator.set(made)
-    config.set_active(_Driver(made))
     try:
-        with compiling_for_simulation(), tuning_for_simulation(made):
+        with _driver(_Driver(made)), compiling_for_simulation(), tuning_for_simulation(made):
             yield made
     finally:
-        config._active = before
         simulator.reset(token)
 
 

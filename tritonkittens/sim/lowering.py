@@ -9,6 +9,7 @@ operation is added after a terminator.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -20,6 +21,7 @@ from triton import knobs
 from triton._C.libtriton import ir, nvidia, passes
 from triton.compiler import compiler
 
+from .patches import Patch
 from .program import Program, prepare
 from .ttgir import Module
 from .ttgir_parser import parse
@@ -139,15 +141,19 @@ def _with_file(key_of: Any) -> Any:
     return cache_key
 
 
-class compiling_for_simulation:
+def _read_compiler() -> tuple[Any, Any]:
+    return knobs.runtime.add_stages_inspection_hook, compiler.get_cache_key
+
+
+def _write_compiler(both: tuple[Any, Any]) -> None:
+    knobs.runtime.add_stages_inspection_hook, compiler.get_cache_key = both
+
+
+_compiler = Patch(_read_compiler, _write_compiler)
+
+
+def compiling_for_simulation() -> contextlib.AbstractContextManager[None]:
     """Make `triton.compile` stop at TTGIR and store the simulator's text in place of the binary, inside this
     context."""
-
-    def __enter__(self) -> None:
-        self.before = knobs.runtime.add_stages_inspection_hook, compiler.get_cache_key
-        if self.before[0] is not stages:
-            knobs.runtime.add_stages_inspection_hook = stages
-            compiler.get_cache_key = _with_file(compiler.get_cache_key)
-
-    def __exit__(self, *_: Any) -> None:
-        knobs.runtime.add_stages_inspection_hook, compiler.get_cache_key = self.before
+    hook, key_of = _read_compiler()
+    return _compiler((stages, key_of if hook is stages else _with_file(key_of)))

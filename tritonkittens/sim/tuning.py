@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from triton.runtime.autotuner import Autotuner
 
+from .patches import Patch
+
 if TYPE_CHECKING:
     from .device import SimulatedDevice
 
 _RUN = Autotuner.run
+_tuner = Patch(lambda: Autotuner.run, lambda run: setattr(Autotuner, "run", run))
 
 
 def first_that_fits(simulated: SimulatedDevice) -> Callable[..., list[float]]:
@@ -59,9 +62,5 @@ def tuning_for_simulation(simulated: SimulatedDevice) -> Iterator[None]:
                 del vars(tuner)[name]
             vars(tuner).update(before)
 
-    outer = Autotuner.run
-    Autotuner.run = run
-    try:
+    with _tuner(run):
         yield
-    finally:
-        Autotuner.run = outer
