@@ -14,7 +14,8 @@ from tritonkittens.kernels.mamba2 import mamba_chunk_scan
 from tritonkittens.kernels.rotary import rotary
 
 BF16 = torch.bfloat16
-MAPS, NUMBERS = torch.zeros(2, 128, 64, dtype=BF16), torch.ones(2)
+FP32 = torch.float32
+MAPS, NUMBERS = torch.zeros(2, 128, 64, dtype=BF16), torch.ones(2, dtype=FP32)
 
 
 def heads(rows, columns=16):
@@ -22,7 +23,7 @@ def heads(rows, columns=16):
 
 
 def numbers(rows):
-    return torch.zeros(1, rows, 2)
+    return torch.zeros(1, rows, 2, dtype=FP32)
 
 
 CALLS = {  # of so many packed rows
@@ -34,7 +35,7 @@ CALLS = {  # of so many packed rows
     ),
     "mamba_chunk_scan": lambda n, **more: mamba_chunk_scan(heads(n), numbers(n), -NUMBERS, *[heads(n)] * 2, **more),
     "causal_conv1d": lambda n, **more: causal_conv1d(heads(n).flatten(2).mT, torch.ones(32, 4, dtype=BF16), **more),
-    "rotary": lambda n, **more: rotary(heads(n)[0], None, *[torch.ones(8, 8)] * 2, **more),
+    "rotary": lambda n, **more: rotary(heads(n)[0], None, *[torch.ones(8, 8, dtype=FP32)] * 2, **more),
 }
 
 

@@ -109,9 +109,7 @@ class Plan(SegmentPlan):
         states = self.states(self.segments)
         constants = maps(self.device, k.dtype), numbers(self.device, 1.0)
         BasedStates(**self.knobs, cut=True)(k, v, *constants, *states, ends, scale=1.0, **self.numbers)
-        for i, x in enumerate(states):
-            first, last = (y[i] if y else None for y in (before, after))
-            self.carry(x, first, last, ends)
+        self.carry_each(states, before, after, ends)
         return states
 
 

@@ -68,9 +68,7 @@ class Plan(SegmentPlan):
         """The states before each segment, of rows of k and v; `after` receives those after the sequences."""
         states = self.states(self.segments)
         HedgehogStates(**self.knobs)(*rows, map_k, *states, ends, **self.numbers)
-        for i, x in enumerate(states):
-            first, last = (y[i].view(*y[i].shape[:2], -1, DIM) if y else None for y in (before, after))
-            self.carry(x.view(*x.shape[:2], -1, DIM), first, last, ends)
+        self.carry_each(states, before, after, ends)
         return states
 
 

@@ -28,6 +28,10 @@ def sums_of(gates: Tensor, ends: Tensor, sums: Tensor) -> Tensor:
     return sums
 
 
+def _in_rows(state: Tensor) -> Tensor:
+    return state.view(*state.shape[:2], -1, state.shape[-1])
+
+
 class SegmentPlan(SequencePlan):
     """The launches of a call of one kind, where sequences are cut into segments if too few of them fill the GPU."""
 
@@ -56,6 +60,12 @@ class SegmentPlan(SequencePlan):
         has = (x is not None for x in (before, after, sums))
         kinds = (*has, self.reverse, self.knobs["most"], STATE_BLOCK)
         carry_states.bind(grid, states, *given, *numbers, *kinds)(states, *given)
+
+    def carry_each(self, states: list[Tensor], before: list[Tensor], after: list[Tensor], ends: Tensor) -> None:
+        """`carry` of each of several states, whose rows may be one, (segments, heads, columns)."""
+        for i, x in enumerate(states):
+            first, last = (_in_rows(t[i]) if t else None for t in (before, after))
+            self.carry(_in_rows(x), first, last, ends)
 
 
 class Plan(SegmentPlan):

@@ -169,6 +169,7 @@ def place_of_block(ctx):
 
 @triton.jit
 def is_last_of_head(ctx):
+    """Is this the last block of a head's columns?"""
     return place_of_block(ctx)[1] == blocks_of(ctx) - 1
 
 
