@@ -168,9 +168,8 @@ def linear_cross_entropy(
             Both have the dtype of input. Under `torch.autocast` all three are cast, as operands of a product are.
         target, …: as in `cross_entropy`, with target.shape = input.shape[:-1].
 
-    Memory besides operands and gradients: at most that of the logits of 4,096 tokens and, where linear_weight wants a
-    gradient, of a copy of it in fp32. The gradient of linear_weight is summed in fp32 and rounded once. A second
-    backward of one graph copies the gradients.
+    Memory besides operands and gradients: at most that of the logits of 4,096 tokens. The gradient of linear_weight is
+    summed in its dtype, and rounded once for each 4,096 tokens. A second backward of one graph copies the gradients.
 
     Returns the loss in fp32: a number, or target.shape for "none".
 

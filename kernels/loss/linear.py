@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels.gemm import Epilogue, gemm
+from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.loss.call_plan import Options, run_cross_entropy, run_cross_entropy_backward, run_loss_sum
 from tritonkittens.kernels.loss.config import SCALE_BLOCK, SCALE_PROGRAMS, TOKENS, TOKENS_UNIT
-from tritonkittens.kernels.loss.device.linear import scale_in_place, scaled_sum
+from tritonkittens.kernels.loss.device.linear import scale_in_place
 from tritonkittens.launch import device_facts
 
 
@@ -39,34 +39,12 @@ def forward_differentiates(options: Options, dtype: torch.dtype) -> bool:
     return options.reduction != "none" and dtype != torch.float16
 
 
-def chunk_tokens(tokens: int, features: int, weight_wanted: bool) -> int:
-    """Return how many tokens a chunk has.
-
-    The gradients of a weight are summed over chunks in fp32. That takes the memory of the logits of 2 · features
-    tokens: up to as many more tokens are one chunk, which takes no more memory, and less time.
-    """
-    if tokens <= TOKENS + (2 * features if weight_wanted else 0):
+def chunk_tokens(tokens: int) -> int:
+    """Return how many tokens a chunk has: at most `TOKENS`, and alike in all chunks."""
+    if tokens <= TOKENS:
         return max(tokens, 1)
     even = -(-tokens // -(-tokens // TOKENS))
     return -(-even // TOKENS_UNIT) * TOKENS_UNIT
-
-
-class _WeightGradient:
-    """The gradient of a weight, a sum of products over chunks. It is rounded once."""
-
-    def __init__(self, scale: Tensor | None):
-        self.scale = scale
-        self.sum: Tensor | None = None
-
-    def add(self, dlogits: Tensor, x: Tensor, is_last: bool) -> Tensor | None:
-        """Add the product of a chunk; of the last one, return the gradient."""
-        if is_last and self.sum is None:
-            return gemm(dlogits.T, x, scale_a=self.scale).contiguous()
-        if is_last:
-            scale = 1.0 if self.scale is None else self.scale
-            return gemm(dlogits.T, x, epilogue=Epilogue(scaled_sum, before=self.sum, scale=scale)).contiguous()
-        self.sum = gemm(dlogits.T, x, residual=self.sum, out=self.sum, out_dtype=torch.float32)
-        return None
 
 
 def run_chunks(
@@ -81,18 +59,20 @@ def run_chunks(
 ) -> tuple[Tensor, Gradients]:
     """Return losses of the tokens, and gradients.
 
+    The gradient of the weight is summed over chunks in its own dtype: of 2,048 features or more, a sum in fp32 would
+    take more memory than the logits of a chunk.
+
     Args:
         of_rows: gradients of the losses, (tokens); None: they are `scale`.
         scale: what gradients are multiplied by in fp32; None: 1.
     """
-    tokens, features = input.shape
-    step = chunk_tokens(tokens, features, wanted.weight)
+    tokens = len(input)
+    step = chunk_tokens(tokens)
     dinput = torch.empty_like(input, memory_format=torch.contiguous_format) if wanted.input else None
     dbias = torch.zeros(len(weight), dtype=torch.float32, device=input.device) if wanted.bias else None
-    dweight = weight.new_zeros(weight.shape) if wanted.weight and tokens == 0 else None
-    of_weight, losses = _WeightGradient(scale), []
+    dweight = weight.new_empty(weight.shape) if wanted.weight else None
     by_row = options._replace(reduction="none", lse_wanted=False)
-    gradients = options._replace(reduction="sum" if of_rows is None else "none", lse_wanted=False)
+    losses, gradients = [], options._replace(reduction="sum" if of_rows is None else "none", lse_wanted=False)
     one = torch.ones((), dtype=torch.float32, device=input.device) if of_rows is None and any(wanted) else None
     for first in range(0, tokens, step):
         rows = slice(first, first + step)
@@ -106,11 +86,13 @@ def run_chunks(
             logits = run_cross_entropy_backward(dloss, None, logits, labels, found.lse, None, gradients, inplace=True)
         if dinput is not None:
             gemm(logits, weight, scale_a=scale, out=dinput[rows])
-        if wanted.weight:
-            dweight = of_weight.add(logits, x, first + step >= tokens)
+        if dweight is not None:
+            gemm(logits.T, x, residual=dweight if first else None, scale_a=scale, out=dweight)
         if dbias is not None:
             dbias += logits.sum(0, dtype=torch.float32)
         del logits  # before the next chunk's are there
+    if dweight is not None and tokens == 0:
+        dweight.zero_()
     if dbias is not None and bias is not None:
         dbias = (dbias if scale is None else dbias * scale).to(bias.dtype)
     all_losses = losses[0] if len(losses) == 1 else torch.cat(losses) if losses else input.new_empty(0).float()

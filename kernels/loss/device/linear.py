@@ -9,12 +9,6 @@ import tritonkittens.lang as tk
 from tritonkittens.launch import plain_kernel
 
 
-@triton.jit
-def scaled_sum(acc, before, scale):
-    """The epilogue of the last chunk's product, after the sum of those `before`."""
-    return (acc + before) * scale
-
-
 @plain_kernel(num_warps=8)
 @triton.jit
 def scale_in_place(X, G, n, BLOCK: tl.constexpr):
