@@ -1,4 +1,4 @@
-"""Copies of matrices whose rows TMA cannot address into rows that it can address, and back."""
+"""Copies of matrices whose rows TMA cannot address into rows that it can address, and back; and rows of zeros."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 import tritonkittens.lang as tk
 from tritonkittens.kernels._tensors import addressable, padded_empty, power_of_two
-from tritonkittens.launch import is_reachable, plain_kernel
+from tritonkittens.launch import device_facts, is_reachable, plain_kernel
 from tritonkittens.launch.launcher import GRID_LIMITS
 
 ELEMENTS = 1024  # of a program, eight a thread: enough loads in flight to saturate HBM (measured: docs/notes/gemm.md)
@@ -61,6 +61,24 @@ def copied(x: Tensor, out: Tensor, beside: bool = False) -> Tensor:
             copy_rows[grid](x, out, (rows, cols), *strides, height, width, beside)
             return out
     return out.copy_(x)
+
+
+@plain_kernel(num_warps=4)
+@triton.jit
+def zero_rows_behind(X, ENDS, sequences, rows, pitch, BLOCK: tl.constexpr):
+    """X, (rows, pitch), becomes 0 behind the end of the last sequence. Grid: any number of programs."""
+    first, end = tl.load(ENDS + sequences - 1).to(tl.int64) * pitch, rows.to(tl.int64) * pitch
+    for start in range(first + tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        tl.store(X + at, tl.zeros((BLOCK,), X.dtype.element_ty), mask=at < end)
+
+
+def zero_behind(x: Tensor, ends: Tensor) -> Tensor:
+    """Fill rows of `x`, which begin at equal distances, with zeros behind the last of `ends`. Return `x`."""
+    if x.numel():
+        grid = (device_facts(x.device).multiprocessors, 1, 1)
+        zero_rows_behind[grid](x, ends, len(ends), len(x), x.stride(0), ELEMENTS)
+    return x
 
 
 def _home(x: Tensor) -> Tensor:

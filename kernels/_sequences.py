@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import tritonkittens.lang as tk
-from tritonkittens.kernels._copies import as_addressable
+from tritonkittens.kernels._copies import as_addressable, zero_behind
 from tritonkittens.kernels._dispatch import PLAIN, check_tensors, has_tangent
 from tritonkittens.kernels._sharding import is_distributed
-from tritonkittens.kernels._tensors import FLOATS, check_tensor, power_of_two
+from tritonkittens.kernels._tensors import FLOATS, check_tensor, padded_empty, power_of_two
 
 MOST_SEQUENCES = 1024  # that are packed
 ROWS = 64  # of a chunk
@@ -32,13 +32,19 @@ class SequencePlan:
         batches, self.length, self.key_heads, self.keys = q.shape
         self.heads, self.values = v.shape[2:]
         self.total, self.sequences, self.slots = batches * self.length, sequences_of(q, starts), slots_of(q, starts)
-        self.device, self.ends = q.device, ends_of(q, None)
+        self.device, self.ends, self.packs = q.device, ends_of(q, None), starts is not None
         self.knobs: dict[str, Any] = dict(dtype=tk.from_torch(q.dtype), most=most_of(self.sequences))
         self.numbers: dict[str, Any] = dict(total=self.total, group=self.heads // max(self.key_heads, 1))
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Memory that kernels write."""
         return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def rows(self, like: Tensor, ends: Tensor, *columns: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Memory of a result of all rows, with the dtype of `like` unless given. Kernels write no rows behind the last
+        packed sequence: those are zeros."""
+        home = padded_empty((self.total, *columns), like, dtype)
+        return zero_behind(home, ends) if self.packs else home
 
     def ends_of(self, starts: Tensor | None) -> Tensor:
         """Where the sequences of a call end."""

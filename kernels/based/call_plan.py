@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tritonkittens.kernels._sequences import begin_states, packed
-from tritonkittens.kernels._tensors import padded_empty, remember, signature
+from tritonkittens.kernels._tensors import remember, signature
 from tritonkittens.kernels.based.checks import Operands, check
 from tritonkittens.kernels.based.config import (
     CONSTANT,
@@ -65,13 +65,13 @@ class Plan(SegmentPlan):
     def __call__(self, given: Operands, scale: float, *y: Tensor) -> tuple[Tensor, Tensor | None]:
         """`y`: an operand of the gradient."""
         q, k, v, state, starts = given
-        home = padded_empty((self.total, self.heads, self.columns), q)
+        ends = self.ends_of(starts)
+        home = self.rows(q, ends, self.heads, self.columns)
         before = [] if state is None else self._of_user(state)
         after = self.states(self.sequences) if self.ends_wanted else []
         if not self.cut:
             begin_states(after, before)
         if self.total and self.heads:
-            ends = self.ends_of(starts)
             rows = [packed(x) for x in (q, k, v, *y)]
             states = [*after, *before[::-1]]  # S0 is the last
             if self.cut:

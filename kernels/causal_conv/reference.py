@@ -30,4 +30,5 @@ def causal_conv1d_torch(
         found.append(sum(taps, torch.zeros_like(taps[0])))
     y = torch.stack(found) if cu_seqlens is None else torch.cat([x.new_zeros(channels, 0), *found], 1)[None]
     y = y if bias is None else y + bias.double()[:, None]
-    return y if activation is None else torch.nn.functional.silu(y)
+    y = y if activation is None else torch.nn.functional.silu(y)
+    return torch.cat([y, x.new_zeros(*y.shape[:2], x.shape[2] - y.shape[2])], 2)

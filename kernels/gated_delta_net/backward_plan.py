@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tritonkittens.kernels._copies import zero_behind
 from tritonkittens.kernels._sequences import begin_states, packed, present, transposed
 from tritonkittens.kernels._tensors import padded_empty, remember, signature
 from tritonkittens.kernels.gated_delta_net.call_plan import ChunksPlan
@@ -43,11 +44,14 @@ class GradientPlan(ChunksPlan):
         before, after = present(transposed(given.initial_state)), present(transposed(d_final))
         d_before = [self.empty(*x.shape) for x in before]
         begin_states(d_before, after)
-        y, du, dv = (padded_empty((self.total, self.heads, self.values), given.v) for _ in range(3))
-        dq, dk = (padded_empty((self.total, self.heads, self.keys), given.q) for _ in range(2))
+        ends = self.ends_of(given.cu_seqlens)
+        y, du = (padded_empty((self.total, self.heads, self.values), given.v) for _ in range(2))
+        dv = self.rows(given.v, ends, self.heads, self.values)
+        dq, dk = (self.rows(given.q, ends, self.heads, self.keys) for _ in range(2))
         dg, d_beta = (self.empty(self.total, self.heads, dtype=x.dtype) for x in (given.g, given.beta))
+        if self.packs:
+            zero_behind(dg, ends), zero_behind(d_beta, ends)
         if self.total:
-            ends = self.ends_of(given.cu_seqlens)
             q, k, v, do = (packed(x) for x in (given.q, given.k, given.v, do))
             sums, t, p, of_rows = self.chunks(q, k, given.g, given.beta, ends)
             s, ds = (padded_empty((self.slots, self.heads, self.values, self.keys), given.v) for _ in range(2))

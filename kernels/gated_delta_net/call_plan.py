@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from tritonkittens.kernels._sequences import SequencePlan, begin_states, packed, present, transposed
-from tritonkittens.kernels._tensors import padded_empty, remember, signature
+from tritonkittens.kernels._tensors import remember, signature
 from tritonkittens.kernels.gated_delta_net.checks import Operands, check
 from tritonkittens.kernels.gated_delta_net.config import shape_of
 from tritonkittens.kernels.gated_delta_net.device.delta import GatedDeltaNet, invert_chunks
@@ -54,12 +54,12 @@ class Plan(ChunksPlan):
         self.template = GatedDeltaNet(**self.knobs, begins=begins, ends_wanted=ends_wanted)
 
     def __call__(self, given: Operands, scale: float) -> tuple[Tensor, Tensor | None]:
-        home = padded_empty((self.total, self.heads, self.values), given.v)
+        ends = self.ends_of(given.cu_seqlens)
+        home = self.rows(given.v, ends, self.heads, self.values)
         before = transposed(given.initial_state)
         after = self.empty(self.sequences, self.heads, self.values, self.keys) if self.ends_wanted else None
         begin_states(present(after), present(before))
         if self.total:
-            ends = self.ends_of(given.cu_seqlens)
             q, k, v = (packed(x) for x in given[:3])
             _, *chunks = self.chunks(q, k, given.g, given.beta, ends)
             states = present(after, before)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tritonkittens.kernels._copies import as_addressable
 from tritonkittens.kernels._sequences import begin_states, packed
-from tritonkittens.kernels._tensors import padded_empty, remember, signature
+from tritonkittens.kernels._tensors import remember, signature
 from tritonkittens.kernels.hedgehog.checks import DIM, MAPPED, Operands
 from tritonkittens.kernels.hedgehog.device.backward import NUMBERS, FeatureGradients, WindowGradients, prepare_rows
 from tritonkittens.kernels.linear_attention.call_plan import SegmentPlan
@@ -51,7 +51,8 @@ class GradientPlan(SegmentPlan):
 
     def gradients(self, given: Operands, more: GivenGradients) -> tuple[Tensor, ...]:
         """Of all operands but `cu_seqlens`."""
-        dq, dk, dv = (padded_empty((self.total, self.heads, DIM), given.v) for _ in range(3))
+        ends = self.ends_of(given.cu_seqlens)
+        dq, dk, dv = (self.rows(given.v, ends, self.heads, DIM) for _ in range(3))
         maps = [self.zeros(self.sequences, self.heads, DIM, MAPPED) for _ in range(2)]
         alphas, betas = self.zeros(2, self.sequences, self.heads, ROWS), self.zeros(self.segments, self.heads, ROWS)
         before = [] if given.kv is None or given.z is None else [given.kv, given.z]
@@ -59,7 +60,6 @@ class GradientPlan(SegmentPlan):
         d_before = [self.empty(*x.shape) for x in before]
         begin_states(d_before, after)
         if self.total and self.heads:
-            ends = self.ends_of(given.cu_seqlens)
             q, k, v, do = (packed(x) for x in (given.q, given.k, given.v, more.do))
             map_q, map_k = (as_addressable(x) for x in (given.map_q, given.map_k))
             factors, of_rows = (given.alpha, given.beta), self._of_rows(more, do, ends)

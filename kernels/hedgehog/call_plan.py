@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tritonkittens.kernels._copies import as_addressable
 from tritonkittens.kernels._sequences import begin_states, packed
-from tritonkittens.kernels._tensors import padded_empty, remember, signature
+from tritonkittens.kernels._tensors import remember, signature
 from tritonkittens.kernels.hedgehog.checks import DIM, Operands, check
 from tritonkittens.kernels.hedgehog.device.window import Hedgehog, HedgehogStates
 from tritonkittens.kernels.linear_attention.call_plan import SegmentPlan
@@ -45,14 +45,14 @@ class Plan(SegmentPlan):
         return [self.empty(count, self.heads, *shape) for shape in ((DIM, DIM), (DIM,))]
 
     def __call__(self, given: Operands) -> Results:
-        home = padded_empty((self.total, self.heads, DIM), given.v)
+        ends = self.ends_of(given.cu_seqlens)
+        home = self.rows(given.v, ends, self.heads, DIM)
         before = [] if given.kv is None or given.z is None else [given.kv.mT, given.z]
         after = self.states(self.sequences) if self.ends_wanted else []
         kept = [self.empty(self.heads, self.slots, ROWS)] if self.totals_wanted else []
         if not self.cut:
             begin_states(after, before)
         if self.total and self.heads:
-            ends = self.ends_of(given.cu_seqlens)
             rows = [packed(x) for x in (given.q, given.k, given.v)]
             of_heads = [as_addressable(given.map_q), as_addressable(given.map_k), given.alpha, given.beta]
             states = [*after, *before[::-1]]  # S0 is the last

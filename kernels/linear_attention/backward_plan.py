@@ -64,7 +64,7 @@ class BackwardPlan(SequencePlan):
         **kind: bool,
     ):
         super().__init__(q, v, starts)
-        self.packs, self.paired, (begins, ends) = starts is not None, paired, around
+        self.paired, (begins, ends) = paired, around
         of_pairs: Any = pairs(v, 2) if paired else v
         kinds = dict(gated=True, paired=paired)
         self.before = StatesPlan(q, of_pairs, begins, False, starts, kinds | kind)
@@ -83,11 +83,6 @@ class BackwardPlan(SequencePlan):
             **kind,
         )  # fmt: skip
 
-    def memory(self, *shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Memory of a gradient. No kernel writes rows behind the last packed sequence."""
-        home = padded_empty(shape, like, dtype)
-        return home.zero_() if self.packs else home
-
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, sums: list[Tensor], around: tuple[Any, Any],
         ends: Tensor, scale: float, skip: Tensor | None = None,
@@ -104,8 +99,8 @@ class BackwardPlan(SequencePlan):
         h, dh = (x.view(-1, self.values, self.keys) if self.paired else x for x in (h, dh))
         whole = self.parts == self.key_heads
         kind = None if whole else torch.float32
-        dq, dk = (self.memory(self.total, self.parts, self.keys, like=q, dtype=kind) for _ in range(2))
-        dv = self.memory(self.total, self.heads, self.values, like=v)
+        dq, dk = (self.rows(q, ends, self.parts, self.keys, dtype=kind) for _ in range(2))
+        dv = self.rows(v, ends, self.heads, self.values)
         found = q.new_empty(self.heads, 5 if len(sums) > 1 else 4, self.slots, ROWS, dtype=torch.float32)
         dskip = None
         if skip is not None:  # no kernel writes slots without a chunk

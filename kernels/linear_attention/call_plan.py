@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from tritonkittens.kernels._sequences import SequencePlan, begin_states, most_of, packed, present, transposed
-from tritonkittens.kernels._tensors import padded_empty, remember, signature
+from tritonkittens.kernels._tensors import remember, signature
 from tritonkittens.kernels.linear_attention.checks import Operands, check
 from tritonkittens.kernels.linear_attention.config import HEADS, ROWS, STATE_BLOCK, shape_of, span_of
 from tritonkittens.kernels.linear_attention.device.chunks import LinearAttention, SegmentStates, carry_states, sum_gates
@@ -114,11 +114,11 @@ class Plan(SegmentPlan):
         beside: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """`beside`: more operands of the template of results."""
-        home = padded_empty((self.total, self.heads, self.values), v)
+        ends = self.ends_of(starts)
+        home = self.rows(v, ends, self.heads, self.values)
         before = transposed(state)
         after = self.after(before)
         if self.total and self.heads:
-            ends = self.ends_of(starts)
             sums = self.sums(gates, ends)
             q, k, v = (packed(x) for x in (q, k, v))
             given = self.around(k, v, sums, before, after, ends)

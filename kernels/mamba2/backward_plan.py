@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from tritonkittens.kernels._copies import zero_behind
 from tritonkittens.kernels._sequences import ends_of, slots_of
 from tritonkittens.kernels.activation.call_plan import Options
 from tritonkittens.kernels.activation.call_plan import run_backward as gate_backward
@@ -23,9 +23,8 @@ def _through_gate(
         return dy, None
     y, _ = run(given._replace(z=None), softplus, limits, False)
     dz, dy = gate_backward(dy, given.z, y, Options("silu", False))
-    if given.cu_seqlens is not None:  # rows after the last sequence are not computed
-        after = torch.arange(dy.shape[1], device=dy.device) >= given.cu_seqlens[-1]
-        dz = dz.masked_fill_(after[:, None, None], 0)
+    if given.cu_seqlens is not None:  # z may be NaN there
+        zero_behind(dz[0], given.cu_seqlens)
     return dy, dz
 
 

@@ -43,6 +43,8 @@ def mamba_chunk_scan_torch(
             y[batch, t] = (state @ C[batch, t, :, :, None]).squeeze(-1)
         states.append(state)
     if D is not None:
-        y = y + (D.double() if D.ndim == 2 else D.double()[:, None]) * x
+        skipped = (D.double() if D.ndim == 2 else D.double()[:, None]) * x
+        end = length if cu_seqlens is None else int(cu_seqlens[-1])
+        y = y + torch.cat([skipped[:, :end], torch.zeros_like(skipped[:, end:])], 1)
     y = y if z is None else y * torch.nn.functional.silu(z.double())
     return y, torch.stack(states) if states else x.new_zeros(0, heads, columns, B.shape[-1])

@@ -126,6 +126,8 @@ def causal_conv(
         y = _convolved(inputs, taps, bias, WIDTH)
         if SILU:
             y = tk.silu(y, fast=Y.dtype.element_ty)
+        if PACKED:
+            y = tl.where(_of_row(numbers, i, PACKED) < sequences, y, 0.0)
         tl.store(Y + (first + i).to(tl.int64) * y_row, tk.cast(y, Y.dtype.element_ty), mask=exists & (first + i < rows))
 
 
