@@ -19,7 +19,8 @@ from bench.harness import Case, Suite, Trial, deferred
 from bench.quantize import beside_copy, copies, in_turn
 
 TOKENS = 16384
-SHAPES = (*((TOKENS, width) for width in (1024, 2048, 4096, 5120, 8192, 16384)), (131072, 256), (TOKENS * 32, 128))
+LARGE = (*((TOKENS, width) for width in (1024, 2048, 4096, 5120, 8192, 16384)), (131072, 256), (TOKENS * 32, 128))
+SHAPES = (*LARGE, (4096, 2048), (1024, 8192), (128, 4096))  # and below 64 MiB
 KINDS = ("rms", "rms residual", "layer")
 EPS = 1e-6
 BOUND = 1e-2  # results and gradients are rounded to bf16

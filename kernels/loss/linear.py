@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tritonkittens.kernels._tensors import padded_empty
 from tritonkittens.kernels.gemm import gemm
 from tritonkittens.kernels.loss.call_plan import Options, run_cross_entropy, run_cross_entropy_backward, run_loss_sum
 from tritonkittens.kernels.loss.config import SCALE_BLOCK, SCALE_PROGRAMS, TOKENS, TOKENS_UNIT
@@ -72,12 +73,13 @@ def run_chunks(
     dbias = torch.zeros(len(weight), dtype=torch.float32, device=input.device) if wanted.bias else None
     dweight = weight.new_empty(weight.shape) if wanted.weight else None
     by_row = options._replace(reduction="none", lse_wanted=False)
+    memory = padded_empty((min(step, tokens), len(weight)), input)  # of the logits of a chunk
     losses, gradients = [], options._replace(reduction="sum" if of_rows is None else "none", lse_wanted=False)
     one = torch.ones((), dtype=torch.float32, device=input.device) if of_rows is None and any(wanted) else None
     for first in range(0, tokens, step):
         rows = slice(first, first + step)
         x, labels = input[rows], target[rows]
-        logits = gemm(x, weight.T, bias=bias)
+        logits = gemm(x, weight.T, bias=bias, out=memory[: len(x)])
         found = run_cross_entropy(logits, labels, by_row)
         losses.append(found.loss)
         if any(wanted):
@@ -90,7 +92,6 @@ def run_chunks(
             gemm(logits.T, x, residual=dweight if first else None, scale_a=scale, out=dweight)
         if dbias is not None:
             dbias += logits.sum(0, dtype=torch.float32)
-        del logits  # before the next chunk's are there
     if dweight is not None and tokens == 0:
         dweight.zero_()
     if dbias is not None and bias is not None:
