@@ -7,6 +7,7 @@ Operands are in fla's layout, (batch, length, heads, dim). Errors are those of a
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -440,7 +441,29 @@ def conv_cases(options: argparse.Namespace, backward: bool = False) -> list[Case
     return both_ways((Conv(*extents) for extents in CONVS), prepare_conv, backward)
 
 
+MEASURED = ("B 4 T 2048 H 16", "B 4 L 4096 H 32 P 64 G 1 N 128")  # parts of names of cases whose memory is counted
+
+
+def memory_cases(options: argparse.Namespace) -> list[Case]:
+    """What a call allocates. That of a backward does not have what the forward keeps for it."""
+
+    def without_copy(prepare: Callable[[], Trial]) -> Trial:
+        return dataclasses.replace(prepare(), baselines={})
+
+    makers = {"linear attention": cases, "delta rule": delta_cases, "Based": taylor_cases, "Mamba-2": scan_cases}
+    return [
+        dataclasses.replace(
+            case, name=f"{name}, {case.name}", kind="memory", prepare=functools.partial(without_copy, case.prepare)
+        )
+        for name, make in makers.items()
+        for backward in (False, True)
+        for case in make(options, backward)
+        if any(part in case.name for part in MEASURED)
+    ]
+
+
 SUITES = (
+    Suite("sequence_memory", "memory that sequence models allocate, results included", memory_cases, unit="MiB"),
     Suite("causal_conv1d", "causal convolutions", conv_cases, unit="TB/s"),
     Suite(
         "causal_conv1d_backward",

@@ -39,7 +39,7 @@ def check(given, cu_seqlens=None, gradients=False, **options):
     (*tensors, state), (*theirs, before) = ((x[:3] + [x[3] if x[3:] else None]) for x in (leaves, exact))
     found = based_attention(*tensors, initial_state=state, cu_seqlens=cu_seqlens, output_final_state=True, **options)
     expected = based_attention_torch(*theirs, initial_state=before, cu_seqlens=cu_seqlens, **options)
-    q, v = tensors[0], tensors[2]
+    v = tensors[2]
     assert found[0].dtype == v.dtype and found[1].dtype == FP32
     near("o", found[0], expected[0], BOUND)
     near("state", found[1], symmetric(expected[1]), STATE_BOUND)

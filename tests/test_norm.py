@@ -31,6 +31,7 @@ from tritonkittens.kernels.norm.config import (
     backward_cluster,
     backward_registers,
     backward_tiles,
+    for_few_rows,
     forward_registers,
     forward_tiles,
     programs_of,
@@ -293,6 +294,11 @@ def test_tiles():
                 assert chip.clusters or tiles.ctas == 1
             if width <= 16384 and width * sums <= 24576:
                 assert backward_tiles(width, sums, chip)[3::2] == (1, 1), "one chunk, one CTA"
+    found_of_few = [
+        for_few_rows(forward[n], n, rows, 132 * 32) for n, rows in ((128, 4), (768, 2), (2560, 600), (2560, 1100))
+    ]
+    assert found_of_few == [forward[128], Tiles(1, 1024, 1, 1, 4), Tiles(1, 1024, 3, 1, 4), forward[2560]]
+    assert for_few_rows(forward[32769], 32769, 1, 132 * 32) == forward[32769], "a cluster has warps enough"
     assert [forward_registers(forward[n]) for n in (1024, 2560, 6144, 32768)] == [64, 80, 80, 64]
     assert forward_registers(forward_tiles(65536, ampere)) == 64, "all that a thread of 32 warps has"
     assert [backward_registers(found[n]) for n in (64, 8192, 16384, 65536)] == [255, 255, 128, 128]

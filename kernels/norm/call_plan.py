@@ -13,10 +13,13 @@ from tritonkittens.kernels._rows import Rows
 from tritonkittens.kernels._tensors import allocator, remember, signature
 from tritonkittens.kernels.norm.checks import check_operands, check_reachable
 from tritonkittens.kernels.norm.config import (
+    BACKWARD_WARPS,
+    FORWARD_WARPS,
     Parts,
     Tiles,
     backward_registers,
     backward_tiles,
+    for_few_rows,
     forward_registers,
     forward_tiles,
     programs_of,
@@ -94,7 +97,9 @@ class Forward:
         x, z_dtype = operands.x, operands.z_dtype(options)
         self.parts, self.options = operands.parts(options), options
         self.rows = Rows((x, operands.residual, operands.x1))
-        self.tiles = tiles or forward_tiles(self.rows.width, chip_of(device_facts(x.device).capability))
+        facts, width = device_facts(x.device), self.rows.width
+        many = forward_tiles(width, chip_of(facts.capability))
+        self.tiles = tiles or for_few_rows(many, width, self.rows.count, FORWARD_WARPS * facts.multiprocessors)
         rows, dtype = (self.rows.count,), options.out_dtype or x.dtype
 
         def results(shape: Sequence[int], dtype: torch.dtype | None, wanted: bool = True) -> Allocate:
@@ -205,9 +210,10 @@ class Backward:
             wanted.dropout_p > 0, dtypes[2] is not None, False, given.dz is not None, wanted.grads,
         )  # fmt: skip
         self.p, self.sums = wanted.dropout_p, sum(wanted.grads)
-        facts = device_facts(z.device)
+        facts, width = device_facts(z.device), self.rows.width
         chip = chip_of(facts.capability)
-        self.tiles = tiles or backward_tiles(self.rows.width, self.sums, chip)
+        many = backward_tiles(width, self.sums, chip)
+        self.tiles = tiles or for_few_rows(many, width, self.rows.count, BACKWARD_WARPS * facts.multiprocessors)
         rows_read, weights_read = (
             sum(t.element_size() for t in tensors if t is not None) for tensors in (given[:4], given[4:6])
         )

@@ -23,6 +23,7 @@ NARROW_FORWARD, NARROW_BACKWARD = 512, 2048  # columns of rows that are one part
 CHUNK = 8192  # columns of a chunk of the backward
 RESERVED = 4096  # bytes of shared memory for sums and statistics of rows
 NARROWEST = 16  # columns of a tile
+FORWARD_WARPS, BACKWARD_WARPS = 32, 16  # of a multiprocessor that run at once, at most, where rows are few
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,17 @@ def forward_tiles(width: int, chip: Chip) -> Tiles:
     if width <= NARROW_FORWARD:
         return _narrow_tiles(width)
     return _wide_tiles(width, 1, forward_cluster(width) if chip.clusters else 1, MOST_NUMBERS)
+
+
+def for_few_rows(tiles: Tiles, width: int, rows: int, warps: int) -> Tiles:
+    """Return these tiles, or shorter ones of one row where that takes at most so many `warps` for all `rows`.
+
+    The parts of a tile come from memory one after another. Where rows are few, no other program hides that.
+    """
+    each = tiles.warps
+    while each * 32 * VECTOR < width and each < MOST_WARPS and 2 * each * rows <= warps:
+        each *= 2
+    return tiles if each == tiles.warps or tiles.chunks > 1 or tiles.ctas > 1 else row_tiles(width, each)
 
 
 def forward_registers(tiles: Tiles) -> int:

@@ -162,13 +162,17 @@ KINDS = [
 
 @seeds
 @pytest.mark.simulated(multiprocessors=16)  # a row of 65,536 columns has a cluster of 8
-def test_random(seed):
+def test_random(seed, monkeypatch):
+    """With tiles for few rows, or for many."""
     draw, (widths, rms, dtypes, names, options) = drawn(seed, KINDS)
     width = draw.choice(widths)
     most = 2 if width > 10_000 else 12
     rows = draw.choice([(draw.randint(0, most),), (draw.randint(1, most),), (draw.randint(1, 2), 1, most // 2)])
     wanted = [name for name in names if name != "weight" or draw.random() < 0.8]
-    check(rms, *operands((*rows, width), dtypes[0], wanted, *dtypes[1:]), eps=draw.choice([1e-6, 1e-3]), **options)
+    eps = draw.choice([1e-6, 1e-3])
+    if draw.random() < 0.5:
+        monkeypatch.setattr(call_plan, "for_few_rows", lambda tiles, *_: tiles)
+    check(rms, *operands((*rows, width), dtypes[0], wanted, *dtypes[1:]), eps=eps, **options)
 
 
 @pytest.mark.parametrize(
