@@ -69,7 +69,7 @@ def _parts(ctx: Any, do: Tensor, begin: Tensor | None) -> list[tuple[Any, ...]]:
     ones = torch.ones_like(v[..., :1])
     z = call(NAME, q, k, ones, last, starts, ctx.scale, False, False, ctx.reverse)[0].float() + 1e-6
     of_n = (do / z).to(v.dtype)
-    of_z = -(of_n.float() * o.float()).sum(-1, keepdim=True)  # of what was rounded: both nearly cancel in rows
+    of_z = -(of_n.float() * o).sum(-1, keepdim=True)  # of what was rounded: both nearly cancel in rows
     return [(v, of_n, left, dn), (ones, of_z.to(v.dtype), last, dz)]
 
 
