@@ -51,6 +51,7 @@ SUITES = {  # file of results: what it measures, and the peers
     "mamba_chunk_scan_backward": ("backward of Mamba-2's scan", "fla, without dt, D and z"),
     "based": ("Based", "fla"),
     "fft_conv": ("FFT convolution", "torch.fft"),
+    "fft_conv_backward": ("backward of FFT convolution", "torch.fft"),
     "attention_models": ("prefill and training of Llama and Qwen3 with our attention", "PyTorch's `sdpa`"),
     "blocks": ("prefill and training of blocks of Llama-3-8B and Qwen3-MoE on all our kernels", "torch.compile"),
 }
