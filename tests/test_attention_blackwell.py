@@ -40,11 +40,9 @@ CASES = [
     slow(dict(queries=70, keys=400), dict(causal=True), id="causal, more keys"),
     pytest.param(dict(queries=300, keys=450), dict(window=(90, 20)), id="window"),
     pytest.param(dict(queries=140, keys=200, heads=2), dict(softcap=1.0, causal=True), id="soft-cap"),
-    pytest.param(
-        dict(queries=40, keys=64, heads=4, kv_heads=1), dict(window=(110, 110)), id="window that hides no key"
-    ),
+    slow(dict(queries=40, keys=64, heads=4, kv_heads=1), dict(window=(110, 110)), id="window that hides no key"),
     pytest.param(dict(queries=140, keys=200, dim=128, heads=2, dtype=torch.float16), {}, id="dimension 128, fp16"),
-    pytest.param(dict(queries=140, keys=130, dim=16), {}, id="dimension 16"),
+    slow(dict(queries=140, keys=130, dim=16), {}, id="dimension 16"),
     pytest.param(dict(queries=140, keys=130, dim=32, value_dim=80), dict(causal=True), id="dimensions 32 and 80"),
     slow(dict(queries=140, keys=130, dim=96), dict(causal=True), id="dimension 96"),
     slow(dict(queries=140, keys=130, dim=112, value_dim=48, heads=2, kv_heads=1), {}, id="dimensions 112 and 48"),

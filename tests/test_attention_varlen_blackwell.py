@@ -114,7 +114,7 @@ def check_gradients(q, k, v, queries, keys, grad, found, **given):
 
 
 GRADIENTS = [
-    pytest.param(QUERIES, KEYS, {}, {}, id="ragged"),
+    slow(QUERIES, KEYS, {}, {}, id="ragged"),
     pytest.param(QUERIES, KEYS, {}, dict(causal=True), id="causal"),
     slow((300, 40), (350, 200), dict(heads=4, kv_heads=2), dict(window=(90, 20), scale=0.2), id="window"),
     pytest.param((3, 0, 1, 2) * 9, (2, 1, 0, 2) * 9, dict(heads=1), dict(causal=True), id="more than a list's program"),

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 import tritonkittens.lang as tk
+from tests.util import some_slow
 
 from .cases_tile_math import (
     FP8,
@@ -29,6 +30,7 @@ from .cases_tile_math import (
 # Two pieces along an axis each, so that every operation meets a composite tile; the element types take turns.
 PLAIN = [(name, group.dtypes[-1], (16, 48)) for name, group in GROUPS.items()]
 EXPLICIT = [(name, group.dtypes[n % len(group.dtypes)], (48, 16)) for n, (name, group) in enumerate(GROUPS.items())]
+QUICK = list(GROUPS)[::2]  # of explicit kernels, which the simulator compiles for all groups
 
 
 def tile_shape(dtype, shape):
@@ -42,7 +44,9 @@ def test_plain_kernels_compile(rng, name, dtype, shape):
     assert compile_plain(kernel_of(name, dtype), arguments(args), [tk.rt(dtype, *shape)], 90).asm["cubin"]
 
 
-@pytest.mark.parametrize("name, dtype, shape", EXPLICIT, ids=str)
+@pytest.mark.parametrize(
+    "name, dtype, shape", some_slow(EXPLICIT, [case for case in EXPLICIT if case[0] in QUICK]), ids=str
+)
 def test_explicit_kernels_compile(rng, name, dtype, shape):
     shape = tile_shape(dtype, shape)
     args, _ = inputs_of(rng, GROUPS[name], dtype, shape)

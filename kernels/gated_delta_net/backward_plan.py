@@ -50,7 +50,8 @@ class GradientPlan(ChunksPlan):
         dq, dk = (self.rows(given.q, ends, self.heads, self.keys) for _ in range(2))
         dg, d_beta = (self.empty(self.total, self.heads, dtype=x.dtype) for x in (given.g, given.beta))
         if self.packs:
-            zero_behind(dg, ends), zero_behind(d_beta, ends)
+            zero_behind(dg, ends)
+            zero_behind(d_beta, ends)
         if self.total:
             q, k, v, do = (packed(x) for x in (given.q, given.k, given.v, do))
             sums, t, p, of_rows = self.chunks(q, k, given.g, given.beta, ends)

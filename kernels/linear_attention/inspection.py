@@ -19,6 +19,12 @@ def _run(heads: int, dim: int, decayed: bool, reverse: bool = False) -> Any:
     return run(Operands(x, x, x, decay), 1.0, True, reverse)
 
 
+def _run_packed(heads: int, dim: int) -> Any:
+    x = torch.empty(1, 16384, heads, dim, dtype=torch.bfloat16, device="meta")
+    starts = torch.empty(17, dtype=torch.int32, device="meta")
+    return run(Operands(x, x, x, cu_seqlens=starts), 1.0, True, False)
+
+
 def _run_backward(heads: int, dim: int) -> Any:
     x = torch.empty(1, 16384, heads, dim, dtype=torch.bfloat16, device="meta")
     g = torch.empty(1, 16384, heads, dtype=torch.float32, device="meta")
@@ -33,6 +39,7 @@ inspectable: dict[str, Inspectable] = {
     **launches_of(functools.partial(_run, 256, 128, True, True), None, "linear_attention_128_reverse"),
     **launches_of(functools.partial(_run, 512, 64, True), None, "linear_attention_64"),
     **launches_of(functools.partial(_run, 256, 256, True), None, "linear_attention_256"),
+    **launches_of(functools.partial(_run_packed, 256, 128), "zero_rows_behind", None),
     **launches_of(
         functools.partial(_run_backward, 256, 128),
         None,
