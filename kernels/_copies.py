@@ -67,7 +67,8 @@ def copied(x: Tensor, out: Tensor, beside: bool = False) -> Tensor:
 @triton.jit
 def zero_rows_behind(X, ENDS, sequences, rows, pitch, BLOCK: tl.constexpr):
     """X, (rows, pitch), becomes 0 behind the end of the last sequence. Grid: any number of programs."""
-    first, end = tl.load(ENDS + sequences - 1).to(tl.int64) * pitch, rows.to(tl.int64) * pitch
+    first = tl.maximum(tl.load(ENDS + sequences - 1), 0).to(tl.int64) * pitch
+    end = tl.cast(rows, tl.int64) * pitch
     for start in range(first + tl.program_id(0) * BLOCK, end, tl.num_programs(0) * BLOCK):
         at = start + tl.arange(0, BLOCK)
         tl.store(X + at, tl.zeros((BLOCK,), X.dtype.element_ty), mask=at < end)

@@ -6,7 +6,7 @@ import torch
 from tests.cases_gemm import BF16, E4M3, FP32, SMALL, check, randn
 from tests.util import DEVICE, on_gpu_or_simulated, poison
 from tritonkittens.kernels import _copies
-from tritonkittens.kernels._copies import as_addressable, copied
+from tritonkittens.kernels._copies import as_addressable, copied, zero_behind
 from tritonkittens.kernels._tensors import CACHE_LINE, LONG_ROW, TMA_BYTES, addressable, addressable_pitch
 from tritonkittens.kernels.gemm import call_plan, gemm
 from tritonkittens.kernels.gemm.device import unaligned
@@ -178,3 +178,17 @@ def test_a_copied_gradient_has_gradients(rng, copies):
     (d_grad,) = torch.autograd.grad(d_x.float().sum(), (grad,))
     exact = w.detach().cpu().double().sum(0).expand(16, 37)
     assert (d_grad.cpu().double() - exact).norm() < 1e-2 * exact.norm()
+
+
+@pytest.mark.parametrize(
+    "rows, columns, ends",
+    [(1, 1, [0]), (1, 1, [1]), (5, 3, [2, 3]), (70, 33, [10]), (300, 8, [299]), (3, 1, [-4]), (4, 2, [9])],
+    ids=str,
+)
+def test_rows_behind_the_last_end_are_zeros(rows, columns, ends):
+    """And nothing else is touched, also where ends are no places of rows."""
+    around = torch.randn(rows + 2, columns, device=DEVICE)
+    expected = around.clone()
+    expected[1 + max(ends[-1], 0) : 1 + rows] = 0
+    zero_behind(around[1:-1], torch.tensor(ends, dtype=torch.int32, device=DEVICE))
+    assert torch.equal(around, expected)
