@@ -35,7 +35,7 @@ ERRORS = [
     (
         dict(u=U[..., :200], k=K[:, :200]),
         ValueError,
-        "fft_conv: u has length 200; it must be a power of two from 64 to 4194304, or a multiple of 4096",
+        "fft_conv: u has length 200; it must be a power of two from 64 to 4194304, or from 4096 to 262144 a multiple",
     ),
     (dict(k=K[:2]), ValueError, "fft_conv: k is (2, 256); it must be (3, Lk), Lk from 1 to 256"),
     (dict(k=K[:, :0]), ValueError, "fft_conv: k is (3, 0); it must be (3, Lk), Lk from 1 to 256"),

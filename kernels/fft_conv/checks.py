@@ -45,7 +45,10 @@ def length_of(u: Tensor, k: Tensor, causal: bool) -> int:
 def check_length(length: int, causal: bool) -> None:
     """Raise ValueError for signals of a length that the kernels do not have."""
     if not is_length(transform_length(length, causal)):
-        others = f"a power of two from {SHORTEST} to {LONGEST}, or a multiple of {TILE} up to {SIDE * TILE}"
+        others = (
+            f"a power of two from {SHORTEST} to {LONGEST}, or from {TILE} to {SIDE * TILE} a multiple of {TILE} or of "
+            "1/16 of the next power of two"
+        )
         wanted = f"at most {LONGEST}" if causal else others
         raise ValueError(f"{NAME}: u has length {length}; it must be {wanted}")
 

@@ -23,7 +23,7 @@ def fft_conv(
             `fft_conv_filter`, which has no gradient.
         causal: True: yᵢ = Σ_{j ≤ i} kⱼ u_{i-j}, L up to 4,194,304; lengths that are not those of a circular convolution
             are copied, with zeros behind them. False: circular, yᵢ = Σⱼ kⱼ u_{(i-j) mod L}, where L is a power of two
-            from 64 to 4,194,304, or a multiple of 4,096 up to 262,144.
+            from 64 to 4,194,304, or from 4,096 to 262,144 a multiple of 4,096 or of 1/16 of the next power of two.
         pre_gate, post_gate: (B, H, L) in the dtype of u; None: 1.
 
     Returns (B, H, L) in the dtype of u. Sums are in fp32. Products take signals, their spectra and factors in the dtype

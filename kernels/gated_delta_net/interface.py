@@ -45,7 +45,8 @@ def gated_delta_rule(
     Returns (B, T, HV, V) in the dtype of v; with output_final_state also the state, (B, HV, K, V) fp32. Differentiable
     once, in all operands; not in forward mode.
 
-    Raises TypeError or ValueError for other operands; for more than 8 rows ArchitectureError on a GPU without TMA.
+    Raises TypeError or ValueError for other operands; ArchitectureError on a GPU without TMA, but
+    for results of up to 8 rows that are not packed.
 
     Example::
 

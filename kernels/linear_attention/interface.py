@@ -45,7 +45,8 @@ def linear_attention(
     Returns (B, T, H, V) in the dtype of v; with output_final_state also the state, (B, H, K, V) fp32. Differentiable in
     all operands, any number of times if neither decay nor g requires a gradient, else once; not in forward mode.
 
-    Raises TypeError or ValueError for other operands; for more than 8 rows ArchitectureError on a GPU without TMA.
+    Raises TypeError or ValueError for other operands; ArchitectureError on a GPU without TMA, but
+    for results of up to 8 rows that are not packed.
 
     Example::
 

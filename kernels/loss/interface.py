@@ -104,7 +104,7 @@ def cross_entropy(
         label_smoothing: in [0, 1].
         lse_square_scale: the factor of lse², the z-loss.
         softcap: bounds logits smoothly; None: no bound.
-        return_lse: also return lse, input.shape[:-1] in fp32, of ignored rows, too. It is differentiable.
+        return_lse: also return lse, fp32 of shape input.shape[:-1], also of ignored rows. It is differentiable.
         inplace_backward: the backward may write the gradient over the logits. Later uses of the logits then raise
             torch's error for tensors modified in place. No effect on a leaf, under torch.compile, transforms, or if
             elements share memory.
@@ -112,7 +112,7 @@ def cross_entropy(
             the loss of such a row is NaN.
 
     Returns the loss, a number or target.shape for "none"; with return_lse a tuple of it and lse. Results and gradients
-    have the same bits in every run. NaN and infinities give what torch gives, but in ignored rows 0.
+    have the same bits in every run. NaN and infinities give what torch gives, in ignored rows 0.
 
     Raises TypeError for other dtypes or a DTensor; ValueError for a shape, device or option that does not fit, or a
     forward-mode tangent.
@@ -157,10 +157,10 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Return cross_entropy(input · linear_weightᵀ + linear_bias, target), without the logits of all tokens in memory.
 
-    Logits are computed for a chunk of tokens, in the dtype of input. Their loss and gradient follow, the gradient over
-    their memory, and the products of that gradient with weight and input. So the forward computes all gradients, and
-    the backward scales them by the gradient of the loss; nothing waits for the GPU. With reduction="none", and in fp16,
-    where a loss may be scaled so that its gradients fit, the backward computes the logits again.
+    Logits are computed for a chunk of tokens, in the dtype of input. In bf16, with "mean" or "sum", the forward also
+    computes their gradient, over their memory, and its products with weight and input; the backward scales these by the
+    gradient of the loss. With "none", and in fp16, where a loss may be scaled so that its gradients fit, the backward
+    computes the logits again, and then the gradients. Nothing waits for the GPU.
 
     Args:
         input: (…, features), bf16 or fp16. Any strides.
@@ -168,8 +168,9 @@ def linear_cross_entropy(
             Both have the dtype of input. Under `torch.autocast` all three are cast, as operands of a product are.
         target, …: as in `cross_entropy`, with target.shape = input.shape[:-1].
 
-    Memory besides operands and gradients: at most that of the logits of 4,096 tokens. The gradient of linear_weight is
-    summed in its dtype, and rounded once for each 4,096 tokens. A second backward of one graph copies the gradients.
+    Memory besides operands, their casts and gradients: the logits of at most 4,096 tokens. The gradient of
+    linear_weight is summed in its dtype, and rounded once for each 4,096 tokens. A second backward of one graph copies
+    the gradients.
 
     Returns the loss in fp32: a number, or target.shape for "none".
 

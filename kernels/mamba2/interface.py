@@ -51,8 +51,9 @@ def mamba_chunk_scan(
         dt_bias: (H,) in fp32, bf16 or fp16; None: 0.
         initial_states: (B, H, P, N) fp32, S before the first row; None: zeros.
         seq_idx: (B, L) int32, in place of cu_seqlens, and slower: a sequence begins where the number changes. Initial
-            states are those of the first sequence of each batch, final states those of the last. With either, the host
-            waits for the device; without, rows from the 1,025th sequence on are undefined. Not read with cu_seqlens.
+            states are those of the first sequence of each batch, final states those of the last. With states, the
+            host waits for the device; without, rows from the 1,025th sequence on are undefined. Not read with
+            cu_seqlens.
         cu_seqlens: (M + 1,) int32: where M ≤ 1,024 sequences packed along L begin, and the end of the last. B is 1.
             Initial and final states are (M, H, P, N); mamba_ssm has (1, H, P, N).
         dt_softplus: softplus(dt + dt_bias) is clamped instead.
@@ -65,7 +66,8 @@ def mamba_chunk_scan(
     Returns (B, L, H, P) in the dtype of x, and the states that are wanted, in fp32. Differentiable once, in all
     operands; not in forward mode.
 
-    Raises TypeError or ValueError for other operands; for more than 8 rows ArchitectureError on a GPU without TMA.
+    Raises TypeError or ValueError for other operands; ArchitectureError on a GPU without TMA, but
+    for results of up to 8 rows that are not packed.
 
     Example::
 

@@ -57,7 +57,8 @@ def rotary(
         seqlen_offsets: added to positions; an int, or int32 or int64 (sequences,). Excludes position_ids.
         cu_seqlens: int32 or int64 (sequences + 1,): where packed sequences begin, from 0, and the end of the last.
             Positions start at 0 in each. Tokens after the last end continue the last sequence.
-        rotary_dim: the first columns, which rotate; the others are copied. None: twice the columns of cos, at most D.
+        rotary_dim: the first columns, which rotate; the others are copied. None: twice the columns of cos, or as
+            many if that is more than D.
         interleaved: pairs are columns 2i and 2i + 1 (GPT-J). By default columns i and i + rotary_dim/2 (GPT-NeoX).
         inplace: write into q and k, and return them.
         q_weight, k_weight: (D,), bf16, fp16 or fp32, of one dtype: heads are normalised first, to x / √(mean of x² +
