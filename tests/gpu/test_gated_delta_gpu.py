@@ -71,7 +71,8 @@ def test_gradients(dims, length, group, dtype, state):
 
 @pytest.mark.parametrize("lengths", [[70, 0, 1, 3], slow([5] * 9), slow([0, 0]), slow([200])], ids=str)
 def test_gradients_of_packed_sequences(lengths):
-    check(followed_by_poison(lengths), starts_of(lengths), slack=1.5, gradients=True)
+    # a few rows: errors do not average out
+    check(followed_by_poison(lengths), starts_of(lengths), slack=2.0, gradients=True)
 
 
 @pytest.mark.slow
