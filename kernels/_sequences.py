@@ -41,10 +41,12 @@ class SequencePlan:
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     def rows(self, like: Tensor, ends: Tensor, *columns: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Memory of a result of all rows, with the dtype of `like` unless given. Kernels write no rows behind the last
-        packed sequence: those are zeros."""
-        home = padded_empty((self.total, *columns), like, dtype)
-        return zero_behind(home, ends) if self.packs else home
+        """Memory of a result of all rows, with the dtype of `like` unless given."""
+        return self.ended(padded_empty((self.total, *columns), like, dtype), ends)
+
+    def ended(self, x: Tensor, ends: Tensor) -> Tensor:
+        """`x`, memory of a result, with zeros behind the last packed sequence: no kernel writes rows there."""
+        return zero_behind(x, ends) if self.packs else x
 
     def ends_of(self, starts: Tensor | None) -> Tensor:
         """Where the sequences of a call end."""

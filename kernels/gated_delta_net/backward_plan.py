@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tritonkittens.kernels._copies import zero_behind
 from tritonkittens.kernels._sequences import begin_states, packed, present, transposed
 from tritonkittens.kernels._tensors import padded_empty, remember, signature
 from tritonkittens.kernels.gated_delta_net.call_plan import ChunksPlan
@@ -48,10 +47,8 @@ class GradientPlan(ChunksPlan):
         y, du = (padded_empty((self.total, self.heads, self.values), given.v) for _ in range(2))
         dv = self.rows(given.v, ends, self.heads, self.values)
         dq, dk = (self.rows(given.q, ends, self.heads, self.keys) for _ in range(2))
-        dg, d_beta = (self.empty(self.total, self.heads, dtype=x.dtype) for x in (given.g, given.beta))
-        if self.packs:
-            zero_behind(dg, ends)
-            zero_behind(d_beta, ends)
+        gates = (self.empty(self.total, self.heads, dtype=x.dtype) for x in (given.g, given.beta))
+        dg, d_beta = (self.ended(x, ends) for x in gates)
         if self.total:
             q, k, v, do = (packed(x) for x in (given.q, given.k, given.v, do))
             sums, t, p, of_rows = self.chunks(q, k, given.g, given.beta, ends)

@@ -120,10 +120,12 @@ def for_few_rows(tiles: Tiles, width: int, rows: int, warps: int) -> Tiles:
 
     The parts of a tile come from memory one after another. Where rows are few, no other program hides that.
     """
+    if tiles.chunks > 1 or tiles.ctas > 1:
+        return tiles
     each = tiles.warps
     while each * 32 * VECTOR < width and each < MOST_WARPS and 2 * each * rows <= warps:
         each *= 2
-    return tiles if each == tiles.warps or tiles.chunks > 1 or tiles.ctas > 1 else row_tiles(width, each)
+    return tiles if each == tiles.warps else row_tiles(width, each)
 
 
 def forward_registers(tiles: Tiles) -> int:
